@@ -132,7 +132,10 @@ class _Writer:
         for index, tool in enumerate(self._chat.tools):
             begins = f" {BREAK} ".join(map(self._literal, (pieces.call % tool.name).split("\n")))
             if tool.strict:
-                made = Arguments(self._form.name, tool.name, parameters(tool), self._literal, f"args_{index}")
+                ending = "" if self._names.search(end) else end
+                made = Arguments(
+                    self._form.name, tool.name, parameters(tool), self._literal, f"args_{index}", ending
+                )
                 rest = f"{made.body()} {self._literal(pieces.end.strip())}"
                 self._rules += made.rules
             else:

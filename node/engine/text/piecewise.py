@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sealring.mesh.errors import InvalidInput
 
@@ -21,6 +21,7 @@ _WHOLE = 2**53 - 1
 BREAK = '"\\n"?'
 
 Literal = Callable[[str], str]
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -85,22 +86,36 @@ _FLAT = frozenset({"gemma4", "function_gemma"})
 class Arguments:
     """The rules of one tool's arguments, `name` in front of each rule's own."""
 
-    def __init__(self, parser: str, tool: str, schema: dict[str, Any], literal: Literal, name: str) -> None:
-        """Raises InvalidInput (NO_STRICT_TOOLS)."""
+    def __init__(
+        self, parser: str, tool: str, schema: dict[str, Any], literal: Literal, name: str, end: str
+    ) -> None:
+        """`end` is the text that ends calls, if it is none of the special tokens."""
         self._pieces = PIECES[parser]
         self._parser, self._tool, self._name = parser, tool, name
         self._literal = literal
         self._schema = schema
+        self._end = end
         self.rules: list[str] = []
 
     def body(self) -> str:
-        """What stands between a call's beginning and its end."""
+        """What stands between a call's beginning and its end. Raises InvalidInput (NO_STRICT_TOOLS)."""
+        try:
+            return self._body()
+        except ValueError as error:
+            raise InvalidInput(
+                f"calls of {self._tool} cannot be held to its schema: {error}, as this model writes calls",
+                hint="leave strict out of this tool, or make its schema simpler",
+                reason="NO_STRICT_TOOLS",
+                param="tools",
+            ) from None
+
+    def _body(self) -> str:
         if unknown := set(self._schema) - _OBJECT:
-            raise self._refused(f"{min(unknown)[:64]} in its schema")
-        properties = self._schema.get("properties") or {}
-        required = self._schema.get("required") or []
-        if not set(required) <= set(properties):
-            raise self._refused("an argument that is required and not described")
+            raise ValueError(f"{min(unknown)[:64]} in its schema")
+        properties = _a(dict, self._schema.get("properties") or {})
+        required = _a(list, self._schema.get("required") or [])
+        if not all(name in properties for name in required):
+            raise ValueError("an argument that is required and not described")
         made = [self._argument(index, *item) for index, item in enumerate(properties.items())]
         wanted = [key in required for key in properties]
         if not self._pieces.between:
@@ -122,22 +137,25 @@ class Arguments:
 
     def _argument(self, index: int, key: str, schema: Any) -> str:
         if self._parser in _FLAT and not self._tool.isidentifier():
-            raise self._refused("a name that is not letters, digits and underscores")
+            raise ValueError("a name that is not letters, digits and underscores")
         if not _KEY.match(key) or not isinstance(schema, dict):
-            raise self._refused("an argument whose name is not letters, digits and underscores")
+            raise ValueError("an argument whose name is not letters, digits and underscores")
         kind = schema.get("type")
         if kind == "string":
             return f"{self._around(self._pieces.text, key)} {self._text(index, schema)}"
         if not isinstance(kind, str) and (self._pieces.typed or self._parser in _FLAT):
-            raise self._refused("an argument that has no type, or several")
+            raise ValueError("an argument that has no type, or several")
         if self._parser in _FLAT and kind in ("array", "object"):
-            raise self._refused("arrays and objects among its arguments")
+            raise ValueError("arrays and objects among its arguments")
         shared = {name: self._schema[name] for name in ("$defs", "definitions") if name in self._schema}
         inner = _unending({**schema, **shared})
+        inner = {**inner, "$defs": {**inner.get("$defs", {}), _ANYTHING: _unending({})}}
         if kind in ("integer", "number") and "enum" not in schema and "const" not in schema:
             # parsers go through a double
-            inner["minimum"] = max(schema.get("minimum", -_WHOLE), -_WHOLE)
-            inner["maximum"] = min(schema.get("maximum", _WHOLE), _WHOLE)
+            low, high = schema.get("minimum", -_WHOLE), schema.get("maximum", _WHOLE)
+            if not isinstance(low, int | float) or not isinstance(high, int | float):
+                raise ValueError("it is malformed")
+            inner["minimum"], inner["maximum"] = max(low, -_WHOLE), min(high, _WHOLE)
         ending = self._around(self._pieces.value_end)
         return f"{self._around(self._pieces.value, key)} {as_json(inner)} {ending}".strip()
 
@@ -146,30 +164,27 @@ class Arguments:
         end = self._pieces.text_end
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if unknown := set(schema) - _ANNOTATIONS - {"enum", "const"}:
-            raise self._refused(f"{min(unknown)[:64]} of a text")
+            raise ValueError(f"{min(unknown)[:64]} of a text")
         rest = self._around(self._pieces.value_end if self._pieces.typed else end)
         if values is not None:
             if not all(isinstance(value, str) and self._readable(value) for value in values):
-                raise self._refused("an enum of other texts than the model's parser reads")
+                raise ValueError("an enum of other texts than the model's parser reads")
             return f"({' | '.join(self._literal(value) for value in values)}) {rest}"
         name = f"TEXT_{self._name}_{index}".upper()
-        barred = [re.escape(end), *([r"\}"] if self._parser == "function_gemma" else [])]
+        barred = [re.escape(self._end)] * bool(self._end) + [r"\}"] * (self._parser == "function_gemma")
         if rest.startswith("<["):  # a special token, which is no text
-            self.rules.append(f"{name}: {_without(barred)}")
+            self.rules.append(f"{name}: /(?s:.*)/{_without([re.escape(end), *barred])}")
             return f"{name} {rest}"
         ended = re.escape(end).replace("/", r"\/")
-        once = [rf"/(?s:.*){ended}/", rf"~/(?s:.*{ended}.+)/"]
-        if self._pieces.typed:
-            once.append(rf"~/(?s:\n?[Nn][Uu][Ll][Ll]\n?{ended})/")
-        if self._parser == "function_gemma":
-            once.append(r"~/(?s:.*\}.*)/")
-        self.rules.append(f"{name}: {' & '.join(once)}")
+        null = rf" & ~/(?s:\n?[Nn][Uu][Ll][Ll]\n?{ended})/" if self._pieces.typed else ""
+        self.rules.append(f"{name}: /(?s:.*){ended}/ & ~/(?s:.*{ended}.+)/{null}{_without(barred)}")
         return f"{name} {BREAK}" if self._pieces.breaks else name
 
     def _readable(self, value: str) -> bool:
         null = self._pieces.typed and value.lower() == "null"
         barred = "}" if self._parser == "function_gemma" else self._pieces.text_end
-        return value == value.strip() and barred not in value and not null
+        ended = barred in value or (self._end and self._end in value)
+        return value == value.strip() and not ended and not null
 
     def _around(self, text: str, key: str = "") -> str:
         """Of what stands around an argument; the line breaks in it may be missing."""
@@ -180,29 +195,58 @@ class Arguments:
         ends = text in (self._pieces.text_end, self._pieces.value_end)
         return f" {BREAK} ".join(parts).strip() + f" {BREAK}" * ends
 
-    def _refused(self, why: str) -> InvalidInput:
-        return InvalidInput(
-            f"calls of {self._tool} cannot be held to its schema: {why}, as this model writes calls",
-            hint="leave strict out of this tool, or make its schema simpler",
-            reason="NO_STRICT_TOOLS",
-            param="tools",
-        )
-
 
 def _unending(schema: Any) -> Any:
-    """A schema whose texts hold no `</`, as what ends an argument begins with: parsers do not know JSON."""
-    if isinstance(schema, list):
-        return [_unending(one) for one in schema]
+    """A schema narrowed to texts and keys without `</`, which begins all that ends an argument: parsers do
+    not know JSON. Where an object has properties it has no others.
+
+    Raises ValueError, which says what cannot be narrowed.
+    """
+    if schema is True:
+        return {"$ref": f"#/$defs/{_ANYTHING}"}
     if not isinstance(schema, dict):
         return schema
-    if schema.get("type") == "string" and not schema.keys() - _ANNOTATIONS:
-        return {**schema, "pattern": "^([^<]|<+[^</])*<*$"}
-    return {name: _unending(one) if name not in ("enum", "const") else one for name, one in schema.items()}
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        if "</" in json.dumps(values):
+            raise ValueError("a value with </")
+        return schema
+    made = dict(schema)
+    for name in made.keys() & {"anyOf", "oneOf", "allOf", "prefixItems"}:
+        made[name] = [_unending(one) for one in _a(list, made[name])]
+    for name in made.keys() & {"properties", "$defs", "definitions"}:
+        made[name] = {key: _unending(one) for key, one in _a(dict, made[name]).items()}
+    if "patternProperties" in made or any("</" in key for key in made.get("properties", {})):
+        raise ValueError("names of properties that could hold </")
+    kinds = made.get("type")
+    if kinds is None and not made.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
+        kinds = made["type"] = ["null", "boolean", "number", "string", "array", "object"]
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if "string" in kinds:
+        made["allOf"] = [*made.get("allOf", []), {"pattern": _UNENDING}]
+    if "array" in kinds:
+        made["items"] = _unending(made.get("items", True))
+    if "object" in kinds:
+        others = made.pop("additionalProperties", True)
+        made["additionalProperties"] = False
+        if others is not False and not made.get("properties"):
+            made["patternProperties"] = {_UNENDING: _unending(others)}
+    return made
+
+
+def _a(kind: type[K], value: Any) -> K:
+    if not isinstance(value, kind):
+        raise ValueError("it is malformed")
+    return value
+
+
+_UNENDING = "^([^<]|<+[^</])*<*$"
+_ANYTHING = "anything-at-all"
 
 
 def _without(barred: list[str]) -> str:
-    parts = [f"~/(?s:.*{one}.*)/".replace("</", r"<\/") for one in barred]
-    return " & ".join([r"/(?s:.*)/", *parts])
+    """Of a rule for a text: that none of these is in it."""
+    return "".join(f" & ~/(?s:.*{one}.*)/".replace("</", r"<\/") for one in barred)
 
 
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}

@@ -162,8 +162,65 @@ def test_calls_as_the_models_templates_write_them(parser: str) -> None:
     assert [takes(loose, answer) for answer in answers] == [True, False, False]
 
 
+TEXT = {"type": "string"}
+HELD: list[tuple[dict[str, Any], str]] = [
+    (TEXT, "%s"),
+    ({"type": "array", "items": {"type": "string", "pattern": "^.{2,30}$"}}, '["%s"]'),
+    ({"type": "array", "items": {"type": "string", "maxLength": 30}}, '["%s"]'),
+    ({"type": "array"}, '[1, {"a": ["%s"]}]'),
+    ({"type": "array", "prefixItems": [TEXT]}, '["%s"]'),
+    ({"type": "array", "items": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/two"}]}}, '["%s"]'),
+    ({"type": "object"}, '{"a": "%s"}'),
+    ({"type": "object"}, '{"%s": 1}'),
+    ({"type": "object", "additionalProperties": {"type": ["string", "null"]}}, '{"%s": null}'),
+    ({"type": "object", "properties": {"a": {}}, "required": ["a"]}, '{"a": "%s"}'),
+    ({"type": "object", "properties": {"a": {"allOf": [TEXT, {"minLength": 1}]}}}, '{"a": "%s"}'),
+]
+"""Arguments, and how one with a text is written."""
+
+
+CALLED = {
+    "qwen3_coder": "\n<function=%s>\n<parameter=city>\n%s\n</parameter>\n</function>\n</tool_call>",
+    "glm47": "%s\n<arg_key>city</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
+    "dsml": (
+        '\n<｜DSML｜invoke name="%s">\n<｜DSML｜parameter name="city" string="false">%s'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+    ),
+}
+
+
+@pytest.mark.parametrize("parser", CALLED)
+def test_no_text_ends_its_argument_or_its_call(parser: str) -> None:
+    form, tools = form_of(parser), []
+    for number, (argument, _) in enumerate(HELD):
+        defined = {"two": {"type": "string", "minLength": 2}}
+        schema = {"type": "object", "properties": {"city": argument}, "required": ["city"], "$defs": defined}
+        tools.append(inference.Tool(name=f"look{number}", parameters=json.dumps(schema), strict=True))
+    chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="x")], tools=tools)
+    chat.call_required = chat.one_call = True
+    grammar = grammar_of(inference.Prompt(chat=chat), form, {}, "")
+    assert form.call is not None
+    own = {"qwen3_coder": "</parameter>", "glm47": "</arg_value>", "dsml": "</｜DSML｜parameter>"}[parser]
+    for number, (argument, value) in enumerate(HELD):
+        for text in ("a <b> / c <", own, form.call[1]):
+            call = CALLED[parser] % (f"look{number}", value % text)
+            if argument is TEXT:
+                call = call.replace('"false"', '"true"')
+            assert takes(grammar, call) == text.startswith("a"), call
+
+
 @pytest.mark.parametrize(
-    "argument", [{"type": "string", "pattern": "a"}, {"enum": [1, "null"]}, {"type": ["string", "null"]}]
+    "argument",
+    [
+        {"type": "string", "pattern": "a"},
+        {"enum": [1, "null"]},
+        {"type": ["string", "null"]},
+        {"type": "array", "items": {"enum": ["</parameter>"]}},
+        {"type": "object", "properties": {"</parameter>": {}}},
+        {"type": "object", "patternProperties": {".*": {}}},
+        {"type": "array", "items": {"anyOf": 3}},
+        {"type": "integer", "minimum": "x"},
+    ],
 )
 def test_what_a_parser_could_not_tell_apart_is_refused(argument: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"n": argument}}
