@@ -189,28 +189,32 @@ class Announcements:
     """Messages of several threads on one socket, in order. `put` never waits for the other end to read.
 
     A carrier reads announcements between two records, so behind a slow neighbour it may not for long; whoever
-    announces must be able to go on then, and whoever gives a slot back as well.
+    announces must be able to go on then, and whoever gives a slot back as well. The thread that sends what
+    there was no room for is there from the start: at the end of its memory a process cannot start one
+    (`Thread.start` waits for ever where the new thread fails to begin).
     """
 
     def __init__(self, messages: MessageSocket) -> None:
         self._messages = messages
         self._lock = threading.Lock()
         self._unsent = bytearray()
-        self._sender: threading.Thread | None = None
+        self._more = threading.Event()
+        self._closed = False
+        self._sender = threading.Thread(target=self._run, name="announcements", daemon=True)
+        self._sender.start()
 
     def put(self, message: bytes) -> None:
         """Sends it at once if there is room, else as soon as there is. Raises EpochEnded."""
         with self._lock:
             self._unsent += message
-            if self._sender is None and not self._flush():
-                self._sender = threading.Thread(target=self._run, name="announcements", daemon=True)
-                self._sender.start()
+            if not self._more.is_set() and not self._flush():
+                self._more.set()
 
-    def join(self) -> None:
-        """Waits for the thread that sends the rest, if there is one; `shut` the socket first."""
-        sender = self._sender
-        if sender is not None:
-            sender.join()
+    def close(self) -> None:
+        """Ends the thread that sends the rest; `shut` the socket first."""
+        self._closed = True
+        self._more.set()
+        self._sender.join()
 
     def _flush(self) -> bool:
         """Sends what there is room for, without waiting; whether that was all. Call it with the lock held."""
@@ -223,15 +227,16 @@ class Announcements:
 
     def _run(self) -> None:
         """Waits for room without the lock, until nothing is left. The end of the socket lets it go."""
-        try:
-            while True:
-                self._messages.wait_for_room()
-                with self._lock:
-                    if self._flush():
-                        self._sender = None
-                        return
-        except EpochEnded:  # as the next `put` and `receive` find out
-            self._sender = None
+        while not self._closed:
+            self._more.wait()
+            self._messages.wait_for_room()
+            with self._lock:
+                try:
+                    if not self._flush():
+                        continue
+                except EpochEnded:  # as the next `put` and `receive` find out
+                    pass
+                self._more.clear()
 
 
 @dataclass(slots=True)
@@ -349,7 +354,7 @@ class EngineChannel:
 
     def close(self) -> None:
         self.shut()
-        self._announcements.join()
+        self._announcements.close()
         self._outgoing.close()
         self._incoming.close()
         self._outgoing_arena.close()
