@@ -381,7 +381,7 @@ def print_deployments(found: list[dict[str, Any]]) -> None:
                     spec["name"],
                     spec["model"],
                     ring.get("ring", ""),
-                    ring.get("phase", ""),
+                    _phase(ring),
                     ring.get("epoch", ""),
                     ", ".join(suites),
                     moment(one["created"]),
@@ -389,3 +389,10 @@ def print_deployments(found: list[dict[str, Any]]) -> None:
                 ]
             )
     print_table(["name", "model", "ring", "phase", "epoch", "suite", "created", "reason"], rows)
+
+
+def _phase(ring: dict[str, Any]) -> str:
+    """The phase, and how far the slowest member is with what it does meanwhile."""
+    phase = str(ring.get("phase", ""))
+    last = min(ring.get("progress", ()), key=lambda one: one.get("fraction", 0.0), default=None)
+    return f"{phase}, {last['what']} {last.get('fraction', 0.0):.0%}" if last else phase

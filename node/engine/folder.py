@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -105,13 +105,12 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
     lo, hi = command.lo, command.hi
     front = Front(path, command.context, measured["vocab_size"], emit) if lo == 0 else None
     try:
-        with _Progress(command.id, _expected_bytes(measured, lo, hi), emit):
-            stage = load_stage(path, lo, hi, kv_bits=command.kv_bits)
-            try:
-                warm_up(stage)
-                times = timed(stage, max(1, command.prefill_chunk))
-            except (RuntimeError, ValueError) as error:
-                raise not_runnable(stage.spec.model_type, error) from error
+        stage = load_stage(path, lo, hi, kv_bits=command.kv_bits, progress=_teller(command.id, emit))
+        try:
+            warm_up(stage)
+            times = timed(stage, max(1, command.prefill_chunk))
+        except (RuntimeError, ValueError) as error:
+            raise not_runnable(stage.spec.model_type, error) from error
         if front is not None:
             front.wait_loaded()
     except BaseException:
@@ -176,33 +175,14 @@ def with_kv_bits(measured: dict[str, Any], bits: int) -> dict[str, Any]:
     )
 
 
-def _expected_bytes(measured: dict[str, Any], lo: int, hi: int) -> int:
-    total = sum(measured["layer_bytes"][lo:hi])
-    total += measured["embed_bytes"] if lo == 0 else 0
-    at_end = measured["head_bytes"] + (measured["embed_bytes"] if measured["tied"] and lo > 0 else 0)
-    return int(total + (at_end if hi == measured["layers"] else 0))
+def _teller(number: int, emit: Emit) -> Callable[[float], None]:
+    """Tells the daemon the part of a load that is done, not more often than anybody looks."""
+    next_at = time.monotonic() + _PROGRESS_SECONDS
 
+    def progress(part: float) -> None:
+        nonlocal next_at
+        if time.monotonic() >= next_at:
+            emit(engine.EngineEvent(progress=engine.LoadProgress(id=number, fraction=part)))
+            next_at = time.monotonic() + _PROGRESS_SECONDS
 
-class _Progress:
-    """Tells the daemon how far a load is, by the memory that it has filled."""
-
-    def __init__(self, number: int, expected: int, emit: Emit) -> None:
-        self._number = number
-        self._expected = max(1, expected)
-        self._emit = emit
-        self._before = device.active_memory()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._done.wait(_PROGRESS_SECONDS):
-            fraction = (device.active_memory() - self._before) / self._expected
-            event = engine.LoadProgress(id=self._number, fraction=min(1.0, max(0.0, fraction)))
-            self._emit(engine.EngineEvent(progress=event))
+    return progress

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,23 @@ _TENSOR_LIMIT = 1 << 18
 _INDEX_LIMIT = 64 * 1024 * 1024
 _CONFIG_LIMIT = 16 * 1024 * 1024
 _FILE_LIMIT = 10_000
-_BLOCK = 256 * 1024 * 1024
+_BLOCK = 8 * 1024 * 1024
+"""Bytes of parameters that are read at once. Where experts are stacked or weights converted, what is read is
+there beside what is made of it."""
+
 _REDOWNLOAD = "download or convert the model again"
 
 
-def load_stage(path: Path, lo: int, hi: int, *, kv_bits: int = 0) -> Stage:
+def load_stage(
+    path: Path, lo: int, hi: int, *, kv_bits: int = 0, progress: Callable[[float], None] = lambda part: None
+) -> Stage:
     """The layers [lo, hi) of the model in the folder `path`, with embedding, norm and head as they need.
 
     mlx-lm's `load_model` maps the complete weights lazily, converts and quantizes them and insists that they
-    are exactly the model's parameters; only then is the stage cut out and its own parameters read, a block
-    at a time. No other layer's weights are read from the disk. With
-    `kv_bits` (8 or 4) its caches are quantized.
+    are exactly the model's parameters; only then is the stage cut out and its own parameters read and
+    converted, one after the other, so that no more than one is there twice. No other layer's weights are read
+    from the disk. With `kv_bits` (8 or 4) its caches are quantized. `progress` is told the part of the
+    stage's bytes that is there, after each parameter or, of small ones, several.
 
     Raises ModelError for a missing, corrupt or unsupported model, InvalidInput for an impossible range.
     """
@@ -45,7 +52,7 @@ def load_stage(path: Path, lo: int, hi: int, *, kv_bits: int = 0) -> Stage:
     stage = Stage(model, anatomy, lo, hi, quantization=quantization)
     del model, anatomy
     try:
-        _read(stage)
+        _read(stage, progress)
     except (RuntimeError, ValueError) as error:
         raise ModelError(
             f"the weights of {path.name} could not be read: {_first_words(error)}",
@@ -57,15 +64,17 @@ def load_stage(path: Path, lo: int, hi: int, *, kv_bits: int = 0) -> Stage:
     return stage
 
 
-def _read(stage: Stage) -> None:
+def _read(stage: Stage, progress: Callable[[float], None]) -> None:
+    whole, done = max(1, stage.weight_bytes), 0
     block: list[mx.array] = []
     for array in stage.kept:
         block.append(array)
-        if sum(one.nbytes for one in block) >= _BLOCK:
+        if sum(one.nbytes for one in block) >= _BLOCK or array is stage.kept[-1]:
             mx.eval(block)
+            mx.clear_cache()  # of what a conversion needed
+            done += sum(one.nbytes for one in block)
             block.clear()
-    mx.eval(block)
-    mx.clear_cache()
+            progress(done / whole)
 
 
 def load_lazily(path: Path) -> tuple[nn.Module, dict[str, Any]]:

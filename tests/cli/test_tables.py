@@ -87,11 +87,16 @@ def test_plans_and_deployments_are_shown(
 ) -> None:
     print_plan(deployment.plan)
     print_deployments([plain(deployment)])
+    deployment.rings[0].phase = membership_pb2.RING_PHASE_FORMING
+    deployment.rings[0].progress.add(what="loading", fraction=0.25)
+    deployment.rings[0].progress.add(what="loading")
+    print_deployments([plain(deployment)])
     del deployment.rings[:]
     print_deployments([plain(deployment)])
     shown = capsys.readouterr().out
     assert "1.0 MiB" in shown
     assert "serving" in shown
+    assert "forming, loading 0%" in shown  # of the slowest
     assert SUITE in shown
 
 

@@ -63,31 +63,6 @@ def test_sharded_and_quantized(llama: dict[str, Any], model_folder: Folder) -> N
     assert _reason(folder) == "WEIGHTS_MISSING"
 
 
-def test_unconverted_experts_are_sanitized_whole(
-    archs: dict[str, dict[str, Any]], model_folder: Folder
-) -> None:
-    """mixtral's sanitize stacks experts and looks at layer 0: a stage of later layers must get its own."""
-    config = archs["mixtral"]
-    folder = model_folder(config, seed=2)
-    file = str(folder / "model.safetensors")
-    names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
-    unconverted = {}
-    for name, array in mx.load(file).items():
-        layer, _, projection = name.partition(".switch_mlp.")
-        if not projection:
-            unconverted[name] = array
-            continue
-        part = projection.removesuffix(".weight")
-        for expert in range(config["num_local_experts"]):
-            unconverted[f"{layer}.experts.{expert}.{names[part]}.weight"] = array[expert]
-    mx.eval(unconverted)
-    mx.save_safetensors(file, unconverted)
-    stage = load_stage(folder, 3, 5)
-    expected = dict(tree_flatten(random_model(config, seed=2).model.layers[4].parameters()))
-    for name, array in tree_flatten(stage.model.model.layers[4].parameters()):
-        assert mx.array_equal(array, expected[name]).item()
-
-
 def _reason(folder: Path) -> str:
     with pytest.raises(ModelError) as caught:
         load_stage(folder, 0, 1)

@@ -1,0 +1,193 @@
+"""Repositories as they are published give, bit for bit, the weights that mlx-lm's own load makes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from sealring.mesh.errors import ModelError
+from sealring.node.engine import mlx_lm_import, weights
+from sealring.node.engine.staging import build_skeleton
+
+Weights = dict[str, mx.array]
+
+
+def experts_apart(given: Weights, stacked: str, apart: str, **names: str) -> Weights:
+    """One tensor for each expert; `names` are the projections' where they differ."""
+    found = {}
+    for name, array in given.items():
+        layer, is_stacked, projection = name.partition(f".{stacked}.")
+        if not is_stacked:
+            found[name] = array
+            continue
+        own, _, kind = projection.partition(".")
+        for expert, each in enumerate(array):
+            found[f"{layer}.{apart}.{expert}.{names.get(own, own)}.{kind}"] = each
+    return found
+
+
+def mixtral(given: Weights) -> Weights:
+    names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+    return experts_apart(given, "switch_mlp", "experts", **names)
+
+
+def qwen3_next(given: Weights) -> Weights:
+    """Norms are one less, and a convolution's axes the other way round."""
+    found = experts_apart(given, "switch_mlp", "experts")
+    for name, array in found.items():
+        if "conv1d" in name:
+            found[name] = mx.contiguous(array.moveaxis(1, 2))
+    return found
+
+
+def deepseek_v3(given: Weights) -> Weights:
+    """8-bit floats with a scale for each block, and one projection where mlx-lm has two."""
+    found = experts_apart(given, "switch_mlp", "experts")
+    for name in [name for name in found if name.endswith("embed_q.weight")]:
+        queries = found.pop(name).swapaxes(-1, -2)
+        values = found.pop(name.replace("embed_q", "unembed_out"))
+        joined = mx.concatenate([queries, values], axis=1)
+        found[name.replace("embed_q", "kv_b_proj")] = joined.reshape(-1, joined.shape[-1])
+    for name in [name for name in found if ".mlp." in name and name.endswith("proj.weight")]:
+        blocks = tuple(-(-length // 128) for length in found[name].shape)
+        found[name + "_scale_inv"] = mx.random.uniform(0.5, 2.0, blocks, key=mx.random.key(1))
+        found[name] = mx.to_fp8(found[name])
+    return found
+
+
+def gpt_oss(given: Weights) -> Weights:
+    """Experts in mxfp4, gate and up in one tensor, row by row."""
+    found = {}
+    for name, array in given.items():
+        layer, is_expert, rest = name.partition(".experts.")
+        if not is_expert or rest.startswith("up_proj"):
+            continue
+        if rest.startswith("gate_proj"):
+            other = given[name.replace("gate_proj", "up_proj")]
+            array = mx.stack([array, other], axis=2).reshape(array.shape[0], -1, *array.shape[2:])
+        kind = {"weight": "_blocks", "scales": "_scales", "bias": "_bias"}[rest.split(".")[1]]
+        if kind == "_blocks":
+            array = array.view(mx.uint8).reshape(*array.shape[:2], -1, 16)
+        own = "down_proj" if rest.startswith("down") else "gate_up_proj"
+        found[f"{layer}.experts.{own}{kind}"] = array
+    return {name: array for name, array in given.items() if ".experts." not in name} | found
+
+
+def awq(given: Weights) -> Weights:
+    """4 bits in AutoAWQ's order, with zero points."""
+    found = {}
+    for name, array in given.items():
+        base, is_linear, _ = name.rpartition("_proj.weight")
+        if not is_linear:
+            found[name] = array
+            continue
+        (out, wide), key = array.shape, mx.random.key(len(found))
+        most = 2**32 - 1
+        found[f"{base}_proj.qweight"] = mx.random.randint(0, most, (wide, out // 8), mx.uint32, key=key)
+        found[f"{base}_proj.qzeros"] = mx.random.randint(0, most, (wide // 32, out // 8), mx.uint32, key=key)
+        found[f"{base}_proj.scales"] = mx.random.uniform(0.5, 2, (wide // 32, out), mx.float16, key=key)
+    return found
+
+
+MXFP4 = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+SMALL_GPT_OSS = {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4, "vocab_size": 300}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
+CASES: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], dict[str, Any]]] = {
+    "mixtral": (mixtral, {}, {}),
+    "qwen3_next": (qwen3_next, {}, {}),
+    "deepseek_v3": (deepseek_v3, {"vocab_size": 300}, {}),
+    "gpt_oss": (gpt_oss, SMALL_GPT_OSS | {"quantization": MXFP4}, {"quant_method": "mxfp4"}),
+    "llama": (awq, {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 300}, AWQ),
+}
+
+
+def published(
+    folder: Path, config: dict[str, Any], convert: Callable[[Weights], Weights], quantization: dict[str, Any]
+) -> Path:
+    """The model's repository before mlx-lm's own conversion, with random weights."""
+    model = build_skeleton(config)
+    converted = convert(
+        {
+            name: mx.random.normal(array.shape, array.dtype, key=mx.random.key(place))
+            if mx.issubdtype(array.dtype, mx.floating)
+            else mx.random.randint(0, 100, array.shape, array.dtype, key=mx.random.key(place))
+            for place, (name, array) in enumerate(tree_flatten(model.parameters()))
+        }
+    )
+    told = {name: value for name, value in config.items() if name != "quantization"}
+    if quantization:
+        told["quantization_config"] = quantization
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(told))
+    mx.save_safetensors(str(folder / "model.safetensors"), converted)
+    return folder
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_converted_as_mlx_lm_converts_it_and_never_twice_in_memory(
+    key: str, archs: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert, smaller, quantization = CASES[key]
+    folder = published(tmp_path / "model", archs[key] | smaller, convert, quantization)
+    monkeypatch.setattr(weights, "_BLOCK", 1)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    parts: list[float] = []
+    stage = weights.load_stage(folder, 1, 4, progress=parts.append)
+    layer = max(
+        sum(array.nbytes for _, array in tree_flatten(stage.model.layers[index].parameters()))
+        for index in (1, 2, 3)
+    )
+    if convert is awq:  # which unpacks each 4 bits to 64, some times over
+        layer = max(64 * array.nbytes for array in stage.kept)
+    assert mx.get_peak_memory() - before < stage.weight_bytes + layer + 64 * 1024
+    assert parts == sorted(parts)
+    assert len(parts) == len(stage.kept)
+    assert parts[-1] == 1.0
+    whole, _ = mlx_lm_import.import_utils().load_model(folder)
+    expected = dict(tree_flatten(whole.parameters()))
+    kept = {id(array) for array in stage.kept}
+    found = {name: array for name, array in tree_flatten(stage.model.parameters()) if id(array) in kept}
+    assert len(found) == len(kept)
+    for name, array in found.items():
+        assert array.dtype == expected[name].dtype
+        assert bytes(memoryview(array.view(mx.uint8))) == bytes(memoryview(expected[name].view(mx.uint8)))
+
+
+REFUSED: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str]] = {
+    "order of groups": (
+        lambda given: awq(given) | {"model.layers.0.mlp.up_proj.g_idx": mx.zeros((128,))},
+        AWQ | {"quant_method": "gptq"},
+        "g_idx",
+    ),
+    "3 bits": (awq, AWQ | {"bits": 3}, "bits=3"),
+    "8-bit floats of a kind that mlx-lm does not know": (
+        lambda given: given,
+        {"quant_method": "compressed-tensors", "format": "float-quantized"},
+        "float-quantized",
+    ),
+    "scales for which there is no code": (
+        lambda given: given | {"model.layers.0.mlp.up_proj.weight_scale_inv": mx.ones((1, 1))},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        "weight_scale_inv",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_mlx_lm_cannot_convert_is_refused(
+    case: str, archs: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    convert, quantization, said = REFUSED[case]
+    config = archs["llama"] | {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 300}
+    with pytest.raises(ModelError) as caught:
+        weights.load_stage(published(tmp_path / "model", config, convert, quantization), 1, 4)
+    assert caught.value.reason == "WEIGHTS_MISMATCH"
+    assert said in caught.value.message
