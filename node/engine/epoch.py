@@ -48,8 +48,9 @@ from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.sampling import Sampler
-from sealring.node.engine.staging import Stage
+from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.threads import Inbox, Intake, Outbox, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
 from sealring.node.engine.transfer import Departure, Landing, SharedDeparture, transfer
@@ -178,8 +179,11 @@ class StageEpoch:
         self._over = False
         self._over_lock = threading.Lock()
         self._feedback: LocalFeedback | RingFeedback | None = None
-        if self._spec.is_head:
-            self._feedback = LocalFeedback() if channel is None else RingFeedback(deadline)
+        self._shard = self._spec if isinstance(self._spec, ShardSpec) else None
+        if channel is None or (self._shard is not None and self._spec.is_tail):
+            self._feedback = LocalFeedback()
+        elif self._spec.is_head:
+            self._feedback = RingFeedback(deadline)
         self._outbox = Outbox(self._deliver_own if channel is None else self._send, self.fail)
         self._inbox: Inbox | None = None
         self._intake: Intake | None = None
@@ -218,8 +222,8 @@ class StageEpoch:
             return None
         try:
             resolved = self._composition.apply(step)
-            if resolved.drafts and self._channel is None:
-                raise InvalidInput("a ring of one guesses no tokens", reason="BAD_STEP")
+            if resolved.drafts and (self._channel is None or self._shard is not None):
+                raise InvalidInput("whoever samples alone guesses no tokens", reason="BAD_STEP")
             self._allowance.check(self._composition)
             self._check_ahead(resolved.number)
             if (taken := self._inbox or self._intake) is not None:
@@ -336,11 +340,10 @@ class StageEpoch:
                 self._lanes.settle(change)
         self._keep_and_drop(step)
         self._lanes.apply(change for change in step.changes if isinstance(change, Admission | Eviction))
-        if self._feedback is None or self._prompts is None:
-            return
         for change in step.changes:
-            if isinstance(change, Eviction):
+            if isinstance(change, Eviction) and self._feedback is not None:
                 self._feedback.forget(change.row)
+            if isinstance(change, Eviction) and self._prompts is not None:
                 self._runs.forget(change.row)
                 self._prompts.forget(change.row)
 
@@ -367,7 +370,7 @@ class StageEpoch:
         assert step.lane is not None
         times = StepTimes(step.number, time.perf_counter(), decode=True)
         lane = self._lanes.check(step.lane, step.rows)
-        if self._channel is None:
+        if isinstance(self._feedback, LocalFeedback):
             landing, inputs = None, self._own_tokens(step, times)
         else:
             landing = self._transfer.landing(self._spec.receives, len(step.rows), 1)
@@ -375,7 +378,11 @@ class StageEpoch:
             if self._stage.awaits_input:
                 self._await(landing, step, times)
         outputs = self._stage(inputs, lane.cache)
-        if lane.sampler is None:
+        if lane.sampler is None and self._shard is not None:
+            times.built = time.perf_counter()
+            self._await(landing, step, times)
+            self._launch_alike(step, outputs[0][:, -1, :])
+        elif lane.sampler is None:
             departure = self._transfer.departure(outputs)
             times.built = time.perf_counter()
             self._await(landing, step, times)
@@ -450,12 +457,38 @@ class StageEpoch:
                 hint="the next epoch waits for inputs; report this: the check at load time missed it",
                 reason="EVALUATED_EARLY",
             )
-        if isinstance(self._feedback, RingFeedback):
+        if self._shard is not None:
+            landing.fill(memoryview(self._last_tokens(self._shard, step)))
+        elif isinstance(self._feedback, RingFeedback):
             landing.fill(memoryview(self._feedback.last(step.rows)))
         else:
             assert self._intake is not None
             self._intake.take(Kind.ACTIVATIONS, landing.fill)
         times.fed = time.perf_counter()
+
+    # A rank that computes a part of every layer
+
+    def _last_tokens(self, shard: ShardSpec, step: ResolvedStep) -> bytes:
+        """Of a step's rows, uint32, and passed on to the ranks that have not sampled them."""
+        if isinstance(self._feedback, RingFeedback):
+            tokens = self._feedback.last(step.rows)
+        else:
+            assert self._intake is not None
+            tokens = self._intake.take(Kind.ACTIVATIONS, bytes)
+        if shard.rank + 2 < shard.ranks:
+            self._pass_on(records.state_record(step, [TOKENS], len(step.rows), 1), tokens)
+        return tokens
+
+    def _pass_on(self, header: RecordHeader, tokens: bytes) -> None:
+        """Before they are computed with: the ranks after this one have to compute with it."""
+        times = StepTimes(header.step, time.perf_counter())
+        self._outbox.put(header, SharedDeparture([tokens]), times)
+
+    def _launch_alike(self, step: ResolvedStep, logits: mx.array) -> None:
+        """Nobody here wants the logits, but the tail evaluates them, and each sum takes every rank."""
+        _launch(logits)
+        if step.sampled and self._feedback is not None:
+            self._feedback.launched(step, None)
 
     def _launch_state(
         self, step: ResolvedStep, header: object, departure: Departure, caches: Cache, times: StepTimes
@@ -486,9 +519,12 @@ class StageEpoch:
         for chunk in step.chunks:
             times = StepTimes(step.number, time.perf_counter())
             row = self._begin(step, chunk)
-            inputs = self._prompt(chunk) if self._spec.is_head else self._state(step, chunk, times)
+            if self._shard is not None:
+                inputs = self._shared_prompt(step, chunk)
+            else:
+                inputs = self._prompt(chunk) if self._spec.is_head else self._state(step, chunk, times)
             times.fed = time.perf_counter()
-            if not self._spec.is_tail:
+            if not self._spec.makes_logits:
                 departure = self._transfer.departure(self._stage(inputs, row.cache))
                 times.built = time.perf_counter()
                 header = records.state_record(step, self._spec.hands_on, 1, chunk.tokens)
@@ -502,9 +538,13 @@ class StageEpoch:
             for number in chunk.sampled[1:]:
                 copy = row.copy(number, chunk.end)
                 self._lanes.start(copy)
-                if self._spec.is_tail:
+                if self._spec.makes_logits:
                     sampled.append((copy, logits))
-        if sampled:
+        if sampled and not self._spec.is_tail:
+            self._launch_alike(step, mx.concatenate([logits for _, logits in sampled]))
+            for row, _ in sampled:
+                row.scores = []
+        elif sampled:
             self._first_tokens(step, sampled, times)
 
     def _first_tokens(
@@ -536,6 +576,19 @@ class StageEpoch:
         told = sampler.report(logits, tokens)
         return tokens, self._transfer.departure([tokens] if told is None else [tokens, told, *scores])
 
+    def _shared_prompt(self, step: ResolvedStep, chunk: Chunk) -> list[mx.array]:
+        """A chunk's tokens at any rank, passed on to the next."""
+        if self._spec.is_head:
+            inputs = self._prompt(chunk)
+            tokens = np.array(inputs[0]).tobytes()
+        else:
+            assert self._intake is not None
+            tokens = self._intake.take(Kind.ACTIVATIONS, bytes)
+            inputs = [mx.array(np.frombuffer(tokens, np.uint32)[None])]
+        if not self._spec.is_tail:
+            self._pass_on(records.state_record(step, [TOKENS], 1, chunk.tokens), tokens)
+        return inputs
+
     def _state(self, step: ResolvedStep, chunk: Chunk, times: StepTimes) -> list[mx.array]:
         landing = self._transfer.landing(self._spec.receives, 1, chunk.tokens)
         self._await(landing, step, times)
@@ -552,7 +605,9 @@ class StageEpoch:
         record = self._parameter_record(chunk)
         if self._spec.is_tail:
             row.parameters = self._with_matcher(params.decode(record))
-        elif record:
+        elif self._shard is not None:
+            row.parameters = params.decode(record)
+        if record and not self._spec.is_tail:
             times = StepTimes(step.number, time.perf_counter())
             self._outbox.put(records.params_record(step, chunk), SharedDeparture([record]), times)
         return row

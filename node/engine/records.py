@@ -11,7 +11,7 @@ import numpy as np
 
 from sealring.mesh.prompt.composition import Chunk, ResolvedStep
 from sealring.node.engine.logprobs import Asking, words_of
-from sealring.node.engine.staging import StageSpec, TensorSpec
+from sealring.node.engine.staging import ShardSpec, StageSpec, TensorSpec
 from sealring.node.link.records import Kind, RecordHeader
 
 _ITEM_BYTES = {
@@ -41,6 +41,8 @@ def incoming(step: ResolvedStep, spec: StageSpec, asking: Asking = ()) -> list[I
         if not step.sampled:
             return []
         return [Incoming(tokens_record(step, asking), step, len(step.sampled), 1, asking)]
+    if step.rows and isinstance(spec, ShardSpec) and spec.is_tail:
+        return []  # it has sampled them
     if step.rows:
         rows, tokens = len(step.rows), 1 + step.drafts
         return [Incoming(state_record(step, spec.receives, rows, tokens), step, rows, tokens)]

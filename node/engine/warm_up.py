@@ -113,7 +113,7 @@ def _runs_ahead(stage: Stage, made: Transfer, cache: Cache, rows: int, tokens: i
     landing.fill(memoryview(bytes(size)))  # with zeros, which is a token of every vocabulary
     outputs = stage(landing.arrays, cache)
     early = landing.evaluated
-    if stage.spec.is_tail:
+    if stage.spec.makes_logits:
         through_record(made, [mx.argmax(outputs[0][:, -1, :], axis=-1)], [TOKENS], rows, 1)
     else:
         through_record(made, outputs, stage.spec.hands_on, rows, tokens)

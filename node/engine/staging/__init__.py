@@ -2,10 +2,13 @@
 
 from .layout import StageSpec, TensorSpec
 from .randomness import random_model, random_stage
+from .shards import Shard, ShardSpec
 from .skeleton import build_skeleton
 from .stage import Stage
 
 __all__ = [
+    "Shard",
+    "ShardSpec",
     "Stage",
     "StageSpec",
     "TensorSpec",

@@ -41,6 +41,11 @@ class StageSpec:
     def is_tail(self) -> bool:
         return self.hi == self.layers
 
+    @property
+    def makes_logits(self) -> bool:
+        """Whether a call returns logits; the tail samples from them."""
+        return self.is_tail
+
 
 TOKENS = TensorSpec("tokens", "uint32", ())
 

@@ -110,8 +110,8 @@ class Stage:
 
     def _run(self, inputs: list[mx.array], cache: Cache) -> list[mx.array]:
         rows, tokens = inputs[0].shape[:2]
-        token_ids = inputs[0] if self.spec.is_head else mx.zeros((rows, tokens), mx.uint32)
-        step = self._step = _Step([] if self.spec.is_head else inputs, self._slots.spread(cache))
+        token_ids = inputs[0] if self.spec.lo == 0 else mx.zeros((rows, tokens), mx.uint32)
+        step = self._step = _Step([] if self.spec.lo == 0 else inputs, self._slots.spread(cache))
         with contextlib.ExitStack() as recording:
             updates = {
                 donor: recording.enter_context(recorded_updates(self._cache_of(donor)))

@@ -1,0 +1,69 @@
+"""Ranks that each compute a part of every layer: the tokens of the whole model, over MLX's ring backend."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE_SECONDS
+from stagering import SEED, config_of, run
+from tensor_rank import work_of
+
+from sealring.mesh.errors import ModelError
+from sealring.mesh.system.addresses import free_port
+from sealring.node.engine.staging import Shard, random_model
+
+FAMILIES = ["llama", "qwen3_moe", "gpt_oss"]
+WORKER = Path(__file__).parents[2] / "support" / "tensor_rank.py"
+
+
+def answers(families: list[str], ranks: int, folder: Path) -> list[dict[str, list[int]]]:
+    """What the head delivers of each family."""
+    hosts = folder / "hosts.json"
+    hosts.write_text(json.dumps([[f"127.0.0.1:{free_port()}"] for _ in range(ranks)]))
+    links = [socket.socketpair() for _ in range(ranks)]
+    workers = []
+    for rank in range(ranks):
+        ends = (links[rank - 1][1].fileno(), links[rank][0].fileno())
+        command = [sys.executable, str(WORKER), str(rank), str(ranks), *map(str, ends), *families]
+        environment = os.environ | {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)}
+        workers.append(
+            subprocess.Popen(command, env=environment, pass_fds=ends, stdout=subprocess.PIPE, text=True)
+        )
+    for pair in links:
+        for end in pair:
+            end.close()
+    try:
+        told = workers[0].communicate(timeout=PATIENCE_SECONDS)[0]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    found: list[dict[str, list[int]]] = json.loads(told)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("families", "ranks"), [(FAMILIES, 2), pytest.param(["llama"], 4, marks=pytest.mark.sweep)]
+)
+def test_ranks_answer_as_the_whole_model(families: list[str], ranks: int, tmp_path: Path) -> None:
+    found = answers(families, ranks, tmp_path)
+    for family, told in zip(families, found, strict=True):
+        wanted = run(family, 1, *work_of(family)).answers
+        assert {int(row): tokens for row, tokens in told.items()} == wanted
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "why"),
+    [("mamba2", 2, "does not shard"), ("llama", 3, "num_attention_heads is 4")],
+)
+def test_what_cannot_be_divided_is_refused(family: str, ranks: int, why: str) -> None:
+    config = config_of(family)
+    with pytest.raises(ModelError, match=why) as caught:
+        Shard(random_model(config, seed=SEED), 0, ranks, config["model_type"])
+    assert caught.value.reason == "NOT_SHARDABLE"

@@ -1,0 +1,137 @@
+"""One rank of a tensor group as a process of its own, for MLX has one group a process.
+
+`python tensor_rank.py RANK RANKS IN OUT FAMILY...` with MLX_RANK and MLX_HOSTFILE set; IN and OUT are the
+descriptors of the links from the rank before and to the one after. Prints what the head delivered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import signal
+import socket
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import mlx.core as mx
+from patience import PATIENCE_SECONDS
+from schedules import make_steps
+from stagering import (
+    CHUNK,
+    MAX_ROWS,
+    SEED,
+    MemoryReceived,
+    Prompts,
+    config_of,
+    prefixes_of,
+    prompt_of,
+)
+
+from sealring.mesh.errors import EpochEnded
+from sealring.node.engine import device, params
+from sealring.node.engine.epoch import Allowance, StageEpoch
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.staging import Shard, random_model
+from sealring.node.engine.warm_up import warm_up
+from sealring.node.link.records import RecordHeader
+from sealring.v1 import control_pb2 as control
+
+
+class SocketChannel:
+    """As node.ipc.channel.EngineChannel, and as strict about what was announced."""
+
+    def __init__(self, incoming: Any, outgoing: Any) -> None:
+        self._incoming, self._outgoing = incoming, outgoing
+        self._expected: deque[RecordHeader] = deque()
+
+    def send(self, header: RecordHeader, *buffers: memoryview | bytes) -> None:
+        payload = b"".join(memoryview(buffer).cast("B") for buffer in buffers)
+        pickle.dump((header, payload), self._outgoing)
+        self._outgoing.flush()
+
+    def expect(self, header: RecordHeader) -> None:
+        self._expected.append(header)
+
+    def receive(self, timeout: float | None = None) -> MemoryReceived:
+        try:
+            header, payload = pickle.load(self._incoming)
+        except EOFError:
+            raise EpochEnded("the other rank has gone") from None
+        assert header == self._expected.popleft()
+        return MemoryReceived(header, payload)
+
+    def shut(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def work_of(family: str) -> tuple[list[control.Step], dict[int, tuple[list[int], RowParameters]]]:
+    """Rows that are greedy, sampled and told the log-probabilities of their prompt, in two lanes."""
+    lengths = {1: (3, 9), 2: (21, 6), 3: (17, 7), 4: (9, 5)}
+    prompts = {row: prompt_of(family, row, length) for row, (length, _) in lengths.items()}
+    parameters = {
+        1: RowParameters(),
+        2: RowParameters(),
+        3: RowParameters(temperature=0.8, top_p=0.9, seed=5),
+        4: RowParameters(logprobs=1, scored=tuple(prompts[4])),
+    }
+    sizes = {row: len(params.encode(one)) for row, one in parameters.items()}
+    steps = make_steps(random.Random(1), lengths, 2, sizes=sizes)
+    return steps, {row: (prompts[row], parameters[row]) for row in lengths}
+
+
+def answers(family: str, rank: int, ranks: int, group: Any, channel: SocketChannel) -> dict[int, list[int]]:
+    config = config_of(family)
+    stage = Shard(random_model(config, seed=SEED), rank, ranks, config["model_type"])
+    mx.eval(stage.kept)
+    warm_up(stage)
+    stage.join(group)
+    steps, rows = work_of(family)
+    prompts = Prompts(rows)
+    faults: list[BaseException] = []
+    epoch = StageEpoch(
+        1,
+        stage,
+        prefill_chunk=CHUNK,
+        max_rows=MAX_ROWS,
+        allowance=Allowance(1, 1, 1 << 40),
+        channel=channel,  # type: ignore[arg-type]
+        prompts=prompts if rank == 0 else None,
+        prefixes=prefixes_of(stage),
+        on_fault=faults.append,
+    )
+    resolved = [epoch.announce(step) for step in steps]
+    for step in resolved:
+        assert step is not None, faults
+        epoch.execute(step)
+    last = max(step.number for step in resolved if step is not None and step.sampled)
+    if rank == 0:
+        with prompts.delivered:
+            assert prompts.delivered.wait_for(lambda: faults or last in prompts.steps, PATIENCE_SECONDS)
+    assert not faults, faults
+    return prompts.answers  # the epoch is left as it is, for it may still have tokens to pass on
+
+
+def main() -> None:
+    rank, ranks, incoming, outgoing = map(int, sys.argv[1:5])
+    device.compute_in_batches()
+    mx.distributed.init()  # of one, as in an engine that loads before its group is formed
+    group = mx.distributed.init(strict=True, backend="ring")
+    links = [socket.socket(fileno=each) for each in (incoming, outgoing)]
+    channel = SocketChannel(links[0].makefile("rb"), links[1].makefile("wb"))
+    told = [answers(family, rank, ranks, group, channel) for family in sys.argv[5:]]
+    if rank:
+        signal.pause()  # it may still have tokens to send; who started it ends it
+    sys.stdout.write(json.dumps(told))
+    sys.stdout.flush()
+    os._exit(0)  # MLX's threads may still wait for each other
+
+
+if __name__ == "__main__":
+    main()
