@@ -71,7 +71,7 @@ def give(pipe: Pipe, folder: Path, own: Party, other: str) -> None:
 
     async def serve() -> None:
         roster: Any = SimpleNamespace(members=[SimpleNamespace(id=own.id), SimpleNamespace(id=other)])
-        giver = ModelGiver(CLUSTER, [folder], lambda: roster)
+        giver = ModelGiver(CLUSTER, [folder], folder / "notes", lambda: roster)
         await giver.manifest(folder / MODEL)  # which a member makes once
         server = Server([(models_pb2_grpc.add_ModelsServicer_to_server, giver, SERVICE)])
         port = server.listen("127.0.0.1:0", server_credentials(TlsStore(own.material)))

@@ -224,7 +224,7 @@ async def connect_to(peer: PeerIdentity, addresses: Sequence[str], store: TlsSto
             raise
         return channel
     raise Unavailable(
-        "the neighbour cannot be reached",
+        "the member cannot be reached",
         hint="check the addresses that it advertises",
         reason="PEER_UNREACHABLE",
         peer=peer.id,

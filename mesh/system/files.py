@@ -28,7 +28,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         temporary.unlink(missing_ok=True)
         raise
     # The rename is durable only once the folder is.
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def create_exclusive(path: Path, data: bytes, *, mode: int = 0o600) -> bool:
@@ -41,7 +41,7 @@ def create_exclusive(path: Path, data: bytes, *, mode: int = 0o600) -> bool:
         return False
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return True
 
 
@@ -87,22 +87,24 @@ def _write_temporary(path: Path, data: bytes, mode: int) -> Path:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            _sync(file.fileno())
+            sync(file.fileno())
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     return temporary
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """The same for the names in a folder. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _sync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _sync(descriptor: int) -> None:
+def sync(descriptor: int) -> None:
+    """Returns once what was written is on the disk itself, on macOS too. Raises OSError."""
     full_sync: int | None = getattr(fcntl, "F_FULLFSYNC", None)
     if full_sync is not None:  # macOS: fsync alone stops at the drive's own cache
         try:

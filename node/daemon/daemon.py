@@ -100,7 +100,8 @@ class Daemon:
         self._rosters = RosterKeeper(settings.state_dir, state)
         fetched = settings.state_dir / "models"
         folders = (*settings.models, fetched)
-        self.models = ModelGiver(self._cluster, folders, lambda: self._rosters.valid)
+        notes = settings.state_dir / "manifests"
+        self.models = ModelGiver(self._cluster, folders, notes, lambda: self._rosters.valid)
         asker = ModelAsker(self._cluster, self._own_id, self.store, lambda: self._rosters.valid)
         self._fetcher = Fetcher(folders, fetched, asker, allowed=settings.allow_downloads)
         self._engines = EngineKeeper(folders, self._meter, self._fetcher)

@@ -13,11 +13,19 @@ from pathlib import Path
 
 import structlog
 
-from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound, SealringError, Unavailable
+from sealring.mesh.errors import (
+    FailedPrecondition,
+    InvalidInput,
+    ModelError,
+    NotFound,
+    SealringError,
+    Unavailable,
+)
 from sealring.mesh.rpc.problem import from_problem
 from sealring.node.daemon.supervisor import Child, variables
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.folders import HUB_ID, NAME, local_model, not_found
+from sealring.node.models.kept import note_of
 from sealring.node.models.landing import Landing
 from sealring.v1 import engine_pb2, membership_pb2
 
@@ -39,10 +47,11 @@ MAX_MODELS = 64
 
 @dataclass(frozen=True)
 class Held:
-    """A whole model folder: its name, its bytes, and whether it was fetched."""
+    """A model folder: its name, its bytes, those that are here, and whether it was fetched."""
 
     name: str
     size: int
+    done: int
     fetched: bool
 
 
@@ -69,6 +78,7 @@ class Fetcher:
         self.allowed = allowed
         self.pulls: dict[str, Pull] = {}
         self._held: list[Held] = []
+        self._found: dict[Path, tuple[Held, bool, tuple[int, int]]] = {}
         self._turn = asyncio.Lock()
         self._running: dict[str, asyncio.Task[Path]] = {}
 
@@ -128,7 +138,7 @@ class Fetcher:
         """The models that are here, as they were when `look` looked, and those on their way."""
         coming = {pull.name: pull for pull in self.pulls.values()}
         here = [
-            membership_pb2.HeldModel(name=one.name, size=one.size, done=one.size, fetched=one.fetched)
+            membership_pb2.HeldModel(name=one.name, size=one.size, done=one.done, fetched=one.fetched)
             for one in self._held
             if one.name not in coming
         ]
@@ -144,7 +154,31 @@ class Fetcher:
 
     async def look(self) -> None:
         """Looks for model folders."""
-        self._held = await asyncio.to_thread(_held, self._folders, self._home)
+        self._held = await asyncio.to_thread(self._look)
+
+    def _look(self) -> list[Held]:
+        """Model folders by the name that `local_model` finds them by, at most MAX_MODELS. What is in a folder
+        is looked at when a file came or went, until its size stays."""
+        found: dict[Path, tuple[Held, bool, tuple[int, int]]] = {}
+        names: set[str] = set()
+        for folder in self._folders:
+            for config in sorted((*folder.glob("*/config.json"), *folder.glob("*/*/config.json"))):
+                path = config.parent
+                name = path.relative_to(folder).as_posix()
+                if name in names or not (HUB_ID.fullmatch(name) or NAME.fullmatch(name)):
+                    continue
+                if len(names) == MAX_MODELS:
+                    break
+                names.add(name)
+                with contextlib.suppress(OSError):
+                    times = path.stat().st_mtime_ns, config.stat().st_mtime_ns
+                    held, settled, before = self._found.get(path, (None, False, times))
+                    if held is None or not settled or before != times:
+                        now = _look_into(path, name, folder == self._home)
+                        held, settled = now, now == held  # a file that grows is no change of its folder
+                    found[path] = held, settled, times
+        self._found = found
+        return [held for held, _, _ in found.values()]
 
     async def stop(self) -> None:
         """Ends what is under way; it goes on from there the next time."""
@@ -218,21 +252,6 @@ class Fetcher:
             )
 
 
-def _held(folders: Sequence[Path], home: Path) -> list[Held]:
-    """Model folders by the name that `local_model` finds them by, at most MAX_MODELS."""
-    found: dict[str, Held] = {}
-    for folder in folders:
-        for path in sorted((*folder.glob("*/config.json"), *folder.glob("*/*/config.json"))):
-            name = path.parent.relative_to(folder).as_posix()
-            if (
-                name not in found
-                and (HUB_ID.fullmatch(name) or NAME.fullmatch(name))
-                and len(found) < MAX_MODELS
-            ):
-                found[name] = Held(name, _size(path.parent), folder == home)
-    return list(found.values())
-
-
 def _checked(name: str) -> str:
     if ".." in name or (HUB_ID.fullmatch(name) is None and NAME.fullmatch(name) is None):
         raise InvalidInput(
@@ -248,6 +267,17 @@ def _whole(name: str, folders: Sequence[Path]) -> Path | None:
     with contextlib.suppress(NotFound):
         return local_model(name, folders)
     return None
+
+
+def _look_into(folder: Path, name: str, fetched: bool) -> Held:
+    try:
+        note = note_of(folder)
+    except ModelError:
+        note = None
+    if note is not None:
+        return Held(name, note.manifest.size, note.done, fetched)
+    size = _size(folder)
+    return Held(name, size, size, fetched)
 
 
 def _size(folder: Path) -> int:

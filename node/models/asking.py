@@ -1,11 +1,13 @@
-"""Fetches a model from the members that have it, checked part by part."""
+"""Fetches a model from the members that have it, or what a stage needs of it, checked part by part."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,8 +19,9 @@ from sealring.mesh.roster.model import Roster, RosterMember
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import TlsStore, connect_to
 from sealring.node.models.giving import MAX_PARTS
+from sealring.node.models.kept import Parts, parts_of, runs
 from sealring.node.models.landing import Landing
-from sealring.node.models.manifest import Manifest, ModelFile
+from sealring.node.models.manifest import PART, Manifest
 from sealring.v1 import models_pb2, models_pb2_grpc
 
 log = structlog.get_logger()
@@ -29,22 +32,27 @@ _DESCRIBE_SECONDS = 3600.0
 _PIECE_SECONDS = 60.0
 _BUSY_SECONDS = 2.0
 _BUSY = ("MODELS_BUSY", "RATE_LIMITED")
+_SHOWN = 4
 
 Progress = Callable[[int, int], None]
 """Bytes that are here, and of how many."""
 
+Needs = Callable[[Path], Awaitable[Sequence[tuple[str, int, int]]]]
+"""Of a folder whose weight files have their headers: the bytes [first, end) of files that a stage needs."""
+
 
 @dataclass
-class _Round:
-    """What asking every member once has come to."""
+class _Giver:
+    """A member that has parts of the model."""
 
-    manifest: Manifest | None = None
-    busy: bool = False
-    error: SealringError | None = None
+    member: RosterMember
+    stub: models_pb2_grpc.ModelsStub
+    manifest: Manifest
+    have: Parts
 
 
 class ModelAsker:
-    """Asks the members of the roster, in an order drawn anew each time."""
+    """Asks all members of the roster what they have, and takes it from them in an order drawn anew."""
 
     def __init__(
         self, cluster: str, own_id: str, store: TlsStore, roster: Callable[[], Roster | None]
@@ -54,40 +62,59 @@ class ModelAsker:
         self._store = store
         self._roster = roster
 
-    async def fetch(self, model: str, landing: Landing, progress: Progress) -> bool:
-        """Fills `landing` with a model; False where no member has it.
+    async def fetch(
+        self, model: str, landing: Landing, progress: Progress, needs: Needs | None = None
+    ) -> bool:
+        """Fills `landing` with a model, or with what `needs` asks of it; False where no member has any of it.
 
-        The first member that has the model says what it holds; whoever says the same helps out when that one
-        goes away. Waits while all of them are busy. Raises Unavailable (MODEL_NOT_FETCHED), and what
-        `Landing` raises.
+        Waits while all of them are busy. Raises ModelError (MODEL_VERSIONS_DIFFER) where members have
+        different models of this name, Unavailable (MODEL_NOT_FETCHED), and what `Landing` and `needs` raise.
         """
-        turn = _Round()
+        async with AsyncExitStack() as channels:
+            givers = await self._givers(model, channels)
+            if not givers:
+                return False
+            manifest = givers[0].manifest
+            if needs is None:
+                await asyncio.to_thread(landing.begin, manifest)
+                await _fill(model, givers, landing, progress)
+                return True
+            wanted = _beginnings(manifest)
+            await asyncio.to_thread(landing.begin, manifest, wanted)
+            await _fill(model, givers, landing, progress)
+            wanted = _headers(manifest, wanted, landing.path)
+            await asyncio.to_thread(landing.want, wanted)
+            await _fill(model, givers, landing, progress)
+            wanted = _with_ranges(manifest, wanted, await needs(landing.path))
+            await asyncio.to_thread(landing.want, wanted)
+            await _fill(model, givers, landing, progress)
+            return True
+
+    async def _givers(self, model: str, channels: AsyncExitStack) -> list[_Giver]:
+        """Who has any of it; all of them say the same of the whole. Asks the busy ones again if there is
+        nobody else. Raises ModelError (MODEL_VERSIONS_DIFFER)."""
+        members = self._members()
         while True:
-            turn.busy, members = False, self._members()
-            for member in members:
-                try:
-                    if await self._from(member, model, landing, turn, progress):
-                        return True
-                except (grpc.RpcError, SealringError, TimeoutError) as raised:
-                    error = from_rpc_error(raised) if isinstance(raised, grpc.RpcError) else raised
-                    if not isinstance(error, SealringError):
-                        error = Unavailable("it sent nothing for too long", reason="SLOW_PEER")
-                    if error.reason in ("DISK_FULL", "STATE_UNWRITABLE"):
-                        raise error from None
-                    turn.busy = turn.busy or error.reason in _BUSY
-                    if error.reason not in (*_BUSY, "MODEL_NOT_FOUND", "PEER_UNREACHABLE"):
-                        turn.error = error
-                        log.warning("model_not_passed_on", member=member.id, reason=error.reason)
-            if not turn.busy:
+            asked = await asyncio.gather(*(self._ask(member, model, channels) for member in members))
+            found = [one for one in asked if isinstance(one, _Giver)]
+            if found or True not in asked:
                 break
+            members = [member for member, one in zip(members, asked, strict=True) if one is True]
             await asyncio.sleep(_BUSY_SECONDS)
-        if turn.manifest is None:
-            return False
-        raise Unavailable(
-            f"no member passes all of {model} on: {turn.error.message if turn.error else 'they are gone'}",
-            hint="try again: what has come is kept",
-            reason="MODEL_NOT_FETCHED",
-        )
+        by_digest: dict[str, list[str]] = {}
+        for giver in found:
+            by_digest.setdefault(giver.manifest.digest.hex()[:8], []).append(giver.member.id[:16])
+        if len(by_digest) > 1:
+            told = (
+                f"{digest}: {', '.join(sorted(names)[:_SHOWN])}"
+                for digest, names in sorted(by_digest.items())
+            )
+            raise ModelError(
+                f"members have different models named {model} ({'; '.join(told)})",
+                hint="remove the wrong one there: sealring model remove",
+                reason="MODEL_VERSIONS_DIFFER",
+            )
+        return found
 
     def _members(self) -> list[RosterMember]:
         roster = self._roster()
@@ -95,62 +122,115 @@ class ModelAsker:
         random.shuffle(others)
         return others
 
-    async def _from(
-        self, member: RosterMember, model: str, landing: Landing, turn: _Round, progress: Progress
-    ) -> bool:
-        """Whether all of the model is here now."""
+    async def _ask(self, member: RosterMember, model: str, channels: AsyncExitStack) -> _Giver | bool:
+        """What a member has of a model; without that, whether it is too busy to say."""
         peer = PeerIdentity(self._cluster, Role.MEMBER, member.id)
-        channel = await connect_to(peer, member.addresses, self._store)
         try:
+            channel = await connect_to(peer, member.addresses, self._store)
+            channels.push_async_callback(channel.close)
             stub = models_pb2_grpc.ModelsStub(channel.get())
-            told = await stub.Describe(
-                models_pb2.DescribeModelRequest(model=model), timeout=_DESCRIBE_SECONDS
-            )
+            request = models_pb2.DescribeModelRequest(model=model)
+            told = await stub.Describe(request, timeout=_DESCRIBE_SECONDS)
             manifest = Manifest.from_message(told)
-            if turn.manifest is None:
-                await asyncio.to_thread(landing.begin, manifest)
-                turn.manifest = manifest
-            elif manifest.digest != turn.manifest.digest:
-                raise ModelError("it has another version of the model", reason="OTHER_MODEL_VERSION")
-            progress(landing.done, manifest.size)
-            for index, file in enumerate(manifest.files):
-                while landing.parts(index) < file.parts:
-                    await _copy(stub, manifest, index, file, landing, progress)
-            return True
-        finally:
-            await channel.close()
+            return _Giver(member, stub, manifest, parts_of(told, manifest))
+        except (grpc.RpcError, SealringError) as raised:
+            return _note(member, raised).reason in _BUSY
 
 
-async def _copy(
-    stub: models_pb2_grpc.ModelsStub,
-    manifest: Manifest,
-    index: int,
-    file: ModelFile,
-    landing: Landing,
-    progress: Progress,
-) -> None:
+def _beginnings(manifest: Manifest) -> Parts:
+    """What is not weights, and the first part of what is."""
+    return [
+        frozenset(range(file.parts)) if not file.is_weights else frozenset(range(min(1, file.parts)))
+        for file in manifest.files
+    ]
+
+
+def _headers(manifest: Manifest, wanted: Parts, folder: Path) -> Parts:
+    """With all parts that the header of a weight file reaches into: 8 bytes say how long it is."""
+    more = []
+    for file, parts in zip(manifest.files, wanted, strict=True):
+        if file.is_weights:
+            with (folder / file.name).open("rb") as stream:
+                end = 8 + int.from_bytes(stream.read(8), "little")
+            parts |= frozenset(range(min(file.parts, -(-end // PART))))
+        more.append(parts)
+    return more
+
+
+def _with_ranges(manifest: Manifest, wanted: Parts, ranges: Sequence[tuple[str, int, int]]) -> Parts:
+    more = {file.name: set(parts) for file, parts in zip(manifest.files, wanted, strict=True)}
+    for name, first, end in ranges:
+        more[name].update(range(first // PART, -(-end // PART)))
+    return [frozenset(more[file.name]) for file in manifest.files]
+
+
+async def _fill(model: str, givers: Sequence[_Giver], landing: Landing, progress: Progress) -> None:
+    """Takes what is missing from one giver after the other; one that fails is asked no more.
+
+    Raises Unavailable (MODEL_NOT_FETCHED), and what `Landing.add` raises.
+    """
+    left, error = list(givers), SealringError("they do not have all of it")
+    progress(landing.done, landing.size)
+    while any(landing.missing()):
+        busy = []
+        for giver in left:
+            try:
+                for file, (missing, have) in enumerate(zip(landing.missing(), giver.have, strict=True)):
+                    for run in runs(missing & have):
+                        for first in range(run.start, run.stop, MAX_PARTS):
+                            await _copy(giver, file, range(first, run.stop)[:MAX_PARTS], landing, progress)
+            except (grpc.RpcError, SealringError, TimeoutError) as raised:
+                failed = _note(giver.member, raised)
+                if failed.reason in ("DISK_FULL", "STATE_UNWRITABLE"):
+                    raise failed from None
+                if failed.reason in _BUSY:
+                    busy.append(giver)
+                else:
+                    error = failed
+        left = busy
+        if left:
+            await asyncio.sleep(_BUSY_SECONDS)
+        elif any(landing.missing()):
+            raise Unavailable(
+                f"no member passes all of {model} on: {error.message}",
+                hint="try again: what has come is kept",
+                reason="MODEL_NOT_FETCHED",
+            )
+
+
+def _note(member: RosterMember, raised: BaseException) -> SealringError:
+    error = from_rpc_error(raised) if isinstance(raised, grpc.RpcError) else raised
+    if not isinstance(error, SealringError):
+        error = Unavailable("it sent nothing for too long", reason="SLOW_PEER")
+    if error.reason not in (*_BUSY, "MODEL_NOT_FOUND", "PEER_UNREACHABLE"):
+        log.warning("model_not_passed_on", member=member.id, reason=error.reason)
+    return error
+
+
+async def _copy(giver: _Giver, index: int, parts: range, landing: Landing, progress: Progress) -> None:
     """One call's worth of a file. While a part is hashed and written the next one comes."""
-    first = landing.parts(index)
-    count = min(MAX_PARTS, file.parts - first)
-    request = models_pb2.ReadModelRequest(manifest=manifest.digest, file=index, first=first, parts=count)
-    call: Any = stub.Read(request)
+    file = giver.manifest.files[index]
+    request = models_pb2.ReadModelRequest(
+        manifest=giver.manifest.digest, file=index, first=parts.start, parts=len(parts)
+    )
+    call: Any = giver.stub.Read(request)
     adding: asyncio.Task[None] | None = None
     try:
-        for part in range(first, first + count):
-            data = bytearray()
-            while len(data) < file.length(part):
+        for part in parts:
+            pieces: list[bytes] = []
+            while sum(map(len, pieces)) < file.length(part):
                 async with asyncio.timeout(_PIECE_SECONDS):
                     piece = await call.read()
                 if not isinstance(piece, models_pb2.ModelPiece) or not piece.data:
                     raise ModelError(f"{file.name} ends too early", reason="MODEL_PART_DAMAGED")
-                data += piece.data
+                pieces.append(piece.data)
             if adding is not None:
                 await adding
-                progress(landing.done, manifest.size)
-            adding = asyncio.create_task(asyncio.to_thread(landing.add, index, data))
+                progress(landing.done, landing.size)
+            adding = asyncio.create_task(asyncio.to_thread(landing.add, index, part, pieces))
         if adding is not None:
             await adding
-            progress(landing.done, manifest.size)
+            progress(landing.done, landing.size)
     finally:
         call.cancel()
         if adding is not None and not adding.done():

@@ -26,7 +26,7 @@ from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.node.ipc.frames import FrameSocket
 from sealring.node.models.folders import not_found
 from sealring.node.models.landing import check_disk
-from sealring.node.models.manifest import belongs
+from sealring.node.models.manifest import MAX_BYTES, MAX_FILES, belongs
 from sealring.v1 import engine_pb2
 
 log = structlog.get_logger()
@@ -56,7 +56,7 @@ def main() -> None:
 
 def fetch(model: str, into: Path, frames: FrameSocket) -> None:
     """Raises NotFound (MODEL_NOT_FOUND), Unavailable (HUB_OFFLINE, HUB_UNREACHABLE), ResourceExhausted
-    (DISK_FULL), ModelError (MODEL_PART_DAMAGED)."""
+    (DISK_FULL), ModelError (MODEL_TOO_LARGE, MODEL_PART_DAMAGED)."""
     import huggingface_hub
 
     try:
@@ -65,6 +65,12 @@ def fetch(model: str, into: Path, frames: FrameSocket) -> None:
         if all(file.rfilename != "config.json" for file in files):
             raise not_found(model, "the repository holds no model")
         size = sum(file.size or 0 for file in files)
+        if len(files) > MAX_FILES or size > MAX_BYTES:
+            raise ModelError(
+                f"the repository of {model} holds {len(files)} files of a model, {size >> 30} GiB",
+                hint=f"at most {MAX_FILES} and {MAX_BYTES >> 30} GiB can be passed on to other nodes",
+                reason="MODEL_TOO_LARGE",
+            )
         frames.send(engine_pb2.HubEvent(size=size))
         check_disk(into, size - sum(path.stat().st_size for path in into.rglob("*") if path.is_file()))
         for file in files:

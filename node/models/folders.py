@@ -12,6 +12,9 @@ from sealring.mesh.errors import NotFound
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 BUNDLED = "demo"
+NOTE = "sealring-manifest.json"
+"""What sealring notes in a folder that it has filled: no file of the model."""
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _MAX_PATH = 1024
@@ -56,7 +59,7 @@ def not_found(name: str, hint: str) -> NotFound:
 
 @dataclass(frozen=True)
 class FolderState:
-    """What changes when somebody changes a model folder: names, sizes and times of its files."""
+    """What changes when somebody changes a model folder: names, sizes and times of its files but the note."""
 
     path: Path
     files: tuple[tuple[str, int, int], ...]
@@ -75,7 +78,7 @@ def _files(path: Path) -> Iterator[tuple[str, int, int]]:
         for count, entry in enumerate(entries):
             if count == _MAX_FILES:
                 raise not_found(str(path), "the folder holds too many files to be a model")
-            if entry.is_file():
+            if entry.name != NOTE and entry.is_file():
                 status = entry.stat()
                 yield entry.name, status.st_size, status.st_mtime_ns
 

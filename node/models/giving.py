@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import threading
 from collections import OrderedDict
@@ -33,6 +34,7 @@ from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.limits import Buckets
 from sealring.mesh.rpc.tls import peer_identity
 from sealring.node.models.folders import FolderState, local_model, not_found
+from sealring.node.models.kept import Note, Parts, every_part, note_of, to_message
 from sealring.node.models.manifest import PART, Manifest, open_inside
 from sealring.v1 import models_pb2, models_pb2_grpc
 
@@ -57,18 +59,23 @@ class _Known:
 
     state: FolderState
     manifest: Manifest
+    have: Parts
 
 
 class ModelGiver(models_pb2_grpc.ModelsServicer):
     """The Models service of one node."""
 
-    def __init__(self, cluster: str, folders: Sequence[Path], roster: Callable[[], Roster | None]) -> None:
-        """`roster` gives the one in use, or None where there is none that is valid."""
+    def __init__(
+        self, cluster: str, folders: Sequence[Path], notes: Path, roster: Callable[[], Roster | None]
+    ) -> None:
+        """`roster` gives the one in use, or None where there is none that is valid. In the folder `notes` it
+        notes the manifests of models that others have put there."""
         self._cluster = cluster
         self._folders = folders
+        self._notes = notes
         self._roster = roster
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
-        self._making: dict[FolderState, asyncio.Task[Manifest]] = {}
+        self._making: dict[FolderState, asyncio.Task[_Known]] = {}
         self._turn = asyncio.Lock()
         self._readers: list[str] = []
         self._calls = Buckets(_CALLS_PER_SECOND, _CALLS_AT_ONCE)
@@ -89,7 +96,8 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         folder = None if request.model.startswith("/") else await asyncio.to_thread(self._find, request.model)
         if folder is None:
             raise not_found(request.model, "this node does not have it")
-        return (await self.manifest(folder)).message()
+        known = await self._manifest(folder)
+        return to_message(known.manifest, known.have)
 
     async def Read(  # type: ignore[override]  # noqa: N802 - writes to the context, named by the rpc
         self, request: models_pb2.ReadModelRequest, context: Any
@@ -107,6 +115,8 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         file, end = known.manifest.files[request.file], request.first + request.parts
         if not 1 <= request.parts <= MAX_PARTS or end > file.parts:
             raise _bad_range()
+        if not known.have[request.file].issuperset(range(request.first, end)):
+            raise _bad_range()
         with self._slot(caller), self._open(known, file.name) as descriptor:
             for start in range(request.first * PART, min(end * PART, file.size), PIECE):
                 stop = min(start + PIECE, file.size)
@@ -119,13 +129,16 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
     async def manifest(self, folder: Path) -> Manifest:
         """What a folder holds; read once for as long as nothing in it changes, one folder at a time.
 
-        Raises NotFound (MODEL_NOT_FOUND), ResourceExhausted (MODELS_BUSY), ModelError
-        (MODEL_FOLDER_UNUSABLE).
+        Raises NotFound (MODEL_NOT_FOUND), ResourceExhausted (MODELS_BUSY), ModelError (MODEL_CHANGED,
+        MODEL_FOLDER_UNUSABLE, BAD_MODEL_NOTE).
         """
+        return (await self._manifest(folder)).manifest
+
+    async def _manifest(self, folder: Path) -> _Known:
         state = await asyncio.to_thread(FolderState.read, folder)
         for known in self._known.values():
             if known.state == state:
-                return known.manifest
+                return known
         if state not in self._making:
             if len(self._making) >= _MAX_WAITING:
                 raise _busy()
@@ -134,17 +147,34 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             task.add_done_callback(partial(self._made, state))
         return await asyncio.shield(self._making[state])
 
-    async def _make(self, state: FolderState) -> Manifest:
+    async def _make(self, state: FolderState) -> _Known:
         async with self._turn:
-            manifest = await asyncio.to_thread(Manifest.of, state.path, self._stop)
-        if await asyncio.to_thread(FolderState.read, state.path) != state:
-            raise _changed(state.path)
-        self._known[manifest.digest] = _Known(state, manifest)
+            known = await asyncio.to_thread(self._noted, state)
+        self._known[known.manifest.digest] = known
         if len(self._known) > _MAX_MANIFESTS:
             self._known.popitem(last=False)
-        return manifest
+        return known
 
-    def _made(self, state: FolderState, task: asyncio.Task[Manifest]) -> None:
+    def _noted(self, state: FolderState) -> _Known:
+        """By the note of an earlier process, if nothing has changed since; else all files are read."""
+        apart = self._notes / f"{hashlib.sha256(bytes(state.path.resolve())).hexdigest()}.json"
+        own = note_of(state.path)
+        for note in (own, Note.read(apart, state.path)):
+            if note is not None and note.state == state:
+                return _Known(state, note.manifest, note.have)
+        if own is not None and not own.whole:
+            raise _changed(state.path)  # more of it is on its way
+        manifest = Manifest.of(state.path, self._stop)
+        if FolderState.read(state.path) != state:
+            raise _changed(state.path)
+        note = Note(manifest, every_part(manifest), state)
+        try:
+            note.write(apart)
+        except OSError as error:
+            log.warning("manifest_not_noted", model=state.path.name, error=error.strerror)
+        return _Known(state, manifest, note.have)
+
+    def _made(self, state: FolderState, task: asyncio.Task[_Known]) -> None:
         del self._making[state]
         if not task.cancelled():
             task.exception()  # whoever waits sees it; a caller that gave up does not

@@ -1,17 +1,19 @@
-"""Where a model's folder is filled: out of sight, until it is whole."""
+"""Where a model's folder is filled: out of sight, until it is whole or a stage's part of it is."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from sealring.mesh.errors import ModelError, ResourceExhausted
-from sealring.mesh.system.files import unwritable
-from sealring.node.models.manifest import PART, Manifest, hash_parts
+from sealring.mesh.system.files import sync, sync_folder, unwritable
+from sealring.node.models.folders import NOTE, FolderState
+from sealring.node.models.kept import Note, Parts, every_part, is_hole, is_part, length_of, note_of
+from sealring.node.models.manifest import PART, Manifest, hash_part
 
 PARTIAL = ".partial"
 """Beside the folders that are whole. No model's name begins with a dot."""
@@ -22,12 +24,16 @@ SPARE = 1 << 30
 
 class Landing:
     """One model on its way to `home/NAME`. What has come outlives the process, however it ends: the next one
-    hashes it and goes on behind it. All of this blocks; one process and one thread at a time."""
+    hashes it and goes on behind it. A folder that holds a part of the model is filled where it is: its note
+    (`node/models/kept.py`) names no part that is not there. All of this blocks; one process and one thread
+    at a time."""
 
     def __init__(self, home: Path, name: str) -> None:
+        """Raises ModelError (BAD_MODEL_NOTE)."""
         self.target = home / name
-        self.path = home / PARTIAL / name.replace("/", "--")
-        self._parts: list[int] = []
+        self.path = self.target if is_part(self.target) else home / PARTIAL / name.replace("/", "--")
+        self._have: list[set[int]] = []
+        self._wanted: Parts = ()
         self._manifest: Manifest | None = None
 
     def prepare(self) -> None:
@@ -35,51 +41,76 @@ class Landing:
         with _writing(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def begin(self, manifest: Manifest) -> None:
-        """Keeps the beginning of each file as far as it is right, and drops the rest.
+    def begin(self, manifest: Manifest, wanted: Parts | None = None) -> None:
+        """Keeps every part that is right, and drops what does not belong to the model.
 
-        Raises ResourceExhausted (DISK_FULL) where the rest would not fit, ConfigError (STATE_UNWRITABLE).
+        `wanted` are the parts that are to come, all where it is None. Raises ResourceExhausted (DISK_FULL)
+        where they would not fit, ModelError (OTHER_MODEL_VERSION), ConfigError (STATE_UNWRITABLE).
         """
         self.prepare()
+        note = note_of(self.path)
+        if note is not None and note.manifest.digest != manifest.digest:
+            raise ModelError(
+                f"the part of {self.path.name} that is here is of another version",
+                hint="remove it first: sealring model remove",
+                reason="OTHER_MODEL_VERSION",
+            )
         with _writing(self.path):
-            names = {file.name for file in manifest.files}
+            names = {NOTE, *(file.name for file in manifest.files)}
             for entry in list(os.scandir(self.path)):
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path)
                 elif entry.name not in names or entry.is_symlink():
                     os.unlink(entry.path)
-            self._parts = [self._kept(manifest, index) for index in range(len(manifest.files))]
+            self._have = [self._kept(manifest, index) for index in range(len(manifest.files))]
         self._manifest = manifest
-        check_disk(self.path, manifest.size - self.done)
+        self.want(every_part(manifest) if wanted is None else wanted)
+
+    def want(self, wanted: Parts) -> None:
+        """Changes which parts are to come. Raises ResourceExhausted (DISK_FULL)."""
+        self._wanted = wanted
+        check_disk(self.path, self.size - self.done)
+
+    @property
+    def size(self) -> int:
+        """Bytes that are wanted."""
+        return length_of(self._manifest.files, self._wanted) if self._manifest else 0
 
     @property
     def done(self) -> int:
-        """Bytes that are here and right."""
-        files = self._manifest.files if self._manifest else ()
-        return sum(min(file.size, parts * PART) for file, parts in zip(files, self._parts, strict=True))
+        """Bytes of them that are here and right."""
+        if self._manifest is None:
+            return 0
+        here = [wanted & have for wanted, have in zip(self._wanted, self._have, strict=True)]
+        return length_of(self._manifest.files, here)
 
-    def parts(self, file: int) -> int:
-        """How many parts of a file are here, from its beginning."""
-        return self._parts[file]
+    def missing(self) -> Parts:
+        """The parts of each file that are wanted and not here."""
+        return [wanted - have for wanted, have in zip(self._wanted, self._have, strict=True)]
 
-    def add(self, file: int, data: bytes | bytearray) -> None:
-        """The next part of a file.
+    def add(self, file: int, part: int, pieces: Sequence[bytes | memoryview]) -> None:
+        """A part of a file, in the pieces that it came in.
 
         Raises ModelError (MODEL_PART_DAMAGED), ResourceExhausted (DISK_FULL), ConfigError (STATE_UNWRITABLE).
         """
         assert self._manifest is not None
-        one, part = self._manifest.files[file], self._parts[file]
-        if not one.fits(part, hashlib.sha256(data).digest()):
+        one, total = self._manifest.files[file], hashlib.sha256()
+        for piece in pieces:
+            total.update(piece)
+        if not one.fits(part, total.digest()):
             raise ModelError(
                 f"part {part} of {one.name} is not what its manifest says", reason="MODEL_PART_DAMAGED"
             )
-        with _writing(self.path), (self.path / one.name).open("r+b") as stream:
+        with _writing(self.path), (self.path / one.name).open("r+b", buffering=0) as stream:
             stream.seek(part * PART)
-            stream.write(data)
-        self._parts[file] += 1
+            for piece in pieces:
+                written = 0
+                while written < len(piece):
+                    written += stream.write(memoryview(piece)[written:])
+        self._have[file].add(part)
 
     def publish(self) -> Path:
-        """The folder under its own name, once all of it is on the disk.
+        """The folder under its own name, once all of it is on the disk, noted with its manifest.
 
         A folder that has come there by another way meanwhile stays. Raises ConfigError (STATE_UNWRITABLE).
         """
@@ -89,29 +120,34 @@ class Landing:
                     shutil.rmtree(entry.path)  # what huggingface_hub notes down
                     continue
                 with open(entry.path, "rb") as stream:
-                    os.fsync(stream.fileno())
+                    sync(stream.fileno())
+            if self._manifest is not None:
+                have = [frozenset(here) for here in self._have]
+                Note(self._manifest, have, FolderState.read(self.path)).write(self.path / NOTE)
+            sync_folder(self.path)
+            if self.path == self.target:
+                return self.target
             self.target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.target.is_dir():
                 shutil.rmtree(self.path)
             else:
                 self.path.rename(self.target)
+                sync_folder(self.target.parent)
         return self.target
 
-    def _kept(self, manifest: Manifest, index: int) -> int:
-        """How many parts of a file are right already; its end is cut off after them."""
+    def _kept(self, manifest: Manifest, index: int) -> set[int]:
+        """The parts of a file that are right already; it gets its whole length, with holes."""
         file = manifest.files[index]
         descriptor = os.open(self.path / file.name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            whole = min(file.size, os.fstat(descriptor).st_size)
-            if whole < file.size:
-                whole -= whole % PART
-            right = 0
-            for digest in hash_parts(descriptor, whole):
-                if not file.fits(right, digest):
-                    break
-                right += 1
-            os.ftruncate(descriptor, min(file.size, right * PART))
-            return right
+            if os.fstat(descriptor).st_size != file.size:
+                os.ftruncate(descriptor, file.size)
+            return {
+                part
+                for part in range(file.parts)
+                if not is_hole(descriptor, part * PART, part * PART + file.length(part))
+                and file.fits(part, hash_part(descriptor, file.size, part))
+            }
         finally:
             os.close(descriptor)
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sealring.mesh.errors import Cancelled, ModelError
+from sealring.node.models.folders import NOTE
 from sealring.v1 import models_pb2
 
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken")
@@ -23,8 +24,8 @@ PART = 8 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _DIGEST = hashlib.sha256().digest_size
-_MAX_FILES = 1024
-_MAX_BYTES = 3 << 40
+MAX_FILES = 1024
+MAX_BYTES = 3 << 40
 """Of all files: their hashes then fit into one message."""
 
 _BLOCK = 1 << 20
@@ -41,6 +42,10 @@ class ModelFile:
     @property
     def parts(self) -> int:
         return -(-self.size // PART)
+
+    @property
+    def is_weights(self) -> bool:
+        return self.name.endswith(".safetensors")
 
     def length(self, part: int) -> int:
         """Bytes of a part; the last one is shorter."""
@@ -81,7 +86,7 @@ class Manifest:
     @classmethod
     def from_message(cls, message: models_pb2.ModelManifest) -> Manifest:
         """A manifest that another member sent. Raises ModelError (BAD_MANIFEST)."""
-        if not 1 <= len(message.files) <= _MAX_FILES or sum(one.size for one in message.files) > _MAX_BYTES:
+        if not 1 <= len(message.files) <= MAX_FILES or sum(one.size for one in message.files) > MAX_BYTES:
             raise _bad("it is empty or too large")
         files = tuple(ModelFile(one.name, one.size, one.parts) for one in message.files)
         names = [file.name for file in files]
@@ -111,7 +116,11 @@ class Manifest:
 
 def belongs(name: str) -> bool:
     """Whether a file of this name belongs to a model."""
-    return _NAME.fullmatch(name) is not None and any(fnmatch(name, pattern) for pattern in PATTERNS)
+    return (
+        _NAME.fullmatch(name) is not None
+        and name.lower() != NOTE
+        and any(fnmatch(name, pattern) for pattern in PATTERNS)
+    )
 
 
 def open_inside(folder: Path, name: str) -> int:
@@ -132,28 +141,26 @@ def open_inside(folder: Path, name: str) -> int:
     return descriptor
 
 
-def hash_parts(descriptor: int, size: int, stop: threading.Event | None = None) -> list[bytes]:
-    """The SHA-256 of every part of the first `size` bytes. Raises OSError, Cancelled."""
-    hashes = []
-    for start in range(0, size, PART):
-        total, at, end = hashlib.sha256(), start, min(start + PART, size)
-        while at < end:
-            if stop is not None and stop.is_set():
-                raise Cancelled("the node stops")
-            block = os.pread(descriptor, min(_BLOCK, end - at), at)
-            if not block:
-                raise OSError(0, "a file has become shorter")
-            total.update(block)
-            at += len(block)
-        hashes.append(total.digest())
-    return hashes
+def hash_part(descriptor: int, size: int, part: int, stop: threading.Event | None = None) -> bytes:
+    """The SHA-256 of a part of a file of `size` bytes. Raises OSError, Cancelled."""
+    total, at, end = hashlib.sha256(), part * PART, min((part + 1) * PART, size)
+    while at < end:
+        if stop is not None and stop.is_set():
+            raise Cancelled("the node stops")
+        block = os.pread(descriptor, min(_BLOCK, end - at), at)
+        if not block:
+            raise OSError(0, "a file has become shorter")
+        total.update(block)
+        at += len(block)
+    return total.digest()
 
 
 def _read(folder: Path, name: str, stop: threading.Event | None) -> ModelFile:
     descriptor = open_inside(folder, name)
     try:
         size = os.fstat(descriptor).st_size
-        return ModelFile(name, size, b"".join(hash_parts(descriptor, size, stop)))
+        parts = range(-(-size // PART))
+        return ModelFile(name, size, b"".join(hash_part(descriptor, size, part, stop) for part in parts))
     finally:
         os.close(descriptor)
 

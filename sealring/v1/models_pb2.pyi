@@ -67,21 +67,25 @@ class ModelFile(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    HAVE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     size: _builtins.int
     """bytes"""
     parts: _builtins.bytes
     """the SHA-256 of every 8 MiB, one after the other"""
+    have: _builtins.bytes
+    """a bit for each part that is here, the lowest first; empty: all are"""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         size: _builtins.int = ...,
         parts: _builtins.bytes = ...,
+        have: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parts", b"parts", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["have", b"have", "name", b"name", "parts", b"parts", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ import pytest
 from localhub import LocalHub, local_hub
 
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound, SealringError, Unavailable
+from sealring.node.daemon import fetching
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
@@ -122,6 +123,30 @@ async def test_only_what_was_fetched_is_removed(tmp_path: Path) -> None:
         await fetcher.remove("model")
     with pytest.raises(InvalidInput):
         await fetcher.remove("../own/mine")
+
+
+async def test_folders_are_read_again_only_when_files_came_or_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetcher = make(tmp_path, Members())
+    folder = tmp_path / "own" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    looked: list[Path] = []
+    real = fetching._size
+    monkeypatch.setattr(fetching, "_size", lambda path: looked.append(path) or real(path))
+    for _ in range(4):
+        await fetcher.look()
+    assert [(one.name, one.size, one.done) for one in fetcher.messages()] == [("mine", 2, 2)]
+    assert looked == [folder, folder]
+    (folder / "model.safetensors").write_bytes(bytes(98))
+    await fetcher.look()
+    assert [one.size for one in fetcher.messages()] == [100]
+    (folder / "model.safetensors").unlink()
+    (folder / "config.json").unlink()
+    folder.rmdir()
+    await fetcher.look()
+    assert fetcher.messages() == []
 
 
 async def test_a_model_is_measured_only_where_it_is_and_fetched_to_be_served(tmp_path: Path) -> None:

@@ -10,11 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 from localhub import LocalHub, local_hub
 
+from sealring.mesh.errors import ModelError
 from sealring.node.ipc.frames import FrameSocket, socket_pair
 from sealring.node.models import fetch
 from sealring.v1 import engine_pb2
@@ -122,6 +125,18 @@ def test_a_file_that_is_not_what_the_hub_says_is_dropped(
     assert event.problem.reason == "MODEL_PART_DAMAGED"
     assert {path.name for path in (tmp_path / "into").rglob("*") if path.is_file()} >= {"config.json"}
     assert not list((tmp_path / "into").rglob("*" + "0" * 64))
+
+
+def test_a_repository_of_very_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is asked for: 20,000 files are listed, of which the model's are too many."""
+    names = ["config.json", *(f"model-{number}.safetensors" for number in range(20_000))]
+    listed = [SimpleNamespace(rfilename=name, size=1, lfs=None) for name in names]
+    info = SimpleNamespace(siblings=listed, sha="0" * 40)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: info)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", None)
+    with pytest.raises(ModelError) as raised:
+        fetch.fetch("org/model", tmp_path, None)  # type: ignore[arg-type]
+    assert raised.value.reason == "MODEL_TOO_LARGE"
 
 
 def test_it_dies_with_its_daemon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -17,10 +19,13 @@ from sealring.mesh.errors import ModelError, ResourceExhausted, Unavailable
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import PeerChannel, server_credentials
-from sealring.node.models import giving, landing, manifest
+from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, server_credentials
+from sealring.node.models import asking, giving, landing, manifest
+from sealring.node.models import landing as landing_module
 from sealring.node.models.asking import ModelAsker
+from sealring.node.models.folders import NOTE
 from sealring.node.models.giving import SERVICE, ModelGiver
+from sealring.node.models.kept import note_of
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import Manifest
 from sealring.v1 import models_pb2, models_pb2_grpc
@@ -30,7 +35,7 @@ PART = 1 << 16
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, landing, giving):
+    for module in (manifest, landing, giving, asking):
         monkeypatch.setattr(module, "PART", PART)
     monkeypatch.setattr(giving, "PIECE", PART // 4)
     monkeypatch.setattr(giving, "MAX_PARTS", 3)
@@ -52,7 +57,7 @@ class Member:
 
     def __init__(self, cluster: Any, folder: Path, roster: Callable[[], Any]) -> None:
         self.party = cluster.party()
-        self.giver = ModelGiver("testbed", [folder], roster)
+        self.giver = ModelGiver("testbed", [folder], folder.with_name(f"{folder.name}-notes"), roster)
         self.server = Server([(models_pb2_grpc.add_ModelsServicer_to_server, self.giver, SERVICE)])
 
 
@@ -131,7 +136,7 @@ async def test_a_model_comes_from_the_member_that_has_it(world: World) -> None:
     assert found == world.tmp_path / "own" / "org" / "model"
     assert not landing.path.exists()
     names = {"config.json", "empty.txt", "model.safetensors"}
-    assert {path.name for path in found.iterdir()} == names
+    assert {path.name for path in found.iterdir()} == names | {NOTE}
     assert all((found / name).read_bytes() == (there / name).read_bytes() for name in names)
     assert told[-1] == (Manifest.of(there).size, Manifest.of(there).size)
 
@@ -193,17 +198,173 @@ async def test_another_member_goes_on_where_one_lies(world: World, monkeypatch: 
     assert Manifest.of(landing.path).digest == liar_state.digest
 
 
-async def test_members_with_different_models_do_not_mix(world: World) -> None:
-    """The second one's parts are of no use; nothing of them is taken."""
+async def test_members_with_different_models_are_not_believed(world: World) -> None:
+    """No first one is: both are named, and nothing comes."""
     make_model(world.tmp_path / "a" / "model")
     make_model(world.tmp_path / "b" / "model", parts=6)
+    one, other = await world.add("a"), await world.add("b")
+    world.sign()
+    landing = world.landing()
+    with pytest.raises(ModelError) as raised:
+        await world.asker().fetch("org/model", landing, ignore)
+    assert raised.value.reason == "MODEL_VERSIONS_DIFFER"
+    assert all(member.party.id[:16] in raised.value.message for member in (one, other))
+    assert not landing.path.exists()
+
+
+async def test_a_manifest_outlives_the_process_that_made_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is hashed again before the folder changes."""
+    folder = make_model(world.tmp_path / "a" / "model")
+    first = await (await world.add("a")).giver.manifest(folder)
+    made: list[Path] = []
+    real = Manifest.of
+    monkeypatch.setattr(Manifest, "of", lambda path, stop=None: made.append(path) or real(path, stop))
+    again = await world.add("a")
+    assert (await again.giver.manifest(folder)).digest == first.digest
+    assert not made
+    (folder / "config.json").write_text("{ }")
+    assert (await again.giver.manifest(folder)).digest != first.digest
+    assert made == [folder]
+
+
+async def test_a_fetched_model_is_noted_beside_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_model(world.tmp_path / "a" / "model")
     await world.add("a")
-    await world.add("b")
     world.sign()
     landing = world.landing()
     assert await world.asker().fetch("org/model", landing, ignore)
-    wanted = {Manifest.of(world.tmp_path / name / "model").digest for name in "ab"}
-    assert Manifest.of(landing.path).digest in wanted
+    found = landing.publish()
+    note = note_of(found)
+    assert note is not None
+    assert note.whole
+    assert note.manifest.digest == Manifest.of(folder).digest
+    monkeypatch.setattr(Manifest, "of", None)  # it is passed on without being read
+    assert (await (await world.add("own")).giver.manifest(found)).digest == note.manifest.digest
+    (found / NOTE).write_text("{")
+    with pytest.raises(ModelError) as raised:
+        await (await world.add("own")).giver.manifest(found)
+    assert raised.value.reason == "BAD_MODEL_NOTE"
+
+
+def ranges(*wanted: tuple[str, int, int]) -> Any:
+    async def needs(folder: Path) -> Any:
+        return wanted
+
+    return needs
+
+
+async def test_what_a_stage_needs_comes_and_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is there room asked for more. Another stage's part comes beside it, and is passed on as well."""
+    folder = make_model(world.tmp_path / "a" / "model", parts=9)
+    member = await world.add("a")
+    world.sign()
+    whole = (folder / "model.safetensors").read_bytes()
+    header = (folder / "model.safetensors").open("r+b")
+    with header:
+        header.write((PART).to_bytes(8, "little"))  # reaches into the second part
+    whole = (folder / "model.safetensors").read_bytes()
+    needed: list[int] = []
+    monkeypatch.setattr(landing_module, "check_disk", lambda path, size: needed.append(size))
+    landing = world.landing()
+    wanted = ("model.safetensors", 4 * PART + 7, 5 * PART + 1)
+    assert await world.asker().fetch("org/model", landing, ignore, ranges(wanted))
+    assert sum(needed) == 4 * PART + 2
+    found = landing.publish()
+    there = (found / "model.safetensors").read_bytes()
+    assert there == whole[: 2 * PART] + bytes(2 * PART) + whole[4 * PART : 6 * PART] + bytes(
+        len(whole) - 6 * PART
+    )
+    note = note_of(found)
+    assert note is not None
+    assert not note.whole
+    assert note.done == 4 * PART + 2
+
+    again = world.landing()
+    assert again.path == found  # it is filled where it is
+    wanted = ("model.safetensors", 8 * PART, len(whole))
+    assert await world.asker().fetch("org/model", again, ignore, ranges(wanted))
+    again.publish()
+    taker = await world.add("own")
+    del world.members[world.members.index(member)]  # only parts are left in the roster
+    world.sign()
+    further = Landing(world.tmp_path / "further", "org/model")
+    assert await world.asker().fetch("org/model", further, ignore, ranges(wanted))
+    with pytest.raises(Unavailable) as raised:
+        await world.asker().fetch("org/model", further, ignore)
+    assert raised.value.reason == "MODEL_NOT_FETCHED"
+    digest = (await taker.giver.manifest(found)).digest
+    async with world.stub(taker) as stub:
+        asked = models_pb2.ReadModelRequest(manifest=digest, file=2, first=3, parts=1)
+        assert await refusal(stub.Read(asked)) == "BAD_MODEL_RANGE"
+    world.members.append(member)
+
+
+def give_and_stall(pipe: Any, material: TlsMaterial, folder: Path, caller: str) -> None:
+    """A process that passes on two parts and a bit, and no more."""
+    giving.PART = manifest.PART = PART
+    giving.PIECE = PART // 4
+    sent = 0
+    real = giving._write
+
+    async def write(context: Any, piece: models_pb2.ModelPiece) -> None:
+        nonlocal sent
+        await real(context, piece)
+        sent += len(piece.data)
+        if sent > 2 * PART:
+            await asyncio.Event().wait()
+
+    giving._write = write
+
+    async def serve() -> None:
+        roster: Any = SimpleNamespace(members=[SimpleNamespace(id=caller)])
+        giver = ModelGiver("testbed", [folder], folder / "notes", lambda: roster)
+        server = Server([(models_pb2_grpc.add_ModelsServicer_to_server, giver, SERVICE)])
+        pipe.send(server.listen("127.0.0.1:0", server_credentials(TlsStore(material))))
+        await server.start()
+        await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+async def test_a_member_that_is_killed_while_it_gives(world: World) -> None:
+    """By kill -9. What has come of it is kept, and another one gives only the rest."""
+    make_model(world.tmp_path / "a" / "model")
+    ours, theirs = multiprocessing.Pipe()
+    killed = world.cluster.party()
+    process = multiprocessing.get_context("spawn").Process(
+        target=give_and_stall, args=(theirs, killed.store().current()[1], world.tmp_path / "a", world.own.id)
+    )
+    process.start()
+    theirs.close()
+    try:
+        killed.address = f"127.0.0.1:{await asyncio.to_thread(ours.recv)}"
+        _, world.roster = world.cluster.roster(members=[world.own, killed])
+        landing, come = world.landing(), asyncio.Event()
+
+        def progress(now: int, size: int) -> None:
+            if now > PART:
+                come.set()
+
+        fetching = asyncio.create_task(world.asker().fetch("org/model", landing, progress))
+        await come.wait()
+        process.kill()
+        with pytest.raises(Unavailable) as raised:
+            await fetching
+        assert raised.value.reason == "MODEL_NOT_FETCHED"
+    finally:
+        process.kill()
+        await asyncio.to_thread(process.join)
+        process.close()
+        ours.close()
+    await world.add("a")
+    world.sign()
+    again = world.landing()
+    told: list[int] = []
+    assert await world.asker().fetch("org/model", again, lambda now, size: told.append(now))
+    assert told[0] == landing.done >= 2 * PART
+    assert Manifest.of(again.path).digest == Manifest.of(world.tmp_path / "a" / "model").digest
 
 
 async def test_a_model_that_nobody_gives_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,152 @@
+"""What is noted beside a model's files: its manifest, and which parts of it are here.
+
+A folder may hold only the parts that one stage needs: each file then has its whole length and the rest of it
+is a hole. The note says so, and whoever loads weights asks it first (`node/engine/ranges.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sealring.mesh.errors import ModelError
+from sealring.mesh.system.files import write_atomic
+from sealring.node.models.folders import NOTE, FolderState
+from sealring.node.models.manifest import Manifest, ModelFile
+from sealring.v1 import models_pb2
+
+_MAX_NOTE = 64 << 20
+
+Parts = Sequence[frozenset[int]]
+"""The parts of each file of a manifest."""
+
+
+def every_part(manifest: Manifest) -> Parts:
+    return [frozenset(range(file.parts)) for file in manifest.files]
+
+
+def to_message(manifest: Manifest, have: Parts) -> models_pb2.ModelManifest:
+    """As it is sent."""
+    message = manifest.message()
+    for told, file, here in zip(message.files, manifest.files, have, strict=True):
+        if len(here) < file.parts:
+            bits = bytearray(-(-file.parts // 8))
+            for part in here:
+                bits[part // 8] |= 1 << part % 8
+            told.have = bytes(bits)
+    return message
+
+
+def parts_of(message: models_pb2.ModelManifest, manifest: Manifest) -> Parts:
+    """Which parts whoever sent it has. Raises ModelError (BAD_MANIFEST)."""
+    have = []
+    for told, file in zip(message.files, manifest.files, strict=True):
+        if told.have and len(told.have) != -(-file.parts // 8):
+            raise ModelError("a list of parts has another length than its file", reason="BAD_MANIFEST")
+        bits = told.have
+        have.append(
+            frozenset(part for part in range(file.parts) if not bits or bits[part // 8] >> part % 8 & 1)
+        )
+    return have
+
+
+@dataclass(frozen=True)
+class Note:
+    """`state` is the folder as it was when the note was written."""
+
+    manifest: Manifest
+    have: Parts
+    state: FolderState
+
+    @property
+    def whole(self) -> bool:
+        return all(len(here) == file.parts for file, here in zip(self.manifest.files, self.have, strict=True))
+
+    @property
+    def done(self) -> int:
+        """Bytes that are here."""
+        return length_of(self.manifest.files, self.have)
+
+    def write(self, file: Path) -> None:
+        """Durably. Raises OSError."""
+        message = to_message(self.manifest, self.have)
+        files = [
+            {"name": one.name, "size": one.size, "parts": one.parts.hex(), "have": one.have.hex()}
+            for one in message.files
+        ]
+        told = {"digest": self.manifest.digest.hex(), "files": files, "state": self.state.files}
+        write_atomic(file, json.dumps(told, indent=1).encode())
+
+    @classmethod
+    def read(cls, file: Path, folder: Path) -> Note | None:
+        """The note in a file about a folder; None where there is none.
+
+        Raises ModelError (BAD_MODEL_NOTE) for one that cannot be read: what is in the folder is not known.
+        """
+        try:
+            if file.stat().st_size > _MAX_NOTE:
+                raise ValueError
+            told = json.loads(file.read_bytes())
+            message = models_pb2.ModelManifest(
+                files=[
+                    models_pb2.ModelFile(
+                        name=one["name"],
+                        size=one["size"],
+                        parts=bytes.fromhex(one["parts"]),
+                        have=bytes.fromhex(one["have"]),
+                    )
+                    for one in told["files"]
+                ]
+            )
+            manifest = Manifest.from_message(message)
+            if manifest.digest.hex() != told["digest"]:
+                raise ValueError
+            state = FolderState(folder, tuple((name, size, time) for name, size, time in told["state"]))
+            return cls(manifest, parts_of(message, manifest), state)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, ModelError):
+            raise ModelError(
+                f"the note {file.name} beside the model {folder.name} is unusable",
+                hint="remove the model and fetch it again",
+                reason="BAD_MODEL_NOTE",
+            ) from None
+
+
+def note_of(folder: Path) -> Note | None:
+    """What a folder says of itself. Raises ModelError (BAD_MODEL_NOTE)."""
+    return Note.read(folder / NOTE, folder)
+
+
+def is_part(folder: Path) -> bool:
+    """Whether a folder holds only parts of its model. Raises ModelError (BAD_MODEL_NOTE)."""
+    note = note_of(folder)
+    return note is not None and not note.whole
+
+
+def length_of(files: Sequence[ModelFile], parts: Parts) -> int:
+    """Bytes of these parts."""
+    return sum(file.length(part) for file, here in zip(files, parts, strict=True) for part in here)
+
+
+def runs(parts: Iterable[int]) -> list[range]:
+    """Parts as ranges of consecutive ones."""
+    found: list[range] = []
+    for part in sorted(parts):
+        if found and found[-1].stop == part:
+            found[-1] = range(found[-1].start, part + 1)
+        else:
+            found.append(range(part, part + 1))
+    return found
+
+
+def is_hole(descriptor: int, start: int, end: int) -> bool:
+    """Whether nothing was ever written between two places of a file, so that it need not be hashed."""
+    try:
+        return os.lseek(descriptor, start, os.SEEK_DATA) >= end
+    except OSError as error:  # ENXIO: only holes up to the end; disks without holes refuse otherwise
+        return error.errno == errno.ENXIO
