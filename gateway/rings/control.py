@@ -20,7 +20,7 @@ import structlog
 
 from sealring.gateway.rings.losses import LossWatch
 from sealring.mesh.clock import Clock, awake_clock
-from sealring.mesh.errors import EpochEnded, SealringError, Unavailable
+from sealring.mesh.errors import EpochEnded, SealringError, StageFailed, Unavailable
 from sealring.mesh.member.introduction import Introduced, introduce, write_first
 from sealring.mesh.member.proof import Identity, Purpose, VerifyProof, of_identity
 from sealring.mesh.rpc.problem import from_problem
@@ -220,6 +220,8 @@ class ControlStreams:
         self.ring = ring
         self.epoch = epoch
         self.guest = False
+        self.out_of_memory = False
+        """A member has said that it was, though another end of the epoch may have been heard of before."""
         self._waiting_since: float | None = None
         self._clock = clock
         self._losses = LossWatch(len(members))
@@ -300,7 +302,13 @@ class ControlStreams:
         """A cancelled read or write cancels its call, so goodbyes come before anything is cancelled."""
         for stream in self._streams:
             stream.finish(reason)
-        await asyncio.wait(streams, timeout=GOODBYE_SECONDS)
+        try:
+            await asyncio.wait(streams, timeout=GOODBYE_SECONDS)
+        finally:
+            ends = [task.exception() for task in streams if task.done() and not task.cancelled()]
+            self.out_of_memory = any(
+                isinstance(end, SealringError) and end.reason == StageFailed.out_of_memory for end in ends
+            )
 
     def cancel(self) -> None:
         """Ends every call."""

@@ -239,6 +239,8 @@ class Ring:
             known.error("ring_lost", exc_info=error)
         finally:
             used = self._end(streams, reason)
+            if streams.out_of_memory:
+                self._perform(self.scheduler.out_of_memory())
             streams.cancel()
         return used
 

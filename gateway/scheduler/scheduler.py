@@ -92,6 +92,7 @@ class Scheduler:
         self._epoch: _Epoch | None = None
         self._rows_of: dict[str, list[Row]] = {}  # without copies
         self._actions: list[Action] = []
+        self._suspect: Row | None = None
 
     @property
     def attached(self) -> bool:
@@ -133,6 +134,7 @@ class Scheduler:
 
     def attach(self, ring: RingFacts) -> list[Action]:
         """A new epoch has begun; the one before must have been ended."""
+        self._suspect = None
         self._epoch = _Epoch(ring)
         return self._pump()
 
@@ -247,21 +249,23 @@ class Scheduler:
         """The epoch is over, whatever was under way."""
         ended, self._rows_of = self._rows_of, {}
         self._epoch = None
-        if error.reason == StageFailed.out_of_memory:
-            self._blame(ended)
+        suspect = _suspect([row for rows in ended.values() for row in rows])
+        if error.reason == StageFailed.out_of_memory and suspect is not None:
+            del ended[suspect.request.id]
+            self._actions.append(Fail(suspect.request, _out_of_memory(suspect)))
+        else:
+            self._suspect = suspect
         for rows in reversed(ended.values()):
             self._broke(rows[0].request, rows[0].reused, error)
         return self._take()
 
-    def _blame(self, ended: dict[str, list[Row]]) -> None:
-        """Fails the request whose prompt was being computed: nothing else needs memory at once."""
-        for request_id, rows in ended.items():
-            if any(row.begun and row.phase is Phase.PREFILLING for row in rows) or (
-                rows[0].phase is Phase.PREFILLED and not rows[0].told.tokens
-            ):
-                del ended[request_id]
-                self._actions.append(Fail(rows[0].request, _out_of_memory(rows[0])))
-                return
+    def out_of_memory(self) -> list[Action]:
+        """What ended the last epoch, as is known after its end: the request fails that needed the memory."""
+        row, self._suspect = self._suspect, None
+        if row is not None and row.request.id in self._queue:
+            self._queue.remove(row.request.id)
+            self._actions.append(Fail(row.request, _out_of_memory(row)))
+        return self._take()
 
     def give_back(
         self, begun: Sequence[Request], waiting: Sequence[Request], error: EpochEnded
@@ -419,6 +423,12 @@ def _too_late(request: Request) -> DeadlineExceeded:
         hint="try again later, or with a later deadline",
         param="deadline_ms",
     )
+
+
+def _suspect(rows: Sequence[Row]) -> Row | None:
+    """Whose prompt was being computed: nothing else needs memory at once. Of several the longest."""
+    without_token = [row for row in rows if row.begun and len(row.told.tokens) == row.answered]
+    return max(without_token, key=lambda row: row.prompt_tokens - row.reused, default=None)
 
 
 def _out_of_memory(row: Row) -> InvalidInput:

@@ -19,10 +19,13 @@ from pathlib import Path
 
 import foreign
 import psutil
+import scarce as engines
 from answering import Answer, Told, ask_clear
-from harness import Lacking, Place
+from harness import STANDBY, Lacking, Place
 from ringtest import LIMIT_SECONDS
 
+from sealring.cli.calls.operator import connect, read_bundle
+from sealring.coordinator.standby.follow import promote
 from sealring.v1 import membership_pb2
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +119,29 @@ async def memory(place: Place, *part: str) -> str:
         resource.prlimit(process.pid, resource.RLIMIT_AS, (most, most))
     assert answer == place.expected["long prompt"] or answer.error == "OUT_OF_MEMORY", answer
     return answer.error
+
+
+async def scarce(place: Place, *part: str) -> None:
+    """A node whose engine has no memory for a long prompt: it is the one that fails, and says why."""
+    name, own = str(place.component(part)), place.cluster.build
+    answers = {each: Answer() for each in ("greedy", "long prompt", "drawn")}
+    place.cluster.build = engines.__file__
+    await restarted(place, name)
+    try:
+        await place.ready()
+        await asyncio.gather(*(ask_clear(place.ring, each, told, Told()) for each, told in answers.items()))
+    finally:
+        place.cluster.build = own
+        await restarted(place, name)
+    assert answers.pop("long prompt").error == "OUT_OF_MEMORY"
+    assert answers.items() <= place.expected.items()
+
+
+async def restarted(place: Place, name: str) -> None:
+    """Once no answer is under way."""
+    await place.ring.idle()
+    await place.cluster._children.kill_one(name)
+    await place.start(name)
 
 
 async def leave(place: Place) -> None:
@@ -314,6 +340,30 @@ async def wrong(place: Place, *part: str) -> str:
     return trouble[:160]
 
 
+async def usurp(place: Place, *words: str) -> None:
+    """The standby takes over while it or the coordinator is cut off; each member follows one of them.
+
+    As soon as they reach each other, the coordinator ends.
+    """
+    *part, seconds = words
+    cluster, bundle = place.cluster, place.standby.state_dir / "operator"
+    old = cluster._children._children["coordinator"].process
+    cluster._children._expected.add(old.pid)
+    with place.relay(tuple(part)) as relay:
+        relay.blocked.update(("in", "out"))
+        await asyncio.sleep(float(seconds))
+        promote(place.standby)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while read_bundle(bundle).coordinator != STANDBY:
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(float(seconds))
+        assert old.returncode is None, "it was told by nobody"
+    cluster.admin = await cluster._stack.enter_async_context(connect(bundle))
+    async with asyncio.timeout(LIMIT_SECONDS):
+        assert await old.wait() != 0
+    assert "DEPOSED" in cluster.logs["coordinator"].read_text()
+
+
 async def _trouble(place: Place, name: str) -> str:
     nodes = (await place.cluster.admin.call("ListNodes")).nodes
     return next(str(one.trouble) for one in nodes if one.name == name)
@@ -344,7 +394,23 @@ def _last(said: str) -> str:
 ACTS: dict[str, Callable[..., Awaitable[str | None]]] = {
     act.__name__: act
     for act in (
-        *(kill, gone, stop, wait, freeze, memory, leave, roster, cut, lose, delay, narrow, flip, reset),
-        *(fill, readonly, clock, taken, double, copied, wrong),
+        *(
+            kill,
+            gone,
+            stop,
+            wait,
+            freeze,
+            memory,
+            scarce,
+            leave,
+            roster,
+            cut,
+            lose,
+            delay,
+            narrow,
+            flip,
+            reset,
+        ),
+        *(fill, readonly, clock, taken, double, copied, wrong, usurp),
     )
 }

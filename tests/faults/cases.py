@@ -21,6 +21,8 @@ class Case:
     acts: tuple[str, ...]
     certificates: int = 0
     """Seconds that the cluster's certificates live, where that is not as usual."""
+    standby: bool = False
+    """The coordinator has one. When the case is over, that is the coordinator."""
 
     @property
     def again(self) -> bool:
@@ -48,6 +50,7 @@ TWICE = [
     case("prefill", "kill gateway", "kill coordinator"),
 ]
 GONE = [case("decode", "gone daemon 2"), case("decode", "memory engine 1"), case("decode", "memory engine 0")]
+SCARCE = [case("decode", f"scarce daemon {rank}") for rank in (0, 1)]
 NETWORK = [
     *(case("decode", f"cut daemon 1 {way} 8") for way in ("both", "in", "out")),
     *(case("decode", f"cut coordinator {way} 8") for way in ("both", "in", "out")),
@@ -77,7 +80,21 @@ STARTS = [
     case("prefill", "leave"),
 ]
 RENEWED = [Case("decode", ("wait 330",), certificates=300)]
-CASES = [*KILLED, *STOPPED, *FROZEN, *TWICE, *GONE, *NETWORK, *DISK, *CLOCK, *STARTS, *RENEWED]
+USURPED = [Case("decode", (f"usurp {part} 8",), standby=True) for part in ("coordinator", "standby")]
+CASES = [
+    *KILLED,
+    *STOPPED,
+    *FROZEN,
+    *TWICE,
+    *GONE,
+    *SCARCE,
+    *NETWORK,
+    *DISK,
+    *CLOCK,
+    *STARTS,
+    *RENEWED,
+    *USURPED,
+]
 SHORT = [
     case("decode", "kill engine 0"),
     case("prefill", "kill engine 2"),

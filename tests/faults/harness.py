@@ -20,12 +20,14 @@ import hasty
 import psutil
 from answering import Answer, Told, ask_all, ask_clear
 from cases import Case
+from following import follow
 from namespaces import joined
 from relay import led_through
 from ringtest import LIMIT_SECONDS, MODEL, Ring, started
 
 from sealring.cli.local.cluster import LocalCluster
 from sealring.client import AsyncClient
+from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.errors import SealringError
 from sealring.v1 import admin_pb2, membership_pb2
 
@@ -33,6 +35,7 @@ ENGINE, CARRIER = "sealring.node.engine.main", "sealring.node.carrier.main"
 MODULES = {"engine": ENGINE, "carrier": CARRIER, "daemon": ""}
 FEW = {"clear": ("greedy", "drawn", "long prompt"), "sealed": ("penalties",)}
 SETTLE_SECONDS = 20.0
+STANDBY = "10.77.0.7:7700"
 _DISK_BYTES = 16 << 20
 _FAKETIME = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib/faketime/libfaketimeMT.so.1")
 AFTER = {"prefill": 1}
@@ -177,6 +180,7 @@ class Things:
                 for one in (own, *own.children(recursive=True)):
                     words = " ".join(one.cmdline())
                     component = "node" if name in cluster.node_names else name
+                    component = "coordinator" if name == "standby" else component
                     kind = next((kind for kind in ("engine", "carrier") if MODULES[kind] in words), component)
                     made.processes[kind] += 1
                     made.descriptors[kind] += one.num_fds()
@@ -185,6 +189,8 @@ class Things:
                     )
         for file in cluster.state_dir.rglob("*"):
             place = file.relative_to(cluster.state_dir)
+            if place.parts[0] == "standby":
+                place = Path("coordinator", *place.parts[1:])
             # `run` comes with a node's first carrier and stays
             if place.parts[0] != "logs" and "mlx" not in place.parts and place.name != "run":
                 made.files[re.sub(r"-[a-z0-9_]{8}\b|-\d\b", "-*", str(place))] += 1
@@ -394,6 +400,7 @@ class SeparatePlace(Place):
 
     cluster: SeparateCluster
     few = True
+    standby: CoordinatorSettings
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -446,6 +453,9 @@ class SeparatePlace(Place):
         self.cluster.clocks[name].write_text(f"{seconds:+d}\n")
 
     async def prepare(self, case: Case) -> None:
+        if case.standby:
+            self.cluster._children._command = (*self.entering("standby"), sys.executable, self.cluster.build)
+            self.standby = await follow(self.cluster, STANDBY)
         for each in case.acts:
             kind, *part = each.split()
             if kind == "clock":
@@ -462,7 +472,7 @@ class SeparatePlace(Place):
 @asynccontextmanager
 async def separate_place(folder: Path, **settings: dict[str, Any]) -> AsyncIterator[SeparatePlace]:
     """A new cluster that serves, and the answers that it gives undisturbed."""
-    names = ("gateway", "coordinator", *(f"node-{number}" for number in range(4)))
+    names = ("gateway", "coordinator", *(f"node-{number}" for number in range(4)), "standby")
     spaces = {name: "" if name == "gateway" else name for name in names}
     async with AsyncExitStack() as stack:
         stack.enter_context(joined(list(spaces.values())))

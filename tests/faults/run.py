@@ -22,9 +22,10 @@ import tempfile
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from cases import CASES, Case
-from harness import Outcome, SeparatePlace, separate_place, suffer
+from harness import STANDBY, Outcome, SeparatePlace, separate_place, suffer
 
 from bench.frame import commit, machine
 
@@ -38,10 +39,10 @@ async def main(options: argparse.Namespace) -> int:
     async with Clusters() as clusters:
         for number, case in enumerate(wanted, 1):
             begun = time.monotonic()
-            outcome = await suffer(await clusters.place(case.certificates), case)
+            outcome = await suffer(await clusters.place(case), case)
             if not outcome.good:
                 clusters.keep_logs(re.sub(r"\W+", "-", case.name))
-            if outcome.broken:
+            if outcome.broken or case.standby:
                 await clusters.discard()
             found[case.name] = outcome
             record.write(found)
@@ -71,7 +72,7 @@ class Clusters:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._place: SeparatePlace | None = None
-        self._certificates = 0
+        self._made_for = (0, False)
 
     async def __aenter__(self) -> Clusters:
         return self
@@ -79,12 +80,14 @@ class Clusters:
     async def __aexit__(self, *_: object) -> None:
         await self.discard()
 
-    async def place(self, certificates: int) -> SeparatePlace:
-        if certificates != self._certificates:
+    async def place(self, case: Case) -> SeparatePlace:
+        if self._made_for != (case.certificates, case.standby):
             await self.discard()
         if self._place is None:
-            self._certificates = certificates
-            settings = {"certificate_lifetime": certificates, "roster_lifetime": 60} if certificates else {}
+            self._made_for = case.certificates, case.standby
+            settings: dict[str, Any] = {"standby": STANDBY} if case.standby else {}
+            if case.certificates:
+                settings |= {"certificate_lifetime": case.certificates, "roster_lifetime": 60}
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-faults-"))
             self._place = await self._stack.enter_async_context(
                 separate_place(Path(folder) / "state", coordinator=settings)

@@ -8,43 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from following import follow
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring, chat, started
 
 from sealring.cli.calls.operator import connect, read_bundle
 from sealring.cli.local.cluster import LocalCluster
-from sealring.cli.setup.settings_files import as_toml
-from sealring.coordinator.backup import backup, restore
-from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.standby.follow import promote
 from sealring.mesh.system.addresses import free_port
 from sealring.v1 import admin_pb2, membership_pb2
 
 pytestmark = CLUSTER
 QUESTION = chat("What is the capital of France?")
-
-
-async def follow(cluster: LocalCluster, listen: str) -> CoordinatorSettings:
-    """Starts the standby, as docs/operators.md says; returns when it has followed the coordinator once."""
-    own = cluster._settings("coordinator")
-    changed = {
-        "state_dir": str(cluster.state_dir / "standby"),
-        "listen": listen,
-        "join_listen": f"127.0.0.1:{free_port()}",
-        "standby": own["listen"],
-    }
-    settings = CoordinatorSettings(**(own | changed))
-    copy = cluster.state_dir / "backup"
-    await asyncio.to_thread(backup, CoordinatorSettings(**own), copy)
-    await asyncio.to_thread(restore, settings, copy, standby=True)
-    file = cluster.state_dir / "config" / "standby.toml"
-    file.write_bytes(as_toml("coordinator", own | changed))
-    database = settings.state_dir / "coordinator.db"
-    before = database.stat().st_ino
-    await cluster._children.start("standby", ["--config", str(file), "coordinator", "run"])
-    await cluster.admin.call("CreateJoinToken", role="ROLE_NODE", note="something to copy")
-    while database.stat().st_ino == before:
-        await asyncio.sleep(0.1)
-    return settings
 
 
 async def ring_of(admin: Any) -> Any:

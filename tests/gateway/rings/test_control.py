@@ -247,6 +247,36 @@ async def test_a_goodbye_is_the_last_thing_that_is_said() -> None:
     assert other.events == ["done", "cancelled"]
 
 
+class Late(Call):
+    """It says why it ends once it is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = asyncio.Event()
+
+    async def read(self) -> Any:
+        await self._left.wait()
+        problem = membership_pb2.Problem(code="ABORTED", reason="OUT_OF_MEMORY")
+        return control_pb2.ScheduleResponse(fault=membership_pb2.EpochFault(problem=problem))
+
+    async def done_writing(self) -> None:
+        self._left.set()
+
+
+@pytest.mark.parametrize("told_first", [True, False])
+async def test_the_member_without_memory_is_heard_after_another_end_of_the_epoch(told_first: bool) -> None:
+    """Another member's, or the coordinator's word, for which the gateway's task is cancelled."""
+    last = [control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye())]
+    streams, _ = played(Call(*(last if told_first else [])), Late())
+    running = asyncio.ensure_future(streams.run(lambda response: None))
+    await asyncio.sleep(0)
+    if not told_first:
+        running.cancel()
+    await asyncio.wait((running,))
+    assert running.cancelled() is not told_first
+    assert streams.out_of_memory
+
+
 @pytest.mark.parametrize(("rank", "ring", "epoch"), [(1, "ring-0", 4), (0, "other", 4), (0, "ring-0", 5)])
 async def test_members_attach_to_what_they_were_asked_for(rank: int, ring: str, epoch: int) -> None:
     streams, _ = played(Call(), Call())

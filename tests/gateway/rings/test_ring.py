@@ -200,7 +200,7 @@ async def test_an_answer_from_beginning_to_end() -> None:
     ring = Serving(dataclasses.replace(SERVING, min_trust=2, roster_version=9))
     answer = ring.ask("one", floor=2, routing_key=b"key")
     assert ring.members.owed == 1
-    ring.opened(1, prompt=100)  # of two chunks
+    ring.opened(1, prompt=100)
     assert [len(step.prefill.chunks) for step in ring.members.steps] == [1, 1, 0, 0]
     assert ring.counted("steps") == 4
     owed = ring.members.owed
@@ -322,7 +322,7 @@ class Streams(Members):
     def __init__(self, epoch: int, ends: list[Exception | None]) -> None:
         super().__init__()
         self.epoch, self._ends = epoch, ends
-        self.cancelled = False
+        self.cancelled = self.out_of_memory = False
 
     async def attach(self) -> list[control.Attached]:
         if self._ends and self._ends[0] is not None and not isinstance(self._ends[0], EpochEnded):
@@ -393,6 +393,22 @@ async def test_an_epoch_that_was_used_and_lost_is_not_gone_back_to(monkeypatch: 
     assert len(epochs.made[1].head) == 1
     await ring.ring.close()
     assert (await failure(answer)).reason in ("RING_GONE", "EPOCH_ENDED")
+
+
+async def test_a_prompt_for_which_there_is_no_memory_fails_whoever_tells_first_of_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    epochs, ring = Epochs(monkeypatch), Serving(None)
+    answers = [ring.ask(name) for name in ("large", "later")]
+    ring.ring.serve(SERVING)
+    await epochs.settle()
+    ring.opened(1, prompt=100)
+    ring.ring.leave()
+    epochs.made[0].out_of_memory = True
+    await epochs.settle()
+    assert (await failure(answers[0])).reason == "OUT_OF_MEMORY"
+    assert not answers[1]._over
+    await ring.ring.close()
 
 
 async def test_an_epoch_has_the_members_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -522,6 +522,23 @@ def test_of_an_epoch_without_memory_the_request_fails_whose_prompt_was_computed(
     assert list(driver.failed) == ["large"]
 
 
+def test_that_an_epoch_had_no_memory_may_be_known_after_its_end() -> None:
+    driver = Driver(1)
+    driver.ask("decoding", max_tokens=20)
+    driver.done(3)
+    driver.ask("large", prompt=5000)
+    driver.ask("waiting", prompt=9000)
+    driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+    for _ in range(2):
+        driver.take(driver.scheduler.out_of_memory())
+        assert driver.failed == {"large": "OUT_OF_MEMORY"}
+        assert driver.scheduler.load().waiting == 2
+    driver.under_way.clear()
+    driver.take(driver.scheduler.attach(driver.facts))
+    driver.take(driver.scheduler.out_of_memory())
+    assert list(driver.failed) == ["large"], "what the epoch before ended with says nothing of this one"
+
+
 def test_a_sealed_answer_that_has_begun_is_its_clients_to_go_on_with() -> None:
     driver = Driver(1, max_rows=1)
     for name in ("seen", "waiting"):

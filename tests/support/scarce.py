@@ -1,0 +1,45 @@
+"""`sealring` whose engines have no memory for long prompts: `python scarce.py ARGUMENTS`.
+
+MLX's CPU build ends its process where it finds no memory; on a Mac it raises, and here it does too. The same
+file is then the engine, as `python -m scarce`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import hasty
+
+TOKENS = 300
+"""The longest prompt for which there is memory."""
+
+
+def scarce() -> None:
+    """An engine."""
+    from sealring.node.engine import epoch, main
+
+    enough = epoch.StageEpoch._prefill
+
+    def prefill(self: Any, step: Any) -> None:
+        if any(chunk.end > TOKENS for chunk in step.chunks):
+            raise RuntimeError("[metal::malloc] Resource limit (499000) exceeded.")
+        enough(self, step)
+
+    epoch.StageEpoch._prefill = prefill  # type: ignore[method-assign]
+    main.main()
+
+
+def main() -> None:
+    from sealring.node.daemon import engine_process, supervisor
+
+    environment = supervisor.child_environment
+    found = {"PYTHONPATH": str(Path(__file__).parent)}
+    supervisor.child_environment = lambda extra: environment({**extra, **found})
+    engine_process.ENGINE_MODULE = "scarce"
+    hasty.main()
+
+
+if __name__ == "__main__":
+    scarce() if "--control-fd" in sys.argv else main()
