@@ -94,7 +94,7 @@ def check(
     count = len(anatomy.layers)
     ranges = ranges_of(count, splits=splits, stages=stages)
     prompts = random_prompts(rows, anatomy.logits.tail[0], seed)
-    whole = Whole(model, anatomy.adapter.batches)
+    whole = Whole(model, anatomy.adapter)
     try:
         expected = follow_schedule(prompts, whole)
     except (RuntimeError, ValueError) as error:

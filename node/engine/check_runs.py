@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging.adapters import Adapter
 from sealring.node.engine.staging.anatomy import full_cache
 from sealring.node.engine.transfer import through_record, transfer
 
@@ -20,11 +21,13 @@ _ADMIT_AT, _EVICT_AT, _MOVE_AT = 2, 4, 6
 
 
 class Whole:
-    """mlx-lm's model as it is. `batches` is False for one that mlx-lm runs wrongly on several rows."""
+    """mlx-lm's model, for one row as it is. Several rows are computed as in a stage."""
 
-    def __init__(self, model: nn.Module, batches: bool) -> None:
+    def __init__(self, model: nn.Module, adapter: Adapter) -> None:
+        if adapter.together:
+            adapter.together(model)
         self._model = model
-        self._batches = batches
+        self._batches = adapter.batches
 
     def new_cache(self) -> list[Any]:
         return [caches.for_one_row(full_cache(self._model), self._batches)]

@@ -44,7 +44,9 @@ def survey(config: dict[str, Any], **options: Any) -> dict[str, Any]:
     return told | {
         "outcome": "exact" if report.right else "wrong",
         "stages": len(report.stages),
-        "adapter": type(anatomy.adapter) is not Adapter or anatomy.adapter.state != Adapter.state,
+        "adapter": type(anatomy.adapter) is not Adapter
+        or anatomy.adapter.state != Adapter.state
+        or anatomy.adapter.together is not None,
         "rows_together": not isinstance(cache, OneRow),
         "kv_bits": kv_bits,
         "prefixes": "any" if trimmable(cache) else "whole",

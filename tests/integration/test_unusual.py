@@ -17,6 +17,8 @@ from sealring.node.engine.staging import random_model
 from sealring.node.engine.text.tokenizer import load_tokenizer
 
 pytestmark = [*CLUSTER, pytest.mark.sweep, pytest.mark.timeout(900)]
+OTHERS = ["gpt_bigcode", "hunyuan", "llama4", "longcat_flash_ngram", "minimax_m3_vl:all-sparse"]
+OTHERS += ["nanochat", "recurrent_gemma", "rwkv7", "talkie"]
 VOCABULARY = json.loads((MODEL / "config.json").read_text())["vocab_size"]
 ROWS = [
     ("Hello!", 24),
@@ -66,12 +68,12 @@ class Whole:
         return text + detokenizer.flush()
 
 
-@pytest.mark.parametrize("family", UNUSUAL)
+@pytest.mark.parametrize("family", [*UNUSUAL, *OTHERS])
 async def test_real_rings_of_three(tmp_path, family):
     model = write_model(tmp_path / "model", family)
     whole = Whole(model)
     async with (
-        LocalCluster(tmp_path / "state", model, nodes=3, name=family) as cluster,
+        LocalCluster(tmp_path / "state", model, nodes=3, name=family.partition(":")[0]) as cluster,
         started(cluster, stages=3, prefill_chunk=16, context=512) as ring,
     ):
         replies = await asyncio.gather(*(ring.ask(chat(text), most) for text, most in ROWS))

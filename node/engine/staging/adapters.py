@@ -7,6 +7,7 @@ model around a text model, say) uses that of its text model.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from . import sparse_index
+from . import sparse_index, together
 from .layout import Arguments, Place, get_argument, set_argument
 
 _SHOWN = """
@@ -22,18 +23,17 @@ _SHOWN = """
     cohere2 dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32 dots1 ernie4_5 ernie4_5_moe exaone
     exaone4 exaone_moe falcon_h1 gear gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt2
     gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid helium hunyuan_v1_dense internlm2
-    internlm3 jamba kimi_linear Klear laguna lfm2 lfm2_moe lille_130m llama llama4 llama4_text
+    internlm3 jamba kimi_linear Klear laguna lfm2 lfm2_moe lille_130m llama llama4_text
     longcat_flash mamba mamba2 mellum mimo mimo_v2_flash minicpm minicpm3 minimax ministral3
-    mistral4 mixtral muse_glimmer nanbeige nemotron nemotron_h nemotron_nas olmo2 olmo3 olmo_hybrid
+    mistral4 mixtral muse_glimmer nanbeige nanochat nemotron nemotron_h nemotron_nas olmo2 olmo3 olmo_hybrid
     olmoe openelm phi phi3 phimoe phixtral plamo plamo2 plamo3 qwen qwen2 qwen2_moe qwen3 qwen3_5
     qwen3_moe qwen3_next recurrent_gemma seed_oss spark2_5 stablelm starcoder2 step3p5 telechat3
     youtu_llm
 """
 BATCHING = frozenset(_SHOWN.split())
 """mlx-lm modules that define the layers, with underscores, whose rows mlx-lm computes in a batch as it
-computes them alone: `make sweep` has shown it of each. Of any other it is not known, or known to be wrong
-(GPT-BigCode and NanoChat take positions from the first row's offset, MiniMax M3 chooses blocks of keys by
-slots that hold padding), and its rows are computed one after the other: slower, and right."""
+computes them alone: `make sweep` has shown it of each. Of any other it is not known, or known to be wrong,
+and its rows are computed one after the other, slower and right, unless `together` has a function for it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,18 @@ class Adapter:
     """A layer argument that the head makes from the tokens for each layer, handed on for all later layers."""
 
     batches: bool = True
-    """Whether mlx-lm computes the same for a row in a batch as for a row alone, as `check` has shown."""
+    """Whether a row in a batch gets the same as a row alone, as `check` has shown."""
+
+    together: Callable[[nn.Module], None] | None = None
+    """What mlx-lm's code lacks for that, if it lacks something."""
+
+    needs: tuple[str, ...] = ()
+    """Names of the module that defines the model by which stages learn what crosses. Not all are public, so
+    another release of mlx-lm may lack them."""
+
+    def lacking(self, model: nn.Module) -> list[str]:
+        """Those of `needs` that this mlx-lm does not have."""
+        return [name for name in self.needs if not hasattr(_module_of(model), name)]
 
     def donors(self, model: nn.Module) -> dict[int, int]:
         """For each layer that reads keys and values from another layer's cache, that other layer."""
@@ -84,10 +95,7 @@ class Adapter:
 
 
 class _Afm7(Adapter):
-    """The layers at the end read the cache of the last layer that has one.
-
-    They take their position from the length of its keys, padding included, so rows run one at a time.
-    """
+    """The layers at the end read the cache of the last layer that has one."""
 
     def donors(self, model: nn.Module) -> dict[int, int]:
         own = len(model.model.layers)
@@ -198,15 +206,20 @@ class _Rwkv7(Adapter):
 
 
 _NAMED = {
-    "afm7": _Afm7(batches=False),
+    "afm7": _Afm7(together=together.afm7),
     "deepseek_v41": _DeepseekV41(
-        state=((0,), (1,), *(("shared", name) for name in sparse_index.SHARED)), batches=False
+        state=((0,), (1,), *(("shared", name) for name in sparse_index.SHARED)),
+        batches=False,
+        needs=("_crossing", "_index_keys"),
     ),
     "gemma3n": _Gemma3n(per_layer=(3,)),
     "gemma4_text": _Gemma4(per_layer=("per_layer_input",)),
+    "gpt_bigcode": Adapter(together=together.gpt_bigcode),
     "hunyuan": _Hunyuan(state=((0,), (3, 0), (3, 1))),
     "kimi_k3": _KimiK3(state=((0,), ("blocks", "raw"))),
-    "muse_spark": _MuseSpark(batches=False),
+    "llama4": Adapter(together=together.llama4),
+    "minimax_m3_vl": Adapter(together=together.minimax_m3),
+    "muse_spark": _MuseSpark(batches=False, needs=("pre_norm",)),
     "rwkv7": _Rwkv7(state=((0,), (1,))),
     "talkie": Adapter(state=((1,), (0,)), every_layer=((0,),)),  # every layer adds the embeddings, its first
 }

@@ -78,6 +78,8 @@ def dissect(model: nn.Module, model_type: str) -> Anatomy:
     if not isinstance(layers, (list, tuple)) or not all(isinstance(layer, nn.Module) for layer in layers):
         raise not_stageable(model_type, "it has no list of layers")
     adapter = adapter_for(type(layers[0]).__module__)
+    if lacking := adapter.lacking(model):
+        adapter = Adapter(batches=False)
     layers = list(layers)
     donors = adapter.donors(model)
     try:
@@ -89,6 +91,8 @@ def dissect(model: nn.Module, model_type: str) -> Anatomy:
     except Unsuitable as reason:
         raise not_stageable(model_type, str(reason)) from None
     try:
+        if lacking:
+            raise Unsuitable(f"this mlx-lm has no {lacking[0]} in {type(layers[0]).__module__}")
         boundaries = _boundaries(adapter, donors, first, second, layers)
     except Unsuitable as reason:
         owners: tuple[tuple[int, ...], ...] = tuple((0,) for _ in first.owners())

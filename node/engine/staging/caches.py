@@ -17,6 +17,7 @@ from mlx.utils import tree_map
 from sealring.mesh.errors import Internal
 
 from .interception import leaves
+from .rows import can_merge
 from .rows import merge as merge_rows
 
 Cache = list[Any]
@@ -36,7 +37,7 @@ Batch = list[Any]
 def for_one_row(cache: Cache, batches: bool) -> Cache:
     """Marks the cache of a model that does not batch, or whose caches do not."""
     parts = [part for entry in cache for part in parts_of(entry)]
-    return cache if batches and all(hasattr(part, "merge") for part in parts) else OneRow(cache)
+    return cache if batches and all(map(can_merge, parts)) else OneRow(cache)
 
 
 def merge(rows: Sequence[Cache]) -> Batch:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, Self
 
 import mlx.core as mx
@@ -23,7 +24,10 @@ from sealring.node.engine import mlx_lm_import
 
 mlx_lm_import.install()
 
-from mlx_lm.models.cache import BatchKVCache, KVCache, QuantizedKVCache  # noqa: E402
+from mlx_lm.models.cache import BatchKVCache, ChunkedKVCache, KVCache, QuantizedKVCache  # noqa: E402
+
+_SPARE = 64
+"""Tokens before a chunk that a batch may hold: to drop them copies all that is left."""
 
 
 class RowsCache(BatchKVCache):  # type: ignore[misc]
@@ -117,11 +121,79 @@ class RowsCache(BatchKVCache):  # type: ignore[misc]
         return KVCache()
 
 
+class ChunkedRowsCache(RowsCache):
+    """Rows that attend within chunks of so many tokens; what is before all their chunks is dropped."""
+
+    def __init__(self, left_padding: Sequence[int], chunk_size: int) -> None:
+        super().__init__(left_padding)
+        self.chunk_size = chunk_size
+        self.dropped = [0] * len(self.paddings)
+        """Tokens of each row that were before the first one held."""
+
+    @classmethod
+    def merge(cls, rows: Sequence[Any], *_: int) -> Self:
+        held = [
+            SimpleNamespace(keys=row.keys, values=row.values, offset=row.offset - row.start_position)
+            for row in rows
+        ]
+        batch = super().merge(held, rows[0].chunk_size)
+        batch._count([row.start_position for row in rows])
+        return batch
+
+    def _count(self, dropped: list[int]) -> None:
+        self.dropped = dropped
+        self.offset = self._idx - self.left_padding + mx.array(dropped)
+
+    def make_mask(self, N: int, **_: Any) -> mx.array:  # noqa: N803  mlx-lm's name
+        """For N more tokens, [rows, 1, N, held + N]."""
+        slots = mx.arange(self._idx + N)
+        first = (mx.array(self.dropped) - self.left_padding)[:, None, None, None]
+        keys, queries = slots + first, slots[self._idx :, None] + first
+        same = keys // self.chunk_size == queries // self.chunk_size
+        return same & (keys <= queries) & (slots >= self.left_padding[:, None, None, None])
+
+    def maybe_trim_front(self) -> None:
+        """Drops what no row attends to any more."""
+        surplus = self._idx - self.chunk_size
+        if surplus < _SPARE:
+            return
+        self.keys, self.values = (array[..., surplus : self._idx, :] for array in (self.keys, self.values))
+        self._idx = self.chunk_size
+        gone = [max(0, surplus - padding) for padding in self.paddings]
+        self.paddings = [max(0, padding - surplus) for padding in self.paddings]
+        self.left_padding = mx.array(self.paddings)
+        self._count([before + more for before, more in zip(self.dropped, gone, strict=True)])
+
+    def filter(self, batch_indices: Sequence[int]) -> None:
+        super().filter(batch_indices)
+        self._count([self.dropped[row] for row in batch_indices])
+
+    def extend(self, other: Self) -> None:
+        super().extend(other)
+        self._count(self.dropped + other.dropped)
+
+    def extract(self, idx: int) -> Any:
+        row = super().extract(idx)
+        row.start_position = self.dropped[idx]
+        row.offset += row.start_position
+        return row
+
+    def _empty_row(self) -> Any:
+        return ChunkedKVCache(self.chunk_size)
+
+
+_BATCHES: dict[type[Any], type[RowsCache]] = {KVCache: RowsCache, ChunkedKVCache: ChunkedRowsCache}
+
+
 def merge(rows: Sequence[Any]) -> Any:
     """One layer's caches of several rows, of whatever kind, as mlx-lm would merge them."""
-    if all(type(row) is KVCache for row in rows):
-        return RowsCache.merge(rows)
-    return rows[0].merge(list(rows))
+    own = _BATCHES.get(type(rows[0]))
+    return own.merge(rows) if own else rows[0].merge(list(rows))
+
+
+def can_merge(row: Any) -> bool:
+    """Whether there is a batch of several rows like this one."""
+    return type(row) in _BATCHES or hasattr(row, "merge")
 
 
 def _rows(array: mx.array, keep: Sequence[int]) -> mx.array:

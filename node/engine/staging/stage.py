@@ -59,6 +59,8 @@ class Stage:
             )
         if anatomy.indivisible and (lo, hi) != (0, count):
             raise not_stageable(anatomy.model_type, anatomy.indivisible)
+        if anatomy.adapter.together:
+            anatomy.adapter.together(model)
         self.model = model
         self.spec = _spec(anatomy, lo, hi)
         self.kept = _prune(model, anatomy, lo, hi)

@@ -119,6 +119,20 @@ def test_rows_of_an_architecture_that_nobody_has_checked_run_in_turn(
     assert isinstance(random_stage(llama, 0, 2, seed=0).make_cache(), OneRow)
 
 
+@pytest.mark.parametrize("key", ["afm7", "gpt_bigcode", "llama4", "minimax_m3_vl:all-sparse"])
+def test_rows_are_together_where_mlx_lm_knows_the_position_of_one_only(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.node.engine.staging.rows._SPARE", 2)
+    config = tiny(ALL[key], key)
+    if key == "llama4":  # whose queries are scaled anew every so many tokens
+        config["text_config"] |= {"floor_scale": 3, "attention_chunk_size": 5}
+    assert not isinstance(random_stage(config, 0, 2, seed=0).make_cache(), OneRow)
+    report = check(config, splits=[1] * len(build_skeleton(config).layers), rows=4)
+    assert report.right
+    assert report.tokens_compared > 30
+
+
 def test_a_batch_that_changes_an_answer_is_not_called_right(
     llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +202,17 @@ def test_one_layer_to_a_stage_gets_all_that_it_reads(key: str) -> None:
     report = check(config, splits=[1] * len(build_skeleton(config).layers), rows=2, seed=3)
     assert report.right
     assert report.alone_tokens_equal
+
+
+def test_without_the_names_by_which_it_splits_it_is_served_whole_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(importlib.import_module("mlx_lm.models.deepseek_v41"), "_index_keys")
+    config = MORE["deepseek_v41"]
+    assert len(dissect(build_skeleton(config), "deepseek_v41").layers) == 6
+    with pytest.raises(ModelError, match="no _index_keys in mlx_lm") as caught:
+        random_stage(config, 0, 3, seed=0)
+    assert caught.value.reason == "ARCHITECTURE_NOT_STAGEABLE"
 
 
 def test_a_stage_norms_what_the_layer_before_it_would_have_normed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,171 @@
+"""What lets the rows of a batch be computed together where mlx-lm's code knows one row's position only.
+
+Each function changes a model once. With the caches of one row everything runs as mlx-lm wrote it; with those
+of several rows, and only then, positions are each row's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .interception import Call, intercept_call
+from .rows import ChunkedRowsCache
+
+
+def afm7(model: nn.Module) -> None:
+    """The last layers take their positions from how many keys there are, padding included."""
+    inner, own = model.model, _Given()
+    intercept_call(inner, own.call)
+
+    def turn(original: Call, x: mx.array, offset: Any = 0) -> Any:
+        reached = own.offset(-1)
+        return original(x, offset=offset if reached is None else reached - x.shape[2])
+
+    for block in inner.kv_reuse_layers:
+        intercept_call(block.self_attn.rope, turn)
+
+
+def gpt_bigcode(model: nn.Module) -> None:
+    """Embeddings of positions, from the first cache's offset, which has to be a number."""
+    inner, own = model.transformer, _Given()
+
+    def call(original: Call, inputs: mx.array, cache: Any = None) -> Any:
+        given = cache
+        if cache is not None and isinstance(cache[0].offset, mx.array):
+            given = [_AtNought(cache[0]), *cache[1:]]
+        return own.call(lambda *_: original(inputs, given), inputs, cache)
+
+    def embed(original: Call, positions: mx.array) -> Any:
+        begun = own.offset(0)
+        return original(positions if begun is None else begun[:, None] + positions)
+
+    intercept_call(inner, call)
+    intercept_call(inner.wpe, embed)
+
+
+def llama4(model: nn.Module) -> None:
+    """Chunks are told by numbers, and layers without rotary embeddings scale queries by their position."""
+    inner = model.language_model.model
+    scales: list[mx.array] = []
+
+    def call(original: Call, inputs: mx.array, cache: Any = None) -> Any:
+        if cache is None or not isinstance(cache[0], ChunkedRowsCache):
+            return original(inputs, cache)
+        for own in cache:
+            if isinstance(own, ChunkedRowsCache):
+                own.maybe_trim_front()
+        tokens = inputs.shape[1]
+        in_chunk, before = cache[0].make_mask(tokens), cache[3].make_mask(tokens)
+        positions = cache[3].offset[:, None] + mx.arange(1, tokens + 1)
+        h = inner.embed_tokens(inputs)
+        with _scaled(inner, positions, scales):
+            for index, (layer, own) in enumerate(zip(inner.layers, cache, strict=True)):
+                h = layer(h, in_chunk if (index + 1) % 4 else before, cache=own)
+        return inner.norm(h)
+
+    def scale(original: Call, x: mx.array) -> Any:
+        queries = original(x)
+        return (queries * scales[-1]).astype(queries.dtype) if scales else queries
+
+    intercept_call(inner, call)
+    for layer in inner.layers:
+        if not layer.self_attn.use_rope:
+            intercept_call(layer.self_attn.q_proj, scale)
+
+
+@contextlib.contextmanager
+def _scaled(inner: nn.Module, positions: mx.array, scales: list[mx.array]) -> Iterator[None]:
+    """Meanwhile scales [rows, tokens, 1] are applied, and mlx-lm's own, by one row's position, are not."""
+    own = [layer.self_attn for layer in inner.layers if not layer.self_attn.use_rope]
+    tuning = [attention.attn_temperature_tuning for attention in own]
+    if any(tuning):
+        first = own[0]
+        by_position = mx.log(mx.floor(positions / first.floor_scale) + 1.0) * first.attn_scale + 1.0
+        scales.append(by_position[..., None])
+    try:
+        for attention in own:
+            attention.attn_temperature_tuning = 0
+        yield
+    finally:
+        scales.clear()
+        for attention, value in zip(own, tuning, strict=True):
+            attention.attn_temperature_tuning = value
+
+
+def minimax_m3(model: nn.Module) -> None:
+    """Blocks of keys are cut over slots, which hold padding: here each row's begin at its first token."""
+    for layer in model.layers:
+        attention = layer.self_attn
+        if attention.is_sparse_attn:
+            plain = type(attention)
+            attention.__class__ = type(
+                plain.__name__, (plain,), {"_block_mask": _block_mask, "__module__": plain.__module__}
+            )
+
+
+def _block_mask(self: Any, x: mx.array, mask: Any, offset: Any, cache: Any) -> Any:
+    """As mlx-lm's `Attention._block_mask`, with the keys of each row moved so that they begin in slot 0."""
+    if not isinstance(offset, mx.array):
+        return super(type(self), self)._block_mask(x, mask, offset, cache)
+    (rows, tokens, _), heads, width = x.shape, self.index_n_heads, self.index_head_dim
+    keys = self.index_k_norm(self.index_k_proj(x).reshape(rows, tokens, 1, width)).transpose(0, 2, 1, 3)
+    keys, _ = cache.update_and_fetch(
+        self.index_rope(keys, offset=offset), mx.zeros((rows, 1, tokens, 0), keys.dtype)
+    )
+    slots, size, topk = keys.shape[2], self.index_block_size, self.index_topk_blocks
+    blocks = -(-slots // size)
+    if topk >= blocks:
+        return mask
+    queries = self.index_q_norm(self.index_q_proj(x).reshape(rows, tokens, heads, width))
+    queries = self.index_rope(queries.transpose(0, 2, 1, 3), offset=offset)
+    padding = (slots - tokens - offset)[:, None, None, None]
+    there = (mx.arange(slots) + padding) % slots  # [rows, 1, 1, slots]
+    back = (mx.arange(slots) - padding) % slots
+    scores = queries.astype(mx.float32) @ keys.astype(mx.float32).swapaxes(-1, -2)
+    scores = mx.take_along_axis(mx.where(mask, scores, -mx.inf), there, axis=-1)
+    scores = mx.pad(scores, [(0, 0), (0, 0), (0, 0), (0, blocks * size - slots)], constant_values=-mx.inf)
+    scores = scores.reshape(rows, heads, tokens, blocks, size).max(axis=-1)
+    if self.index_local_blocks > 0:
+        own = ((offset[:, None] + mx.arange(tokens)) // size)[:, None, :, None]
+        ids = mx.arange(blocks)
+        scores = mx.where((ids <= own) & (ids > own - self.index_local_blocks), mx.inf, scores)
+    chosen = mx.argpartition(-scores, kth=topk - 1, axis=-1)[..., :topk]
+    keep = mx.put_along_axis(mx.zeros(scores.shape, mx.bool_), chosen, mx.array(True), axis=-1)
+    keep = mx.take_along_axis(mx.repeat(keep, size, axis=-1)[..., :slots], back, axis=-1) & mask
+    return mx.repeat(keep, self.num_attention_heads // heads, axis=1)
+
+
+class _Given:
+    """The caches with which a model is being called."""
+
+    def __init__(self) -> None:
+        self._cache: Any = None
+
+    def call(self, original: Call, inputs: mx.array, cache: Any = None) -> Any:
+        self._cache = cache
+        try:
+            return original(inputs, cache)
+        finally:
+            self._cache = None
+
+    def offset(self, place: int) -> mx.array | None:
+        """Of each row, [rows], as the cache in this place has it now; None for the cache of one row."""
+        offset = None if self._cache is None else self._cache[place].offset
+        return offset if isinstance(offset, mx.array) else None
+
+
+class _AtNought:
+    """A cache that says it is empty where it is asked for its offset, and else is what it is."""
+
+    offset = 0
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
