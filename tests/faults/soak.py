@@ -3,8 +3,8 @@
     make soak ARGS="--quick"
     make soak ARGS="--seconds 600 --requests 3000 --seed 7"
 
-The printed seed makes the same requests and faults at the same seconds again. Exits with 1 if an answer was
-lost, wrong or late, or if the memory of a process grew.
+The printed seed makes the same requests and faults at the same seconds again. Who loses the
+gateway asks it again. Exits with 1 if an answer was lost, wrong or late, or if the memory of a process grew.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FAULTS = (
     *(f"kill {part} {rank}" for part in ("engine", "carrier", "daemon") for rank in range(3)),
     *(f"stop {part} {rank} 5" for part in ("engine", "carrier", "daemon") for rank in range(3)),
     *(f"reset {what}" for what in ("ring", "control", "session", "watch")),
+    *("kill gateway", "stop gateway 5", "reset client"),
     *("kill coordinator", "stop coordinator 5", "cut daemon 1 both 4", "cut coordinator both 4"),
     *("lose daemon 1 0.05 5", "delay daemon 1 0.1 5", "leave"),
 )
-"""The gateway is not among them: whoever asks in clear has to ask another one again."""
 
 EVERY_SECONDS = 10.0
 WARM_SECONDS = 300.0
@@ -50,7 +50,10 @@ async def main(options: argparse.Namespace) -> int:
             outcome, grown = await soak(place, chance, options.seconds, options.requests)
     late = outcome.errors.pop("DEADLINE_EXCEEDED", 0)
     errors = ", ".join(f"{count} x {name}" for name, count in outcome.errors.items()) or "none"
-    say(f"{outcome.requests} requests: lost {outcome.lost} ({errors}), wrong {outcome.wrong}, hung {late}")
+    say(
+        f"{outcome.requests} requests, asked again {outcome.again} times: lost {outcome.lost} ({errors}), "
+        f"wrong {outcome.wrong}, hung {late}"
+    )
     say(
         "\n".join(
             grown or ["memory: flat" if options.seconds > WARM_SECONDS else "memory: too short to tell"]
@@ -73,7 +76,7 @@ async def soak(
         await asyncio.sleep(begun + at - time.monotonic())
         answer, (name, _, sealed) = Answer(), kind.partition(", ")
         asking = ask_sealed(place.client, name, answer, Told()) if sealed else None
-        await (asking or ask_clear(place.ring, name, answer, Told()))
+        await (asking or ask_clear(place.ring, name, answer, Told(), again=True))
         outcome.count(answer, place.expected[kind])
 
     async def break_it() -> None:
