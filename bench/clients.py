@@ -44,7 +44,7 @@ _ASK = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
 )
-_LOOK = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+LOOK = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 class Endless:
@@ -157,7 +157,7 @@ def is_open(one: socket.socket) -> bool:
 
 async def idle(gateway: Gateway, count: int) -> Result:
     before = gateway.mib()
-    held = await connected(gateway.http, _LOOK, count, answered=True)
+    held = await connected(gateway.http, LOOK, count, answered=True)
     result = {
         "idle": len(held),
         "mib_idle": gateway.mib(),

@@ -1,0 +1,39 @@
+"""Clients that keep a connection and do nothing with it (`sealring bench clients` has thousands of them)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+
+import httpx
+import psutil
+
+from bench.clients import LOOK, connected
+
+COUNT = 100
+KIB_EACH = 32
+"""Of Python's memory, for both ends of a connection; measured: 9."""
+
+
+async def test_idle_connections_cost_little_and_leave_nothing(port: int) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as client:
+        assert (await client.get("/health/live")).status_code == 200
+        process = psutil.Process()
+        files = process.num_fds()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            held = await connected(port, LOOK, COUNT, answered=True)
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert len(held) == COUNT
+        assert grown < COUNT * KIB_EACH << 10
+        assert (await client.get("/v1/models")).json()["data"], "others are served beside them"
+        for one in held:
+            one.close()
+        async with asyncio.timeout(200):
+            while process.num_fds() > files:
+                await asyncio.sleep(0.01)
