@@ -65,6 +65,27 @@ def remove_model(context: typer.Context, model: ModelName, node: Nodes = None) -
     say(f"removed {model} from {', '.join(names)}")
 
 
+@command(app, "split", example="sealring model split ~/models/Qwen3-8B --split 18,18 --into /Volumes/stick")
+def split_model(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="model folder")],
+    split: Annotated[str, typer.Option(metavar="A,B,...", help="layers per stage, as the plan has them")],
+    into: Annotated[Path, typer.Option(metavar="DIR", help="where the parts go")],
+) -> None:
+    """Write each stage's part of a model, for machines that cannot hold the whole.
+
+    Copy a part into a models folder of the machine, with its holes (tar -S, rsync -S); the node takes it for
+    these layers. A copy without the holes works, too, and is as long as the whole model.
+    """
+    from sealring.node.models.splitting import split as write_parts
+
+    _check_folder(path)
+    with progress(f"splitting {path}") as shown:
+        layers = ",".join(map(str, parse_split(split)))
+        found = ask_apart("sealring.node.engine.ranges", [str(path.resolve()), layers])
+        made = write_parts(path.resolve(), into.resolve(), found["stages"], shown.update)
+    print_table(["part", "size"], [[str(folder), size(done)] for folder, done in made])
+
+
 @command(app, example="sealring model check ~/models/Qwen3-8B --stages 3")
 def check(
     path_or_config: Annotated[
@@ -166,8 +187,7 @@ def profile(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="model folder")], as_json: AsJson = False
 ) -> None:
     """Show what a model needs, without loading its weights."""
-    if not path.is_dir():
-        raise ModelError(f"there is no model folder {path}", hint="check the path", reason="MODEL_NOT_FOUND")
+    _check_folder(path)
     with progress(f"measuring {path}"):
         found = ask_apart("sealring.node.engine.profile", [str(path)])
     if as_json:
@@ -183,6 +203,11 @@ def profile(
         ["digest", found["digest"]],
     ]
     print_table(["what", "value"], rows)
+
+
+def _check_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise ModelError(f"there is no model folder {path}", hint="check the path", reason="MODEL_NOT_FOUND")
 
 
 def _yes(value: bool) -> str:

@@ -420,7 +420,7 @@ class Daemon:
     # Parts of an epoch
 
     async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> EngineProcess:
-        path = await self._engines.find(plan.model, fetch=True)
+        path = await self._engines.for_stage(plan.model, plan.layers if plan.size > 1 else None)
         stage = StageKey(
             str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, plan.prefill_chunk
         )

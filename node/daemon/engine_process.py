@@ -140,6 +140,15 @@ class EngineProcess:
         event = await self._ask(number, command, _PROFILE_SECONDS, "the profile of a model")
         return event.profiled.profile
 
+    async def ranges(self, path: str, lo: int, hi: int) -> list[tuple[str, int, int]]:
+        """The bytes [first, end) of a folder's files that layers need. Raises as `profile` does."""
+        number = self._number()
+        command = engine_pb2.EngineCommand(
+            profile=engine_pb2.ProfileModel(id=number, path=path, lo=lo, hi=hi)
+        )
+        event = await self._ask(number, command, _PROFILE_SECONDS, "what a stage needs of a model")
+        return [(one.name, one.first, one.end) for one in event.profiled.ranges]
+
     async def load(self, stage: StageKey, progress: Callable[[float], None]) -> engine_pb2.StageLoaded:
         """Loads a stage, or joins the load of the same stage that is under way.
 

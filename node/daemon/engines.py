@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.models.folders import FolderState, local_model, not_found
+from sealring.node.models.kept import note_of
 from sealring.v1 import model_pb2
 
 log = structlog.get_logger()
@@ -65,7 +67,7 @@ class EngineKeeper:
         key = await asyncio.to_thread(FolderState.read, path)
         if key in self._profiles:
             return self._profiles[key]
-        profile = await self._shielded(self._profile(str(path)))
+        profile = await self._shielded(self._measure(lambda engine: engine.profile(str(path))))
         self._profiles[key] = profile
         if len(self._profiles) > _MAX_PROFILES:
             self._profiles.popitem(last=False)
@@ -78,11 +80,32 @@ class EngineKeeper:
         """
         return await self._shielded(self._with_stage(stage, progress))
 
-    async def find(self, name: str, *, fetch: bool = False) -> Path:
-        """A model's folder. With `fetch` one that is not here is brought here, where the owner allows it.
+    async def for_stage(self, name: str, layers: tuple[int, int] | None) -> Path:
+        """A model's folder with what these layers need, None: with all. What is not here is brought here,
+        where the owner allows it.
 
-        Raises NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME), and what `Fetcher.fetch` raises. A
-        NotFound says with `fetchable` that the node would fetch the model.
+        Raises as `find`, what `Fetcher.fetch` raises, and what measuring raises.
+        """
+        needs = None if layers is None else partial(self._ranges, *layers)
+        try:
+            path = await self.find(name)
+        except NotFound as error:
+            if error.metadata.get("fetchable") != "yes":
+                raise
+        else:
+            note = await asyncio.to_thread(note_of, path)
+            if note is None or (note.whole if needs is None else note.holds(await needs(path))):
+                return path
+        return await self._fetcher.fetch(name, needs)
+
+    async def _ranges(self, lo: int, hi: int, path: Path) -> list[tuple[str, int, int]]:
+        return await self._shielded(self._measure(lambda engine: engine.ranges(str(path), lo, hi)))
+
+    async def find(self, name: str) -> Path:
+        """A model's folder.
+
+        Raises NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME). A NotFound says with `fetchable`
+        that the node would fetch the model.
         """
         if not name or len(name) > _MAX_NAME:
             raise InvalidInput("a model's name is empty or too long", reason="BAD_MODEL_NAME", param="model")
@@ -93,11 +116,9 @@ class EngineKeeper:
             missing = not_found(name, f"fetch it: sealring model pull {name}, or copy it to the node")
         except NotFound as error:
             missing = error
-        if not fetch or name.startswith("/") or not self._fetcher.allowed:
-            if self._fetcher.allowed and not name.startswith("/"):
-                missing.metadata["fetchable"] = "yes"
-            raise missing
-        return await self._fetcher.fetch(name)
+        if self._fetcher.allowed and not name.startswith("/"):
+            missing.metadata["fetchable"] = "yes"
+        raise missing
 
     async def drop(self) -> None:
         """Ends the engine and frees its memory."""
@@ -114,7 +135,7 @@ class EngineKeeper:
         if self._reaping:
             await asyncio.wait(self._reaping)
 
-    async def _profile(self, path: str) -> model_pb2.ModelProfile:
+    async def _measure(self, ask: Callable[[EngineProcess], Coroutine[Any, Any, T]]) -> T:
         """Measured by an engine without weights: one that serves would make its rows wait."""
         engine = self._engine
         if engine is None or not engine.alive:
@@ -122,19 +143,19 @@ class EngineKeeper:
                 engine = await self._any()
                 self._keep_spare()
         if engine.stage is not None:
-            return await self._profile_apart(path)
+            return await self._measure_apart(ask)
         try:
-            return await engine.profile(path)
+            return await ask(engine)
         except DeadlineExceeded:
             engine.kill()  # whatever it does with that folder, it would go on
             raise
 
-    async def _profile_apart(self, path: str) -> model_pb2.ModelProfile:
+    async def _measure_apart(self, ask: Callable[[EngineProcess], Coroutine[Any, Any, T]]) -> T:
         """Beside an engine that serves, whose GPU the other leaves alone."""
         async with self._profiling:
             engine = await self._start(cpu=True)
             try:
-                return await engine.profile(path)
+                return await ask(engine)
             finally:
                 await engine.stop()
 

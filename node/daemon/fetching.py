@@ -23,10 +23,10 @@ from sealring.mesh.errors import (
 )
 from sealring.mesh.rpc.problem import from_problem
 from sealring.node.daemon.supervisor import Child, variables
-from sealring.node.models.asking import ModelAsker
+from sealring.node.models.asking import ModelAsker, Needs
 from sealring.node.models.folders import HUB_ID, NAME, local_model, not_found
-from sealring.node.models.kept import note_of
-from sealring.node.models.landing import Landing
+from sealring.node.models.kept import is_part, note_of
+from sealring.node.models.landing import Landing, places
 from sealring.v1 import engine_pb2, membership_pb2
 
 log = structlog.get_logger()
@@ -82,8 +82,8 @@ class Fetcher:
         self._turn = asyncio.Lock()
         self._running: dict[str, asyncio.Task[Path]] = {}
 
-    def begin(self, name: str) -> asyncio.Task[Path]:
-        """Begins to bring a model here, or joins what is under way.
+    def begin(self, name: str, needs: Needs | None = None) -> asyncio.Task[Path]:
+        """Begins to bring a model here, or what `needs` asks of it, or joins what is under way.
 
         Raises FailedPrecondition (DOWNLOADS_NOT_ALLOWED), InvalidInput (BAD_MODEL_NAME).
         """
@@ -94,18 +94,22 @@ class Fetcher:
                 reason="DOWNLOADS_NOT_ALLOWED",
             )
         if _checked(name) not in self._running:
-            task = asyncio.get_running_loop().create_task(self._fetch(name))
+            task = asyncio.get_running_loop().create_task(self._fetch(name, needs))
             self.pulls[name] = Pull(name)
             self._running[name] = task
             task.add_done_callback(partial(self._over, name))
         return self._running[name]
 
-    async def fetch(self, name: str) -> Path:
-        """The folder of a model, which is brought here first. Who gives up waiting does not end it.
+    async def fetch(self, name: str, needs: Needs | None = None) -> Path:
+        """The folder of a model, which is brought here first; with `needs` what that asks of it, where a
+        member has that. Who gives up waiting does not end it.
 
         Raises as `begin`, NotFound, ResourceExhausted (DISK_FULL), Unavailable, ConfigError.
         """
-        return await asyncio.shield(self.begin(name))
+        under_way = self._running.get(name)
+        if under_way is not None:  # perhaps for something else of it
+            await asyncio.wait((under_way,))
+        return await asyncio.shield(self.begin(name, needs))
 
     def place(self, name: str) -> Path:
         """Where a model lies once it has been fetched."""
@@ -122,8 +126,8 @@ class Fetcher:
             task.cancel()
             await asyncio.wait((task,))
         self.pulls.pop(name, None)
-        landing = Landing(self._home, name)
-        if not landing.path.exists() and not landing.target.exists():
+        partial, target = places(self._home, name)
+        if not partial.exists() and not target.exists():
             found = await asyncio.to_thread(local_model, name, self._folders)
             if found is None:
                 raise not_found(name, "list what there is: sealring model list")
@@ -132,7 +136,7 @@ class Fetcher:
                 hint=f"remove it there by hand: {found}",
                 reason="MODEL_NOT_FETCHED_HERE",
             )
-        await asyncio.to_thread(_delete, landing)
+        await asyncio.to_thread(_delete, partial, target)
 
     def messages(self) -> list[membership_pb2.HeldModel]:
         """The models that are here, as they were when `look` looked, and those on their way."""
@@ -199,19 +203,19 @@ class Fetcher:
             pull.problem = "".join(one if one.isprintable() else " " for one in told)[:_MAX_PROBLEM]
             log.warning("model_not_fetched", model=name, why=pull.problem)
 
-    async def _fetch(self, name: str) -> Path:
+    async def _fetch(self, name: str, needs: Needs | None) -> Path:
         pull = self.pulls[name]
         async with self._turn:
             found = await asyncio.to_thread(_whole, name, self._folders)
             if found is not None:
                 return found
-            landing = Landing(self._home, name)
+            landing = await asyncio.to_thread(Landing, self._home, name)
             await asyncio.to_thread(landing.prepare)
 
             def progress(done: int, size: int) -> None:
                 pull.done, pull.size = done, size
 
-            if self._asker is None or not await self._asker.fetch(name, landing, progress):
+            if self._asker is None or not await self._asker.fetch(name, landing, progress, needs):
                 await self._from_hub(name, landing, pull)
             found = await asyncio.to_thread(landing.publish)
         await self.look()
@@ -221,6 +225,12 @@ class Fetcher:
     async def _from_hub(self, name: str, landing: Landing, pull: Pull) -> None:
         if HUB_ID.fullmatch(name) is None:
             raise not_found(name, "no member has it; the hub's models are named org/name")
+        if landing.path == landing.target:
+            raise Unavailable(
+                f"no member has more of {name} than the part that is here",
+                hint=f"fetch all of it anew: sealring model remove {name}, then pull it",
+                reason="MODEL_NOT_FETCHED",
+            )
         ended, problems = asyncio.Event(), []
 
         def heard(body: bytes) -> None:
@@ -265,7 +275,8 @@ def _checked(name: str) -> str:
 
 def _whole(name: str, folders: Sequence[Path]) -> Path | None:
     with contextlib.suppress(NotFound):
-        return local_model(name, folders)
+        found = local_model(name, folders)
+        return None if found is None or is_part(found) else found
     return None
 
 
@@ -292,10 +303,10 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _delete(landing: Landing) -> None:
+def _delete(partial: Path, target: Path) -> None:
     """Out of sight first: nothing half deleted is ever found by its name."""
-    shutil.rmtree(landing.path, ignore_errors=True)
-    if landing.target.is_dir():
-        landing.path.parent.mkdir(mode=0o700, exist_ok=True)
-        landing.target.rename(landing.path)
-        shutil.rmtree(landing.path)
+    shutil.rmtree(partial, ignore_errors=True)
+    if target.is_dir():
+        partial.parent.mkdir(mode=0o700, exist_ok=True)
+        target.rename(partial)
+        shutil.rmtree(partial)

@@ -18,6 +18,7 @@ from sealring.node.engine import device
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.profile import digest, profile
+from sealring.node.engine.ranges import check_here, needed
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import not_runnable
 from sealring.node.engine.staging.caches import OneRow
@@ -105,7 +106,9 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
     lo, hi = command.lo, command.hi
     front = Front(path, command.context, measured["vocab_size"], emit) if lo == 0 else None
     try:
-        stage = load_stage(path, lo, hi, kv_bits=command.kv_bits, progress=_teller(command.id, emit))
+        check_here(path, lo, hi)
+        told = _teller(command.id, emit)
+        stage = load_stage(path, lo, hi, kv_bits=command.kv_bits, progress=told, parts=True)
         try:
             warm_up(stage)
             times = timed(stage, max(1, command.prefill_chunk))
@@ -159,6 +162,13 @@ def profile_message(path: str) -> model.ModelProfile:
     measured["max_context"] = measured["max_context"] or 0
     measured["quantized"] = [model.QuantizedCaches(**one) for one in measured["quantized"]]
     return model.ModelProfile(**measured)
+
+
+def ranges_message(path: str, lo: int, hi: int) -> list[engine.FileRange]:
+    """The bytes of a folder's files that the layers [lo, hi) need. Raises ModelError."""
+    return [
+        engine.FileRange(name=name, first=first, end=end) for name, first, end in needed(Path(path), lo, hi)
+    ]
 
 
 def with_kv_bits(measured: dict[str, Any], bits: int) -> dict[str, Any]:

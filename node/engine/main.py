@@ -34,7 +34,7 @@ from sealring.mesh.system import logging
 from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.node.engine import device
 from sealring.node.engine.epoch import Allowance, StageEpoch
-from sealring.node.engine.folder import Loaded, load, profile_message
+from sealring.node.engine.folder import Loaded, load, profile_message, ranges_message
 from sealring.node.engine.text.front import refusal
 from sealring.node.ipc.channel import EngineChannel
 from sealring.node.ipc.frames import FrameSocket
@@ -251,9 +251,13 @@ class Engine:
         self._emit(engine.EngineEvent(trace=taken))
 
     def _profile(self, command: engine.ProfileModel) -> None:
+        told = engine.ModelProfiled(id=command.id)
         with self._profiling:
-            profile = profile_message(command.path)
-        self._emit(engine.EngineEvent(profiled=engine.ModelProfiled(id=command.id, profile=profile)))
+            if command.hi:
+                told.ranges.extend(ranges_message(command.path, command.lo, command.hi))
+            else:
+                told.profile.CopyFrom(profile_message(command.path))
+        self._emit(engine.EngineEvent(profiled=told))
 
     def _fault(self, epoch: int, error: BaseException) -> None:
         log.error("epoch_failed", epoch=epoch, exc_info=error)

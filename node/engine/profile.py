@@ -67,7 +67,7 @@ def profile(path: Path) -> dict[str, Any]:
 
     Raises ModelError as `weights.load_stage` does.
     """
-    model, config = load_lazily(path)
+    model, config = load_lazily(path, parts=True)
     anatomy = dissect(model, config["model_type"])
     report = _weights(model, anatomy) | _caches(model, anatomy)
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}

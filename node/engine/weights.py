@@ -18,6 +18,7 @@ from sealring.node.engine.staging import Stage, build_skeleton
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.quantization import cache_quantization
 from sealring.node.engine.staging.skeleton import check_layers, model_classes
+from sealring.node.models.kept import is_part
 
 _HEADER_LIMIT = 32 * 1024 * 1024
 _TENSOR_LIMIT = 1 << 18
@@ -34,7 +35,13 @@ _REDOWNLOAD = "download or convert the model again"
 
 
 def load_stage(
-    path: Path, lo: int, hi: int, *, kv_bits: int = 0, progress: Callable[[float], None] = lambda part: None
+    path: Path,
+    lo: int,
+    hi: int,
+    *,
+    kv_bits: int = 0,
+    progress: Callable[[float], None] = lambda part: None,
+    parts: bool = False,
 ) -> Stage:
     """The layers [lo, hi) of the model in the folder `path`, with embedding, norm and head as they need.
 
@@ -42,11 +49,12 @@ def load_stage(
     are exactly the model's parameters; only then is the stage cut out and its own parameters read and
     converted, one after the other, so that no more than one is there twice. No other layer's weights are read
     from the disk. With `kv_bits` (8 or 4) its caches are quantized. `progress` is told the part of the
-    stage's bytes that is there, after each parameter or, of small ones, several.
+    stage's bytes that is there, after each parameter or, of small ones, several. `parts` is as in
+    `load_lazily`.
 
     Raises ModelError for a missing, corrupt or unsupported model, InvalidInput for an impossible range.
     """
-    model, config = load_lazily(path)
+    model, config = load_lazily(path, parts=parts)
     anatomy = dissect(model, config["model_type"])
     quantization = cache_quantization(model, anatomy.model_type, kv_bits) if kv_bits else None
     stage = Stage(model, anatomy, lo, hi, quantization=quantization)
@@ -77,9 +85,19 @@ def _read(stage: Stage, progress: Callable[[float], None]) -> None:
             progress(done / whole)
 
 
-def load_lazily(path: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The whole model with lazily mapped weights, and its configuration. No weight is read."""
+def load_lazily(path: Path, *, parts: bool = False) -> tuple[nn.Module, dict[str, Any]]:
+    """The whole model with lazily mapped weights, and its configuration. No weight is read.
+
+    A folder that holds only parts of it is refused (MODEL_PART_MISSING) unless the caller, by `parts`, knows
+    which it reads: the others are zeros.
+    """
     config = read_config(path)
+    if not parts and is_part(path):
+        raise ModelError(
+            f"the folder {path.name} holds only a part of the model",
+            hint="fetch the rest: sealring model pull",
+            reason="MODEL_PART_MISSING",
+        )
     model_classes(config)
     check_layers(config)
     for file in weight_files(path):

@@ -19,9 +19,9 @@ from sealring.mesh.roster.model import Roster, RosterMember
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import TlsStore, connect_to
 from sealring.node.models.giving import MAX_PARTS
-from sealring.node.models.kept import Parts, parts_of, runs
+from sealring.node.models.kept import Parts, beginnings, headers, parts_of, runs, with_ranges
 from sealring.node.models.landing import Landing
-from sealring.node.models.manifest import PART, Manifest
+from sealring.node.models.manifest import Manifest
 from sealring.v1 import models_pb2, models_pb2_grpc
 
 log = structlog.get_logger()
@@ -79,13 +79,13 @@ class ModelAsker:
                 await asyncio.to_thread(landing.begin, manifest)
                 await _fill(model, givers, landing, progress)
                 return True
-            wanted = _beginnings(manifest)
+            wanted = beginnings(manifest)
             await asyncio.to_thread(landing.begin, manifest, wanted)
             await _fill(model, givers, landing, progress)
-            wanted = _headers(manifest, wanted, landing.path)
+            wanted = headers(manifest, wanted, landing.path)
             await asyncio.to_thread(landing.want, wanted)
             await _fill(model, givers, landing, progress)
-            wanted = _with_ranges(manifest, wanted, await needs(landing.path))
+            wanted = with_ranges(manifest, wanted, await needs(landing.path))
             await asyncio.to_thread(landing.want, wanted)
             await _fill(model, givers, landing, progress)
             return True
@@ -135,33 +135,6 @@ class ModelAsker:
             return _Giver(member, stub, manifest, parts_of(told, manifest))
         except (grpc.RpcError, SealringError) as raised:
             return _note(member, raised).reason in _BUSY
-
-
-def _beginnings(manifest: Manifest) -> Parts:
-    """What is not weights, and the first part of what is."""
-    return [
-        frozenset(range(file.parts)) if not file.is_weights else frozenset(range(min(1, file.parts)))
-        for file in manifest.files
-    ]
-
-
-def _headers(manifest: Manifest, wanted: Parts, folder: Path) -> Parts:
-    """With all parts that the header of a weight file reaches into: 8 bytes say how long it is."""
-    more = []
-    for file, parts in zip(manifest.files, wanted, strict=True):
-        if file.is_weights:
-            with (folder / file.name).open("rb") as stream:
-                end = 8 + int.from_bytes(stream.read(8), "little")
-            parts |= frozenset(range(min(file.parts, -(-end // PART))))
-        more.append(parts)
-    return more
-
-
-def _with_ranges(manifest: Manifest, wanted: Parts, ranges: Sequence[tuple[str, int, int]]) -> Parts:
-    more = {file.name: set(parts) for file, parts in zip(manifest.files, wanted, strict=True)}
-    for name, first, end in ranges:
-        more[name].update(range(first // PART, -(-end // PART)))
-    return [frozenset(more[file.name]) for file in manifest.files]
 
 
 async def _fill(model: str, givers: Sequence[_Giver], landing: Landing, progress: Progress) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from sealring.mesh.errors import ModelError
 from sealring.mesh.system.files import write_atomic
 from sealring.node.models.folders import NOTE, FolderState
-from sealring.node.models.manifest import Manifest, ModelFile
+from sealring.node.models.manifest import PART, Manifest, ModelFile
 from sealring.v1 import models_pb2
 
 _MAX_NOTE = 64 << 20
@@ -70,6 +70,14 @@ class Note:
     def done(self) -> int:
         """Bytes that are here."""
         return length_of(self.manifest.files, self.have)
+
+    def holds(self, ranges: Iterable[tuple[str, int, int]]) -> bool:
+        """Whether these bytes [first, end) of files are here."""
+        here = {file.name: have for file, have in zip(self.manifest.files, self.have, strict=True)}
+        return all(
+            name in here and here[name].issuperset(range(first // PART, -(-end // PART)))
+            for name, first, end in ranges
+        )
 
     def write(self, file: Path) -> None:
         """Durably. Raises OSError."""
@@ -126,6 +134,36 @@ def is_part(folder: Path) -> bool:
     """Whether a folder holds only parts of its model. Raises ModelError (BAD_MODEL_NOTE)."""
     note = note_of(folder)
     return note is not None and not note.whole
+
+
+def beginnings(manifest: Manifest) -> Parts:
+    """What is not weights, and the first part of what is."""
+    return [
+        frozenset(range(min(1, file.parts) if file.is_weights else file.parts)) for file in manifest.files
+    ]
+
+
+def headers(manifest: Manifest, wanted: Parts, folder: Path) -> Parts:
+    """With all parts that the header of a weight file reaches into: its first 8 bytes say how long it is.
+
+    `folder` has the first parts. Raises OSError.
+    """
+    more = []
+    for file, parts in zip(manifest.files, wanted, strict=True):
+        if file.is_weights:
+            with (folder / file.name).open("rb") as stream:
+                end = 8 + int.from_bytes(stream.read(8), "little")
+            parts |= frozenset(range(min(file.parts, -(-end // PART))))
+        more.append(parts)
+    return more
+
+
+def with_ranges(manifest: Manifest, wanted: Parts, ranges: Iterable[tuple[str, int, int]]) -> Parts:
+    """With the parts that these bytes [first, end) of files lie in."""
+    more = {file.name: set(parts) for file, parts in zip(manifest.files, wanted, strict=True)}
+    for name, first, end in ranges:
+        more[name].update(range(first // PART, -(-end // PART)))
+    return [frozenset(more[file.name]) for file in manifest.files]
 
 
 def length_of(files: Sequence[ModelFile], parts: Parts) -> int:

@@ -30,8 +30,8 @@ class Landing:
 
     def __init__(self, home: Path, name: str) -> None:
         """Raises ModelError (BAD_MODEL_NOTE)."""
-        self.target = home / name
-        self.path = self.target if is_part(self.target) else home / PARTIAL / name.replace("/", "--")
+        partial, self.target = places(home, name)
+        self.path = self.target if is_part(self.target) else partial
         self._have: list[set[int]] = []
         self._wanted: Parts = ()
         self._manifest: Manifest | None = None
@@ -150,6 +150,11 @@ class Landing:
             }
         finally:
             os.close(descriptor)
+
+
+def places(home: Path, name: str) -> tuple[Path, Path]:
+    """Where a model is filled, and where it lies then."""
+    return home / PARTIAL / name.replace("/", "--"), home / name
 
 
 def check_disk(folder: Path, needed: int) -> None:

@@ -192,17 +192,24 @@ class ProfileModel(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    LO_FIELD_NUMBER: _builtins.int
+    HI_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
+    lo: _builtins.int
+    hi: _builtins.int
+    """not 0: which bytes the layers [lo, hi) are made of, and nothing else"""
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         path: _builtins.str = ...,
+        lo: _builtins.int = ...,
+        hi: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hi", b"hi", "id", b"id", "lo", b"lo", "path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -214,22 +221,52 @@ class ModelProfiled(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def profile(self) -> _model_pb2.ModelProfile: ...
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileRange]: ...
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         profile: _model_pb2.ModelProfile | None = ...,
+        ranges: _abc.Iterable[Global___FileRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "profile", b"profile"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "profile", b"profile", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelProfiled: _TypeAlias = ModelProfiled  # noqa: Y015
+
+@_typing.final
+class FileRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    first: _builtins.int
+    """bytes"""
+    end: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        first: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "first", b"first", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FileRange: _TypeAlias = FileRange  # noqa: Y015
 
 @_typing.final
 class LoadStage(_message.Message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.access.keys import Scope
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import expires_at
+from sealring.node.models.kept import note_of
+from sealring.node.models.manifest import Manifest
 
 pytestmark = CLUSTER
 
@@ -27,13 +30,19 @@ def ends(folder: Path) -> float:
 async def test_a_cluster_that_was_off_for_three_certificate_lifetimes_serves(tmp_path: Path) -> None:
     """It is the same cluster, with the same answers; `pytest -s` shows how long they took.
 
+    One of its nodes has the model, the other gets its stage's part from there, and starts with it again.
     Its gateway has keys by now: whoever starts it has none, and is told all the same that it serves.
     """
     state = tmp_path / "state"
-    async with LocalCluster(state, MODEL, nodes=2) as cluster:
+    shutil.copytree(MODEL, state / "node-0" / "models" / "shared")
+    fetching = {"node": {"allow_downloads": True}}
+    async with LocalCluster(state, "shared", nodes=2, settings=fetching) as cluster:
         found(cluster)
         async with started(cluster, stages=2) as first:
             before = await first.ask(QUESTION, 20)
+        note = note_of(state / "node-1" / "models" / "shared")
+        assert note is not None
+        assert note.manifest.digest == Manifest.of(MODEL).digest
         pids = cluster.processes.values()
     assert not any(psutil.pid_exists(pid) for pid in pids)
     enrolments = [path.read_text() for path in sorted(state.rglob("member.json"))]
@@ -42,7 +51,7 @@ async def test_a_cluster_that_was_off_for_three_certificate_lifetimes_serves(tmp
     assert max(ends(member) for member in members) < time.time()
     key, _ = KeyFile(state / "gateway").create([Scope.INFERENCE])
     said: dict[str, float] = {}
-    cluster = LocalCluster(state, MODEL, nodes=2, say=lambda text: said.setdefault(text, time.monotonic()))
+    cluster = LocalCluster(state, "shared", nodes=2, say=lambda text: said.setdefault(text, time.monotonic()))
     async with cluster, started(cluster) as again:
         again.key = key
         assert await again.ask(QUESTION, 20) == before

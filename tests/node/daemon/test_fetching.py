@@ -28,7 +28,7 @@ class Members:
         self.may.set()
         self.error: SealringError | None = None
 
-    async def fetch(self, model: str, landing: Landing, progress: Any) -> bool:
+    async def fetch(self, model: str, landing: Landing, progress: Any, needs: Any = None) -> bool:
         self.asked.append(model)
         progress(1, 2)
         await self.may.wait()
@@ -157,5 +157,5 @@ async def test_a_model_is_measured_only_where_it_is_and_fetched_to_be_served(tmp
         await keeper.profile("model")
     assert raised.value.metadata["fetchable"] == "yes"
     assert not members.asked
-    assert await keeper.find("model", fetch=True) == tmp_path / "fetched" / "model"
+    assert await keeper.for_stage("model", None) == tmp_path / "fetched" / "model"
     assert await keeper.find("model") == tmp_path / "fetched" / "model"

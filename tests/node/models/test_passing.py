@@ -20,7 +20,7 @@ from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, server_credentials
-from sealring.node.models import asking, giving, landing, manifest
+from sealring.node.models import giving, kept, landing, manifest
 from sealring.node.models import landing as landing_module
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.folders import NOTE
@@ -35,7 +35,7 @@ PART = 1 << 16
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, landing, giving, asking):
+    for module in (manifest, landing, giving, kept):
         monkeypatch.setattr(module, "PART", PART)
     monkeypatch.setattr(giving, "PIECE", PART // 4)
     monkeypatch.setattr(giving, "MAX_PARTS", 3)

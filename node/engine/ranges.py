@@ -1,0 +1,151 @@
+"""Which bytes of a model's weight files a stage is made of, and whether they are here.
+
+mlx-lm renames, stacks and converts weights while it loads them, for each architecture in its own way. So the
+graph of the stage's own parameters is followed back to the tensors that were loaded: nothing is evaluated.
+`python -m sealring.node.engine.ranges PATH SPLIT` prints the ranges of every stage of a split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from sealring.mesh.errors import ModelError
+from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.node.engine.apart import answer
+from sealring.node.engine.staging import Stage
+from sealring.node.engine.staging.anatomy import dissect
+from sealring.node.engine.weights import load_lazily, read_header
+from sealring.node.models.kept import note_of
+
+Range = tuple[str, int, int]
+"""A file's name and its bytes [first, end)."""
+
+_NODE = re.compile(r'\{ (\d+) \[label ="([^"]*)"')
+_INPUT = re.compile(r'"(\w+)" -> (\d+)')
+_OUTPUT = re.compile(r'(\d+) -> "(\w+)"')
+
+
+def needed(path: Path, lo: int, hi: int) -> list[Range]:
+    """What the layers [lo, hi) are made of, with embedding, norm and head as they need.
+
+    Headers have to be there, and nothing else of the weights. Raises ModelError as `weights.load_stage`.
+    """
+    with _recorded() as loaded:
+        model, config = load_lazily(path, parts=True)
+    stage = Stage(model, dissect(model, config["model_type"]), lo, hi)
+    found: list[Range] = []
+    wanted = _sources(stage.kept, [array for _, _, array in loaded])
+    by_file: dict[str, list[tuple[int, int]]] = {}
+    headers: dict[str, tuple[int, dict[str, Any]]] = {}
+    for index in wanted:
+        file, name, _ = loaded[index]
+        if file not in headers:
+            header = read_header(Path(file))
+            headers[file] = 8 + len(header), json.loads(header)
+        start, entries = headers[file]
+        first, end = entries[name]["data_offsets"]
+        by_file.setdefault(Path(file).name, []).append((start + first, start + end))
+    for file, ranges in sorted(by_file.items()):
+        for first, end in sorted(ranges):
+            if found and found[-1][0] == file and found[-1][2] == first:
+                found[-1] = (file, found[-1][1], end)
+            else:
+                found.append((file, first, end))
+    return found
+
+
+def check_here(path: Path, lo: int, hi: int) -> None:
+    """Raises ModelError (MODEL_PART_MISSING) where a folder holds parts of a model, and not these layers'.
+
+    What is not there reads as zeros, which would go unnoticed.
+    """
+    note = note_of(path)
+    if note is None or note.whole:
+        return
+    if not note.holds(needed(path, lo, hi)):
+        raise ModelError(
+            f"the folder {path.name} holds a part of the model, without all of the layers {lo} to {hi - 1}",
+            hint="fetch the rest: sealring model pull",
+            reason="MODEL_PART_MISSING",
+        )
+
+
+@contextmanager
+def _recorded() -> Iterator[list[tuple[str, str, mx.array]]]:
+    """Every tensor that this thread loads meanwhile: its file, its name and the array."""
+    loaded: list[tuple[str, str, mx.array]] = []
+    real, own = mx.load, threading.get_ident()
+
+    def load(file: Any, *arguments: Any, **named: Any) -> Any:
+        got = real(file, *arguments, **named)
+        if threading.get_ident() == own and isinstance(got, dict):
+            loaded.extend((str(file), name, array) for name, array in got.items())
+        return got
+
+    mx.load = load
+    try:
+        yield loaded
+    finally:
+        mx.load = real
+
+
+def _sources(made: Sequence[mx.array], loaded: Sequence[mx.array]) -> list[int]:
+    """Which of `loaded` the arrays are made of. Raises ModelError where something else was read."""
+    own = {f"L{index}": array for index, array in enumerate(loaded)}
+    ends = {f"E{index}": mx.stop_gradient(array) for index, array in enumerate(made)}  # a node of its own
+    with tempfile.NamedTemporaryFile("r", suffix=".dot") as file:
+        mx.export_to_dot(file.name, **own, **ends)
+        text = file.read()
+    labels = dict(_NODE.findall(text))
+    inputs: dict[str, list[str]] = {}
+    for name, node in _INPUT.findall(text):
+        inputs.setdefault(node, []).append(name)
+    makers = {name: node for node, name in _OUTPUT.findall(text)}
+    waiting, seen = list(ends), set(ends)
+    while waiting:
+        name = waiting.pop()
+        node = makers.get(name)
+        if node is None:
+            continue
+        if labels[node] == "Load" and name not in own:
+            raise ModelError(
+                "the model reads weights in a way that cannot be followed",
+                hint="fetch the whole model",
+                reason="MODEL_NOT_DIVISIBLE",
+            )
+        for one in inputs.get(node, ()):
+            if one not in seen:
+                seen.add(one)
+                waiting.append(one)
+    return [index for index, name in enumerate(own) if name in seen]
+
+
+def main() -> int:
+    """Prints the ranges of each stage of the folder named on the command line as `apart.answer` does."""
+    forbid_core_files()
+    parser = argparse.ArgumentParser(prog="python -m sealring.node.engine.ranges")
+    parser.add_argument("path", type=Path)
+    parser.add_argument("split", help="layers per stage, A,B,...")
+    arguments = parser.parse_args()
+    mx.set_default_device(mx.cpu)
+    ends = [0]
+    for layers in arguments.split.split(","):
+        ends.append(ends[-1] + int(layers))
+    stages = list(pairwise(ends))
+    return answer(lambda: {"stages": [needed(arguments.path, lo, hi) for lo, hi in stages]})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""Writes stages' parts of a model into folders of their own, for machines that cannot hold the whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sealring.node.models.kept import beginnings, headers, with_ranges
+from sealring.node.models.landing import Landing
+from sealring.node.models.manifest import PART, Manifest, open_inside
+
+Range = tuple[str, int, int]
+
+
+def split(
+    folder: Path, into: Path, stages: Sequence[Sequence[Range]], tell: Callable[[str], None]
+) -> list[tuple[Path, int]]:
+    """For each stage the folder `into/stage-K/NAME` with what its ranges need, and its bytes.
+
+    What an earlier call has written is kept. Raises ModelError (MODEL_FOLDER_UNUSABLE, MODEL_PART_DAMAGED),
+    ResourceExhausted (DISK_FULL), ConfigError (STATE_UNWRITABLE), OSError.
+    """
+    tell(f"reading {folder.name}")
+    manifest = Manifest.of(folder)
+    common = headers(manifest, beginnings(manifest), folder)
+    made = []
+    for number, ranges in enumerate(stages):
+        landing = Landing(into / f"stage-{number}", folder.name)
+        landing.begin(manifest, with_ranges(manifest, common, ranges))
+        for index, (file, parts) in enumerate(zip(manifest.files, landing.missing(), strict=True)):
+            descriptor = open_inside(folder, file.name)
+            try:
+                for part in sorted(parts):
+                    landing.add(index, part, [os.pread(descriptor, file.length(part), part * PART)])
+                    tell(f"stage {number}: {landing.done / max(1, landing.size):.0%}")
+            finally:
+                os.close(descriptor)
+        made.append((landing.publish(), landing.size))
+    return made
