@@ -16,13 +16,13 @@ NAMES = ["instructor", "langchain", "litellm", "llm", "mini_swe_agent", "openai_
 LIMIT_SECONDS = 250.0
 
 
-async def converse(name: str, url: str, home: Path, *, tools: bool) -> list[Any]:
-    """What each step came to."""
+async def converse(name: str, urls: list[str], home: Path) -> list[Any]:
+    """What each step came to, by server."""
     if not PYTHON.exists():
         pytest.skip("there is no environment for agents: make clients")
     script = ROOT / "tests" / "clients" / "conversations.py"
     process = await asyncio.create_subprocess_exec(
-        *(str(PYTHON), str(script), name, url, "demo", "tools" if tools else "plain"),
+        *(str(PYTHON), str(script), name, "demo", *urls),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={

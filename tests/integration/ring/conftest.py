@@ -1,5 +1,5 @@
 import pytest_asyncio
-from ringtest import serving
+from ringtest import proxy, serving
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
@@ -13,3 +13,10 @@ async def ring(tmp_path_factory):
 async def client(ring):
     async with ring.openai() as client:
         yield client
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def sealed(ring, tmp_path_factory):
+    """The URL of a proxy before it, which seals."""
+    async with proxy(ring, tmp_path_factory.mktemp("sealed")) as (url, _):
+        yield url

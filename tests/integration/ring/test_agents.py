@@ -1,16 +1,20 @@
-"""Agents and frameworks talk with a real ring, in clear and through the proxy."""
+"""Agents and frameworks call a tool, tell its result and go on, with a real ring in clear and sealed."""
 
 import pytest
 from agents import NAMES, converse
-from ringtest import CLUSTER, proxy
+from ringtest import CLUSTER
 
 pytestmark = [*CLUSTER, pytest.mark.agents]
+ANSWER = "It is 21 degrees and sunny in Paris."
+WELCOME = "You are welcome! Is there anything else you would like to know?"
+WHOLE = {"instructor": ["Paris"], "mini_swe_agent": ["Submitted"]}
+"""Of those that make one call and are done."""
+
+CONVERSATIONS = {"llm": 1, "litellm": 3}
+"""How many they hold with a server; others two."""
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_they_talk(name, ring, tmp_path):
-    async with proxy(ring, tmp_path) as (sealed, _):
-        for url in (ring.cluster.http_url, sealed):
-            steps = await converse(name, url, tmp_path, tools=False)
-            assert steps
-            assert all(steps)
+async def test_a_tool_is_called_and_its_result_told(name, ring, sealed, tmp_path):
+    expected = WHOLE.get(name) or [ANSWER, WELCOME] * CONVERSATIONS.get(name, 2)
+    assert await converse(name, [ring.cluster.http_url, sealed], tmp_path) == [expected] * 2

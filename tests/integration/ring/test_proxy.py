@@ -89,7 +89,7 @@ async def test_a_proxy_with_the_wrong_root_does_not_start(ring, tmp_path):
     assert b"ROOT_PIN" in said
 
 
-async def test_every_api_answers_alike_in_clear_and_sealed(ring, reference, tmp_path):
+async def test_every_api_answers_alike_in_clear_and_sealed(ring, sealed, reference):
     """With the tools that Open WebUI sends each time; and so do calls of tools and answers by a schema."""
     expected = reference.reply(MESSAGES, 100)
     function = {"name": "look", "description": "looks", "parameters": {"type": "object"}}
@@ -117,17 +117,16 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, reference, tmp_
         },
     }
     found, counts, held, stopped = {}, [], [], []
-    async with proxy(ring, tmp_path) as (sealed, _):
-        for url in (ring.cluster.http_url, sealed):
-            async with httpx.AsyncClient(base_url=url, timeout=LIMIT_SECONDS) as http:
-                for path, body in asked.items():
-                    found[url, path] = (await http.post(path, json=body)).json()
-                counting = {name: asked["/v1/messages"][name] for name in ("model", "messages", "tools")}
-                counts.append((await http.post("/v1/messages/count_tokens", json=counting)).json())
-                ending = {**asked["/v1/messages"], "stop_sequences": [expected.text[4:8]]}
-                stopped.append((await http.post("/v1/messages", json=ending)).json())
-                bodies = (CALLING, {**CALLING, "tool_choice": "required"}, FITTING, IMPOSSIBLE)
-                held.append([(await http.post("/v1/chat/completions", json=body)).json() for body in bodies])
+    for url in (ring.cluster.http_url, sealed):
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_SECONDS) as http:
+            for path, body in asked.items():
+                found[url, path] = (await http.post(path, json=body)).json()
+            counting = {name: asked["/v1/messages"][name] for name in ("model", "messages", "tools")}
+            counts.append((await http.post("/v1/messages/count_tokens", json=counting)).json())
+            ending = {**asked["/v1/messages"], "stop_sequences": [expected.text[4:8]]}
+            stopped.append((await http.post("/v1/messages", json=ending)).json())
+            bodies = (CALLING, {**CALLING, "tool_choice": "required"}, FITTING, IMPOSSIBLE)
+            held.append([(await http.post("/v1/chat/completions", json=body)).json() for body in bodies])
     for (url, path), answer in found.items():
         told = {
             "/v1/chat/completions": lambda a: a["choices"][0]["message"]["content"],

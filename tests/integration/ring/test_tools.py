@@ -1,0 +1,82 @@
+"""The makers' own clients call a tool, tell its result and go on, with a real ring in clear and sealed."""
+
+import json
+
+import anthropic
+import ollama
+import openai
+import pytest
+from ringtest import CLUSTER
+
+pytestmark = CLUSTER
+QUESTION = {"role": "user", "content": "What is the weather in Paris?"}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+GET = {"name": "get_weather", "description": "Get the weather"}
+TOOL = {"type": "function", "function": {**GET, "parameters": CITY}}
+
+
+def get_weather(city):
+    assert city == "Paris"
+    return "21 degrees and sunny"
+
+
+async def with_chats(url):
+    asked = {"model": "demo", "temperature": 0, "tools": [TOOL]}
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        said = (await client.chat.completions.create(messages=[QUESTION], **asked)).choices[0].message
+        (call,) = said.tool_calls
+        told = get_weather(**json.loads(call.function.arguments))
+        messages = [QUESTION, said.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": told}]
+        pieces = await client.chat.completions.create(messages=messages, stream=True, **asked)
+        return "".join([piece.choices[0].delta.content or "" async for piece in pieces])
+
+
+async def with_responses(url):
+    asked = {"model": "demo", "temperature": 0, "tools": [{"type": "function", **GET, "parameters": CITY}]}
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        (call,) = (await client.responses.create(input=[QUESTION], **asked)).output
+        told = get_weather(**json.loads(call.arguments))
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": told}
+        items = [QUESTION, call.model_dump(), result]
+        async with client.responses.stream(input=items, **asked) as stream:
+            return (await stream.get_final_response()).output_text
+
+
+async def with_messages(url):
+    asked = {"model": "demo", "max_tokens": 100, "tools": [{**GET, "input_schema": CITY}]}
+    asked["extra_body"] = {"temperature": 0}
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+        said = await client.messages.create(messages=[QUESTION], **asked)
+        (call,) = said.content
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": get_weather(**call.input)}
+        said = {"role": "assistant", "content": said.content}
+        messages = [QUESTION, said, {"role": "user", "content": [result]}]
+        async with client.messages.stream(messages=messages, **asked) as stream:
+            return (await stream.get_final_message()).content[0].text
+
+
+async def with_ollama(url):
+    client = ollama.AsyncClient(host=url)
+    asked = {"model": "demo", "options": {"temperature": 0}, "tools": [TOOL]}
+    said = (await client.chat(messages=[QUESTION], **asked)).message
+    (call,) = said.tool_calls
+    result = {"role": "tool", "tool_name": "get_weather", "content": get_weather(**call.function.arguments)}
+    parts = await client.chat(messages=[QUESTION, said, result], stream=True, **asked)
+    told = "".join([part.message.content or "" async for part in parts])
+    await client._client.aclose()
+    return told
+
+
+async def test_a_custom_tools_input_keeps_to_its_grammar(ring, sealed):
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: CITY "!"\nCITY: /[A-Z][a-z]+/'}
+    asked = {"model": "demo", "temperature": 0, "tools": [{"type": "custom", **GET, "format": form}]}
+    for url in (ring.cluster.http_url, sealed):
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            (call,) = (await client.responses.create(input=[QUESTION], **asked)).output
+        assert (call.type, call.name, call.input) == ("custom_tool_call", "get_weather", "Paris!")
+
+
+@pytest.mark.parametrize("converse", [with_chats, with_responses, with_messages, with_ollama])
+async def test_a_tool_is_called_and_its_result_told(converse, ring, sealed):
+    for url in (ring.cluster.http_url, sealed):
+        assert await converse(url) == "It is 21 degrees and sunny in Paris."
