@@ -11,6 +11,7 @@ from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces
 from sealring.api.chat import chat_request, parse_chat
 from sealring.api.errors import error_body
 from sealring.api.fields import as_list, as_object, bad, unsupported
+from sealring.api.patterns import pattern_of
 from sealring.mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference
 
@@ -64,7 +65,6 @@ _ECHOED: dict[str, Any] = {
 """What a response has beside its answer, as openresponses.org requires it: the request's own, or this."""
 
 _LONGEST_NAME = 64
-_CUSTOM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 _CALLS = {
     "function_call": "arguments",
@@ -101,13 +101,15 @@ class _Tools:
                 continue
             function = {"name": self._named(space, name), "description": tool.get("description")}
             function["parameters"] = tool.get("parameters")
-            function["strict"] = tool.get("strict") if kind == "function" else None
+            function["strict"] = tool.get("strict")
             if kind == "custom":
                 self.custom.add(function["name"])
                 form = as_object(tool.get("format") or {}, f"{param}[{index}].format")
-                grammar = f"\n\n{form.get('definition')}" if "definition" in form else ""
-                function["description"] = f"{function['description'] or ''}{grammar}"
-                function["parameters"] = _CUSTOM
+                pattern = pattern_of(form, f"{param}[{index}].format")
+                told = f"\n\n{form['definition']}" if pattern else ""
+                function["description"] = f"{function['description'] or ''}{told}"
+                function["parameters"] = _custom(pattern)
+                function["strict"] = bool(pattern)
             self.functions.append({"type": "function", "function": function})
 
     def known(self, space: Any, name: Any) -> str:
@@ -144,6 +146,17 @@ def ask_responses(value: _Object, request_id: str) -> Asked:
         bool(body.stream),
         body.user or "",
     )
+
+
+def _custom(pattern: str) -> _Object:
+    """The arguments of a function that stands for a custom tool."""
+    text = {"type": "string", **({"pattern": pattern} if pattern else {})}
+    return {
+        "type": "object",
+        "properties": {"input": text},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
 
 
 def _whole_tool(tool: _Object) -> _Object:

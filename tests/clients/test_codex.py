@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -16,7 +17,11 @@ SHELL = {"type": "function", "name": "shell", "parameters": {"type": "object"}, 
 PATCH = {
     "type": "custom",
     "name": "apply_patch",
-    "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"},
+    "format": {
+        "type": "grammar",
+        "syntax": "lark",
+        "definition": 'start: "*** Begin Patch" LF\n%import common.LF\n',
+    },
 }
 DONE = [{"type": "input_text", "text": "Done"}]
 SPACE = {"type": "namespace", "name": "mcp__fs", "tools": [{"type": "function", "name": "read"}]}
@@ -178,6 +183,12 @@ async def custom_tool_roundtrip(edge: Edge) -> None:
     )
     assert chat.messages[1].tool_calls[0].arguments == '{"input": "*** Begin"}'
     assert chat.messages[2].content == "Done"
+    (tool,) = chat.tools
+    held = json.loads(tool.parameters)["properties"]["input"]["pattern"]
+    assert tool.strict
+    assert "%import common.LF" in tool.description
+    assert re.fullmatch(held, "*** Begin Patch\n")
+    assert not re.fullmatch(held, "*** Begin")
 
 
 async def namespace_tools(edge: Edge) -> None:

@@ -45,7 +45,7 @@ def grammar_of(prompt: inference.Prompt, form: Format, special: Mapping[int, str
     if strict and not known:
         raise InvalidInput(
             "this model's tool calls cannot be held to a schema",
-            hint="leave strict out of the tools",
+            hint="leave strict out of the tools, and grammars out of custom ones",
             reason="NO_STRICT_TOOLS",
             param="tools",
         )

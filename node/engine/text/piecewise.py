@@ -163,7 +163,8 @@ class Arguments:
         """A text and what ends it."""
         end = self._pieces.text_end
         values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if unknown := set(schema) - _ANNOTATIONS - {"enum", "const"}:
+        patterned = "pattern" in schema and bool(self._pieces.breaks)
+        if unknown := set(schema) - _ANNOTATIONS - {"enum", "const"} - ({"pattern"} if patterned else set()):
             raise ValueError(f"{min(unknown)[:64]} of a text")
         rest = self._around(self._pieces.value_end if self._pieces.typed else end)
         if values is not None:
@@ -177,8 +178,23 @@ class Arguments:
             return f"{name} {rest}"
         ended = re.escape(end).replace("/", r"\/")
         null = rf" & ~/(?s:\n?[Nn][Uu][Ll][Ll]\n?{ended})/" if self._pieces.typed else ""
-        self.rules.append(f"{name}: /(?s:.*){ended}/ & ~/(?s:.*{ended}.+)/{null}{_without(barred)}")
+        held = self._pattern(schema["pattern"], ended) if patterned else f"/(?s:.*){ended}/"
+        self.rules.append(f"{name}: {held} & ~/(?s:.*{ended}.+)/{null}{_without(barred)}")
         return f"{name} {BREAK}" if self._pieces.breaks else name
+
+    def _pattern(self, pattern: Any, ended: str) -> str:
+        """Of a text and what ends it, such that it has the pattern when the parser has stripped it."""
+        pattern = _a(str, pattern)
+        if not (pattern.startswith("^") and pattern.endswith("$")):
+            raise ValueError("a pattern of a text that is not anchored by ^ and $")
+        body = re.sub(
+            r"(\\.)|/|\n", lambda found: found[1] or {"/": r"\/", "\n": r"\n"}[found[0]], pattern[1:-1]
+        )
+        if self._parser == "glm47":
+            return rf"/(?:{body}){ended}/ & ~/(?s:\s.*)/ & ~/(?s:.*\s{ended})/"
+        if self._pieces.typed:
+            return rf"/(?:{body})\n{ended}/ & ~/(?s:\n.*)/"
+        return f"/(?:{body}){ended}/"
 
     def _readable(self, value: str) -> bool:
         null = self._pieces.typed and value.lower() == "null"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -209,10 +210,27 @@ def test_no_text_ends_its_argument_or_its_call(parser: str) -> None:
             assert takes(grammar, call) == text.startswith("a"), call
 
 
+@pytest.mark.parametrize("parser", CALLED)
+def test_a_text_with_a_pattern_is_read_as_one_that_has_it(parser: str) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "pattern": "^([a-z/ ]|\n)*$"}}}
+    schema["required"] = ["city"]
+    form = form_of(parser)
+    grammar = grammar_of(asked(schema, call_required=True, one_call=True), form, {}, "")
+    assert form.call is not None
+    for text in ("a/b c", "a\nb", " a", "a\n", "\na", "", "\n", "null", "A", f"a{form.call[1]}"):
+        call = CALLED[parser].replace('"false"', '"true"') % ("look", text)
+        if takes(grammar, call):
+            assert re.fullmatch("([a-z/ ]|\n)*", read(form, call, schema)["city"]) is not None
+        else:
+            assert text not in ("a/b c", "a\nb")
+    assert takes(grammar, CALLED[parser].replace('"false"', '"true"') % ("look", "a/b c"))
+
+
 @pytest.mark.parametrize(
     "argument",
     [
         {"type": "string", "pattern": "a"},
+        {"type": "string", "minLength": 1},
         {"enum": [1, "null"]},
         {"type": ["string", "null"]},
         {"type": "array", "items": {"enum": ["</parameter>"]}},
