@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from sealring.mesh.trust.levels import level_of
@@ -11,28 +12,42 @@ if TYPE_CHECKING:
     from sealring.cli.calls.operator import Admin
     from sealring.coordinator.roster.audit_head import AuditHead
     from sealring.mesh.roster.model import Roster
+    from sealring.v1 import admin_pb2
 
 _AUDIT_PAGE = 1000
 
 
-async def verify_audit(admin: Admin, pin: bytes) -> tuple[int, bytes, AuditHead]:
+async def verify_audit(
+    admin: Admin,
+    pin: bytes,
+    since: AuditHead | None = None,
+    newest: deque[admin_pb2.AuditEntry] | None = None,
+) -> tuple[int, bytes, AuditHead]:
     """How many entries there are, the hash of the last, and what of them the roster keys signed.
 
-    Raises FailedPrecondition (AUDIT_BROKEN, AUDIT_UNSIGNED), RosterError (ROOT_*).
+    Entries before `since`, the head that an earlier call returned, are not read again; the others are added
+    to `newest`. Raises FailedPrecondition (AUDIT_BROKEN, AUDIT_UNSIGNED), RosterError (ROOT_*).
     """
     from sealring.coordinator.roster.audit_head import check_signed, read_head
     from sealring.coordinator.store import verify_chain
-    from sealring.coordinator.store.audit import FIRST_PREVIOUS
+    from sealring.coordinator.store.audit import FIRST_PREVIOUS, changed_outside
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
 
     answer = await admin.call("GetRoster")
     root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=time.time())
-    last, head, found = (0, FIRST_PREVIOUS), None, None
+    last = (since.sequence - 1, b"") if since else (0, FIRST_PREVIOUS)
+    head, found = None, None
     while True:
         page = await admin.call("ListAuditLog", after=last[0], limit=_AUDIT_PAGE)
         head = head or read_head(page.signed_head, root)
+        if since and last[0] < since.sequence:
+            if [one.hash for one in page.entries[:1]] != [since.hash]:
+                raise changed_outside(f"the audit log is broken at entry {since.sequence}")
+            last = (last[0], page.entries[0].previous)
         last = verify_chain(page.entries, after=last)
         found = next((one.hash for one in page.entries if one.sequence == head.sequence), found)
+        if newest is not None:
+            newest.extend(page.entries)
         if len(page.entries) < _AUDIT_PAGE:
             check_signed(found, head)
             return *last, head

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Annotated
 
 import typer
@@ -53,8 +54,10 @@ def dashboard(
         metrics, token = Metrics(), new_token()
         edge = create_app(SealingBackend(client, metrics), exposition=metrics.exposition)
         calls = connect(settings.operator, address=settings.coordinator, seconds=settings.timeout)
-        async with client, calls as admin, inference(settings.gateway[0], **access) as gateway:
-            server = HttpServer(create_dashboard(admin, pin, gateway, client, edge, token))
+        async with client, calls as admin, AsyncExitStack() as stack:
+            opened = [inference(address, **access) for address in settings.gateway]
+            gateways = [await stack.enter_async_context(one) for one in opened]
+            server = HttpServer(create_dashboard(admin, pin, gateways, client, edge, token))
             with stop_on_signals() as stop:
                 try:
                     port = server.listen(listen)

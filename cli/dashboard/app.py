@@ -7,10 +7,11 @@ not be framed.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -24,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sealring.cli.calls.client import Client
 from sealring.cli.calls.operator import Admin
-from sealring.cli.dashboard.look import Load, audit, cluster, trace
+from sealring.cli.dashboard.look import Audit, Load, cluster, trace
 from sealring.client import AsyncClient
 from sealring.gateway.http.errors import error_response
 from sealring.mesh.errors import InvalidInput, SealringError, Unauthenticated
@@ -45,19 +46,22 @@ _HEADERS = {
 
 
 def create_dashboard(
-    admin: Admin, pin: bytes, gateway: Client, client: AsyncClient, edge: ASGIApp, token: str
+    admin: Admin, pin: bytes, gateways: Sequence[Client], client: AsyncClient, edge: ASGIApp, token: str
 ) -> Starlette:
     """The ASGI application; `edge` answers the chat's questions, sealed by `client`."""
-    load = Load(gateway.metrics)
+    loads = [Load(one.address, one.metrics) for one in gateways]
+    audit = Audit(admin, pin)
 
     async def tell_cluster(request: Request) -> Any:
         return await cluster(admin, pin, time.time())
 
     async def tell_load(request: Request) -> Any:
-        return await load.look(time.monotonic())
+        now = time.monotonic()
+        found = await asyncio.gather(*(load.look(now) for load in loads))
+        return [one for each in found for one in each]
 
     async def tell_audit(request: Request) -> Any:
-        return await audit(admin, pin)
+        return await audit.look()
 
     async def tell_trace(request: Request) -> Any:
         ring = request.query_params.get("ring", "")

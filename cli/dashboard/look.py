@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,6 +19,10 @@ from sealring.mesh.pki.root import decode_chain, verify_root_chain
 from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.problem import from_problem
+
+if TYPE_CHECKING:
+    from sealring.coordinator.roster.audit_head import AuditHead
+    from sealring.v1 import admin_pb2
 
 AUDIT_SHOWN = 50
 TRACE_MILLISECONDS = 1000
@@ -43,21 +47,25 @@ Sample = dict[tuple[str, str, str], float]
 class Load:
     """A gateway's load by model, over the last minute that was looked at."""
 
-    def __init__(self, exposition: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, gateway: str, exposition: Callable[[], Awaitable[str]]) -> None:
+        self._gateway = gateway
         self._exposition = exposition
         self._samples: deque[tuple[float, Sample]] = deque()
 
     async def look(self, now: float) -> list[dict[str, Any]]:
         """Of each model: requests running and waiting, KV memory in use (0 to 1), tokens per second, median
         seconds to the first token (None where nobody asked), and the share of prompt tokens that kept
-        prefixes held. Raises what the gateway answers with."""
-        newest = _sample(await self._exposition())
+        prefixes held. Of a gateway that does not answer, why (`trouble`)."""
+        try:
+            newest = _sample(await self._exposition())
+        except SealringError as error:
+            return [{"gateway": self._gateway, "trouble": str(error)}]
         self._samples.append((now, newest))
         while now - self._samples[0][0] > _WINDOW_SECONDS:
             self._samples.popleft()
         since, oldest = self._samples[0]
         models = sorted({model for metric, model, _ in newest if metric in _GAUGES})
-        return [_load(model, newest, oldest, now - since) for model in models]
+        return [{"gateway": self._gateway, **_load(model, newest, oldest, now - since)} for model in models]
 
 
 def _sample(exposition: str) -> Sample:
@@ -126,16 +134,34 @@ async def cluster(admin: Admin, pin: bytes, now: float) -> dict[str, Any]:
     }
 
 
-async def audit(admin: Admin, pin: bytes) -> dict[str, Any]:
-    """The newest entries, the newest first, and whether the whole chain holds up to what the roster keys
-    signed: `trouble` says why not."""
-    page = await admin.call("ListAuditLog", limit=AUDIT_SHOWN, newest=True)
-    entries = plain(page)["entries"][::-1]
-    try:
-        count, _, head = await verify_audit(admin, pin)
-    except SealringError as error:
-        return {"entries": entries, "trouble": str(error)}
-    return {"entries": entries, "trouble": "", "count": count, "signed": head.sequence, "signed_at": head.at}
+class Audit:
+    """The audit log, of which each look verifies what is new since the newest entry that was signed."""
+
+    def __init__(self, admin: Admin, pin: bytes) -> None:
+        self._admin = admin
+        self._pin = pin
+        self._signed: AuditHead | None = None
+        self._kept: list[admin_pb2.AuditEntry] = []
+
+    async def look(self) -> dict[str, Any]:
+        """The newest entries, the newest first, and whether the whole chain holds up to what the roster keys
+        signed: `trouble` says why not, and then the entries are shown as they are told."""
+        signed = self._signed.sequence if self._signed else 0
+        newest = deque((one for one in self._kept if one.sequence < signed), AUDIT_SHOWN)
+        try:
+            count, _, head = await verify_audit(self._admin, self._pin, self._signed, newest)
+        except SealringError as error:
+            page = await self._admin.call("ListAuditLog", limit=AUDIT_SHOWN, newest=True)
+            return {"entries": plain(page)["entries"][::-1], "trouble": str(error)}
+        self._signed, self._kept = head, list(newest)
+        entries = [plain(one) for one in reversed(newest)]
+        return {
+            "entries": entries,
+            "trouble": "",
+            "count": count,
+            "signed": head.sequence,
+            "signed_at": head.at,
+        }
 
 
 async def trace(admin: Admin, ring: str) -> list[dict[str, Any]]:

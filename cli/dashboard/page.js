@@ -111,8 +111,9 @@ function ringCard(deployment, ring) {
 function showLoad(found) {
   element("load").replaceChildren(
     table(
-      ["model", "rows", "waiting", "tokens/s", "first token, median", "KV memory", "prefixes kept", "of prompts from prefixes"],
-      found.map((one) => [
+      ["gateway", "model", "rows", "waiting", "tokens/s", "first token, median", "KV memory", "prefixes kept", "of prompts from prefixes"],
+      found.map((one) => (one.trouble ? [one.gateway, [one.trouble, "text"]] : [
+        one.gateway,
         one.model,
         one.running,
         one.waiting,
@@ -121,7 +122,7 @@ function showLoad(found) {
         number(100 * one.kv_usage, 0, " %"),
         `${one.prefix_tokens} tokens`,
         one.prefix_share === null ? "–" : number(100 * one.prefix_share, 0, " %"),
-      ]),
+      ])),
     ),
   );
 }

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sealring.cli.dashboard import look
+from sealring.coordinator.init import init
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.roster.audit_head import AuditSeal
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store
 from sealring.gateway.metrics import Metrics, ModelLoad
-from sealring.mesh.errors import FailedPrecondition
+from sealring.mesh.errors import Unavailable
+from sealring.mesh.pki import root
 from sealring.v1 import admin_pb2
 
+NOW = 1_800_000_000
 BOUNDS = [(0.1, 1.0), (1.0, 3.0), (math.inf, 4.0)]
 
 
@@ -43,10 +52,11 @@ async def test_the_load_is_of_the_last_minute() -> None:
         metrics.prefix_queries.labels("demo").inc(10)
         metrics.prefix_hits.labels("demo").inc(tokens)
 
-    load = look.Load(exposition)
+    load = look.Load("gateway:1", exposition)
     answered(7, 9.0)  # before anybody looked
     (first,) = await load.look(100.0)
     assert first == {
+        "gateway": "gateway:1",
         "model": "demo",
         "waiting": 1.0,
         "running": 2.0,
@@ -73,37 +83,66 @@ async def test_a_gateway_that_began_anew_counts_from_nothing() -> None:
     async def exposition() -> str:
         return text.format(told.pop(0)) + gauge
 
-    load = look.Load(exposition)
+    load = look.Load("gateway:1", exposition)
     await load.look(0.0)
     (found,) = await load.look(4.0)
     assert found["tokens_per_second"] == 0.5
 
 
-async def test_an_audit_log_that_does_not_hold_is_shown_with_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = admin_pb2.ListAuditLogResponse(
-        entries=[admin_pb2.AuditEntry(sequence=one, action="enrol") for one in (1, 2)]
-    )
+async def test_a_gateway_that_does_not_answer_says_why() -> None:
+    async def exposition() -> str:
+        raise Unavailable("it is away")
 
-    class Admin:
-        async def call(self, method: str, **fields: Any) -> Any:
-            assert (method, fields) == ("ListAuditLog", {"limit": 50, "newest": True})
-            return page
+    (told,) = await look.Load("gateway:1", exposition).look(0.0)
+    assert told["gateway"] == "gateway:1"
+    assert "it is away" in told["trouble"]
 
-    async def verify(admin: Any, pin: bytes) -> Any:
-        raise FailedPrecondition("entry 2 was changed", reason="AUDIT_BROKEN")
 
-    admin: Any = Admin()
-    monkeypatch.setattr(look, "verify_audit", verify)
-    found = await look.audit(admin, b"")
-    assert [one["sequence"] for one in found["entries"]] == [2, 1]
-    assert "entry 2 was changed" in found["trouble"]
+async def test_the_audit_log_is_verified_once_and_then_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = CoordinatorSettings(state_dir=tmp_path, cluster="demo")
+    init(settings, clock=lambda: NOW)
+    keys = ClusterKeys.load(settings, now=NOW)
+    monkeypatch.setattr(root, "decode_chain", lambda told: told)
+    monkeypatch.setattr(root, "verify_root_chain", lambda chain, pin, *, now: keys.root)
+    with closing(Store.open(tmp_path)) as store:
+        seal = AuditSeal(store, keys, clock=lambda: NOW)
 
-    async def holds(admin: Any, pin: bytes) -> Any:
-        return 2, b"hash", SimpleNamespace(sequence=1, at=5)
+        class Admin:
+            def __init__(self) -> None:
+                self.read = list[int]()
 
-    monkeypatch.setattr(look, "verify_audit", holds)
-    found = await look.audit(admin, b"")
-    assert (found["trouble"], found["count"], found["signed"], found["signed_at"]) == ("", 2, 1, 5)
+            async def call(self, method: str, after: int = 0, limit: int = 0, newest: bool = False) -> Any:
+                if method == "GetRoster":
+                    return SimpleNamespace(root_metadata=b"")
+                entries = store.audit.entries(after=after, limit=limit)
+                self.read += [one.sequence for one in entries] * (not newest)
+                return admin_pb2.ListAuditLogResponse(entries=entries, signed_head=seal.envelope)
+
+        def write(count: int, *, renewed: bool) -> None:
+            for _ in range(count):
+                store.audit.append(NOW, "operator", "do", "thing", {})
+            if renewed:
+                seal.renew()
+
+        admin: Any = Admin()
+        audit = look.Audit(admin, b"")
+        write(59, renewed=True)
+        write(1, renewed=False)
+        for signed, last, read in ((60, 61, [*range(1, 62)]), (60, 61, [60, 61]), (63, 63, [60, 61, 62, 63])):
+            found = await audit.look()
+            assert (found["trouble"], found["count"], found["signed"]) == ("", last, signed)
+            assert [one["sequence"] for one in found["entries"]] == list(range(last, last - 50, -1))
+            assert admin.read == read
+            admin.read.clear()
+            if read == [60, 61]:
+                write(2, renewed=True)
+        with store.transaction() as connection:
+            connection.execute("DELETE FROM audit WHERE sequence > 40")
+        found = await audit.look()
+        assert "audit log" in found["trouble"]
+        assert [one["sequence"] for one in found["entries"]] == list(range(40, 0, -1))
 
 
 async def test_a_member_without_a_trace_says_why() -> None:
