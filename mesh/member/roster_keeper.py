@@ -126,6 +126,10 @@ class RosterKeeper:
     def expired(self) -> bool:
         return self._reader.expired()
 
+    def lapse(self) -> FailedPrecondition:
+        """Of a roster that has expired: the error that says why."""
+        return self._reader.lapse()
+
     def revoked(self, identifier: str) -> bool:
         """Whether the roster in use names this id as thrown out; also one that has expired meanwhile."""
         return identifier in self._revoked

@@ -64,7 +64,7 @@ class RosterReader:
         self._on_equivocation = on_equivocation
         self._memory = state if isinstance(state, RosterMemory) else RosterStateFile(state)
         self._state = self._memory.load()
-        self._learned_at = boot()  # that there is the roster of `_state`
+        self._begun_at = self._learned_at = boot()  # that there is the roster of `_state`
         self._current: Roster | None = None
         if self._state.cluster != root.cluster:
             raise RosterError("roster state is of another cluster", reason="ROSTER_STATE_CLUSTER")
@@ -83,12 +83,18 @@ class RosterReader:
         if roster is None:
             raise FailedPrecondition("no roster is in use", reason="NO_ROSTER")
         if self.expired():
-            raise FailedPrecondition(
-                "roster has expired",
-                reason="ROSTER_EXPIRED",
-                hint="check that the coordinator can be reached",
-            )
+            raise self.lapse()
         return roster
+
+    def lapse(self) -> FailedPrecondition:
+        """Of a roster that has expired: the error that says why."""
+        ahead = round(self._clock() - self._counted())
+        heard, roster = self._learned_at > self._begun_at, self._current
+        if heard and ahead > SKEW_SECONDS and roster is not None and not roster.expired(self._counted()):
+            message = f"the roster has expired by this machine's clock, which is {ahead} s ahead of it"
+            return FailedPrecondition(message, reason="ROSTER_EXPIRED", hint="set the machine's clock")
+        hint = "check that the coordinator can be reached"
+        return FailedPrecondition("the roster has expired", reason="ROSTER_EXPIRED", hint=hint)
 
     def expired(self) -> bool:
         """Whether no roster is in use that is still alive; then handshakes stop and open links close.
@@ -100,7 +106,10 @@ class RosterReader:
     def now(self) -> float:
         """The wall clock's time, and no less than the newest roster proves (decision 24): when it was signed,
         and how long ago, by a clock that nobody can set, it was accepted."""
-        return max(self._clock(), self._state.issued + self._boot() - self._learned_at)
+        return max(self._clock(), self._counted())
+
+    def _counted(self) -> float:
+        return self._state.issued + self._boot() - self._learned_at
 
     def accept(self, envelope: bytes) -> Roster:
         """Verify a roster and use it. The one in use already is accepted again.

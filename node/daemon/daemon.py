@@ -497,7 +497,7 @@ class Daemon:
                 self._doing = doing
                 await asyncio.to_thread(note_doing, self._settings.state_dir, doing)
             if epoch is not None and epoch.phase is not Phase.ENDED and self._rosters.expired:
-                epoch.fault(self._unsaved[1] if self._unsaved is not None else _expired())
+                epoch.fault(self._unsaved[1] if self._unsaved is not None else self._rosters.lapse())
 
     async def _take_unsaved(self) -> None:
         """The disk may have room by now for the roster that could not be remembered, so is not used yet."""
@@ -556,9 +556,3 @@ class Daemon:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("daemon_task_failed", exc_info=error)
-
-
-def _expired() -> FailedPrecondition:
-    return FailedPrecondition(
-        "the roster has expired", hint="check that the coordinator can be reached", reason="ROSTER_EXPIRED"
-    )

@@ -242,7 +242,9 @@ def test_expiry_takes_the_roster_out_of_use(cluster: Any, reader: RosterReader, 
 def turned(cluster: Any, path: Path, clock: Any) -> tuple[RosterReader, list[float]]:
     """A reader, and the seconds since its machine was started."""
     boot = [500.0]
-    return RosterReader(cluster.authority.root, path, own(cluster), clock=clock, boot=lambda: boot[0]), boot
+    reader = RosterReader(cluster.authority.root, path, own(cluster), clock=clock, boot=lambda: boot[0])
+    boot[0] += 1  # until it hears of a roster
+    return reader, boot
 
 
 def test_a_clock_moved_back_does_not_keep_an_expired_roster_alive(
@@ -257,6 +259,7 @@ def test_a_clock_moved_back_does_not_keep_an_expired_roster_alive(
     reader.accept(envelope)  # once more is not once again
     boot[0] += 1
     assert reader.expired()
+    assert reader.lapse().message == "the roster has expired", "no word of a clock that is behind"
     assert refusal(reader, envelope) == "ROSTER_EXPIRED"
 
 
@@ -278,6 +281,7 @@ def test_a_clock_that_was_ahead_is_not_remembered(cluster: Any, path: Path, cloc
     newer = following(cluster, roster, issued=NOW + 10, expires=NOW + 610)
     clock.now, boot[0] = NOW + 3610, boot[0] + 10
     assert reader.expired()
+    assert "clock, which is 3600 s ahead" in reader.lapse().message
     assert refusal(reader, newer) == "ROSTER_EXPIRED"
     clock.now, boot[0] = NOW + 20, boot[0] + 10
     assert not reader.expired()
