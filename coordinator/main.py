@@ -88,7 +88,7 @@ class Coordinator:
         self.rings = rings = Rings(store, publisher, sessions, watchers, settings)
         self.profiles = profiles = Profiles(sessions, timeout=settings.profile_timeout)
         standing = publisher.standing
-        survey = Survey(store, sessions, profiles, standing, settings)
+        survey = Survey(store, sessions, profiles, standing, settings, rings.speeds)
         deployments = DeploymentService(store, publisher, survey, rings, clock=clock)
         self.moves = Moves(store, publisher, sessions, survey, rings, deployments, settings, clock=clock)
         expulsion = Expulsion(store, publisher, sessions, watchers, clock=clock)

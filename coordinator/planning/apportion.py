@@ -1,4 +1,4 @@
-"""Layers to ranks: largest remainder by memory, repaired to the nearest assignment that fits.
+"""Layers to ranks: largest remainder by memory or speed, repaired to the nearest assignment that fits.
 
 Pure integer arithmetic. The largest remainder (Hamilton's method) says what a fair share is; layers of
 unequal size, the embedding and the head then move boundaries, as little as possible, until every rank fits.
@@ -9,6 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+
+_FINE = 1 << 20
+"""Speeds are told as shares of the fastest, in so many steps."""
 
 
 def largest_remainder(seats: int, weights: Sequence[int]) -> list[int]:
@@ -30,12 +33,14 @@ def largest_remainder(seats: int, weights: Sequence[int]) -> list[int]:
     return shares
 
 
-def apportion(layers: Sequence[int], extras: Sequence[int], capacities: Sequence[int]) -> list[int] | None:
+def apportion(
+    layers: Sequence[int], extras: Sequence[int], capacities: Sequence[int], speeds: Sequence[float] = ()
+) -> list[int] | None:
     """How many consecutive layers each rank takes, or None when nothing fits in this order.
 
     `layers` are bytes per layer, `extras` and `capacities` bytes per rank. Every rank gets at least one
-    layer and never more bytes than its capacity. The largest remainder is kept where it fits; else the
-    result is the fitting one whose boundaries lie nearest to it.
+    layer and never more bytes than its capacity. The largest remainder, by memory or where they are given by
+    `speeds`, is kept where it fits; else the result is the fitting one whose boundaries lie nearest to it.
     """
     room = [capacity - extra for capacity, extra in zip(capacities, extras, strict=True)]
     if len(room) > len(layers):
@@ -43,7 +48,8 @@ def apportion(layers: Sequence[int], extras: Sequence[int], capacities: Sequence
     prefix = [0, *accumulate(layers)]
     if not _reaches(prefix, room):
         return None
-    shares = largest_remainder(len(layers), room)
+    fair = [round(_FINE * speed / max(speeds)) for speed in speeds]
+    shares = largest_remainder(len(layers), fair or room)
     ends = list(accumulate(shares))
     if all(
         prefix[end] - prefix[start] <= space

@@ -9,6 +9,7 @@ from itertools import islice, permutations
 
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.demand import Demand, capacity
+from sealring.coordinator.planning.speeds import differ
 from sealring.v1 import admin_pb2
 
 _ALL_ORDERS = 5
@@ -21,7 +22,8 @@ _MOST_TRIES = 128
 @dataclass(frozen=True)
 class Candidate:
     """A member as the planner sees it. `obstacle` says why it cannot serve now; empty when it can. One that
-    `fetches` gets the model from another member first."""
+    `fetches` gets the model from another member first. `speed` is the bytes of weights a second that it was
+    seen to run this model with, 0 where that is not known."""
 
     id: str
     name: str
@@ -29,6 +31,7 @@ class Candidate:
     trust: int
     obstacle: str = ""
     fetches: bool = False
+    speed: float = 0.0
 
 
 Ring = list[tuple[Candidate, int]]
@@ -76,7 +79,8 @@ def _arrange(demand: Demand, group: list[Candidate]) -> Ring | None:
         return None
     extras = demand.extras(len(group))
     for order in islice(_promising(demand, extras, group), _MOST_TRIES):
-        shares = apportion(demand.per_layer, extras, [capacities[member.id] for member in order])
+        room, speeds = ([capacities[member.id] for member in order], [member.speed for member in order])
+        shares = apportion(demand.per_layer, extras, room, speeds if differ(speeds) else ())
         if shares is not None:
             return list(zip(order, shares, strict=True))
     return None

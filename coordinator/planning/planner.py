@@ -7,8 +7,10 @@ How it chooses, when the operator leaves it open:
   replicas are alike;
 - ranks in the order in which the operator named the members, else by their names, where that fits;
 - layers in proportion to what each member has left after embedding or head (see
-`coordinator/planning/apportion.py`). A member serves one ring at a time. The roundabout cases (a head or
-tail that is too small for the embedding) are met by trying other members at both ends of the ring.
+`coordinator/planning/apportion.py`), or to how fast the members are where one of them was seen to be half as
+fast with this model as another one, or slower (`coordinator/planning/speeds.py`). A member serves one ring at
+a time. The roundabout cases (a head or tail that is too small for the embedding) are met by trying other
+members at both ends of the ring.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sealring.coordinator.planning.arrangement import Candidate, Ring
 from sealring.coordinator.planning.demand import Demand
 from sealring.coordinator.planning.refusals import size
+from sealring.coordinator.planning.speeds import SLOW, differ
 from sealring.v1 import admin_pb2
 
 _SHOWN = 8
@@ -42,11 +43,25 @@ def reasons(
         )
     if not asked.max_rows:
         told.append(f"memory for {made.max_rows} sequences of that length at once")
+    for ring in rings:
+        speeds = [member.speed for member, _ in ring]
+        if differ(speeds) and not asked.split:
+            fastest = max(speeds)
+            told += [
+                f"{member.name} gets {_layers(layers)}, for it was seen to be {fastest / member.speed:.1f} "
+                "times slower than the fastest with this model"
+                for member, layers in ring
+                if fastest >= SLOW * member.speed
+            ][:_SHOWN]
     fetching = [member.name for ring in rings for member, _ in ring if member.fetches]
     if fetching:
         more = f" and {len(fetching) - _SHOWN} more" if len(fetching) > _SHOWN else ""
         told.append(f"{', '.join(fetching[:_SHOWN])}{more} first get the model from a node that has it")
     return told
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
 
 
 def _nodes(count: int) -> str:

@@ -13,6 +13,7 @@ from sealring.coordinator.planning.planner import plan
 from sealring.coordinator.planning.profiles import Answer, Profiles, unknown_model
 from sealring.coordinator.planning.refusals import usable
 from sealring.coordinator.planning.specs import check_spec
+from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
@@ -35,7 +36,9 @@ class Survey:
         profiles: Profiles,
         standing: Standing,
         settings: CoordinatorSettings,
+        speeds: Speeds,
     ) -> None:
+        self._speeds = speeds
         self._standing = standing
         self._store = store
         self._sessions = sessions
@@ -115,6 +118,7 @@ class Survey:
                 self._standing.trust(member),
                 self._obstacle(member, serving) or _model_obstacle(member.id, agreeing, answers),
                 fetches=member.id not in agreeing,
+                speed=self._speeds.of(member.id, digest),
             )
             for member in self._store.members.all(Role.MEMBER)
         ]

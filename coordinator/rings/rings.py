@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import structlog
 
+from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.rings.epochs import Action, Commit, End, Phase, Prepare, RingEpochs, Timeouts
 from sealring.coordinator.rings.running import RunningRing
 from sealring.coordinator.roster.publisher import RosterPublisher
@@ -81,6 +82,7 @@ class Rings:
         self._running: dict[str, RunningRing] = {}
         self._still_serving: set[str] = set()
         self.planned: list[tuple[StoredDeployment, admin_pb2.RingPlan]] = []
+        self.speeds = Speeds()
         self._not_moved: dict[str, str] = {}
         self._returning = True
         self._wake = asyncio.Event()
@@ -183,7 +185,14 @@ class Rings:
         running = self._running.get(message.ring)
         if running is not None:
             links = _links(message.links, running)
+            self._note_speed(member, message)
             self._apply(message.ring, running.machine.prepared(member, message.epoch, links, self._clock()))
+
+    def _note_speed(self, member: str, message: membership_pb2.EpochPrepared) -> None:
+        for deployment, ring in self.planned:
+            for stage in ring.stages:
+                if ring.ring == message.ring and stage.member == member:
+                    self.speeds.note(stage, deployment.plan.profile, message.step_us)
 
     def progressed(self, member: str, message: membership_pb2.EpochProgress) -> None:
         """A member is under way."""

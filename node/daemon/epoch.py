@@ -30,6 +30,7 @@ log = structlog.get_logger()
 
 FORM_SECONDS = 20.0
 _PREPARE_SECONDS = 1900.0
+_MAX_UINT32 = (1 << 32) - 1
 
 LEAVING = "LEAVING"
 """What a gateway says goodbye with when nothing is wrong."""
@@ -355,7 +356,12 @@ class MemberEpoch:
         self.phase = Phase.PREPARED
         suites = [one.suite for one in self.links]
         self._log.info("epoch_prepared", rank=plan.rank, size=plan.size, suites=suites)
-        prepared = membership_pb2.EpochPrepared(ring=plan.ring, epoch=plan.epoch, links=self.links)
+        loaded = self.engine.loaded if self.engine is not None else None
+        times = loaded.times if loaded is not None else ()
+        step = next((one.microseconds for one in times if one.rows == one.tokens == 1), 0)
+        prepared = membership_pb2.EpochPrepared(
+            ring=plan.ring, epoch=plan.epoch, links=self.links, step_us=min(step, _MAX_UINT32)
+        )
         self._workshop.report(membership_pb2.MemberMessage(prepared=prepared))
 
     async def _form(self) -> None:

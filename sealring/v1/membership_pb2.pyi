@@ -1126,8 +1126,11 @@ class EpochPrepared(_message.Message):
     RING_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    STEP_US_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
+    step_us: _builtins.int
+    """microseconds of a decode step of one row, as timed when the stage was loaded; 0: not timed"""
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]: ...
     def __init__(
@@ -1136,10 +1139,11 @@ class EpochPrepared(_message.Message):
         ring: _builtins.str = ...,
         epoch: _builtins.int = ...,
         links: _abc.Iterable[Global___LinkInfo] | None = ...,
+        step_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "links", b"links", "ring", b"ring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "links", b"links", "ring", b"ring", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand, capacity
 from sealring.coordinator.planning.planner import kv_budget, plan
+from sealring.coordinator.planning.speeds import Speeds
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import (
     FailedPrecondition,
@@ -101,6 +102,29 @@ def test_a_plan_says_why_it_is_so() -> None:
     long = plan(spec(), profile(max_context=1 << 20), THREE)
     assert long.spec.context < 1 << 20
     assert "for 1048576 do not fit" in "\n".join(long.reasons)
+
+
+def test_a_slow_member_gets_fewer_layers_and_the_plan_says_so() -> None:
+    """Where all were seen with this model; never more than fit, and by hand as it was said."""
+    speeds = Speeds()
+    first = plan(spec(stages=3), profile(), THREE).rings[0].stages
+    for stage, microseconds in zip(first, (10_000, 35_000, 10_000), strict=True):
+        assert speeds.of(stage.member, "ab" * 32) == 0
+        speeds.note(stage, profile(), microseconds)
+    seen = [dataclasses.replace(one, speed=speeds.of(one.id, "ab" * 32)) for one in THREE]
+    made = plan(spec(stages=3), profile(), seen)
+    assert ranges(made) == [(0, 4), (4, 5), (5, 9)]
+    assert "node-2 gets 1 layer, for it was seen to be 4.1 times slower" in "\n".join(made.reasons)
+    assert ranges(plan(spec(stages=3), profile(), [*seen[:2], THREE[2]])) == [(0, 3), (3, 6), (6, 9)]
+    assert ranges(plan(spec(split=[3, 3, 3]), profile(), seen)) == [(0, 3), (3, 6), (6, 9)]
+    little = [dataclasses.replace(one, memory_usable=480 * MIB) for one in (seen[0], seen[2])]
+    assert ranges(plan(spec(stages=3), profile(), [little[0], seen[1], little[1]])) == [
+        (0, 3),
+        (3, 6),
+        (6, 9),
+    ]
+    even = [dataclasses.replace(one, speed=speed) for one, speed in zip(THREE, (100, 51, 100), strict=True)]
+    assert ranges(plan(spec(stages=3), profile(), even)) == [(0, 3), (3, 6), (6, 9)]
 
 
 def test_members_that_have_the_model_come_first() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from sealring.coordinator.planning import survey
 from sealring.coordinator.planning.profiles import Answer
+from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.planning.survey import Survey
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import Conflict, FailedPrecondition, NotFound, Unavailable
@@ -63,6 +64,7 @@ def make(
         None,  # type: ignore[arg-type]
         SimpleNamespace(trust=lambda member: 10, refusal=lambda member: ""),  # type: ignore[arg-type]
         SimpleNamespace(trust_floor=floor),  # type: ignore[arg-type]
+        Speeds(),
     )
     asked: list[list[str]] = []
 

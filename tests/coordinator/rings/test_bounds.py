@@ -42,6 +42,7 @@ def rings(**machines: Machine) -> Any:
     made: Any = Rings.__new__(Rings)
     made._running = running
     made._clock = lambda: 7.0
+    made.planned = []
     made._wake = SimpleNamespace(set=lambda: None)
     return made
 
