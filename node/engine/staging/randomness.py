@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from .anatomy import dissect
+from .anatomy import dissect, not_runnable
 from .quantization import cache_quantization
 from .skeleton import build_skeleton
 from .stage import Stage
@@ -21,7 +21,7 @@ def random_model(config: dict[str, Any], *, seed: int, dtype: mx.Dtype = mx.floa
     """The whole model with random weights, lazy.
 
     A parameter's values depend on the seed and its name only: its initial value plus noise of its own, so
-    that no norm is all ones and no bias zero, and a stage which lacks one shows.
+    that no norm is all ones and no bias zero, and a stage which lacks one shows. Raises ModelError.
     """
     mx.random.seed(seed)
     model = build_skeleton(config)
@@ -46,13 +46,16 @@ def random_model(config: dict[str, Any], *, seed: int, dtype: mx.Dtype = mx.floa
             width = own["group_size"] if isinstance(own, dict) else size
             return own if module.weight.shape[-1] % width == 0 else False
 
-        nn.quantize(
-            model,
-            group_size=size,
-            bits=quantization["bits"],
-            mode=quantization.get("mode", "affine"),
-            class_predicate=chosen,
-        )
+        try:
+            nn.quantize(
+                model,
+                group_size=size,
+                bits=quantization["bits"],
+                mode=quantization.get("mode", "affine"),
+                class_predicate=chosen,
+            )
+        except TypeError as error:  # AFM 7's layers do not know the modes of today's mlx
+            raise not_runnable(config["model_type"], error) from error
     return model
 
 

@@ -43,6 +43,9 @@ REFUSED = {
 }
 
 
+LACKS = ("only supports float32", "FusedLinear.to_quantized()")
+"""What MLX has not: on a CPU, mixtures of experts of another type; AFM 7 in few bits, in mlx-lm itself."""
+
 SPLIT = sorted(ALL.keys() - REFUSED.keys() - CRASHES - {"iquestloopcoder"})
 
 
@@ -93,8 +96,8 @@ def test_other_stages_and_weights_are_as_right(key: str) -> None:
     for name, (varied, options) in variations.items():
         try:
             right = check(varied, rows=3, seed=4, **options).right
-        except ModelError as error:  # of mixtures of experts, MLX has only float32 on a CPU
-            right = error.reason == "MODEL_NOT_RUNNABLE" and "only supports float32" in error.message
+        except ModelError as error:
+            right = error.reason == "MODEL_NOT_RUNNABLE" and any(why in error.message for why in LACKS)
         if not right:
             wrong.append(name)
     assert wrong == []
