@@ -34,14 +34,16 @@ python -m bench.architectures found.json
 Each of these gives the same logits in three stages as whole, bit for bit: prompts in chunks, rows that join
 and leave, states that pass through records. A row's logits are those that it gets alone, but for rounding.
 
-- **hook**: sealring has code of its own for it, since its layers do more than hand one state on.
+- **hook**: sealring has code of its own for it: its layers do more than hand one state on, or mlx-lm's code
+  knows the position of one row only.
 - **rows**: *together* if the rows that decode share a step, so that weights are read once for all of them;
   *in turn* if one is computed after the other, which is slower and as right.
 - **kv-bits**: whether `deploy --kv-bits` can keep its KV cache in 8 or 4 bits. Keys and values must be a
   multiple of 32 wide for that, which those of some configurations here are not: a model's profile tells.
 - **prefixes**: *any* if a kept prefix can be used as far as it is equal; *whole* if only as a whole, for a
-  state or a sliding window cannot be cut. What guesses tokens ahead would need *any*, too, to take back
-  wrong ones.
+  state or a sliding window cannot be cut.
+- **drafts**: whether `deploy --speculate` guesses tokens ahead, as [sampling.md](sampling.md#drafts) has it,
+  on rings of two or more. Wrong ones have to be cut off, so it is where prefixes are *any*.
 """
 
 REFUSED = """\
@@ -55,8 +57,9 @@ GRAMMARS = """\
 ## Grammars
 
 Answers by JSON schema and tool calls that are held to a grammar need a tokenizer that can be read
-(`NO_GRAMMARS` says so otherwise). They do not depend on the architecture: the head masks the logits of
-whatever model there is.
+(`NO_GRAMMARS` says so otherwise). They do not depend on the architecture: whatever model there is, its tail
+masks the logits. For rows held to a grammar nothing is guessed. Which tools can be called by a grammar
+depends on the chat template's syntax: [clients.md](clients.md#answers-that-fit-a-schema).
 """
 
 
@@ -68,7 +71,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     assert not wrong, f"wrong in stages: {wrong}"
     refused = [name for name in names if name not in exact]
     served = _table(
-        ["architecture", "hook", "rows", "kv-bits", "prefixes"],
+        ["architecture", "hook", "rows", "kv-bits", "prefixes", "drafts"],
         [[name, *_abilities(found[name])] for name in exact],
     )
     why = _table(
@@ -85,6 +88,7 @@ def _abilities(one: dict[str, Any]) -> list[str]:
         "together" if one["rows_together"] else "in turn",
         "yes" if one["kv_bits"] else "no",
         one["prefixes"],
+        "yes" if one["prefixes"] == "any" else "no",
     ]
 
 

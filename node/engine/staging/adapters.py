@@ -24,7 +24,7 @@ _SHOWN = """
     exaone4 exaone_moe falcon_h1 gear gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt2
     gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid helium hunyuan_v1_dense internlm2
     internlm3 jamba kimi_linear Klear laguna lfm2 lfm2_moe lille_130m llama llama4_text
-    longcat_flash mamba mamba2 mellum mimo mimo_v2_flash minicpm minicpm3 minimax ministral3
+    mamba mamba2 mellum mimo mimo_v2_flash minicpm minicpm3 minimax ministral3
     mistral4 mixtral muse_glimmer nanbeige nanochat nemotron nemotron_h nemotron_nas olmo2 olmo3 olmo_hybrid
     olmoe openelm phi phi3 phimoe phixtral plamo plamo2 plamo3 qwen qwen2 qwen2_moe qwen3 qwen3_5
     qwen3_moe qwen3_next recurrent_gemma seed_oss spark2_5 stablelm starcoder2 step3p5 telechat3
@@ -218,6 +218,7 @@ _NAMED = {
     "hunyuan": _Hunyuan(state=((0,), (3, 0), (3, 1))),
     "kimi_k3": _KimiK3(state=((0,), ("blocks", "raw"))),
     "llama4": Adapter(together=together.llama4),
+    "longcat_flash": Adapter(together=together.longcat_flash),
     "minimax_m3_vl": Adapter(together=together.minimax_m3),
     "muse_spark": _MuseSpark(batches=False, needs=("pre_norm",)),
     "rwkv7": _Rwkv7(state=((0,), (1,))),

@@ -1,7 +1,7 @@
-"""What lets the rows of a batch be computed together where mlx-lm's code knows one row's position only.
+"""What lets the rows of a batch be computed together where mlx-lm's code is written for one row only.
 
-Each function changes a model once. With the caches of one row everything runs as mlx-lm wrote it; with those
-of several rows, and only then, positions are each row's own.
+Each function changes a model once. A row alone gets what mlx-lm's own code gives it; in a batch, positions
+and what is kept are each row's own.
 """
 
 from __future__ import annotations
@@ -95,6 +95,22 @@ def _scaled(inner: nn.Module, positions: mx.array, scales: list[mx.array]) -> It
         scales.clear()
         for attention, value in zip(own, tuning, strict=True):
             attention.attn_temperature_tuning = value
+
+
+def longcat_flash(model: nn.Module) -> None:
+    """N-grams: the last tokens are kept, of a short row fewer, and different widths do not merge. Here zeros
+    stand before the first token, which is what mlx-lm's code takes to be there."""
+    embeddings = getattr(model.model, "ngram_embeddings", None)
+    if embeddings is None:
+        return
+
+    def call(original: Call, inputs: mx.array, cache: Any = None) -> Any:
+        embedded = original(inputs, cache=cache)
+        if cache is not None and cache[0].shape[-1] < embeddings.n - 1:
+            cache[0] = mx.pad(cache[0], [(0, 0), (embeddings.n - 1 - cache[0].shape[-1], 0)])
+        return embedded
+
+    intercept_call(embeddings, call)
 
 
 def minimax_m3(model: nn.Module) -> None:
