@@ -279,8 +279,13 @@ class EngineProcess:
         return asyncio.ensure_future(within(future, seconds, what, _TIMEOUT))
 
     def _hand_over(self, epoch: int, descriptors: tuple[int, ...]) -> None:
-        assert self._handoff is not None
-        socket.send_fds(self._handoff, [str(epoch).encode("ascii")], list(descriptors))
+        """Raises EpochEnded (CHILD_ENDED): an engine may end between its load and its epoch."""
+        if self._handoff is None:
+            raise child_ended("engine")
+        try:
+            socket.send_fds(self._handoff, [str(epoch).encode("ascii")], list(descriptors))
+        except ConnectionError:
+            raise child_ended("engine") from None
 
     def _message(self, body: bytes) -> None:
         if body and body[0] in _ROW_EVENTS:

@@ -8,11 +8,14 @@ from typing import Any, ClassVar
 import pytest
 from patience import until
 
-from sealring.mesh.errors import DeadlineExceeded, InvalidInput, NotFound
+from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, NotFound
 from sealring.node.daemon import engines as daemon_engines
+from sealring.node.daemon.engine_process import EngineProcess
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
+from sealring.node.ipc.frames import socket_pair
+from sealring.v1 import engine_pb2
 
 
 class ScriptedEngine:
@@ -160,3 +163,16 @@ async def test_an_engine_without_weights_is_kept_for_a_while_and_one_with_them_s
     assert second.alive
     await keeper.stop()
     assert not second.alive
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+async def test_an_engine_that_ends_between_load_and_epoch_is_told_as_one(reaped: bool) -> None:
+    """It was an assertion, and an internal error to the operator."""
+    engine = EngineProcess(lambda ended: None)
+    ours, theirs = socket_pair()
+    with ours, theirs, pytest.raises(EpochEnded) as raised:
+        if not reaped:
+            theirs.close()
+            engine._handoff = ours
+        await engine.open_epoch(engine_pb2.OpenEngineEpoch(epoch=1), (ours.fileno(),), None)  # type: ignore[arg-type]
+    assert raised.value.reason == "CHILD_ENDED"
