@@ -28,10 +28,12 @@ from sealring.cli.local.cluster import LocalCluster
 
 ALONE, BATCHED, SERVER = "mlx-lm", "mlx-lm, our scheduling policy", "mlx_lm.server"
 OURS, PIPELINE = "sealring, 2 stages", "mlx_lm.server --pipeline, 2 ranks"
+TENSOR, THEIR_TENSOR = "sealring, tensor, 2 nodes", "mlx_lm.server, tensor, 2 ranks"
 DEFAULT = ["alone", "server", "pipeline", "one", "two"]
 SYSTEMS = {
     **{"alone": ALONE, "batched": BATCHED, "server": SERVER, "pipeline": PIPELINE},
     **{"one": "sealring, ring of one", "two": OURS},
+    **{"tensor": TENSOR, "their-tensor": THEIR_TENSOR},
 }
 
 QUICK = ("--rounds", "1", "--tokens", "16", "--round-seconds", "25")
@@ -74,14 +76,19 @@ async def start(stack: AsyncExitStack, short: str, options: argparse.Namespace) 
         alone = stack.enter_context(baseline(str(model), cores=cores, in_batches=short == "batched"))
         await asyncio.to_thread(alone.answer)
         return alone
-    if short in ("server", "pipeline"):
-        ranks = 2 if short == "pipeline" else 1
+    backend = "nccl" if options.gpus > 1 else "ring"
+    if short in ("server", "pipeline", "their-tensor"):
+        ranks, how = 1 if short == "server" else 2, {"pipeline": short == "pipeline"}
+        if short == "their-tensor":
+            how["backend"] = backend
         started = await stack.enter_async_context(
-            server(model, cores=cores, ranks=ranks, rows=options.requests)
+            server(model, cores=cores, ranks=ranks, rows=options.requests, **how)
         )
         started.pause()
         return started
-    spec = {"max_rows": options.requests, "prefill_chunk": options.prefill_chunk}
+    spec: dict[str, Any] = {"max_rows": options.requests, "prefill_chunk": options.prefill_chunk}
+    if short == "tensor":
+        spec |= {"strategy": "tensor", "clear_links": True, "backend": backend}
     deployment = Deployment("bench", model, stages=1 if short == "one" else 2, spec=spec)
     made = await stack.enter_async_context(cluster([deployment], gpus=options.gpus))
     if cores:
@@ -171,12 +178,17 @@ def checks(result: Result) -> list[Check]:
     found = result["systems"]
     failures = zip(*(each["failed_by_round"] for each in found.values()), strict=True)
     failed = Check("failed requests", [sum(each) for each in failures], 0)
+    tensor = []
+    if TENSOR in found and THEIR_TENSOR in found:
+        ratio = ratios(found[TENSOR]["rounds"], found[THEIR_TENSOR]["rounds"])
+        tensor = [Check("tensor against mlx_lm.server's, tokens/s", ratio, 1.0, True)]
     if OURS not in found or PIPELINE not in found:
-        return [failed]
+        return [*tensor, failed]
     ours, theirs = found[OURS], found[PIPELINE]
     speed = ratios(ours["rounds"], theirs["rounds"])
     delay = ratios(ours["ttft_p95_ms"], theirs["ttft_p95_ms"])
     return [
+        *tensor,
         Check("2 stages against mlx_lm.server --pipeline, tokens/s", speed, 1.7, True),
         Check("2 stages against mlx_lm.server --pipeline, TTFT p95", delay, 1.0),
         failed,

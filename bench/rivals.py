@@ -100,9 +100,16 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def server(
-    model: Path, *, cores: Sequence[int], ranks: int = 1, rows: int = 0
+    model: Path,
+    *,
+    cores: Sequence[int],
+    ranks: int = 1,
+    rows: int = 0,
+    pipeline: bool = True,
+    backend: str = "ring",
 ) -> AsyncIterator[Server]:
-    """`mlx_lm.server`; with several ranks `--pipeline` under `mlx.launch`, each on a core of its own.
+    """`mlx_lm.server`; with several ranks `--pipeline` or tensor parallel under `mlx.launch`, each on a core
+    of its own, and with NCCL on a GPU of its own.
 
     `rows`: that it may decode at once, if more than its own 32. Raises Unavailable.
     """
@@ -112,9 +119,11 @@ async def server(
     arguments += ["--decode-concurrency", str(rows)] if rows > 32 else []
     command = ["-m", "mlx_lm", "server", *arguments]
     if ranks > 1:
-        command = [str(binaries / "mlx.launch"), "--backend", "ring", "-n", str(ranks)]
-        command += ["--starting-port", str(free_port("127.0.0.1")), "--"]
-        command += [sys.executable, str(binaries / "mlx_lm.server"), *arguments, "--pipeline"]
+        command = [str(binaries / "mlx.launch"), "--backend", backend, "-n", str(ranks)]
+        command += ["--starting-port", str(free_port("127.0.0.1"))]
+        command += ["--nccl-port", str(free_port("127.0.0.1")), "--"]
+        command += [sys.executable, str(binaries / "mlx_lm.server"), *arguments]
+        command += ["--pipeline"] * pipeline
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with tempfile.TemporaryFile() as log:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
@@ -134,9 +143,9 @@ def _is_rank(process: psutil.Process) -> bool:
     """Neither `mlx.launch` nor what it starts its ranks by."""
     command = process.cmdline()
     return (
-        "--pipeline" in command
+        any("mlx_lm.server" in one for one in command)
         and "mlx.launch" not in " ".join(command)
-        and not any("--pipeline" in child.cmdline() for child in process.children())
+        and not any("mlx_lm.server" in " ".join(child.cmdline()) for child in process.children())
     )
 
 

@@ -126,6 +126,36 @@ Speculate = Annotated[
         rich_help_panel=_SHAPE,
     ),
 ]
+Strategy = Annotated[
+    str,
+    typer.Option(
+        metavar="pipeline|tensor",
+        help="nodes hold some of the layers, or a part of every layer (--stages 2, 4 or 8)",
+        rich_help_panel=_NODES,
+    ),
+]
+ClearLinks = Annotated[
+    bool,
+    typer.Option(
+        "--clear-links",
+        help="with tensor: let the network read what nodes add up; sealed prompts are refused then",
+        rich_help_panel=_NODES,
+    ),
+]
+Backend = Annotated[
+    str,
+    typer.Option(
+        metavar="ring|jaccl|nccl", help="with tensor: MLX's backend [default: ring]", rich_help_panel=_NODES
+    ),
+]
+OrPipeline = Annotated[
+    bool,
+    typer.Option(
+        "--or-pipeline",
+        help="with tensor: serve as a pipeline where the backend does not come up",
+        rich_help_panel=_NODES,
+    ),
+]
 PrefillChunk = Annotated[
     int,
     typer.Option(
@@ -152,6 +182,10 @@ def make_spec(
     kv_bits: KvBits = 0,
     share_prefixes: SharePrefixes = False,
     speculate: Speculate = False,
+    strategy: Strategy = "pipeline",
+    clear_links: ClearLinks = False,
+    backend: Backend = "",
+    or_pipeline: OrPipeline = False,
 ) -> Any:
     """The deployment that the options describe. Raises InvalidInput (BAD_SPLIT)."""
     from sealring.v1 import admin_pb2
@@ -162,7 +196,10 @@ def make_spec(
     return admin_pb2.DeploymentSpec(
         name=name if name is not None else default_name(model),
         model=model,
-        strategy="pipeline",
+        strategy=strategy,
+        clear_links=clear_links,
+        backend=backend,
+        or_pipeline=or_pipeline,
         context=tokens,
         trust_floor=SCORES[trust_floor],
         replicas=replicas,
@@ -344,6 +381,7 @@ def print_plan(plan: Any) -> None:
         ]
         title = f"{plan.spec.name}: ring {ring.ring}, minimum trust {level_of(ring.min_trust)}"
         title += f", KV in {plan.spec.kv_bits} bits" if plan.spec.kv_bits else ""
+        title += f", links in clear ({plan.spec.backend})" if plan.spec.clear_links else ""
         columns = ["rank", "node", "layers", "weights", "KV per row", "usable", "trust"]
         print_table(columns, rows, title=title)
     for reason in plan.reasons:
@@ -376,6 +414,7 @@ def print_deployments(found: list[dict[str, Any]]) -> None:
         spec = one["plan"]["spec"]
         for ring in one["rings"] or [{}]:
             suites = sorted({link["suite"] for link in ring.get("links", [])})
+            suites += ["layers' sums in clear"] * bool(spec["clear_links"])
             rows.append(
                 [
                     spec["name"],

@@ -91,7 +91,8 @@ function ringCard(deployment, ring) {
   const card = make("div", "", "ring");
   const title = make("strong", `${deployment.plan.spec.name} `);
   const epoch = ring.phase === "serving" ? `epoch ${ring.epoch}` : ring.reason || "";
-  const links = [...new Set(ring.links.map((one) => one.suite))].join(", ");
+  const links = [...new Set(ring.links.map((one) => one.suite))].join(", ") +
+    (deployment.plan.spec.clear_links ? "; layers' sums in clear" : "");
   card.append(title, make("span", ring.phase, ring.phase), make("span", ` ${epoch} `));
   card.append(make("div", `ring ${ring.ring}${links ? `, links ${links}` : ""}`, "small"));
   if (ring.phase === "serving" && ring.reason) card.append(make("div", `last change: ${ring.reason}`, "small"));

@@ -30,7 +30,7 @@ from sealring.coordinator.planning.arrangement import (
 from sealring.coordinator.planning.demand import Demand, capacity, check_profile
 from sealring.coordinator.planning.reasons import reasons
 from sealring.coordinator.planning.refusals import does_not_fit, split_does_not_fit, too_few_nodes, usable
-from sealring.coordinator.planning.specs import check_spec
+from sealring.coordinator.planning.specs import TENSOR, check_spec
 from sealring.mesh.crypto.encoding import canonical_json
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.names import ring_id
@@ -38,6 +38,8 @@ from sealring.v1 import admin_pb2, model_pb2
 
 DEFAULT_CONTEXT = 4096
 """Tokens, for models that name no context of their own."""
+
+CLEAR = "every node computes a part of every layer; what they add up crosses the network in clear"
 
 CONTEXT_STEP = 256
 DEFAULT_MAX_ROWS = 64
@@ -56,7 +58,9 @@ def plan(
     check_profile(profile)
     members = usable(spec, candidates)
     _check_shape(spec, profile)
-    if spec.split:
+    if spec.strategy == TENSOR:
+        spec.context, rings = _alike(spec, profile, members, candidates)
+    elif spec.split:
         spec.context, rings = _by_hand(spec, profile, members, candidates)
     else:
         spec.context, rings = _by_memory(spec, profile, members, candidates)
@@ -64,7 +68,10 @@ def plan(
     made = _finish(spec, profile, rings)
     wanted = asked.context or profile.max_context or DEFAULT_CONTEXT
     demand = _demand(made.spec, profile, made.spec.context)
-    made.reasons.extend(reasons(asked, made.spec, demand, rings, members, wanted))
+    if spec.strategy == TENSOR:
+        made.reasons.append(CLEAR)
+    else:
+        made.reasons.extend(reasons(asked, made.spec, demand, rings, members, wanted))
     return made
 
 
@@ -168,6 +175,32 @@ def _by_hand(
     return context, rings_at(context)
 
 
+def _alike(
+    spec: admin_pb2.DeploymentSpec,
+    profile: model_pb2.ModelProfile,
+    members: list[Candidate],
+    candidates: Sequence[Candidate],
+) -> tuple[int, list[Ring]]:
+    """Rings whose members each hold a part of every layer, and all of what is beside the layers; the profile
+    is of such a part. A ring is as strong as its weakest: members of like memory are together."""
+    count = spec.stages * spec.replicas
+    if len(members) < count:
+        raise too_few_nodes(spec, count, members, candidates)
+    order = {member: place for place, member in enumerate(spec.members)}
+    chosen = sorted(members, key=lambda one: (order.get(one.id, 0), -one.memory_usable, one.id))[:count]
+    room = min(capacity(member.memory_usable) for member in chosen)
+
+    def fits(context: int) -> bool:
+        return _demand(spec, profile, context).total(1) <= room
+
+    wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
+    context = wanted if fits(wanted) else _largest_context(wanted, fits)
+    if not context or (spec.context and context != wanted):
+        raise does_not_fit(_demand(spec, profile, wanted), wanted, chosen, count, 1, context)
+    groups = [chosen[start : start + spec.stages] for start in range(0, count, spec.stages)]
+    return context, [[(member, profile.layers) for member in group] for group in groups]
+
+
 def _largest_context(wanted: int, fits: Callable[[int], bool]) -> int:
     """The largest multiple of CONTEXT_STEP below `wanted` that fits, 0 when none does."""
     low, high = 0, (wanted - 1) // CONTEXT_STEP
@@ -184,7 +217,8 @@ def _finish(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: list[Ring]
 ) -> admin_pb2.DeploymentPlan:
     demand = _demand(spec, profile, spec.context)
-    planned = [_ring_plan(ring_id(spec.name, index), demand, ring) for index, ring in enumerate(rings)]
+    whole = spec.strategy == TENSOR
+    planned = [_ring_plan(ring_id(spec.name, index), demand, ring, whole) for index, ring in enumerate(rings)]
     rows = (kv_budget(stage) // max(1, stage.kv_bytes) for ring in planned for stage in ring.stages)
     spec.max_rows = spec.max_rows or max(1, min(DEFAULT_MAX_ROWS, *rows))
     return admin_pb2.DeploymentPlan(
@@ -192,10 +226,12 @@ def _finish(
     )
 
 
-def _ring_plan(name: str, demand: Demand, ring: Ring) -> admin_pb2.RingPlan:
+def _ring_plan(name: str, demand: Demand, ring: Ring, whole: bool) -> admin_pb2.RingPlan:
+    """`whole`: each of its members has all layers, as far as `demand` goes."""
     stages, first = [], 0
     for rank, (member, layers) in enumerate(ring):
         end = first + layers
+        place = (0, 1) if whole else (rank, len(ring))
         stages.append(
             admin_pb2.StagePlan(
                 member=member.id,
@@ -203,13 +239,13 @@ def _ring_plan(name: str, demand: Demand, ring: Ring) -> admin_pb2.RingPlan:
                 rank=rank,
                 first_layer=first,
                 end_layer=end,
-                weight_bytes=demand.weight_bytes(first, end, rank, len(ring)),
+                weight_bytes=demand.weight_bytes(first, end, *place),
                 kv_bytes=demand.row_bytes(first, end),
                 memory_usable=member.memory_usable,
                 trust=member.trust,
             )
         )
-        first = end
+        first = 0 if whole else end
     return admin_pb2.RingPlan(
         ring=name,
         stages=stages,
@@ -231,6 +267,7 @@ def plan_hash(
         "max_rows": spec.max_rows,
         "prefill_chunk": spec.prefill_chunk,
         "kv_bits": spec.kv_bits,
+        **({"backend": spec.backend} if spec.backend else {}),
         "rings": [
             {
                 "ring": ring.ring,

@@ -42,9 +42,10 @@ class Profiles:
         self._timeout = timeout
         self._questions: Questions[membership_pb2.ProfileResult] = Questions(sessions)
 
-    async def ask(self, model: str, members: Iterable[str]) -> dict[str, Answer]:
-        """The answer of each member, within the timeout; who is not there or silent gets an error."""
-        answers = await asyncio.gather(*(self._ask_one(model, member) for member in members))
+    async def ask(self, model: str, members: Iterable[str], ranks: int = 0) -> dict[str, Answer]:
+        """The answer of each member, within the timeout; who is not there or silent gets an error. With
+        several `ranks` it is of what one of them holds of every layer."""
+        answers = await asyncio.gather(*(self._ask_one(model, member, ranks) for member in members))
         return {answer.member: answer for answer in answers}
 
     def answered(self, session: NodeSession, result: membership_pb2.ProfileResult) -> None:
@@ -55,9 +56,10 @@ class Profiles:
         """A node's stream has ended."""
         self._questions.gone(session)
 
-    async def _ask_one(self, model: str, member: str) -> Answer:
+    async def _ask_one(self, model: str, member: str, ranks: int) -> Answer:
         def question(number: int) -> CoordinatorMessage:
-            return CoordinatorMessage(profile=membership_pb2.ProfileRequest(id=number, model=model))
+            request = membership_pb2.ProfileRequest(id=number, model=model, ranks=ranks)
+            return CoordinatorMessage(profile=request)
 
         try:
             async with asyncio.timeout(self._timeout):

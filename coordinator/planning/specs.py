@@ -18,6 +18,9 @@ from sealring.v1 import admin_pb2
 
 DEFAULT_PREFILL_CHUNK = 256
 KV_BITS = (8, 4)
+PIPELINE, TENSOR = "pipeline", "tensor"
+BACKENDS = ("ring", "jaccl", "nccl")
+RANKS = (2, 4, 8)
 _MAX_MODEL = 256
 
 
@@ -31,9 +34,13 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
     check_deployment_name(spec.name)
     if not 1 <= len(spec.model) <= _MAX_MODEL or any(ord(character) < 0x20 for character in spec.model):
         raise _bad("model", f"model is empty, longer than {_MAX_MODEL} or has control characters")
-    checked.strategy = spec.strategy or "pipeline"
-    if checked.strategy != "pipeline":
-        raise _bad("strategy", "strategy is not one that is served", "use pipeline")
+    checked.strategy = spec.strategy or PIPELINE
+    if checked.strategy == TENSOR:
+        _check_tensor(checked)
+    elif checked.strategy != PIPELINE:
+        raise _bad("strategy", "strategy is not one that is served", f"use {PIPELINE} or {TENSOR}")
+    elif spec.clear_links or spec.backend or spec.or_pipeline:
+        raise _bad("strategy", "a pipeline has no links in clear and no backend", f"use {TENSOR}")
     checked.replicas = spec.replicas or 1
     checked.prefill_chunk = spec.prefill_chunk or DEFAULT_PREFILL_CHUNK
     _at_most("context", spec.context, MAX_CONTEXT)
@@ -47,6 +54,25 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
     _check_split(checked)
     _check_members(checked)
     return checked
+
+
+def _check_tensor(spec: admin_pb2.DeploymentSpec) -> None:
+    """Nobody gets links in clear who has not said so."""
+    if not spec.clear_links:
+        raise _bad(
+            "clear_links",
+            "nodes that compute parts of every layer add them up over links that cannot be sealed",
+            "say that the network may read them (--clear-links), or use a pipeline",
+        )
+    spec.backend = spec.backend or BACKENDS[0]
+    if spec.backend not in BACKENDS:
+        raise _bad("backend", "backend is not one of MLX's that are served", f"use {', '.join(BACKENDS)}")
+    if spec.stages not in RANKS or spec.split:
+        raise _bad(
+            "stages", f"a tensor ring has {' or '.join(map(str, RANKS))} nodes", "say how many: --stages"
+        )
+    if spec.speculate:
+        raise _bad("speculate", "a tensor ring guesses no tokens", "leave speculate out")
 
 
 def _check_split(spec: admin_pb2.DeploymentSpec) -> None:

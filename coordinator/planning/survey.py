@@ -12,7 +12,7 @@ from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.planner import plan
 from sealring.coordinator.planning.profiles import Answer, Profiles, unknown_model
 from sealring.coordinator.planning.refusals import usable
-from sealring.coordinator.planning.specs import check_spec
+from sealring.coordinator.planning.specs import TENSOR, check_spec
 from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
@@ -66,7 +66,8 @@ class Survey:
             for member in self._store.members.all(Role.MEMBER)
             if not self._obstacle(member, serving) and (not spec.members or member.id in spec.members)
         ]
-        answers = await self._profiles.ask(spec.model, [member.id for member in able])
+        ranks = spec.stages if spec.strategy == TENSOR else 0
+        answers = await self._profiles.ask(spec.model, [member.id for member in able], ranks)
         if answers and not any(answer.profile for answer in answers.values()):
             raise unknown_model(spec.model, answers.values(), {member.id: member.name for member in able})
         return answers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from sealring.coordinator.planning.specs import PIPELINE
 from sealring.coordinator.planning.survey import Survey
 from sealring.coordinator.rings.rings import Rings
 from sealring.coordinator.roster.publisher import RosterPublisher
@@ -50,6 +51,28 @@ class DeploymentService:
                 self._store.deployments.add(StoredDeployment(spec, made, int(now)))
                 self._store.audit.append(now, actor, "create_deployment", spec.name, details)
         return made
+
+    async def fall_back(self, name: str, why: str) -> None:
+        """A tensor deployment goes on as a pipeline over its own nodes. Raises what `plan` raises."""
+        asked = self._store.deployments.get(name).asked
+        spec = admin_pb2.DeploymentSpec()
+        spec.CopyFrom(asked)
+        spec.strategy, spec.backend, spec.clear_links, spec.or_pipeline = PIPELINE, "", False, False
+        spec = self._survey.check(spec)
+        freed = [
+            stage.member for ring in self._store.deployments.get(name).plan.rings for stage in ring.stages
+        ]
+        answers = await self._survey.ask(spec, freed=freed)
+        async with self.changing:
+            known = self._store.deployments.get(name)
+            if known.plan.spec.strategy == PIPELINE:
+                return
+            made = await self._survey.plan(spec, answers, digest=known.plan.profile.digest, freed=freed)
+            made.reasons.append(f"a pipeline, because the tensor ring did not come up: {why}")
+            with self._publisher.change():
+                self._store.deployments.replace(StoredDeployment(spec, made, known.created))
+                details = {"why": why, "plan_hash": made.plan_hash}
+                self._store.audit.append(self._clock(), "coordinator", "fall_back", name, details)
 
     async def delete(self, name: str, actor: str) -> None:
         """Its rings end and its members are free. Raises NotFound (UNKNOWN_DEPLOYMENT)."""

@@ -58,9 +58,10 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Commit:
-    """Tell every member to commit it."""
+    """Tell every member to commit it; with where each rank of a tensor ring awaits its group."""
 
     epoch: int
+    addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class _EpochProgress:
     up: set[str] = field(default_factory=set)
     progress: dict[str, tuple[str, float]] = field(default_factory=dict)
     links: dict[str, list[membership_pb2.LinkInfo]] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
     serving_since: float = 0.0
 
 
@@ -226,20 +228,23 @@ class RingEpochs:
         return []
 
     def prepared(
-        self, member: str, epoch: int, links: Sequence[membership_pb2.LinkInfo], now: float
+        self, member: str, epoch: int, links: Sequence[membership_pb2.LinkInfo], now: float, address: str = ""
     ) -> list[Action]:
-        """A member is ready for the commit."""
+        """A member is ready for the commit, and awaits others of its group at `address`, if it is in one."""
         current = self._current(member, epoch, Phase.PREPARING)
         if current is None or member in current.prepared:
             return []
         current.prepared.add(member)
         current.links[member] = list(links)
+        if address:
+            current.addresses[member] = address
         current.deadline = now + self._timeouts.prepare
         if current.prepared != set(self.members):
             return []
         self.phase = Phase.COMMITTING
         current.deadline = now + self._timeouts.commit
-        return [Commit(current.number), Changed()]
+        addresses = tuple(current.addresses[one] for one in self.members if one in current.addresses)
+        return [Commit(current.number, addresses), Changed()]
 
     def up(self, member: str, epoch: int, now: float) -> list[Action]:
         """A member's carrier has opened the confirmation records."""

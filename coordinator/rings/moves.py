@@ -20,6 +20,7 @@ import structlog
 
 from sealring.coordinator.planning.planner import plan_hash
 from sealring.coordinator.planning.profiles import Answer
+from sealring.coordinator.planning.specs import TENSOR
 from sealring.coordinator.planning.survey import Survey
 from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.pace import Shunned
@@ -77,6 +78,7 @@ class Moves:
         self._sessions = sessions
         self._survey = survey
         self._rings = rings
+        rings.on_no_group = self.no_group
         self._deployments = deployments
         self._drain_timeout = settings.drain_timeout
         self._grace = settings.replace_after
@@ -145,6 +147,19 @@ class Moves:
             drain.cancel()
             self._rings.keep_serving(member, False)
         return 0
+
+    def no_group(self, deployment: str, why: str) -> None:
+        """A tensor ring's group does not come up: it becomes a pipeline."""
+        self._spawn(self._fall_back(deployment, why))
+
+    async def _fall_back(self, deployment: str, why: str) -> None:
+        try:
+            await self._deployments.fall_back(deployment, why)
+            log.warning("tensor_fell_back", deployment=deployment, why=why)
+        except SealringError as error:
+            log.warning(
+                "tensor_not_fallen_back", deployment=deployment, reason=error.reason, why=error.message
+            )
 
     async def close(self) -> None:
         """End what is under way; drains are resumed by the next run."""
@@ -322,7 +337,7 @@ class Moves:
         try:
             return await self._survey.plan(spec, answers, digest=digest, freed=freed)
         except (FailedPrecondition, ResourceExhausted):
-            if not spec.stages or not gives_way:
+            if not spec.stages or not gives_way or spec.strategy == TENSOR:
                 raise
             spec.stages = 0
             return await self._survey.plan(spec, answers, digest=digest, freed=freed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import structlog
 
@@ -29,6 +29,13 @@ long for the new member to load."""
 
 _MAX_REASON = 200
 _MAX_WHAT = 64
+_MAX_ADDRESS = 64
+NO_GROUP = "NO_GROUP"
+"""What a member says whose engine did not come into the group of its tensor ring."""
+
+_GROUPLESS_EPOCHS = 2
+"""Epochs in a row without a group, after which a deployment that may becomes a pipeline."""
+
 _ORDERLY = "GATEWAY_LEFT"
 _OF_OTHERS = {
     _ORDERLY,
@@ -86,6 +93,7 @@ class Rings:
         self._not_moved: dict[str, str] = {}
         self._returning = True
         self._wake = asyncio.Event()
+        self.on_no_group: Callable[[str, str], None] = lambda deployment, why: None
 
     # What the rings should be
 
@@ -184,14 +192,16 @@ class Rings:
         """A member finished phase one."""
         running = self._running.get(message.ring)
         if running is not None:
-            links = _links(message.links, running)
+            links, address = _links(message.links, running), message.group_address[:_MAX_ADDRESS]
             self._note_speed(member, message)
-            self._apply(message.ring, running.machine.prepared(member, message.epoch, links, self._clock()))
+            actions = running.machine.prepared(member, message.epoch, links, self._clock(), address)
+            self._apply(message.ring, actions)
 
     def _note_speed(self, member: str, message: membership_pb2.EpochPrepared) -> None:
         for deployment, ring in self.planned:
             for stage in ring.stages:
-                if ring.ring == message.ring and stage.member == member:
+                whole = not deployment.plan.spec.backend  # or a step tells nothing of layers
+                if whole and ring.ring == message.ring and stage.member == member:
                     self.speeds.note(stage, deployment.plan.profile, message.step_us)
 
     def progressed(self, member: str, message: membership_pb2.EpochProgress) -> None:
@@ -220,8 +230,14 @@ class Rings:
         tell("epoch_fault", ring=message.ring, epoch=message.epoch, member=member, why=problem.reason)
         reason = f"{running.name_of(member)}: {problem.message or problem.reason}"[:_MAX_REASON]
         root = problem.reason not in _OF_OTHERS
+        forming = running.machine.phase is Phase.COMMITTING and message.epoch == running.machine.epoch
         actions = running.machine.fault(member, message.epoch, reason, self._clock(), root=root)
         self._apply(message.ring, actions)
+        if forming:
+            running.groupless = running.groupless + 1 if problem.reason == NO_GROUP else 0
+            if running.spec.or_pipeline and running.groupless >= _GROUPLESS_EPOCHS:
+                running.groupless = 0
+                self.on_no_group(running.spec.name, reason)
 
     def _serving_epoch(self, member: str, running: RunningRing) -> int:
         """The epoch of the ring that a node had up when it came, if it is one that may go on; else 0.
@@ -424,7 +440,9 @@ class Rings:
                     self._apply(name, over)
                     return
             elif isinstance(action, Commit):
-                commit = membership_pb2.CommitEpoch(ring=name, epoch=action.epoch)
+                commit = membership_pb2.CommitEpoch(
+                    ring=name, epoch=action.epoch, group_addresses=action.addresses
+                )
                 self._tell(running, CoordinatorMessage(commit=commit))
             elif isinstance(action, End):
                 self._tell_end(running, action, unload=False)

@@ -31,6 +31,8 @@ class RunningRing:
     patience: int
     protocol: int = 0
     pace: Pace = field(default_factory=Pace)
+    groupless: int = 0
+    """Epochs in a row whose group did not come up."""
 
     def state(self) -> RingState:
         """As gateways see it."""
@@ -88,6 +90,7 @@ class RunningRing:
             prefill_chunk=self.spec.prefill_chunk,
             kv_bits=self.spec.kv_bits,
             protocol=protocol,
+            backend=self.spec.backend,
         )
 
     def name_of(self, member: str) -> str:

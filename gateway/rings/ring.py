@@ -44,6 +44,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.member.proof import Identity
 from sealring.mesh.prompt.composition import Origin
 from sealring.mesh.prompt.prefix_names import Names, split
+from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import control_pb2 as control
@@ -76,6 +77,7 @@ class ServingEpoch:
     min_trust: int
     roster_version: int
     speculate: bool = False
+    clear_links: bool = False
 
 
 @dataclass(slots=True)
@@ -400,12 +402,15 @@ class Ring:
             self._unstarted.pop(chunk.row).announce(self._event)
 
     def _open(self, action: OpenRow) -> list[Action]:
-        """Gives a prompt to the head, unless the ring is trusted less than its sender demands."""
+        """Gives a prompt to the head, unless the ring is trusted less than its sender demands: one whose
+        links are in clear gets nothing that is sealed, nor for which any trust is demanded."""
         request, serving = action.request, self.serving
         floor = self._answers[request.id].min_trust
         assert serving is not None  # as long as the scheduler is attached
         if serving.min_trust < floor:
             return self.scheduler.row_refused(action.row, below_floor(floor, serving.min_trust))
+        if serving.clear_links and (floor or request.sealed):
+            return self.scheduler.row_refused(action.row, links_in_clear(serving.deployment))
         if self._streams is not None:
             self._streams.expect()
         answer = self._answers[request.id].answer
@@ -476,6 +481,7 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         prefill_chunk=serving.prefill_chunk,
         prefixes=min(each.prefixes for each in attached),
         speculate=serving.speculate,
+        lockstep=serving.clear_links,
         rows_in_turn=all(each.rows_in_turn for each in attached),
         costs=StepCosts.of(
             [(each.rows, each.tokens, each.microseconds / 1e6) for each in member.times]

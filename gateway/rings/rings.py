@@ -167,6 +167,7 @@ class Rings:
             prefill_chunk=state.prefill_chunk,
             share_prefixes=state.share_prefixes,
             speculate=state.speculate,
+            clear_links=ring.clear_links,
             context=ring.context,
             min_trust=ring.min_trust,
             roster_version=self._roster.version,

@@ -99,8 +99,9 @@ class RingFacts:
     """One epoch of a ring, as its roster and its members state it. `members` are in the order of ranks.
 
     `rows_in_turn`: on every member a step takes about as long as its rows would one after the other.
-    `speculate`: the deployment wants that tokens are guessed. `costs`: what steps were timed to take. `kept`
-    are the prefixes of earlier epochs that every member still has, with their names in this epoch.
+    `lockstep`: the members compute every step together, as one. `speculate`: the deployment wants that tokens
+    are guessed. `costs`: what steps were timed to take. `kept` are the prefixes of earlier epochs that every
+    member still has, with their names in this epoch.
     """
 
     members: tuple[MemberMemory, ...]
@@ -108,13 +109,14 @@ class RingFacts:
     prefill_chunk: int
     prefixes: control.PrefixSupport.ValueType = control.PREFIX_SUPPORT_UNSPECIFIED
     rows_in_turn: bool = False
+    lockstep: bool = False
     speculate: bool = False
     costs: StepCosts = field(default_factory=StepCosts)
     kept: tuple[tuple[Origin, Names], ...] = ()
 
     @property
     def stages(self) -> int:
-        return len(self.members)
+        return 1 if self.lockstep else len(self.members)
 
     @property
     def speculates(self) -> bool:

@@ -65,6 +65,11 @@ class Ring:
     min_trust: int
     members: tuple[RingMember, ...]
 
+    @property
+    def clear_links(self) -> bool:
+        """Whether members add up parts of layers over links that nobody seals."""
+        return self.strategy == "tensor"
+
     def member(self, identifier: str) -> RingMember:
         """The ring member with this id. Raises NotFound (NOT_IN_RING)."""
         for member in self.members:

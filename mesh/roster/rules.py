@@ -6,7 +6,7 @@ import itertools
 
 from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.crypto.identity import member_id
-from sealring.mesh.errors import InvalidInput, RosterError
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, RosterError
 from sealring.mesh.roster.model import (
     MAX_LIFETIME_SECONDS,
     Gateway,
@@ -65,6 +65,16 @@ def check_lifetime(issued: int, expires: int) -> None:
         raise RosterError("roster lives for too long or not at all", reason="ROSTER_LIFETIME")
 
 
+def links_in_clear(deployment: str) -> FailedPrecondition:
+    """For who seals a prompt, or demands any trust, and asks a deployment whose rings have links in clear."""
+    return FailedPrecondition(
+        f"the nodes that serve {deployment} compute parts of every layer, and add them up in clear",
+        hint="ask for a model that a pipeline serves; or send the prompt in clear and without min_trust",
+        reason="LINKS_IN_CLEAR",
+        param="model",
+    )
+
+
 def _check_parties(roster: Roster) -> None:
     parties: tuple[RosterMember | Gateway | Revoked, ...] = (
         *roster.members,
@@ -103,7 +113,7 @@ def _check_ring(ring: Ring, roster: Roster) -> None:
         raise RosterError("a ring has no members, or unknown ones", reason="ROSTER_RINGS", ring=ring.id)
     if [member.rank for member in ring.members] != list(range(len(ring.members))):
         raise RosterError("ranks are not 0, 1, 2, ... in order", reason="ROSTER_RINGS", ring=ring.id)
-    if ring.strategy == "tensor":
+    if ring.clear_links:
         covered = all(member.layers == (0, ring.total_layers) for member in ring.members)
     else:
         edges = [0, *(member.layers[1] for member in ring.members)]

@@ -32,6 +32,7 @@ from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role, key_hash
 from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.prompt.prefix_names import clear_scope, sealed_scope
+from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.tls import peer_certificate, peer_identity
 from sealring.node.daemon.epoch import MemberEpoch
@@ -246,6 +247,8 @@ class GatewayStream:
         content = open_row.envelope.WhichOneof("content")
         if content is None:
             raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE")
+        if content == "sealed" and self._epoch.plan.backend:  # also from a gateway that lets it pass
+            raise links_in_clear(self._epoch.plan.deployment)
         if open_row.choices > MAX_CHOICES:
             raise InvalidInput(f"more than {MAX_CHOICES} choices", reason="BAD_CHOICES", param="n")
         command = engine_pb2.OpenEngineRow(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import secrets
 import shutil
@@ -37,7 +38,7 @@ from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.protocol import software_version
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore
-from sealring.mesh.system.addresses import listen_error
+from sealring.mesh.system.addresses import free_port, listen_error
 from sealring.mesh.system.files import unwritable
 from sealring.mesh.trust.attestation import sign_sealing_key
 from sealring.node.daemon.awake import Awake
@@ -269,7 +270,7 @@ class Daemon:
     async def _profile(self, request: membership_pb2.ProfileRequest) -> None:
         result = membership_pb2.ProfileResult(id=request.id)
         try:
-            result.profile.CopyFrom(await self._engines.profile(request.model))
+            result.profile.CopyFrom(await self._engines.profile(request.model, request.ranks))
         except SealringError as error:
             result.problem.CopyFrom(to_problem(error))
         except Exception as error:
@@ -376,7 +377,7 @@ class Daemon:
     def _commit(self, commit: membership_pb2.CommitEpoch) -> None:
         epoch = self._named(commit.ring, commit.epoch)
         if epoch is not None:
-            epoch.commit()
+            epoch.commit(commit.group_addresses)
         else:
             self._refuse(commit.ring, commit.epoch, NotFound("no such epoch", reason="NO_SUCH_EPOCH"))
 
@@ -420,10 +421,13 @@ class Daemon:
     # Parts of an epoch
 
     async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> EngineProcess:
-        path = await self._engines.for_stage(plan.model, plan.layers if plan.size > 1 else None)
+        some = plan.layers if plan.size > 1 and not plan.backend else None
+        path = await self._engines.for_stage(plan.model, some)
         stage = StageKey(
             str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, plan.prefill_chunk
         )
+        if plan.backend:
+            stage = dataclasses.replace(stage, rank=plan.rank, ranks=plan.size)
         return await self._engines.with_stage(stage, progress)
 
     def channel(self) -> ChannelEnds:
@@ -456,6 +460,9 @@ class Daemon:
                 raise listen_error(f"{host}:0") from None
             self._listeners[plan] = listener, f"{host}:{listener.getsockname()[1]}"
         return self._listeners[plan]
+
+    def group_address(self) -> str:
+        return f"{self._settings.ring_host}:{free_port(self._settings.ring_host)}"
 
     async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
         _, address = self._listener(plan)

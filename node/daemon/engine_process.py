@@ -49,6 +49,9 @@ class StageKey:
     context: int
     kv_bits: int = 0
     prefill_chunk: int = 0
+    rank: int = 0
+    ranks: int = 0
+    """Above 1: of every layer what this rank computes."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +136,11 @@ class EngineProcess:
     def pid(self) -> int:
         return self._child.pid if self._child is not None else 0
 
-    async def profile(self, path: str) -> model_pb2.ModelProfile:
+    async def profile(self, path: str, ranks: int = 0) -> model_pb2.ModelProfile:
         """Measures a model folder. Raises ModelError, NotFound, EpochEnded, DeadlineExceeded."""
         number = self._number()
-        command = engine_pb2.EngineCommand(profile=engine_pb2.ProfileModel(id=number, path=path))
+        asked = engine_pb2.ProfileModel(id=number, path=path, ranks=ranks)
+        command = engine_pb2.EngineCommand(profile=asked)
         event = await self._ask(number, command, _PROFILE_SECONDS, "the profile of a model")
         return event.profiled.profile
 
@@ -181,6 +185,18 @@ class EngineProcess:
         event = await self._ask(command.id, opening, _EPOCH_SECONDS, "the opening of an epoch")
         self._set_busy(False)
         return event.epoch_opened.kept
+
+    async def join_group(self, command: engine_pb2.JoinGroup, seconds: float) -> None:
+        """Forms the group of a tensor ring; while it does, the engine cannot answer pings.
+
+        Raises EpochEnded, DeadlineExceeded.
+        """
+        command.id = self._number()
+        if self._liveness is not None:
+            self._liveness.watch(interval=_BUSY[0], deadline=2 * seconds)
+        joining = engine_pb2.EngineCommand(join=command)
+        await self._ask(command.id, joining, seconds, "the forming of a group")
+        self._set_busy(False)
 
     async def close_epoch(self) -> None:
         """Ends the open epoch and keeps the weights. Raises EpochEnded, DeadlineExceeded."""
@@ -305,7 +321,7 @@ class EngineProcess:
                 self._progress(event.progress.fraction)
         elif kind == "fault":
             self._fault(from_problem(event.fault.problem))
-        elif kind in ("profiled", "loaded", "problem", "epoch_opened", "epoch_closed", "trace"):
+        elif kind in ("profiled", "loaded", "problem", "epoch_opened", "epoch_closed", "trace", "joined"):
             self._answer(kind, event)
 
     def _pong(self, pong: engine_pb2.EnginePong) -> None:

@@ -39,7 +39,7 @@ class EngineKeeper:
         self._engine: EngineProcess | None = None
         self._turn = asyncio.Lock()
         self._profiling = asyncio.Lock()
-        self._profiles: OrderedDict[FolderState, model_pb2.ModelProfile] = OrderedDict()
+        self._profiles: OrderedDict[tuple[FolderState, int], model_pb2.ModelProfile] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaping: set[asyncio.Task[None]] = set()
         self._spare: asyncio.TimerHandle | None = None
@@ -58,16 +58,17 @@ class EngineKeeper:
         engine = self._engine
         return engine.stage if engine is not None and engine.alive else None
 
-    async def profile(self, name: str) -> model_pb2.ModelProfile:
-        """Measures a model by its name; what has not changed since is not measured again.
+    async def profile(self, name: str, ranks: int = 0) -> model_pb2.ModelProfile:
+        """Measures a model by its name, or what one of so many ranks holds of it; what has not changed since
+        is not measured again.
 
         Raises NotFound, InvalidInput, ModelError, EpochEnded, DeadlineExceeded.
         """
         path = await self.find(name)
-        key = await asyncio.to_thread(FolderState.read, path)
+        key = (await asyncio.to_thread(FolderState.read, path), ranks)
         if key in self._profiles:
             return self._profiles[key]
-        profile = await self._shielded(self._measure(lambda engine: engine.profile(str(path))))
+        profile = await self._shielded(self._measure(lambda engine: engine.profile(str(path), ranks)))
         self._profiles[key] = profile
         if len(self._profiles) > _MAX_PROFILES:
             self._profiles.popitem(last=False)

@@ -17,7 +17,14 @@ from typing import Any, Protocol
 
 import structlog
 
-from sealring.mesh.errors import Conflict, EpochEnded, FailedPrecondition, SealringError
+from sealring.mesh.errors import (
+    Conflict,
+    DeadlineExceeded,
+    EpochEnded,
+    FailedPrecondition,
+    InvalidInput,
+    SealringError,
+)
 from sealring.mesh.rpc.problem import to_problem
 from sealring.node.daemon.carrier_process import LinkFigures
 from sealring.node.daemon.engine_process import EngineFigures, EngineSink
@@ -29,6 +36,9 @@ from sealring.v1 import control_pb2, engine_pb2, membership_pb2, trace_pb2
 log = structlog.get_logger()
 
 FORM_SECONDS = 20.0
+GROUP_SECONDS = 20.0
+"""For the ranks of a tensor ring to find each other, once the links are up."""
+
 _PREPARE_SECONDS = 1900.0
 _MAX_UINT32 = (1 << 32) - 1
 
@@ -61,7 +71,11 @@ class StageEngine(Protocol):
         self, command: engine_pb2.OpenEngineEpoch, descriptors: tuple[int, ...], sink: EngineSink
     ) -> Sequence[control_pb2.KeptPrefix]: ...
 
+    async def join_group(self, command: engine_pb2.JoinGroup, seconds: float) -> None: ...
+
     async def close_epoch(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
     def send_work(self, command: bytes) -> None: ...
 
@@ -167,6 +181,9 @@ class Workshop(Protocol):
         self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
     ) -> RingCarrier: ...
 
+    def group_address(self) -> str:
+        """Where the engine may await others of its group: a port that was free a moment ago."""
+
     async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
         """Shakes hands on both links.
 
@@ -200,6 +217,7 @@ class MemberEpoch:
         self.engine: StageEngine | None = None
         self.kept: Sequence[control_pb2.KeptPrefix] = ()
         self.links: list[membership_pb2.LinkInfo] = []
+        self._group_addresses: Sequence[str] = ()
         self._workshop = workshop
         self._carrier: RingCarrier | None = None
         self._engine_open = False
@@ -215,12 +233,13 @@ class MemberEpoch:
         """Begins phase one; EpochPrepared or EpochFault is reported when it is over."""
         self._begin(self._prepare, _PREPARE_SECONDS)
 
-    def commit(self) -> None:
+    def commit(self, group_addresses: Sequence[str] = ()) -> None:
         """Begins phase two; EpochUp or EpochFault is reported when it is over."""
         if self.phase is Phase.PREPARED:
             self.phase = Phase.FORMING
+            self._group_addresses = group_addresses
             self._workshop.settled(self.plan)
-            self._begin(self._form, FORM_SECONDS + 5.0)
+            self._begin(self._form, FORM_SECONDS + GROUP_SECONDS * bool(self.plan.backend) + 5.0)
         elif self.phase is Phase.PREPARING:
             self.fault(FailedPrecondition("the epoch was committed before it was prepared"))
 
@@ -362,11 +381,15 @@ class MemberEpoch:
         prepared = membership_pb2.EpochPrepared(
             ring=plan.ring, epoch=plan.epoch, links=self.links, step_us=min(step, _MAX_UINT32)
         )
+        if plan.backend:
+            prepared.group_address = self._workshop.group_address()
         self._workshop.report(membership_pb2.MemberMessage(prepared=prepared))
 
     async def _form(self) -> None:
         if self._carrier is not None:
             await self._carrier.form(FORM_SECONDS)
+        if self.plan.backend:
+            await self._join_group()
         self.phase = Phase.UP
         self._log.info("epoch_up")
         if self._carrier is not None:
@@ -374,6 +397,22 @@ class MemberEpoch:
             self._rotation = asyncio.get_running_loop().create_task(rotation)
         up = membership_pb2.EpochUp(ring=self.plan.ring, epoch=self.plan.epoch)
         self._workshop.report(membership_pb2.MemberMessage(up=up))
+
+    async def _join_group(self) -> None:
+        """Raises EpochEnded (NO_GROUP)."""
+        plan, engine = self.plan, self.engine
+        assert engine is not None
+        if len(self._group_addresses) != plan.size:
+            raise InvalidInput("the commit does not name every rank's address", reason="BAD_EPOCH")
+        join = engine_pb2.JoinGroup(backend=plan.backend, rank=plan.rank, addresses=self._group_addresses)
+        try:
+            await engine.join_group(join, GROUP_SECONDS)
+        except DeadlineExceeded as error:
+            raise EpochEnded(
+                f"MLX's {plan.backend} group did not come up in {GROUP_SECONDS:g} s",
+                hint="--or-pipeline serves without it",
+                reason="NO_GROUP",
+            ) from error
 
     async def _get_parts(self) -> None:
         after, self._after = self._after, None
@@ -468,6 +507,10 @@ class MemberEpoch:
         """An engine that does not end its epoch takes no other: it has to go."""
         engine, self.engine = self.engine, None
         if engine is None or not self._engine_open:
+            return
+        if self.plan.backend:  # a process cannot leave its group, nor a sum that others do not come to
+            engine.kill()
+            await engine.stop()
             return
         try:
             await engine.close_epoch()

@@ -12,7 +12,7 @@ from sealring.node.link.keys import LinkParams
 from sealring.v1 import membership_pb2
 
 KV_BITS = (0, 4, 8)
-_PIPELINE = "pipeline"
+BACKENDS = ("ring", "jaccl", "nccl")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class EpochPlan:
     kv_budget: int
     prefill_chunk: int
     kv_bits: int
+    backend: str
+    """Of the group in which members compute together, each a part of every layer; none in a pipeline."""
     links: tuple[LinkPlan, ...]
 
 
@@ -81,6 +83,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         kv_budget=prepare.kv_budget,
         prefill_chunk=prepare.prefill_chunk,
         kv_bits=prepare.kv_bits,
+        backend=prepare.backend,
         links=_links(ring, prepare.epoch, own, roster),
     )
 
@@ -97,9 +100,10 @@ def _check_bounds(prepare: membership_pb2.PrepareEpoch) -> None:
 
 
 def _check_ring(prepare: membership_pb2.PrepareEpoch, ring: Ring) -> None:
-    if ring.strategy != _PIPELINE:
+    if prepare.backend not in (BACKENDS if ring.clear_links else ("",)):
         raise FailedPrecondition(
-            f"strategy {ring.strategy} is not served by this node", reason="UNSUPPORTED_STRATEGY"
+            f"a {ring.strategy} ring has no backend {prepare.backend[:16]!r} on this node",
+            reason="UNSUPPORTED_STRATEGY",
         )
     named = (prepare.model, prepare.model_digest, prepare.context)
     if named != (ring.model, ring.model_digest.hex(), ring.context):

@@ -25,7 +25,7 @@ from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.warm_up import timed, warm_up
-from sealring.node.engine.weights import load_stage
+from sealring.node.engine.weights import load_shard, load_stage
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import model_pb2 as model
@@ -59,8 +59,8 @@ class Loaded:
     def serves(self, command: engine.LoadStage) -> bool:
         """Whether `command` asks for what is loaded; chunks of another size change no weight."""
         mine, theirs = (
-            (asked.path, asked.digest, asked.lo, asked.hi, asked.context, asked.kv_bits)
-            for asked in (self.command, command)
+            (one.path, one.digest, one.lo, one.hi, one.context, one.kv_bits, one.rank, one.ranks)
+            for one in (self.command, command)
         )
         return mine == theirs
 
@@ -102,13 +102,18 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             reason="MODEL_DIGEST_MISMATCH",
             hint="copy the same model to every member",
         )
-    measured = with_kv_bits(profile(path), command.kv_bits)
+    measured = with_kv_bits(profile(path, command.ranks), command.kv_bits)
     lo, hi = command.lo, command.hi
-    front = Front(path, command.context, measured["vocab_size"], emit) if lo == 0 else None
+    is_head = lo == 0 and command.rank == 0
+    front = Front(path, command.context, measured["vocab_size"], emit) if is_head else None
     try:
-        check_here(path, lo, hi)
         told = _teller(command.id, emit)
-        stage = load_stage(path, lo, hi, kv_bits=command.kv_bits, progress=told, parts=True)
+        if command.ranks > 1:
+            place = command.rank, command.ranks
+            stage: Stage = load_shard(path, *place, kv_bits=command.kv_bits, progress=told)
+        else:
+            check_here(path, lo, hi)
+            stage = load_stage(path, lo, hi, kv_bits=command.kv_bits, progress=told, parts=True)
         try:
             warm_up(stage)
             times = timed(stage, max(1, command.prefill_chunk))
@@ -148,7 +153,7 @@ def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, chunk: in
     return per_token, per_row
 
 
-def profile_message(path: str) -> model.ModelProfile:
+def profile_message(path: str, ranks: int = 1) -> model.ModelProfile:
     """The profile of a folder as the daemon wants it. Raises ModelError, also without a tokenizer."""
     if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in _TOKENIZER_FILES):
         raise ModelError(
@@ -156,7 +161,7 @@ def profile_message(path: str) -> model.ModelProfile:
             reason="TOKENIZER_MISSING",
             hint="a model folder holds tokenizer.json or tokenizer.model beside its weights",
         )
-    measured = profile(Path(path))
+    measured = profile(Path(path), ranks)
     del measured["eos_token_ids"]
     measured["kv_max_tokens"] = [tokens or 0 for tokens in measured["kv_max_tokens"]]
     measured["max_context"] = measured["max_context"] or 0

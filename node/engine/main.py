@@ -35,6 +35,8 @@ from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.node.engine import device
 from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.folder import Loaded, load, profile_message, ranges_message
+from sealring.node.engine.group import form
+from sealring.node.engine.staging import Shard
 from sealring.node.engine.text.front import refusal
 from sealring.node.ipc.channel import EngineChannel
 from sealring.node.ipc.frames import FrameSocket
@@ -121,6 +123,8 @@ class Engine:
             self._guarded(command.open_epoch.id, partial(self._open_epoch, command.open_epoch))
         elif kind == "close_epoch":
             self._close_epoch(command.close_epoch.id)
+        elif kind == "join":
+            self._tasks.put(partial(self._guarded, command.join.id, partial(self._join, command.join)))
         elif kind == "load":
             self._queue_load(command.load)
         elif kind == "profile":
@@ -256,7 +260,7 @@ class Engine:
             if command.hi:
                 told.ranges.extend(ranges_message(command.path, command.lo, command.hi))
             else:
-                told.profile.CopyFrom(profile_message(command.path))
+                told.profile.CopyFrom(profile_message(command.path, command.ranks))
         self._emit(engine.EngineEvent(profiled=told))
 
     def _fault(self, epoch: int, error: BaseException) -> None:
@@ -264,6 +268,13 @@ class Engine:
         self._emit(engine.EngineEvent(fault=engine.EngineFault(epoch=epoch, problem=to_problem(error))))
 
     # The compute thread
+
+    def _join(self, command: engine.JoinGroup) -> None:
+        stage = self._loaded.stage if self._loaded is not None else None
+        if not isinstance(stage, Shard):
+            raise FailedPrecondition("no part of every layer is loaded", reason="NO_STAGE")
+        stage.join(form(command.backend, command.rank, command.addresses))
+        self._emit(engine.EngineEvent(joined=engine.GroupJoined(id=command.id)))
 
     def _load(self, command: engine.LoadStage) -> None:
         try:

@@ -24,6 +24,7 @@ from sealring.node.engine.apart import answer
 from sealring.node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
 from sealring.node.engine.staging.interception import leaves, own_arrays
 from sealring.node.engine.staging.quantization import BITS, cache_quantization
+from sealring.node.engine.staging.shards import sharded
 from sealring.node.engine.weights import check_folder, load_lazily, read_header, weight_files
 
 _LENGTHS = (256, 512)
@@ -55,7 +56,7 @@ _TOKENIZER_FILES = (
 )
 
 
-def profile(path: Path) -> dict[str, Any]:
+def profile(path: Path, ranks: int = 1) -> dict[str, Any]:
     """The profile of the model in a folder. Sizes are in bytes; lists have one entry per layer.
 
     `embed_bytes`: parameters that the head stage needs besides its layers; `head_bytes`: those that the tail
@@ -65,9 +66,12 @@ def profile(path: Path) -> dict[str, Any]:
     `handoff_bytes_per_token`: the most that crosses any boundary between two layers. `quantized`:
     `kv_bytes_per_token` with caches of 8 and of 4 bits, or nothing and `not_quantizable`, which says why.
 
-    Raises ModelError as `weights.load_stage` does.
+    With several `ranks`, layers and caches are what one of them holds. Raises ModelError as
+    `weights.load_stage` and `weights.load_shard` do.
     """
     model, config = load_lazily(path, parts=True)
+    if ranks > 1:
+        sharded(model, 0, ranks, config["model_type"])
     anatomy = dissect(model, config["model_type"])
     report = _weights(model, anatomy) | _caches(model, anatomy)
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}

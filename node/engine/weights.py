@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import mlx_lm_import, relaying
-from sealring.node.engine.staging import Stage, build_skeleton
+from sealring.node.engine.staging import Shard, Stage, build_skeleton
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.quantization import cache_quantization
 from sealring.node.engine.staging.skeleton import check_layers, model_classes
@@ -59,6 +59,32 @@ def load_stage(
     quantization = cache_quantization(model, anatomy.model_type, kv_bits) if kv_bits else None
     stage = Stage(model, anatomy, lo, hi, quantization=quantization)
     del model, anatomy
+    _fill(stage, path, progress)
+    if relaying.pays():
+        relaying.relay(stage)
+    return stage
+
+
+def load_shard(
+    path: Path,
+    rank: int,
+    ranks: int,
+    *,
+    kv_bits: int = 0,
+    progress: Callable[[float], None] = lambda part: None,
+) -> Shard:
+    """Of every layer what one of `ranks` ranks computes; otherwise as `load_stage`.
+
+    A parameter is read whole and cut, one after the other. Raises ModelError (also NOT_SHARDABLE).
+    """
+    model, config = load_lazily(path)
+    shard = Shard(model, rank, ranks, config["model_type"], kv_bits)
+    del model
+    _fill(shard, path, progress)
+    return shard
+
+
+def _fill(stage: Stage, path: Path, progress: Callable[[float], None]) -> None:
     try:
         _read(stage, progress)
     except (RuntimeError, ValueError) as error:
@@ -67,9 +93,6 @@ def load_stage(
             reason="WEIGHTS_CORRUPT",
             hint=_REDOWNLOAD,
         ) from error
-    if relaying.pays():
-        relaying.relay(stage)
-    return stage
 
 
 def _read(stage: Stage, progress: Callable[[float], None]) -> None:

@@ -13,6 +13,7 @@ from operator import attrgetter
 from sealring.mesh.errors import FailedPrecondition, NotFound
 from sealring.mesh.prompt.routing import choose, ranked
 from sealring.mesh.roster.model import Ring, Roster, ring_min_trust
+from sealring.mesh.roster.rules import links_in_clear
 from sealring.v1 import inference_pb2 as inference
 
 MOST = 16
@@ -64,12 +65,14 @@ def choose_ring(
     if it is not too busy, without one the least busy.
 
     `loads` only chooses among rings that are trusted; rings named in `avoid` come last. Raises NotFound
-    (MODEL_NOT_FOUND), FailedPrecondition (TRUST_BELOW_FLOOR).
+    (MODEL_NOT_FOUND), FailedPrecondition (TRUST_BELOW_FLOOR, LINKS_IN_CLEAR).
     """
     name = _deployment(roster, model)
     rings = [ring for ring in roster.rings if ring.deployment == name]
     trust = {ring.id: ring_min_trust(ring.members, roster.members) for ring in rings}
-    trusted = [ring for ring in rings if trust[ring.id] >= min_trust]
+    if all(ring.clear_links for ring in rings):
+        raise links_in_clear(name)
+    trusted = [ring for ring in rings if trust[ring.id] >= min_trust and not ring.clear_links]
     if not trusted:
         best = max(trust.values())
         raise FailedPrecondition(

@@ -649,12 +649,15 @@ class DeploymentSpec(_message.Message):
     SHARE_PREFIXES_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
     KV_BITS_FIELD_NUMBER: _builtins.int
+    CLEAR_LINKS_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    OR_PIPELINE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """what clients call it; [A-Za-z0-9._/-], at most 128 characters"""
     model: _builtins.str
     """a name in the nodes' model folders, an absolute path, or a hub id"""
     strategy: _builtins.str
-    """"pipeline" """
+    """"pipeline" (also empty), or "tensor": every node computes a part of every layer"""
     context: _builtins.int
     """tokens; 0: the model's own, at most what fits"""
     trust_floor: _builtins.int
@@ -673,6 +676,12 @@ class DeploymentSpec(_message.Message):
     """a request that is alone on its ring gets several tokens a step, where the head guesses them"""
     kv_bits: _builtins.int
     """of keys and values in the caches: 8 or 4; 0: the model's own precision"""
+    clear_links: _builtins.bool
+    """With "tensor" only, and needed there: what the nodes add up crosses the network in clear."""
+    backend: _builtins.str
+    """with "tensor" only: "ring" (also empty), "jaccl" or "nccl" """
+    or_pipeline: _builtins.bool
+    """with "tensor": as a pipeline instead where the backend does not come up"""
     @_builtins.property
     def split(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """layers per rank, by hand; excludes stages"""
@@ -698,10 +707,13 @@ class DeploymentSpec(_message.Message):
         share_prefixes: _builtins.bool = ...,
         speculate: _builtins.bool = ...,
         kv_bits: _builtins.int = ...,
+        clear_links: _builtins.bool = ...,
+        backend: _builtins.str = ...,
+        or_pipeline: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "share_prefixes", b"share_prefixes", "speculate", b"speculate", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "clear_links", b"clear_links", "context", b"context", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "or_pipeline", b"or_pipeline", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "share_prefixes", b"share_prefixes", "speculate", b"speculate", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,6 +44,7 @@ class EngineCommand(_message.Message):
     PING_FIELD_NUMBER: _builtins.int
     SHUTDOWN_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    JOIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def profile(self) -> Global___ProfileModel: ...
     @_builtins.property
@@ -66,6 +67,10 @@ class EngineCommand(_message.Message):
     def shutdown(self) -> Global___Shutdown: ...
     @_builtins.property
     def trace(self) -> Global___TakeTrace: ...
+    @_builtins.property
+    def join(self) -> Global___JoinGroup:
+        """after the epoch was opened, before its first step"""
+
     def __init__(
         self,
         *,
@@ -79,12 +84,13 @@ class EngineCommand(_message.Message):
         ping: _control_pb2.Ping | None = ...,
         shutdown: Global___Shutdown | None = ...,
         trace: Global___TakeTrace | None = ...,
+        join: Global___JoinGroup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "shutdown", b"shutdown", "step", b"step", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "shutdown", b"shutdown", "step", b"step", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "shutdown", b"shutdown", "step", b"step", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "shutdown", b"shutdown", "step", b"step", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace", "join"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -107,6 +113,7 @@ class EngineEvent(_message.Message):
     EPOCH_OPENED_FIELD_NUMBER: _builtins.int
     EPOCH_CLOSED_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    JOINED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___EngineReady:
         """first"""
@@ -139,6 +146,8 @@ class EngineEvent(_message.Message):
     def epoch_closed(self) -> Global___EpochClosed: ...
     @_builtins.property
     def trace(self) -> Global___TraceTaken: ...
+    @_builtins.property
+    def joined(self) -> Global___GroupJoined: ...
     def __init__(
         self,
         *,
@@ -155,12 +164,13 @@ class EngineEvent(_message.Message):
         epoch_opened: Global___EpochOpened | None = ...,
         epoch_closed: Global___EpochClosed | None = ...,
         trace: Global___TraceTaken | None = ...,
+        joined: Global___GroupJoined | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "profiled", "progress", "loaded", "problem", "opened", "refused", "done", "fault", "pong", "epoch_opened", "epoch_closed", "trace"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "profiled", "progress", "loaded", "problem", "opened", "refused", "done", "fault", "pong", "epoch_opened", "epoch_closed", "trace", "joined"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -194,11 +204,14 @@ class ProfileModel(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     LO_FIELD_NUMBER: _builtins.int
     HI_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
     lo: _builtins.int
     hi: _builtins.int
     """not 0: which bytes the layers [lo, hi) are made of, and nothing else"""
+    ranks: _builtins.int
+    """above 1: of what one of so many ranks holds of every layer"""
     def __init__(
         self,
         *,
@@ -206,10 +219,11 @@ class ProfileModel(_message.Message):
         path: _builtins.str = ...,
         lo: _builtins.int = ...,
         hi: _builtins.int = ...,
+        ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hi", b"hi", "id", b"id", "lo", b"lo", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hi", b"hi", "id", b"id", "lo", b"lo", "path", b"path", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -280,6 +294,8 @@ class LoadStage(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     KV_BITS_FIELD_NUMBER: _builtins.int
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
     lo: _builtins.int
@@ -292,6 +308,9 @@ class LoadStage(_message.Message):
     """8 or 4; 0: caches are not quantized"""
     prefill_chunk: _builtins.int
     """tokens at most in one chunk"""
+    rank: _builtins.int
+    ranks: _builtins.int
+    """above 1: of every layer what this rank holds"""
     def __init__(
         self,
         *,
@@ -303,10 +322,12 @@ class LoadStage(_message.Message):
         digest: _builtins.str = ...,
         kv_bits: _builtins.int = ...,
         prefill_chunk: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "path", b"path", "prefill_chunk", b"prefill_chunk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "path", b"path", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -459,6 +480,59 @@ class EpochOpened(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EpochOpened: _TypeAlias = EpochOpened  # noqa: Y015
+
+@_typing.final
+class JoinGroup(_message.Message):
+    """The group in which the ranks of a tensor ring compute. Its sums go over the network in clear."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    backend: _builtins.str
+    """of MLX: "ring", "jaccl" or "nccl" """
+    rank: _builtins.int
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ip:port of every rank"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        backend: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "backend", b"backend", "id", b"id", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinGroup: _TypeAlias = JoinGroup  # noqa: Y015
+
+@_typing.final
+class GroupJoined(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupJoined: _TypeAlias = GroupJoined  # noqa: Y015
 
 @_typing.final
 class CloseEngineEpoch(_message.Message):

@@ -982,18 +982,22 @@ class ProfileRequest(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     model: _builtins.str
     """a name in the node's model folders, an absolute path, or a hub id"""
+    ranks: _builtins.int
+    """above 1: of what one of so many ranks holds of every layer"""
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         model: _builtins.str = ...,
+        ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1046,6 +1050,7 @@ class PrepareEpoch(_message.Message):
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
     KV_BITS_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     """of this ring, rising"""
@@ -1065,6 +1070,8 @@ class PrepareEpoch(_message.Message):
     """8 or 4; 0: caches are not quantized"""
     protocol: _builtins.int
     """what all members of the ring speak"""
+    backend: _builtins.str
+    """of a tensor ring's group, as in DeploymentSpec"""
     def __init__(
         self,
         *,
@@ -1080,10 +1087,11 @@ class PrepareEpoch(_message.Message):
         prefill_chunk: _builtins.int = ...,
         kv_bits: _builtins.int = ...,
         protocol: _builtins.int = ...,
+        backend: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "epoch", b"epoch", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "context", b"context", "epoch", b"epoch", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1127,10 +1135,13 @@ class EpochPrepared(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     STEP_US_FIELD_NUMBER: _builtins.int
+    GROUP_ADDRESS_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     step_us: _builtins.int
     """microseconds of a decode step of one row, as timed when the stage was loaded; 0: not timed"""
+    group_address: _builtins.str
+    """ip:port where a tensor ring's group finds this rank"""
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]: ...
     def __init__(
@@ -1140,10 +1151,11 @@ class EpochPrepared(_message.Message):
         epoch: _builtins.int = ...,
         links: _abc.Iterable[Global___LinkInfo] | None = ...,
         step_us: _builtins.int = ...,
+        group_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "links", b"links", "ring", b"ring", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_address", b"group_address", "links", b"links", "ring", b"ring", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1182,17 +1194,23 @@ class CommitEpoch(_message.Message):
 
     RING_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    GROUP_ADDRESSES_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
+    @_builtins.property
+    def group_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of every rank of a tensor ring"""
+
     def __init__(
         self,
         *,
         ring: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        group_addresses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "ring", b"ring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_addresses", b"group_addresses", "ring", b"ring"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -218,7 +218,7 @@ def test_the_same_input_has_the_same_hash_and_another_split_another() -> None:
         ({"name": ""}, "name"),
         ({"model": ""}, "model"),
         ({"model": "a\nb"}, "model"),
-        ({"strategy": "tensor"}, "strategy"),
+        ({"strategy": "tensor"}, "clear_links"),
         ({"context": 4096}, "context"),
         ({"stages": 10}, "stages"),
         ({"stages": 257}, "stages"),

@@ -81,10 +81,30 @@ def test_members_are_named_once_and_as_many_as_a_split_needs(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "fields", [{"strategy": "tensor"}, *({"kv_bits": bits} for bits in (1, 2, 3, 5, 7, 9, 16))]
+    "fields",
+    [
+        {"strategy": "magic"},
+        {"clear_links": False, "strategy": "tensor"},
+        *({"kv_bits": bits} for bits in (1, 2, 3, 5, 7, 9, 16)),
+    ],
 )
 def test_what_is_not_served_is_refused(fields: dict[str, Any]) -> None:
     refused(next(iter(fields)), **fields)
+
+
+def test_a_tensor_ring_has_links_in_clear_and_so_many_nodes() -> None:
+    tensor = {"strategy": "tensor", "clear_links": True}
+    made = check_spec(spec(**tensor, stages=4, backend="nccl", or_pipeline=True))
+    assert (made.backend, made.or_pipeline) == ("nccl", True)
+    assert check_spec(spec(**tensor, stages=2)).backend == "ring"
+    refused("clear_links", strategy="tensor", stages=2)
+    refused("stages", **tensor, stages=3)
+    refused("stages", **tensor)
+    refused("stages", **tensor, split=[4, 5])
+    refused("backend", **tensor, stages=2, backend="mpi")
+    refused("speculate", **tensor, stages=2, speculate=True)
+    for field in ({"clear_links": True}, {"backend": "ring"}, {"or_pipeline": True}):
+        refused("strategy", **field)
 
 
 def refused(param: str, **fields: Any) -> None:

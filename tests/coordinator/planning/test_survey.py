@@ -68,7 +68,7 @@ def make(
     )
     asked: list[list[str]] = []
 
-    async def ask(model: str, members: list[str]) -> dict[str, Answer]:
+    async def ask(model: str, members: list[str], ranks: int) -> dict[str, Answer]:
         asked.append(members)
         return made.answers
 

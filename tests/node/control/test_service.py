@@ -54,6 +54,7 @@ class Engine:
 
 class Plan:
     ring, epoch, deployment, rank, size, kv_budget = "demo-0", 1, "demo", 0, 1, 1 << 20
+    backend = ""
     members: tuple[RingMember, ...] = ()
 
 

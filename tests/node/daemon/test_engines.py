@@ -35,7 +35,7 @@ class ScriptedEngine:
         self.ends.set()
         self.started.append(self)
 
-    async def profile(self, path: str) -> str:
+    async def profile(self, path: str, ranks: int) -> str:
         self.profiled.append(path)
         if self.hangs:
             raise DeadlineExceeded("the profile of a model took longer than 120 s")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.mesh.errors import Conflict, EpochEnded, FailedPrecondition
+from sealring.mesh.errors import Conflict, DeadlineExceeded, EpochEnded, FailedPrecondition
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import MAX_GUESTS, LinkSecrets, MemberEpoch, Phase
 from sealring.node.ipc.channel import create_channel
@@ -15,8 +15,8 @@ from sealring.v1 import engine_pb2, membership_pb2, trace_pb2
 class Plan:
     ring, epoch, rank, prefill_chunk, max_rows, kv_budget = "demo-0", 3, 0, 16, 4, 1000
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, backend: str = "") -> None:
+        self.size, self.backend = size, backend
 
 
 class Part:
@@ -43,6 +43,13 @@ class Engine(Part):
         self.log.append("close")
         if self.workshop.close_fails:
             raise EpochEnded("it hangs")
+
+    async def join_group(self, command: engine_pb2.JoinGroup, seconds: float) -> None:
+        self.log.append(f"join {command.backend} {' '.join(command.addresses)}")
+        await self.workshop.gate("join")
+
+    async def stop(self) -> None:
+        self.log.append("stop")
 
     def send_work(self, command: bytes) -> None:
         self.log.append("work")
@@ -147,6 +154,13 @@ class Workshop:
         kind = message.WhichOneof("message")
         if kind != "progress":
             self.reports.append(kind)
+        if kind == "prepared":
+            self.address = message.prepared.group_address
+        elif kind == "fault":
+            self.reason = message.fault.problem.reason
+
+    def group_address(self) -> str:
+        return "a:1"
 
 
 GATES = ("engine", "carrier", "handshakes", "open", "form")
@@ -186,6 +200,42 @@ async def test_the_whole_way(size: int) -> None:
     assert gateway.problems == guest.problems == ["EPOCH_ENDED"]
     assert shop.made_engine.log == ["open", "close"]
     assert shop.released == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_engine_of_a_tensor_ring_joins_its_group_and_ends_with_the_epoch(fails: bool) -> None:
+    shop = Workshop()
+    epoch = MemberEpoch(Plan(2, backend="ring"), shop)
+    epoch.prepare()
+    for gate in GATES[:4]:
+        shop.open(gate)
+        await settle()
+    assert shop.address == "a:1"
+    epoch.commit(["a:1", "b:1"])
+    shop.open("form")
+    await settle()
+    assert epoch.phase is Phase.FORMING
+    shop.open("join", DeadlineExceeded("it does not come") if fails else None)
+    await settle()
+    assert epoch.phase is (Phase.ENDED if fails else Phase.UP)
+    epoch.end("done")
+    await epoch.closed()
+    assert shop.made_engine.log == ["open", "join ring a:1 b:1", "kill", "stop"]
+    assert not fails or shop.reason == "NO_GROUP"
+
+
+async def test_a_tensor_ring_is_not_formed_without_every_address() -> None:
+    shop = Workshop()
+    epoch = MemberEpoch(Plan(2, backend="ring"), shop)
+    epoch.prepare()
+    for gate in GATES[:4]:
+        shop.open(gate)
+        await settle()
+    epoch.commit(["a:1"])
+    shop.open("form")
+    await settle()
+    await epoch.closed()
+    assert shop.reason == "BAD_EPOCH"
 
 
 async def up(plan: Any) -> MemberEpoch:

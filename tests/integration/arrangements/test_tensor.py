@@ -1,0 +1,56 @@
+"""Two nodes that each compute a part of every layer: the whole model's tokens, and nothing that is sealed."""
+
+import asyncio
+
+import pytest
+from ringtest import CLUSTER, chat
+from sharing import ask
+
+from sealring.mesh.errors import FailedPrecondition
+
+from .test_exact import QUESTIONS, ROWS, checked, dialogue
+
+pytestmark = CLUSTER
+TENSOR = {"strategy": "tensor", "clear_links": True, "stages": 2, "prefill_chunk": 64}
+
+
+async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(arrangements, reference):
+    ring = await arrangements.have(**TENSOR)
+
+    async def row(contents, max_tokens, delay):
+        await asyncio.sleep(delay)
+        return await ring.ask(chat(*contents), max_tokens)
+
+    replies = await asyncio.gather(*(row(*one) for one in ROWS))
+    for (contents, max_tokens, _), reply in zip(ROWS, replies, strict=True):
+        messages = [
+            {"role": ("user", "assistant")[number % 2], "content": content}
+            for number, content in enumerate(contents)
+        ]
+        assert reply == reference.reply(messages, max_tokens)
+    for number, question in enumerate(QUESTIONS):
+        answer = await checked(ring, reference, dialogue(question), 0)
+        assert (answer.cached >= 64) == (number > 0)
+
+
+async def test_who_wants_sealed_links_or_any_trust_is_refused(arrangements):
+    ring = await arrangements.have(**TENSOR)
+    assert ring.deployment.plan.spec.clear_links
+    async with ring.sealing() as client:
+        with pytest.raises(FailedPrecondition) as sealed:
+            await client.chat([{"role": "user", "content": "Hello!"}]).result()
+    with pytest.raises(FailedPrecondition) as trusting:
+        await ask(ring, [{"role": "user", "content": "Hello!"}], min_trust=1)
+    assert {sealed.value.reason, trusting.value.reason} == {"LINKS_IN_CLEAR"}
+
+
+async def test_a_rank_that_dies_ends_the_epoch_and_the_answer_goes_on(arrangements, reference):
+    ring = await arrangements.have(**TENSOR)
+    before = (await ring.status()).epoch
+    question = "List the months of the year."
+    asked = asyncio.ensure_future(ring.ask(chat(question), 60))
+    stage = next(one for one in ring.deployment.plan.rings[0].stages if one.rank == 1)
+    ring.part(stage.member_name, "engine").kill()
+    reply = await asked
+    assert reply == reference.reply([{"role": "user", "content": question}], 60)
+    assert (await ring.serving()).epoch > before
