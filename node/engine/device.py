@@ -60,9 +60,15 @@ def wire(planned: int) -> None:
 
 
 def warm_up_lengths() -> tuple[int, ...]:
-    """Tokens of the chunks that warm a stage up, one after the other."""
+    """Tokens of the chunks that warm a stage up, each of a prompt of its own."""
     found = nvidia()
-    return (2, 1) if found is None else found.WARM_UP_LENGTHS
+    return () if found is None else found.LENGTHS
+
+
+def computed_as(tokens: int) -> int:
+    """Tokens that so many of a chunk are to be computed as: more, where lengths cost more than tokens."""
+    found = nvidia()
+    return tokens if found is None else int(found.computed_as(tokens))
 
 
 def compute_in_batches() -> None:

@@ -28,8 +28,11 @@ from sealring.node.engine import records
 from sealring.node.engine.staging import TensorSpec
 from sealring.node.engine.transfer import Departure, Landing, is_evaluated
 
-WARM_UP_LENGTHS = (128, 24, 2, 1)
-"""Tokens of the chunks that warm a stage up: NVIDIA's libraries load a kernel for a range of lengths."""
+LENGTHS = (16, 32, 64, *range(128, 513, 64))
+"""Tokens that chunks are computed as, and multiples of `COARSE` above: NVIDIA's libraries choose kernels anew
+for every length that they meet, which takes longer than up to 128 tokens."""
+
+COARSE = 256
 
 GRAPH_OPERATIONS = "20"
 """Operations that MLX hands to the GPU at once. Its own 100 are six layers of a decode step, for which the
@@ -55,6 +58,13 @@ def prepare() -> None:
     if not hasattr(fused, "fused"):
         setattr(mx.fast, "scaled_dot_product_attention", planless(fused))  # noqa: B010
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", GRAPH_OPERATIONS)
+
+
+def computed_as(tokens: int) -> int:
+    """The next of `LENGTHS`; one token is none of them."""
+    if tokens == 1:
+        return 1
+    return next((length for length in LENGTHS if tokens <= length), -(-tokens // COARSE) * COARSE)
 
 
 def planless(fused: Attention) -> Attention:

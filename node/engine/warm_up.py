@@ -94,9 +94,11 @@ def _step_time(rows: int, tokens: int, seconds: float) -> control.StepTime:
 def _steps(stage: Stage) -> Iterator[bool]:
     """Whether each of the steps ran ahead of its input."""
     made = transfer()
+    for tokens in device.warm_up_lengths():
+        yield _runs_ahead(stage, made, stage.make_cache(), 1, tokens)
     rows = [stage.make_cache(), stage.make_cache()]
     for cache in rows:
-        for tokens in device.warm_up_lengths():
+        for tokens in (2, 1):
             yield _runs_ahead(stage, made, cache, 1, tokens)
     lane = caches.merge(rows)
     yield _runs_ahead(stage, made, lane, 2, 1)

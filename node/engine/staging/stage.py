@@ -9,10 +9,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from sealring.mesh.errors import InvalidInput
+from sealring.node.engine import device
 
 from .adapters import Followed
 from .anatomy import Anatomy, Boundary, full_cache, not_stageable, outer_modules, recorded_updates
-from .caches import Batch, Cache, RowByRow, Slots, for_one_row
+from .caches import Batch, Cache, OneRow, RowByRow, Slots, for_one_row, parts_of, trimmable
 from .interception import Call, intercept_call, leaves, own_arrays
 from .layout import TOKENS, Arguments, StageSpec, get_argument, set_argument
 from .quantization import CacheQuantization
@@ -71,6 +72,10 @@ class Stage:
         self.awaits_input = True
         """Whether a step's input has to be there before the stage is called, for its code evaluates arrays.
         So unless a trial has shown that it does not (`node/engine/warm_up.py`)."""
+        self.computed_as = device.computed_as
+        """Tokens that so many of a chunk are computed as."""
+        self._can_pad = trimmable(self.make_cache())
+        self._positions = _positions(model)
         self._followed = {donor for reader, donor in anatomy.donors.items() if donor < lo <= reader < hi}
         self._recorded = sorted(
             {donor for reader, donor in anatomy.donors.items() if lo <= donor < hi <= reader}
@@ -104,11 +109,28 @@ class Stage:
         All arrays are [rows, tokens, ...] and lazy; the cache is updated in place.
         """
         if not isinstance(cache, RowByRow):
-            return self._run(inputs, cache)
+            return self._run_padded(inputs, cache)
         outputs = [
             self._run([array[row : row + 1] for array in inputs], one) for row, one in enumerate(cache)
         ]
         return [mx.concatenate(list(arrays)) for arrays in zip(*outputs, strict=True)]
+
+    def _run_padded(self, inputs: list[mx.array], cache: Cache) -> list[mx.array]:
+        """With as many tokens as the device has kernels for; none sees those behind it, and what is added
+        leaves the caches again."""
+        rows, tokens = inputs[0].shape[:2]
+        more = self.computed_as(tokens) - tokens
+        if rows > 1 or not more or not self._can_pad or isinstance(cache, OneRow):
+            return self._run(inputs, cache)
+        parts = [part for entry in cache for part in parts_of(entry)]
+        held = [int(part.offset) for part in parts]
+        if max(held, default=0) + tokens + more > self._positions:
+            return self._run(inputs, cache)
+        longer = [mx.pad(array, [(0, 0), (0, more), *[(0, 0)] * (array.ndim - 2)]) for array in inputs]
+        outputs = self._run(longer, cache)
+        for part, before in zip(parts, held, strict=True):
+            part.trim(max(0, int(part.offset) - before - tokens))
+        return [array[:, :tokens] for array in outputs]
 
     def _run(self, inputs: list[mx.array], cache: Cache) -> list[mx.array]:
         rows, tokens = inputs[0].shape[:2]
@@ -223,6 +245,13 @@ class _Step:
         self.arrived = arrived
         self.caches = caches
         self.next_arguments: list[Arguments] = []
+
+
+def _positions(model: nn.Module) -> int:
+    """Tokens after which a model may have no positions."""
+    args = getattr(model, "args", None)
+    found = [getattr(args, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx")]
+    return min((one for one in found if isinstance(one, int)), default=1 << 40)
 
 
 def _spec(anatomy: Anatomy, lo: int, hi: int) -> StageSpec:

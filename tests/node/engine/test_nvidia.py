@@ -135,7 +135,9 @@ def test_it_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mx.fast.scaled_dot_product_attention is once
     assert hasattr(once, "fused")
     assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "7"
-    assert device.warm_up_lengths() == (128, 24, 2, 1)
+    assert device.warm_up_lengths() == nvidia.LENGTHS
+    lengths = [device.computed_as(tokens) for tokens in (1, 2, 16, 33, 65, 129, 500, 513, 4096)]
+    assert lengths == [1, 16, 16, 64, 128, 192, 512, 768, 4096]
     monkeypatch.delenv("MLX_MAX_OPS_PER_BUFFER")
     device.prepare()
     assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "20"

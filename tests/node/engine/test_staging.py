@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,6 +121,26 @@ def test_batched_cache_operations(llama: dict[str, Any]) -> None:
     assert caches.merge([]) == []
     assert caches.extend([], batch) is batch
     assert caches.extend(batch, []) is batch
+
+
+def test_chunks_of_other_lengths_than_are_computed(llama: dict[str, Any]) -> None:
+    def run(computed_as: Callable[[int], int]) -> tuple[list[mx.array], list[int]]:
+        stages, outputs, begins = [random_stage(llama, lo, hi, seed=0) for lo, hi in ((0, 1), (1, 5))], [], 0
+        single, seen = [stage.make_cache() for stage in stages], []
+        for stage in stages:
+            stage.computed_as = lambda tokens: seen.append(computed_as(tokens)) or seen[-1]
+        for length in (3, 8, 5, 1):
+            arrays = [mx.arange(begins, begins + length, dtype=mx.uint32)[None]]
+            for stage, cache in zip(stages, single, strict=True):
+                arrays = stage(arrays, cache)
+            outputs, begins = [*outputs, *arrays], begins + length
+        assert [part.offset for cache in single for part in cache] == [begins] * 5
+        return outputs, seen
+
+    plain, padded = run(lambda tokens: tokens), run(lambda tokens: -(-tokens // 8) * 8)
+    assert padded[1] == [8] * 8
+    assert [each.shape for each in padded[0]] == [each.shape for each in plain[0]]
+    assert all(map(mx.allclose, plain[0], padded[0]))
 
 
 def test_rows_of_a_model_that_does_not_batch(llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
