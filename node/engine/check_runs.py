@@ -104,17 +104,16 @@ def follow_schedule(prompts: Sequence[mx.array], machine: Whole | Staged) -> Run
     for step in range(_DECODE_STEPS):
         if step == _ADMIT_AT and len(rows) < len(prompts):
             cache, token = waiting[-1]
-            batch = _extend(batch, _per_stage(caches.merge, cache))
+            batch = _recompose(batch, rows, [cache])
             tokens = mx.concatenate([tokens, token])
             rows.append(len(rows))
         if step == _EVICT_AT and len(rows) > 1:
             rows = rows[1:]
-            batch = [caches.filter(own, list(range(1, len(tokens)))) for own in batch]
+            batch = _recompose(batch, range(1, len(tokens)), [])
             tokens = tokens[1:]
         if step == _MOVE_AT:
             moved = [caches.extract(own, len(rows) - 1) for own in batch]
-            rest = [caches.filter(own, list(range(len(rows) - 1))) for own in batch]
-            batch = _extend(rest, _per_stage(caches.merge, moved))
+            batch = _recompose(batch, range(len(rows) - 1), [moved])
         tokens = run.note(rows, machine(tokens, batch))
     return run
 
@@ -180,8 +179,9 @@ def _per_stage(operation: Any, *rows: list[Any]) -> list[Any]:
     return [operation(own) for own in zip(*rows, strict=True)]
 
 
-def _extend(batch: list[Any], other: list[Any]) -> list[Any]:
-    return [caches.extend(mine, theirs) for mine, theirs in zip(batch, other, strict=True)]
+def _recompose(batch: list[Any], keep: Sequence[int], rows: Sequence[list[Any]]) -> list[Any]:
+    own = zip(*rows, strict=True) if rows else [()] * len(batch)
+    return [caches.recompose(mine, keep, theirs) for mine, theirs in zip(batch, own, strict=True)]
 
 
 def _token(chosen: mx.array) -> int:

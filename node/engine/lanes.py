@@ -72,8 +72,7 @@ class Lane:
             return caches.merge([self.cache, *arriving]) if arriving else self.cache
         if len(keep) == 1 and not arriving:
             return caches.extract(self.cache, keep[0])
-        kept = self.cache if len(keep) == len(self.rows) else caches.filter(self.cache, keep)
-        return caches.extend(kept, caches.merge(arriving)) if arriving else kept
+        return caches.recompose(self.cache, keep, arriving)
 
 
 class Lanes:

@@ -103,7 +103,7 @@ def _steps(stage: Stage) -> Iterator[bool]:
     lane = caches.merge(rows)
     yield _runs_ahead(stage, made, lane, 2, 1)
     copied = caches.extract(lane, 0)
-    lane = caches.extend(caches.filter(lane, [1]), caches.merge([copied]))
+    lane = caches.recompose(lane, [1], [copied])
     yield _runs_ahead(stage, made, lane, 2, 1)
     made.close()
 

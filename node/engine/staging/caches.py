@@ -17,7 +17,7 @@ from mlx.utils import tree_map
 from sealring.mesh.errors import Internal
 
 from .interception import leaves
-from .rows import can_merge
+from .rows import RowsCache, can_merge
 from .rows import merge as merge_rows
 
 Cache = list[Any]
@@ -49,27 +49,24 @@ def merge(rows: Sequence[Cache]) -> Batch:
     return [merge_rows(caches) for caches in zip(*rows, strict=True)]
 
 
-def extend(batch: Batch, other: Batch) -> Batch:
-    """Appends the rows of `other` to `batch`, in place, and returns it; an empty list has no rows."""
-    if not batch:
-        return other
-    if isinstance(batch, RowByRow):
-        batch += other
-    elif other:
-        for mine, theirs in zip(batch, other, strict=True):
-            mine.extend(theirs)
-    return batch
+def recompose(batch: Batch, keep: Sequence[int], rows: Sequence[Cache]) -> Batch:
+    """Keeps the rows with these indices, in this order, and appends rows that are not to be used on.
 
-
-def filter(batch: Batch, keep: Sequence[int]) -> Batch:
-    """Keeps the rows with these indices, in this order, in place, and returns the batch ([] for no rows)."""
+    Changes the batch in place and returns it ([] for no rows).
+    """
     if not keep:
-        return []
+        return merge(rows)
     if isinstance(batch, RowByRow):
-        batch[:] = [batch[index] for index in keep]
-    else:
-        for cache in batch:
-            cache.filter(list(keep))
+        batch[:] = [*(batch[index] for index in keep), *rows]
+        return batch
+    for place, cache in enumerate(batch):
+        own = [row[place] for row in rows]
+        if isinstance(cache, RowsCache):
+            cache.recompose(keep, own)
+            continue
+        cache.filter(list(keep))
+        if own:
+            cache.extend(merge_rows(own))
     return batch
 
 

@@ -12,13 +12,12 @@ quantized the moment that they are put into a cache (docs/decisions/0004-quantiz
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Self
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 
 from sealring.node.engine import mlx_lm_import
 
@@ -46,63 +45,40 @@ class RowsCache(BatchKVCache):  # type: ignore[misc]
     @classmethod
     def merge(cls, rows: Sequence[Any], *options: int) -> Self:
         """A batch of rows that are not to be used on; `options` are those of the class."""
-        longest = max(row.offset for row in rows)
-        batch = cls([longest - row.offset for row in rows], *options)
-        filled = [(place, row) for place, row in enumerate(rows) if row.offset]
-
-        def stack(*arrays: mx.array) -> mx.array:
-            like = arrays[0]
-            whole = mx.zeros((len(rows), like.shape[1], longest, like.shape[3]), like.dtype)
-            for (place, row), own in zip(filled, arrays, strict=True):
-                whole[place : place + 1, :, longest - row.offset :] = own[..., : row.offset, :]
-            return whole
-
-        if filled:
-            batch.keys, batch.values = tree_map(stack, *((row.keys, row.values) for _, row in filled))
-            batch.offset = batch.offset + longest
-            batch._idx = longest
+        batch = cls([], *options)
+        batch.recompose([], rows)
         return batch
 
-    def filter(self, batch_indices: Sequence[int]) -> None:
-        """Keeps these rows, in this order, and drops padding that all of them have."""
-        keep = list(batch_indices)
-        spare = min(self.paddings[row] for row in keep)
-        if self.keys is not None:
-            self.keys, self.values = tree_map(
-                lambda array: _rows(array, keep)[..., spare:, :], (self.keys, self.values)
-            )
-        self._idx -= spare
-        self.paddings = [self.paddings[row] - spare for row in keep]
-        self.left_padding = mx.array(self.paddings)
-        self.offset = self._idx - self.left_padding
+    def recompose(self, keep: Sequence[int], rows: Sequence[Any]) -> None:
+        """Keeps the rows with these indices, in this order, and appends rows that are not to be used on.
 
-    def extend(self, other: Self) -> None:
-        """Appends the rows of `other`; whichever is shorter is padded on its left."""
-        end = max(self._idx, other._idx)
-        filled = [(cache.keys, cache.values) for cache in (self, other) if cache.keys is not None]
-        size = max((array.shape[2] for _, array in tree_flatten(filled)), default=0)
+        Whatever changes, every array is laid out once, with room for the next tokens.
+        """
+        lengths = [self._idx - self.paddings[row] for row in keep]
+        kept, before = max(lengths, default=0), self._idx
+        lengths += [row.offset for row in rows]
+        end = max(lengths, default=0)
+        filled = [(place, row) for place, row in enumerate(rows, len(keep)) if row.offset]
+        sources = [(self.keys, self.values)] if kept else []
+        sources += [(row.keys, row.values) for _, row in filled]
 
-        def aligned(cache: Self) -> Any:
-            """Keys and values of `size` tokens, those in use up to `end`."""
-            rows, left = len(cache.paddings), end - cache._idx
+        def lay(*arrays: mx.array) -> mx.array:
+            _, heads, _, width = arrays[0].shape
+            room = -(-(end + 1) // self.step) * self.step
+            whole = mx.zeros((len(lengths), heads, room, width), arrays[0].dtype)
+            for place, span in _runs(keep) if kept else ():
+                whole[place : place + len(span), :, end - kept : end] = arrays[0][
+                    span.start : span.stop, :, before - kept : before
+                ]
+            for (place, row), own in zip(filled, arrays[len(arrays) - len(filled) :], strict=True):
+                whole[place : place + 1, :, end - row.offset : end] = own[..., : row.offset, :]
+            return whole
 
-            def align(array: mx.array) -> mx.array:
-                if cache.keys is None:
-                    return mx.zeros((rows, array.shape[1], size, array.shape[3]), array.dtype)
-                room = max(0, size - left - array.shape[2])
-                cut = array[..., : size - left, :]
-                return mx.pad(cut, [(0, 0), (0, 0), (left, room), (0, 0)]) if left or room else cut
-
-            return tree_map(align, filled[0] if cache.keys is None else (cache.keys, cache.values))
-
-        if filled:
-            self.keys, self.values = tree_map(
-                lambda *pair: mx.concatenate(list(pair)), aligned(self), aligned(other)
-            )
-        self.paddings = [padding + end - cache._idx for cache in (self, other) for padding in cache.paddings]
+        self.keys, self.values = tree_map(lay, *sources) if sources else (None, None)
         self._idx = end
+        self.paddings = [end - length for length in lengths]
         self.left_padding = mx.array(self.paddings)
-        self.offset = end - self.left_padding
+        self.offset = mx.array(lengths)
 
     def extract(self, idx: int) -> Any:
         """A copy of one row."""
@@ -132,13 +108,15 @@ class ChunkedRowsCache(RowsCache):
 
     @classmethod
     def merge(cls, rows: Sequence[Any], *_: int) -> Self:
+        return super().merge(rows, rows[0].chunk_size)
+
+    def recompose(self, keep: Sequence[int], rows: Sequence[Any]) -> None:
         held = [
             SimpleNamespace(keys=row.keys, values=row.values, offset=row.offset - row.start_position)
             for row in rows
         ]
-        batch = super().merge(held, rows[0].chunk_size)
-        batch._count([row.start_position for row in rows])
-        return batch
+        super().recompose(keep, held)
+        self._count([self.dropped[row] for row in keep] + [row.start_position for row in rows])
 
     def _count(self, dropped: list[int]) -> None:
         self.dropped = dropped
@@ -164,14 +142,6 @@ class ChunkedRowsCache(RowsCache):
         self.left_padding = mx.array(self.paddings)
         self._count([before + more for before, more in zip(self.dropped, gone, strict=True)])
 
-    def filter(self, batch_indices: Sequence[int]) -> None:
-        super().filter(batch_indices)
-        self._count([self.dropped[row] for row in batch_indices])
-
-    def extend(self, other: Self) -> None:
-        super().extend(other)
-        self._count(self.dropped + other.dropped)
-
     def extract(self, idx: int) -> Any:
         row = super().extract(idx)
         row.start_position = self.dropped[idx]
@@ -196,12 +166,16 @@ def can_merge(row: Any) -> bool:
     return type(row) in _BATCHES or hasattr(row, "merge")
 
 
-def _rows(array: mx.array, keep: Sequence[int]) -> mx.array:
-    """Rows by their indices. Copies of runs take a fraction of the time that a gather takes."""
-    runs = itertools.groupby(enumerate(keep), lambda each: each[1] - each[0])
-    spans = [[row for _, row in run] for _, run in runs]
-    parts = [array[span[0] : span[-1] + 1] for span in spans]
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+def _runs(rows: Sequence[int]) -> list[tuple[int, range]]:
+    """Rows that follow each other, and the place of the first. Copies of runs take a fraction of the time
+    that a gather takes."""
+    runs: list[tuple[int, range]] = []
+    for place, row in enumerate(rows):
+        if runs and runs[-1][1].stop == row:
+            runs[-1] = runs[-1][0], range(runs[-1][1].start, row + 1)
+        else:
+            runs.append((place, range(row, row + 1)))
+    return runs
 
 
 Quantized = list[mx.array]

@@ -111,10 +111,10 @@ def test_no_row_is_left_after_the_end() -> None:
 def test_no_change_of_rows_asks_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [[filled(number, 2 + number)[0]] for number in range(5)]
     monkeypatch.setattr(mx.array, "tolist", lambda _: pytest.fail("a device was asked"))
-    batch = caches.extend(caches.merge(rows[:2]), caches.merge(rows[2:]))
-    batch = caches.filter(batch, [0, 3, 4])
+    batch = caches.recompose(caches.merge(rows[:2]), [0, 1], rows[2:])
+    batch = caches.recompose(batch, [0, 3, 4], [])
     copied = caches.extract(batch, 1)
-    batch = caches.extend(caches.filter(batch, [1]), caches.merge([copied]))
+    batch = caches.recompose(batch, [1], [copied])
     monkeypatch.undo()
     assert batch[0].paddings == batch[0].left_padding.tolist() == [0, 0]
     assert batch[0].offset.tolist() == [5, 5]

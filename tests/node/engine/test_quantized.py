@@ -44,11 +44,10 @@ class Mirrored:
                 cache.update_and_fetch(values, 2 * values)
             arriving.append(mine)
             self.rows.append(theirs)
-        merged = QuantizedRowCache.merge(arriving)
         if self.batch is None:
-            self.batch = merged
+            self.batch = QuantizedRowCache.merge(arriving)
         else:
-            self.batch.extend(merged)
+            self.batch.recompose(range(len(self.rows) - len(arriving)), arriving)
 
     def step(self, tokens: int) -> None:
         keys, values = self.random(len(self.rows), tokens)
@@ -62,7 +61,7 @@ class Mirrored:
                 assert mx.array_equal(mine[place, :, -theirs.shape[2] :], theirs[0])
 
     def filter(self, keep: list[int]) -> None:
-        self.batch.filter(keep)
+        self.batch.recompose(keep, [])
         self.rows = [self.rows[index] for index in keep]
 
     def check(self) -> None:
@@ -191,7 +190,7 @@ def test_a_lane_is_merged_filtered_and_extracted(archs: dict[str, Any]) -> None:
         rows.append(cache)
     batch = caches.merge(rows)
     assert {type(one) for one in batch} == {QuantizedBatchCache}
-    batch = caches.filter(batch, [1, 2])
+    batch = caches.recompose(batch, [1, 2], [])
     assert [one.offset for one in caches.extract(batch, 1)] == [2] * 4
 
 

@@ -112,15 +112,13 @@ def test_batched_cache_operations(llama: dict[str, Any]) -> None:
         rows.append(cache)
     one = caches.extract(caches.merge(rows[:1]), 0)
     assert len(one) == 2
-    batch = caches.extend(caches.merge(rows[:2]), caches.merge(rows[2:]))
-    batch = caches.filter(batch, [2, 0])
+    batch = caches.recompose(caches.merge(rows[:2]), [0, 1], rows[2:])
+    batch = caches.recompose(batch, [2, 0], [])
     assert [int(offset) for offset in batch[0].offset] == [4, 6]
     (out,) = stage([mx.zeros((2, 1, 32))], batch)
     assert out.shape == (2, 1, 32)
-    assert caches.filter(batch, []) == []
+    assert caches.recompose(batch, [], []) == []
     assert caches.merge([]) == []
-    assert caches.extend([], batch) is batch
-    assert caches.extend(batch, []) is batch
 
 
 def test_chunks_of_other_lengths_than_are_computed(llama: dict[str, Any]) -> None:
@@ -152,8 +150,7 @@ def test_rows_of_a_model_that_does_not_batch(llama: dict[str, Any], monkeypatch:
     lane = [caches.merge([cache[stage] for cache in single]) for stage in range(2)]
     assert all(isinstance(own, caches.RowByRow) for own in lane)
     kept = [caches.extract(own, 1) for own in lane]
-    lane = [caches.filter(own, [0, 2]) for own in lane]
-    lane = [caches.extend(own, caches.merge([other])) for own, other in zip(lane, kept, strict=True)]
+    lane = [caches.recompose(own, [0, 2], [other]) for own, other in zip(lane, kept, strict=True)]
     logits = greedy(stages, mx.zeros((3, 1), mx.uint32), lane)
     assert logits.shape == (3, 1, 100)
 
