@@ -1,63 +1,72 @@
-"""The `sealring` command. Commands import what they need when they run, so that `--help` is quick."""
+"""The `sealring` command. Only what is asked for is imported: each start would pay for all other commands."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import sys
 import traceback
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_group_from_info
+from typer.models import TyperInfo
 
-from sealring.cli.commands import (
-    audit,
-    bench,
-    bugreport,
-    chat,
-    config,
-    connect,
-    coordinator,
-    dashboard,
-    demo,
-    deployment,
-    doctor,
-    gateway,
-    join,
-    key,
-    logs,
-    model,
-    node,
-    operator,
-    proxy,
-    roster,
-    service,
-    status,
-    token,
-    trace,
-    up,
-)
-from sealring.cli.commands import root as root_commands
 from sealring.cli.terminal import exit_codes
 from sealring.cli.terminal.output import say
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.mesh.system.lean import hide_rich
 
-_COMMANDS = (
-    *(demo, up, join, deployment.short, chat, proxy, connect),
-    *(status, dashboard, doctor, logs, bugreport, trace, bench),
+_NAMES = (
+    *("demo", "up", "join", "deploy", "chat", "proxy", "connect"),
+    *("status", "dashboard", "doctor", "logs", "bugreport", "trace", "bench"),
+    *("coordinator", "node", "gateway", "deployment", "model", "token", "key", "operator", "roster", "root"),
+    *("audit", "service", "config"),
 )
-_GROUPS = (
-    *(coordinator, node, gateway, deployment, model, token, key, operator, roster, root_commands, audit),
-    *(service, config),
-)
+"""Commands and groups of them in the order of the help; each has the module of its name, and `deploy` is
+`deployment.short`."""
 _PARTS = "Parts of a cluster"
+
+
+class Commands(Mapping[str, Any]):
+    """Commands and groups by name; each is made when it is first asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in _NAMES:
+            raise KeyError(name)
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+
+@functools.cache
+def _command(name: str) -> Any:
+    if name == "deploy":
+        one = importlib.import_module("sealring.cli.commands.deployment").short
+    else:
+        one = importlib.import_module(f"sealring.cli.commands.{name}").app
+    group = get_group_from_info(
+        TyperInfo(one), pretty_exceptions_short=False, rich_markup_mode=None, suggest_commands=True
+    )
+    return group if group.name else group.commands[name]
 
 
 class Sections(TyperGroup):
     """Lists its commands in sections, by their help panels."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        commands: Any = Commands()  # to which nobody adds
+        self.commands = commands
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes a section per help panel, in the order in which they come first."""
@@ -103,16 +112,11 @@ def root(
     """Options before the command."""
 
 
-for one in _COMMANDS:
-    app.add_typer(one if isinstance(one, typer.Typer) else one.app)
-for group in _GROUPS:
-    app.add_typer(group.app)
-
-
 def main() -> None:
     """The entry point: runs the command and turns what it raises into one line and an exit status."""
     forbid_core_files()
     hide_rich()
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # looking for any reads each installed package
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would write to standard error as it likes
     try:
         app(prog_name="sealring", standalone_mode=True)

@@ -1,12 +1,33 @@
-"""Keeps rich out of whatever prints no table.
+"""Keeps away what structlog imports and nobody here uses.
 
-structlog imports rich, where it is installed, for tracebacks on terminals. Our logs have none, and it takes 4
-MiB of an engine and as much of a carrier, and a fifth of the time in which a daemon imports what it needs.
+It imports rich, where it is installed, for tracebacks on terminals. Our logs have none, and it takes 4 MiB of
+an engine and as much of a carrier, and a fifth of the time in which a daemon imports what it needs. It also
+imports asyncio, for coroutines, of which engine and carrier have none: a tenth of what an engine imports.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from typing import Any
+
+
+def defer_asyncio() -> None:
+    """From now on `import asyncio` runs none of it until somebody asks for a name in it (PEP 562)."""
+    spec = importlib.util.find_spec("asyncio")
+    if "asyncio" in sys.modules or spec is None:
+        return
+    package: Any = importlib.util.module_from_spec(spec)
+
+    def whole(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if vars(package).pop("__getattr__", None) is not None:
+            package.__spec__.loader.exec_module(package)
+        return getattr(package, name)
+
+    package.__getattr__ = whole
+    sys.modules["asyncio"] = package
 
 
 def hide_rich() -> None:

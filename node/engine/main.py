@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import gc
 
-from sealring.mesh.system.lean import hide_rich
+from sealring.mesh.system.lean import defer_asyncio, hide_rich
 
 if __name__ == "__main__":
     hide_rich()  # before structlog
+    defer_asyncio()
     gc.disable()  # of what imports make hardly anything is garbage: looking takes a tenth of their time
 
 import argparse

@@ -49,3 +49,18 @@ except KeyError:
     print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_threshold()[0])
 """
     assert run(code) == ["False 0", "True True 50000"]
+
+
+def test_deferred_asyncio_is_whole_when_it_is_used() -> None:
+    code = """
+for name in [name for name in sys.modules if name.split(".")[0] in {"asyncio", "structlog"}]:
+    del sys.modules[name]
+from sealring.mesh.system.lean import defer_asyncio
+defer_asyncio()
+import structlog
+print("asyncio.events" in sys.modules)
+import asyncio
+async def work(): return hasattr(asyncio, "no such name")
+print(asyncio.run(work()))
+"""
+    assert run(code) == ["False", "False"]

@@ -33,7 +33,7 @@ NOBODYS = {
     "coordinator",
     "cli",
 }
-CHILDRENS = NOBODYS | {"jinja2", "grpc", "pydantic", "nacl", "psutil", "rich.pretty"}
+CHILDRENS = NOBODYS | {"jinja2", "grpc", "pydantic", "nacl", "psutil", "rich.pretty", "asyncio.events"}
 HEADS = {"tokenizers"}
 ENGINES = {"mlx.nn", "mlx_lm", "numpy"}
 DAEMONS_NEVER = NOBODYS | {
