@@ -269,9 +269,9 @@ class Ring:
         if used:
             self._over = streams.epoch
             self._metrics.epochs_ended.labels(self.deployment).inc()
+        self._perform(self.scheduler.end_epoch(epoch_ended(reason)))  # whose prompt it was may be a guest's
         for request_id in [each for each in self._answers if ":" in each]:
             self.cancel(request_id)  # the guests bring them again
-        self._perform(self.scheduler.end_epoch(epoch_ended(reason)))
         self._perform(self.scheduler.give_back(*self._sent.clear(), epoch_ended(reason)))
         self._on_lost(self)
         return used

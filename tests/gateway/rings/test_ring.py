@@ -411,6 +411,24 @@ async def test_a_prompt_for_which_there_is_no_memory_fails_whoever_tells_first_o
     await ring.ring.close()
 
 
+async def test_no_other_request_fails_for_a_prompt_of_a_guest(monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs, ring = Epochs(monkeypatch), Serving(None)
+    ring.ring.serve(SERVING)
+    await epochs.settle()
+    prompt = inference.Envelope(clear=inference.Prompt(text="x"))
+    request = inference.GenerateRequest(model="model", envelope=prompt)
+    ring.hear(forward=control.Forward(guest=1, number=1, request=request))
+    own = ring.ask("own")
+    ring.opened(1, prompt=100)
+    ring.opened(2, prompt=10)
+    ring.ring.leave()
+    epochs.made[0].out_of_memory = True
+    await epochs.settle()
+    assert not own._over
+    assert ring.ring.scheduler.load().waiting == 1, "the guest brings its own again"
+    await ring.ring.close()
+
+
 async def test_an_epoch_has_the_members_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
     epochs, ring = Epochs(monkeypatch), Serving(None)
     for trust in (0, 1):
