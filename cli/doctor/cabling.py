@@ -6,6 +6,7 @@ in a circle, or two cables between two Macs, pass broadcasts round for ever.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,17 @@ def find_cables(hosts: Mapping[str, Facts]) -> list[Cable]:
                 both = port.device in bridged[member] and device in bridged[other]
                 cables[frozenset((port.uuid, port.peer))] = Cable((member, other), both)
     return list(cables.values())
+
+
+def rdma_devices(hosts: Mapping[str, Facts], order: Sequence[str]) -> list[list[str | None]]:
+    """By rank, the device of each that leads to each other, as MLX's jaccl reads it; None where none does."""
+    owners = {port.uuid: member for member in order for port in hosts[member].ports if port.uuid}
+
+    def device(one: str, other: str) -> str | None:
+        ports = (port for port in hosts[one].ports if port.device and owners.get(port.peer) == other != one)
+        return next((f"rdma_{port.device}" for port in ports), None)
+
+    return [[device(one, other) for other in order] for one in order]
 
 
 def find_loop(cables: Sequence[Cable]) -> list[str]:
@@ -105,7 +117,16 @@ def check(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
         yield note(
             "rdma.mesh",
             f"no cable between {shown}",
-            "RDMA without a cable between every pair works as a ring only; sealring does not use RDMA",
+            "--backend jaccl needs a cable between every pair",
+        )
+    elif all(hosts[member].rdma == "enabled" for member in cabled):
+        order = sorted(cabled, key=lambda member: hosts[member].name)
+        joined = ", ".join(hosts[member].name for member in order)
+        yield note(
+            "rdma.devices",
+            f"RDMA devices between {joined}: {json.dumps(rdma_devices(hosts, order))}",
+            "--backend jaccl reads them from the file that MLX_IBV_DEVICES names, in the order of the ranks: "
+            "name the nodes in this order with --member",
         )
 
 

@@ -1,4 +1,4 @@
-"""RDMA over Thunderbolt: whether it is on. sealring's rings do without it; other software may not."""
+"""RDMA over Thunderbolt: whether it is on. Only tensor deployments with `--backend jaccl` need it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def status(system: System) -> str:
 
 
 def check(system: System, view: View) -> Iterator[Finding]:
-    """A note: nothing of sealring needs it."""
+    """A note: what most deployments do without."""
     version = parse_version(os_version(system))
     if version and version < FIRST_VERSION:
         yield ok("rdma.status", "RDMA over Thunderbolt begins with macOS 26.2")
@@ -50,11 +50,14 @@ def check(system: System, view: View) -> Iterator[Finding]:
         why = system.run(RDMA_CTL, "status").why or "rdma_ctl answered in words that are not known here"
         yield unknown("rdma.status", "RDMA over Thunderbolt", why, f"{RDMA_CTL} status")
     elif found == "disabled":
-        yield ok("rdma.status", "RDMA over Thunderbolt is off; sealring does not use it")
+        yield ok(
+            "rdma.status",
+            "RDMA over Thunderbolt is off; only --backend jaccl needs it",
+        )
     else:
         devices = parse_devices(system.run(IBV_DEVICES).text)
         yield note(
             "rdma.status",
             f"RDMA over Thunderbolt is on ({', '.join(devices) or 'no device'})",
-            "sealring does not use it; what does needs the same build of macOS on every Mac",
+            "only --backend jaccl uses it, and needs the same build of macOS on every Mac",
         )

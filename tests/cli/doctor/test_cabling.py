@@ -8,8 +8,10 @@ from doctortest import by_id
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.cli.doctor.cabling import Cable, check, find_cables, find_loop
+from sealring.cli.doctor.cabling import Cable, check, find_cables, find_loop, rdma_devices
 from sealring.cli.doctor.report import Bridge, Facts, Port, Severity
+
+MESH = {"a": ("ab", "ac"), "b": ("ab", "bc"), "c": ("bc", "ac")}
 
 
 def host(name: str, *cables: str, bridged: bool = True, rdma: str = "") -> Facts:
@@ -90,6 +92,17 @@ def test_a_mesh_for_rdma_has_a_cable_between_every_pair() -> None:
     open_end = hosts(*chain, host("c", "bc", rdma="enabled"))
     assert by_id(check(open_end))["rdma.mesh"].what == "no cable between a - c"
     assert "rdma.mesh" not in by_id(check(hosts(*chain, host("c", "bc"))))
+
+
+def test_a_mesh_tells_which_device_leads_to_whom() -> None:
+    mesh = [host(name, *cables, rdma="enabled") for name, cables in MESH.items()]
+    assert '[[null, "rdma_en0"], ["rdma_en0", null]]' in by_id(check(hosts(*mesh[:2])))["rdma.devices"].what
+    assert rdma_devices(hosts(*mesh), ["c", "a", "b"]) == [
+        [None, "rdma_en1", "rdma_en0"],
+        ["rdma_en1", None, "rdma_en0"],
+        ["rdma_en1", "rdma_en0", None],
+    ]
+    assert rdma_devices(hosts(*mesh[:1], host("d")), ["a", "d"]) == [[None, None], [None, None]]
 
 
 EDGES = st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("abcdef")), max_size=9)

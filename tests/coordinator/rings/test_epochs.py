@@ -52,6 +52,14 @@ def serve(ring: RingEpochs, now: float = 0.0) -> None:
     assert ring.phase is Phase.SERVING
 
 
+def test_the_commit_of_a_tensor_ring_names_where_each_rank_is_found() -> None:
+    ring = machine()
+    bring_online(ring)
+    for member in ("c", "a"):
+        assert ring.prepared(member, 1, LINKS, 1, f"{member}:1") == []
+    assert ring.prepared("b", 1, LINKS, 1, "b:1") == [Commit(1, ("a:1", "b:1", "c:1")), Changed()]
+
+
 def test_the_good_path() -> None:
     ring = machine()
     assert ring.online("a", 0) == []

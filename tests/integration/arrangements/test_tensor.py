@@ -54,3 +54,14 @@ async def test_a_rank_that_dies_ends_the_epoch_and_the_answer_goes_on(arrangemen
     reply = await asked
     assert reply == reference.reply([{"role": "user", "content": question}], 60)
     assert (await ring.serving()).epoch > before
+
+
+async def test_a_backend_that_does_not_come_up_leaves_a_pipeline(arrangements):
+    """There is no RDMA here."""
+    ring = await arrangements.have(**TENSOR, backend="jaccl", or_pipeline=True)
+    assert (await ring.ask(chat("Hello!"), 4)).text
+    answer = await ring.cluster.admin.call("ListDeployments")
+    (found,) = answer.deployments
+    assert (found.plan.spec.strategy, found.plan.spec.clear_links) == ("pipeline", False)
+    assert "jaccl" in found.plan.reasons[-1]
+    assert found.rings[0].links
