@@ -134,7 +134,7 @@ def tables(result: Result) -> list[Table]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--width", type=int, default=1024, help="of the model: 420 MiB with 1024")
+    parser.add_argument("--width", type=int, default=1024, help="of the model; with 1024 a llama has 576 MiB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where models are written")
 
