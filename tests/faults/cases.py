@@ -99,7 +99,6 @@ SHORT = [
     case("decode", "kill engine 0"),
     case("prefill", "kill engine 2"),
     case("decode", "kill daemon 0"),
-    case("decode", "memory engine 0"),
     case("decode", "stop engine 0 120"),
     case("decode", "stop carrier 2 120"),
     case("decode", "stop daemon 1 120"),

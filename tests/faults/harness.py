@@ -37,10 +37,12 @@ FEW = {"clear": ("greedy", "drawn", "long prompt"), "sealed": ("penalties",)}
 SETTLE_SECONDS = 20.0
 STANDBY = "10.77.0.7:7700"
 _DISK_BYTES = 16 << 20
+PREFILL_CHUNK = 64
+"""Tokens, so that a long prompt is on its way for several steps."""
 _FAKETIME = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib/faketime/libfaketimeMT.so.1")
 AFTER = {"prefill": 1}
 """Pieces of all answers after which it happens; at any other moment so many:"""
-DECODING = 100
+DECODING = 50
 
 
 class Lacking(Exception):
@@ -478,7 +480,7 @@ async def separate_place(folder: Path, **settings: dict[str, Any]) -> AsyncItera
         stack.enter_context(joined(list(spaces.values())))
         stack.callback(_unmount, folder, names)
         cluster = await stack.enter_async_context(SeparateCluster(folder, spaces, **settings))
-        ring = await stack.enter_async_context(started(cluster, stages=3))
+        ring = await stack.enter_async_context(started(cluster, stages=3, prefill_chunk=PREFILL_CHUNK))
         client = await stack.enter_async_context(ring.sealing())
         place = SeparatePlace(ring, client, {})
         await place.ready()

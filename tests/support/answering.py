@@ -20,7 +20,7 @@ from sealring.mesh.errors import SealringError
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 
-TOKENS = 40
+TOKENS = 24
 END = 2
 """The demo model's end of sequence, which these answers are not to choose."""
 
@@ -40,7 +40,7 @@ _HOLDS = ("e#", " t#", "an#", "is the#")
 PROMPTS = {
     "greedy": _prompt(**_LONG),
     "drawn": _prompt(**_DRAWN),
-    "long prompt": _prompt(question=" ".join([_QUESTION] * 90), **_DRAWN),
+    "long prompt": _prompt(question=" ".join([_QUESTION] * 25), **_DRAWN),
     "penalties": _prompt(
         **_DRAWN,
         repetition_penalty=1.2,

@@ -1,13 +1,13 @@
 import pytest_asyncio
 from answering import ask_all
-from harness import Place
+from harness import PREFILL_CHUNK, Place
 from ringtest import serving
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def broken(tmp_path_factory):
     """A ring of three whose parts are killed and frozen; begin with `await broken.serving()`."""
-    async with serving(tmp_path_factory.mktemp("faults") / "state", 3) as ring:
+    async with serving(tmp_path_factory.mktemp("faults") / "state", 3, prefill_chunk=PREFILL_CHUNK) as ring:
         yield ring
 
 

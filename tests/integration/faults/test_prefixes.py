@@ -1,5 +1,6 @@
 """What was kept of prompts goes on into the next epoch where all members still have it."""
 
+from harness import CARRIER, ENGINE
 from ringtest import CLUSTER, chat
 from sharing import ask, dialogue
 
@@ -12,12 +13,13 @@ async def test_what_is_kept_outlives_a_carrier_and_not_an_engine(broken):
     first = await ask(broken, messages)
     kept = (await ask(broken, messages)).cached
     assert kept >= 64
-    epoch = (await broken.status()).epoch
-    broken.part("node-1", "sealring.node.carrier.main").kill()
+    epoch, engine = (await broken.status()).epoch, broken.part("node-1", ENGINE).pid
+    broken.part("node-1", CARRIER).kill()
     while (await broken.serving()).epoch == epoch:
         await broken.reply(chat("Hello!"), 1)
     again = await ask(broken, messages)
     assert (again.text, again.cached) == (first.text, kept)
+    assert broken.part("node-1", ENGINE).pid == engine, "it has its weights"
     await broken.cluster.kill_node("node-2")
     await broken.cluster.start_node("node-2")
     await broken.reply(chat("Hello!"), 1)

@@ -50,7 +50,7 @@ async def test_everything_is_updated_and_no_request_fails(broken: Ring) -> None:
     async def ask_all_the_time() -> None:
         while not done.is_set():
             replies.append(await broken.ask(QUESTION, 200))
-            await asyncio.sleep(0.2)  # what is updated needs the processor more
+            await asyncio.sleep(1)  # what is updated needs the processor more
 
     genuine = broken.cluster._children._command
     broken.cluster._children._command = (sys.executable, updated.__file__)
