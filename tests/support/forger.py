@@ -28,7 +28,9 @@ class Forger:
 
     @classmethod
     async def meet(cls, ring: Ring) -> Forger:
-        response = await ring.stub.GetRoster(inference.GetRosterRequest(), timeout=LIMIT_SECONDS)
+        response = await ring.stub.GetRoster(
+            inference.GetRosterRequest(), timeout=LIMIT_SECONDS, metadata=ring.metadata()
+        )
         return cls(ring, RosterVerifier(bytes.fromhex(ring.pin)).verify(response))
 
     @property
@@ -64,7 +66,9 @@ class Forger:
         """The reason for which it is refused, or the number of sealed deltas."""
         deltas = 0
         try:
-            async for response in self._ring.stub.Generate(request, timeout=LIMIT_SECONDS):
+            async for response in self._ring.stub.Generate(
+                request, timeout=LIMIT_SECONDS, metadata=self._ring.metadata()
+            ):
                 if response.HasField("delta"):
                     assert response.delta.WhichOneof("content") == "sealed"
                     deltas += 1

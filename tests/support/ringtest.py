@@ -179,12 +179,14 @@ def chat(*contents: str, **sampling: Any) -> inference_pb2.Prompt:
     )
 
 
+HASTY = {"coordinator": {"replace_after": "24h", "drain_timeout": "3s"}}
+"""A slow machine is long in starting a node again; who drains one keeps it busy on purpose."""
+
+
 @asynccontextmanager
 async def serving(folder: Path, size: int, **spec: Any) -> AsyncIterator[Ring]:
     """A cluster of so many nodes that serves the demo model over all of them, or as `spec` has it."""
-    # a slow machine is long in starting a node again; who drains one keeps it busy on purpose
-    settings = {"coordinator": {"replace_after": "24h", "drain_timeout": "3s"}}
-    async with LocalCluster(folder, MODEL, nodes=size, name="demo", settings=settings) as cluster:
+    async with LocalCluster(folder, MODEL, nodes=size, name="demo", settings=HASTY) as cluster:
         cluster._children._command = (sys.executable, hasty.__file__)
         async with started(cluster, **({"stages": size} | spec)) as ring:
             yield ring
@@ -193,17 +195,17 @@ async def serving(folder: Path, size: int, **spec: Any) -> AsyncIterator[Ring]:
 @asynccontextmanager
 async def started(cluster: LocalCluster, **spec: Any) -> AsyncIterator[Ring]:
     """Starts the cluster and deploys its model."""
-    share_kernels(cluster)
+    share_kernels(cluster.state_dir)
     await cluster.start()
     deployment = await cluster.deploy(**spec)
     async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
         yield Ring(cluster, deployment, inference_pb2_grpc.InferenceStub(channel))
 
 
-def share_kernels(cluster: LocalCluster) -> None:
-    """Has a cluster find what MLX had to compile for the CPU in any test before."""
+def share_kernels(state_dir: Path) -> None:
+    """Has a local cluster find what MLX had to compile for the CPU in any test before."""
     scratch.claim()
-    kept, found = Path(os.environ["TMPDIR"]) / "mlx", cluster.state_dir / "tmp" / "mlx"
+    kept, found = Path(os.environ["TMPDIR"]) / "mlx", state_dir / "tmp" / "mlx"
     kept.mkdir(exist_ok=True)
     if not found.exists():
         found.symlink_to(kept)
@@ -272,7 +274,7 @@ class Arrangements:
             )
             stub = inference_pb2_grpc.InferenceStub(channel)
             self._spec, self._ring = spec, Ring(self.cluster, deployment, stub, self._key)
-            await self._ring.offered(1)
+            await self._ring.offered(spec.get("replicas", 1))
         return self._ring
 
     async def clear(self) -> None:

@@ -21,12 +21,12 @@ async def test_what_can_never_fit_is_refused_and_a_cancelled_call_frees_all(arra
             model=ring.model, envelope=inference.Envelope(clear=prompt), choices=4, max_tokens=1000
         )
         for _ in range(3):
-            call = ring.stub.Generate(request, timeout=LIMIT_SECONDS)
+            call = ring.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=ring.metadata())
             async for response in call:
                 if response.HasField("delta"):
                     break
             call.cancel()
         answer = await client.chat.completions.create(
-            model=ring.model, messages=QUESTION, n=4, temperature=1.2, max_tokens=30
+            model=ring.model, messages=QUESTION, n=4, temperature=1.2, max_tokens=12
         )
         assert len(answer.choices) == 4

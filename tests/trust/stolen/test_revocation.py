@@ -8,7 +8,8 @@ import socket
 
 import grpc
 import psutil
-from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, chat, serving
+from attackertest import replaced
+from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, chat
 
 from sealring.mesh.rpc.status import from_rpc_error
 
@@ -74,16 +75,14 @@ async def members(ring) -> list[tuple[str, str]]:
     return [(node.name, node.id) for node in sorted(answer.nodes, key=lambda node: node.rank) if node.ring]
 
 
-async def test_the_evicted_are_cut_off(tmp_path):
-    """A member, one that is frozen, and the gateway: a spare takes a member's place each time."""
-    async with serving(tmp_path / "state", 4, stages=2) as ring:
-        for frozen in (False, True):
-            await evicted_member(ring, frozen)
-            await ring.serving()
-        await evicted_gateway(ring)
+async def test_an_evicted_member_is_cut_off(victim):
+    """And one that is frozen: a spare takes its place."""
+    for frozen in (False, True):
+        await replaced(victim, await evicted_member(victim, frozen))
+        await victim.serving()
 
 
-async def evicted_member(ring, frozen: bool) -> None:
+async def evicted_member(ring, frozen: bool) -> str:
     pids = ring.cluster.processes
     (head, _), (name, identifier) = await members(ring)
     async with generating(ring):
@@ -101,12 +100,12 @@ async def evicted_member(ring, frozen: bool) -> None:
         finally:
             if frozen:
                 daemon.send_signal(signal.SIGCONT)
-    ended = ring.cluster._children._children[name].process
-    assert await asyncio.wait_for(ended.wait(), LIMIT_SECONDS) == 0, "a supervisor would start it again"
+    await ends(ring, name)
+    return name
 
 
-async def evicted_gateway(ring) -> None:
-    pids = ring.cluster.processes
+async def test_an_evicted_gateway_is_cut_off(victim):
+    ring, pids = victim, victim.cluster.processes
     async with generating(ring):
         gateway = family(pids["gateway"])
         own = {address for address, _ in established(gateway)}
@@ -115,6 +114,15 @@ async def evicted_gateway(ring) -> None:
         answer = await ring.cluster.admin.call("GetRoster")
         await evict(ring, gateway_of(answer))
         await until(lambda: not between(nodes, own))
+    await ends(ring, "gateway")
+    await replaced(ring, "gateway")
+    await ring.serving()
+
+
+async def ends(ring, name: str) -> None:
+    ended = ring.cluster._children._children[name].process
+    async with asyncio.timeout(LIMIT_SECONDS):
+        assert await ended.wait() == 0, "a supervisor would start it again"
 
 
 def gateway_of(answer) -> str:

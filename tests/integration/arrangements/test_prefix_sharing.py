@@ -10,8 +10,8 @@ QUESTION = "What is the capital of France?"
 
 
 @pytest.mark.parametrize("share", [False, True])
-async def test_api_keys_share_only_where_the_deployment_says_so(spare, other_key, share):
-    ring = await spare.have(stages=1, share_prefixes=share)
+async def test_api_keys_share_only_where_the_deployment_says_so(arrangements, other_key, share):
+    ring = await arrangements.have(stages=1, share_prefixes=share)
     first = await ask(ring, dialogue(QUESTION))
     assert first.cached == 0
     other = await ask(ring, dialogue(QUESTION), key=other_key)
@@ -36,8 +36,8 @@ async def test_api_keys_share_only_where_the_deployment_says_so(spare, other_key
                 assert bool(fresh) == hits
 
 
-async def test_sealed_prompts_share_with_those_of_the_same_client_only(spare):
-    ring = await spare.have(stages=1, prefill_chunk=128)
+async def test_sealed_prompts_share_with_those_of_the_same_client_only(arrangements):
+    ring = await arrangements.have(stages=1, prefill_chunk=128)
     clear = await ask(ring, dialogue(QUESTION), max_tokens=40)
     async with ring.sealing() as one, ring.sealing() as two:
         for client, cached in ((one, False), (one, True), (two, False), (two, True), (one, True)):
@@ -47,8 +47,8 @@ async def test_sealed_prompts_share_with_those_of_the_same_client_only(spare):
     assert (await ask(ring, dialogue(QUESTION))).cached >= 64
 
 
-async def test_a_chat_of_one_word_has_nothing_to_share(spare):
-    ring = await spare.have(stages=1, share_prefixes=True)
+async def test_a_chat_of_one_word_has_nothing_to_share(arrangements):
+    ring = await arrangements.have(stages=1, share_prefixes=True)
     before = await ring.counted("prefix_cache_hits_total")
     first = await ring.ask(chat("Hello!"), 5)
     assert await ring.ask(chat("Hello!"), 5) == first

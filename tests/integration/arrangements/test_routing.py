@@ -49,8 +49,8 @@ async def test_every_turn_of_a_conversation_finds_its_prefix(rings):
 
     crowd = await asyncio.gather(
         *(
-            ask(rings, turn(number), max_tokens=48, prompt_cache_key="one", request_id=f"crowd-{number}")
-            for number in range(40)
+            ask(rings, turn(number), max_tokens=12, prompt_cache_key="one", request_id=f"crowd-{number}")
+            for number in range(24)
         )
     )
     shares = [sum(answer.ring == home for answer in crowd) for home in homes]
