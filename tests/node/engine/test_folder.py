@@ -40,6 +40,15 @@ def test_a_stage_is_loaded_and_described(llama: dict[str, Any], model_folder: Wr
     assert not loaded.serves(command(path, 0, 5, digest=digest(path)))
 
 
+def test_a_load_says_how_far_it_is(
+    llama: dict[str, Any], model_folder: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "_PROGRESS_SECONDS", 0.0)
+    told: list[engine.EngineEvent] = []
+    folder.load(command(model_folder(llama), 1, 5), told.append)
+    assert [(event.progress.id, event.progress.fraction) for event in told][-1] == (3, 1.0)
+
+
 def test_a_stage_with_quantized_caches_asks_for_fewer_bytes(
     llama: dict[str, Any], model_folder: Write
 ) -> None:
