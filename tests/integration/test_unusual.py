@@ -70,11 +70,17 @@ class Whole:
 
 @pytest.mark.parametrize("family", [*UNUSUAL, *OTHERS])
 async def test_real_rings_of_three(tmp_path, family):
+    await _answers_as_whole(tmp_path, family, stages=3)
+
+
+async def _answers_as_whole(tmp_path, family, **spec):
     model = write_model(tmp_path / "model", family)
     whole = Whole(model)
     async with (
-        LocalCluster(tmp_path / "state", model, nodes=3, name=family.partition(":")[0]) as cluster,
-        started(cluster, stages=3, prefill_chunk=16, context=512) as ring,
+        LocalCluster(
+            tmp_path / "state", model, nodes=spec["stages"], name=family.partition(":")[0]
+        ) as cluster,
+        started(cluster, **spec, prefill_chunk=16, context=512) as ring,
     ):
         replies = await asyncio.gather(*(ring.ask(chat(text), most) for text, most in ROWS))
         assert all(reply.text for reply in replies)
@@ -84,3 +90,9 @@ async def test_real_rings_of_three(tmp_path, family):
             messages = dialogue(question)
             assert (await ask(ring, messages, max_tokens=12)).text == whole.text(messages, 12)
     whole.tokenizer.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+async def test_tensor_rings_of_two(tmp_path, family):
+    """As in a pipeline; llama's is in every run."""
+    await _answers_as_whole(tmp_path, family, stages=2, strategy="tensor", clear_links=True)

@@ -64,6 +64,27 @@ async def test_three_members_form_a_ring(cluster: Cluster) -> None:
         assert ring.min_trust == node.roster.min_trust == 10
 
 
+async def test_a_tensor_ring_whose_group_does_not_come_up_becomes_a_pipeline(cluster: Cluster) -> None:
+    nodes = [await cluster.node(name, commit=False) for name in ("alpha", "beta")]
+    asked = {"strategy": "tensor", "clear_links": True, "or_pipeline": True}
+    plan = await deploy(cluster, stages=2, **asked)
+    assert [(stage.first_layer, stage.end_layer) for stage in plan.rings[0].stages] == [(0, 9), (0, 9)]
+    problem = membership_pb2.Problem(reason="NO_GROUP", message="no RDMA")
+    for epoch in (1, 2):
+        prepare = await nodes[0].wait_for("prepare", lambda one, epoch=epoch: one.epoch == epoch)
+        assert prepare.backend == "ring"
+        assert nodes[0].roster.ring("demo-0").clear_links
+        await nodes[0].wait_for("commit", lambda one, epoch=epoch: one.epoch == epoch)
+        fault = membership_pb2.EpochFault(ring="demo-0", epoch=epoch, problem=problem)
+        await nodes[0].send(fault=fault)
+    for node in nodes:
+        node.commits = True
+    await ring_state(cluster, SERVING, epoch=3)
+    assert not nodes[0].roster.ring("demo-0").clear_links
+    answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+    assert "no RDMA" in answer.deployments[0].plan.reasons[-1]
+
+
 @pytest.mark.parametrize("name", ["Qwen2.5", "org/Model_7B.v1", "A" * 128])
 async def test_a_deployment_is_called_what_the_contract_promises(cluster: Cluster, name: str) -> None:
     node = await cluster.node("alpha")

@@ -56,6 +56,7 @@ async def test_a_rank_that_dies_ends_the_epoch_and_the_answer_goes_on(arrangemen
     assert (await ring.serving()).epoch > before
 
 
+@pytest.mark.sweep
 async def test_a_backend_that_does_not_come_up_leaves_a_pipeline(arrangements):
     """There is no RDMA here."""
     ring = await arrangements.have(**TENSOR, backend="jaccl", or_pipeline=True)
