@@ -58,8 +58,8 @@ def ask_ollama_generate(value: _Object, request_id: str) -> Asked:
 
 def _asked(chat: _Object, value: _Object, request_id: str, field: str) -> Asked:
     request = chat_request(parse_chat(chat), request_id)
-    stream = value.get("stream")
-    return Asked(request, lambda started: OllamaRenderer(started, field), stream is None or bool(stream))
+    stream, now = value.get("stream"), time.monotonic_ns()
+    return Asked(request, lambda started: OllamaRenderer(started, field, now), stream is None or bool(stream))
 
 
 def _common(value: _Object, own: set[str]) -> _Object:
@@ -120,10 +120,11 @@ class OllamaRenderer(Renderer):
     media_type = "application/x-ndjson"
     ping = b""
 
-    def __init__(self, started: inference.Started, field: str) -> None:
+    def __init__(self, started: inference.Started, field: str, asked: int) -> None:
+        """`asked` is when, in nanoseconds of the monotonic clock."""
         super().__init__(started)
         self._field = field
-        self._begun = time.monotonic_ns()
+        self._asked = self._begun = asked
         self._model = started.model
 
     def _told(self, answer: _Object) -> _Object:
@@ -145,20 +146,22 @@ class OllamaRenderer(Renderer):
         return answer
 
     def delta(self, delta: inference.Delta) -> bytes:
+        if self._begun == self._asked:
+            self._begun = time.monotonic_ns()
         return _line({**self._told(self._answer(delta)), "done": False})
 
     def _end(self, answer: _Object, finished: inference.Finished) -> _Object:
-        spent = time.monotonic_ns() - self._begun
+        now = time.monotonic_ns()
         return {
             **self._told(answer),
             "done": True,
             "done_reason": self.reasons(finished)[0],
-            "total_duration": spent,
+            "total_duration": now - self._asked,
             "load_duration": 0,
             "prompt_eval_count": finished.prompt_tokens,
-            "prompt_eval_duration": 0,
+            "prompt_eval_duration": self._begun - self._asked,
             "eval_count": finished.completion_tokens,
-            "eval_duration": spent,
+            "eval_duration": now - self._begun,
         }
 
     def last(self, finished: inference.Finished) -> bytes:
@@ -196,8 +199,6 @@ def _details(model: inference.Model) -> _Object:
     family = {"format": "safetensors", "family": model.model_type, "context_length": model.context}
     return {
         "modified_at": created,
-        "size": 0,
-        "digest": "",
         "details": family,
         "context_length": model.context,
     }

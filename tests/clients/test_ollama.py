@@ -31,6 +31,8 @@ async def test_chats_and_prompts_whole_and_streamed(client: Any, backend: Any) -
     pieces = [piece async for piece in await client.chat(model="demo", messages=MESSAGES, stream=True)]
     assert "".join(piece.message.content or "" for piece in pieces) == "Hello – ☃"
     assert [piece.done for piece in pieces] == [False, False, False, True]
+    for last in (whole, pieces[-1]):
+        assert last.total_duration == last.prompt_eval_duration + last.eval_duration > 0
     made = await client.generate(model="demo", prompt="once", system="s", think=False)
     assert made.response == "Hello – ☃"
     first, _, third = (request.envelope.clear for request in backend.requests)

@@ -85,9 +85,11 @@ def some_schema(choices: random.Random, levels: int = 2) -> Schema:
     return {"type": kind}
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 84))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 100))]
+)
 def test_answers_are_instances_of_their_schemas(seed: int) -> None:
-    """Twelve random schemas a seed, and rows without one between them, which get what they always get."""
+    """Ten random schemas a seed, 1,000 in all, and two rows without one, which get what they always get."""
     choices = random.Random(seed)
     schemas = {row: some_schema(choices) for row in range(1, TOGETHER + 1)}
     free = choices.sample(sorted(schemas), 2)
