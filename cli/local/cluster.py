@@ -40,7 +40,8 @@ _HOST = "127.0.0.1"
 _ADMIN_SECONDS = 60.0
 _START_SECONDS = 60.0
 _PLAN_SECONDS = 180.0
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.2
+"""Who looks oftener takes the processor from those that are starting."""
 _MIN_MEMORY = 64 << 20
 _MEMORY_FRACTION = 0.75
 

@@ -128,7 +128,7 @@ class Ring:
                     await self.reply(chat("Hello!"), 1)
                     if (now := await self.status()) == before:
                         return now
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.2)
 
     async def offered(self, rings: int) -> None:
         """Returns when the gateway offers the model over so many rings."""

@@ -28,7 +28,7 @@ async def test_the_gateway_holds_neither_prompt_nor_tokens_nor_text(ring, refere
     with Capture() as capture:
         async with ring.sealing() as client:
             replies = [
-                client.chat(messages(f"Please repeat: {mark}"), max_tokens=60, **sampling) for _ in range(4)
+                client.chat(messages(f"Please repeat: {mark}"), max_tokens=40, **sampling) for _ in range(2)
             ]
             others = asyncio.gather(*(reply.result() for reply in replies[1:]))
             during, pieces = set(), 0
