@@ -29,8 +29,8 @@ from sealring.node.engine.staging import TensorSpec
 from sealring.node.engine.transfer import Departure, Landing, is_evaluated
 
 LENGTHS = (16, 32, 64, *range(128, 513, 64))
-"""Tokens that chunks are computed as, and multiples of `COARSE` above: NVIDIA's libraries choose kernels anew
-for every length that they meet, which takes longer than up to 128 tokens."""
+"""Tokens that chunks are computed as, and multiples of `COARSE` above. The first chunk of any length takes up
+to 20 ms more on the host than the next one does (docs/decisions/0029)."""
 
 COARSE = 256
 
