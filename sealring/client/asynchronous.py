@@ -11,12 +11,20 @@ import grpc
 import grpc.aio
 
 from sealring.client.attempt import Attempts
-from sealring.client.core import CALL_SECONDS, ClientCore, ReplyState, ReplyView, View, models_of, rings_of
+from sealring.client.core import (
+    CALL_SECONDS,
+    ClientCore,
+    ReplyState,
+    ReplyView,
+    View,
+    models_of,
+    rings_of,
+    roster_failure,
+)
 from sealring.client.question import Question
 from sealring.client.types import Completion, Delta, Model, Ring
 from sealring.mesh.errors import SealringError
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
-from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 
@@ -120,7 +128,7 @@ class AsyncClient(ClientCore[AsyncReply]):
                     self.gateways.current = gateway
                     return view
                 except grpc.RpcError as error:
-                    failed = from_rpc_error(error)
+                    failed = roster_failure(error)
                 except SealringError as error:
                     failed = error
             raise failed

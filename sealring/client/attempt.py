@@ -41,7 +41,10 @@ _FIRST_BACKOFF, _LAST_BACKOFF = 0.2, 1.0
 GONE = frozenset({"UNAVAILABLE", "STOPPING", "NO_ROSTER", "ROSTER_EXPIRED", "ROSTER_ROLLBACK"})
 """Reasons why a gateway is of no use just now; another one may be."""
 
-_RETRIED = frozenset({"EPOCH_ENDED", "RING_GONE", "RING_DOWN", "SEALED_BY_OTHER_ROSTER"})
+_RETRIED = frozenset({"EPOCH_ENDED", "RING_GONE", "RING_DOWN"})
+_STALE = "SEALED_BY_OTHER_ROSTER"
+"""The head is another one than when it was sealed, maybe long ago: a request in a queue has ended no ring."""
+
 _REASONS: dict[int, FinishReason] = {
     inference.FINISH_REASON_STOP: "stop",
     inference.FINISH_REASON_LENGTH: "length",
@@ -257,6 +260,7 @@ class Attempts:
         self._avoid: set[str] = set()
         self._answers = [Answered() for _ in range(question.choices)]
         self._count = 0  # attempts in a row that brought nothing
+        self._failed = 0  # of these, and of those that did not get as far as a ring
         self._asked = False
         self._gone_since: float | None = None
         self._counted: tuple[Loads, str] | None = None
@@ -274,7 +278,7 @@ class Attempts:
     @property
     def retrying(self) -> bool:
         """Whether an attempt has failed, so that the roster has to be fetched anew."""
-        return self._count > 0
+        return self._failed > 0
 
     def next(self, roster: Roster, loads: Loads) -> Attempt:
         """The next envelope; `ended` must follow. Raises NotFound, FailedPrecondition (TRUST_BELOW_FLOOR),
@@ -304,20 +308,21 @@ class Attempts:
         Without an `attempt` there was no gateway to make one with.
         """
         if attempt is not None and attempt.delivered:
-            self._count, self._gone_since = 0, None
-        self._count += 1
+            self._count, self._failed, self._gone_since = 0, 0, None
+        self._failed += 1
+        self._count += error.reason != _STALE
         if self._asked and error.reason in GONE:
             now = self._clock()
             self._gone_since = now if self._gone_since is None else self._gone_since
             again = now - self._gone_since < GATEWAY_SECONDS
         else:
-            retried = isinstance(error, Unavailable) and error.reason in _RETRIED
-            again = retried and self._count < MAX_ATTEMPTS
+            retried = error.reason == _STALE or (error.reason in _RETRIED and self._count < MAX_ATTEMPTS)
+            again = retried and isinstance(error, Unavailable)
         if not again:
             raise error
         if attempt is not None and error.reason in ("RING_GONE", "RING_DOWN"):
             self._avoid.add(attempt.ring.id)
-        return float(min(_FIRST_BACKOFF * 2 ** (self._count - 1), _LAST_BACKOFF, self.seconds_left))
+        return float(min(_FIRST_BACKOFF * 2 ** min(self._failed - 1, 9), _LAST_BACKOFF, self.seconds_left))
 
 
 def _logprob(told: inference.TokenLogprob) -> TokenLogprob:

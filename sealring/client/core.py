@@ -25,7 +25,7 @@ from sealring.client.question import (
 )
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Model, Ring
-from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.routing import SECRET_BYTES
 from sealring.mesh.roster.model import Roster, ring_min_trust
 from sealring.mesh.rpc.status import from_rpc_error
@@ -277,6 +277,16 @@ class ClientCore(Generic[R]):
         view = View(self._verifier.verify(response), response, Loads(response.serving))
         self._fetched = (time.monotonic(), view)
         return view
+
+
+def roster_failure(error: grpc.RpcError) -> SealringError:
+    """What fetching a roster failed with. A gateway at whose address nobody answers is gone."""
+    failed = from_rpc_error(error)
+    if failed.reason != "DEADLINE_EXCEEDED":
+        return failed
+    return Unavailable(
+        f"the gateway has not answered for {CALL_SECONDS:g} s", hint="check its address and that it runs"
+    )
 
 
 def _metadata(api_key: str | None, user: str) -> tuple[tuple[str, str], ...] | None:

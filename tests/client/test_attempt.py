@@ -372,3 +372,16 @@ def test_an_answer_under_way_waits_for_a_gateway_and_not_for_ever() -> None:
         attempts.pause_after(gone)
     attempt.delivered = True
     assert attempts.pause_after(gone, attempt) == 0.2
+
+
+def test_a_sealed_request_outlives_any_number_of_heads_that_it_waits_for() -> None:
+    """As one in clear does in its gateway's queue; what ends rings itself is given up as ever."""
+    attempts = Attempts(question(timeout=3000.0), clock=lambda: 0.0)
+    attempt, _ = attempt_and_answer()
+    for _ in range(2000):
+        assert attempts.pause_after(Unavailable("no", reason="SEALED_BY_OTHER_ROSTER"), attempt) <= 1.0
+    assert attempts.retrying
+    for _ in range(3):
+        attempts.pause_after(EpochEnded("gone"), attempt)
+    with pytest.raises(EpochEnded):
+        attempts.pause_after(EpochEnded("gone"), attempt)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
+import grpc.aio
 import pytest
 from rostertest import PaperCluster
 
 from sealring.client import core
+from sealring.client.attempt import GONE
 from sealring.client.core import ClientCore
 from sealring.client.question import Question, text_prompt
 from sealring.mesh.errors import ConfigError, InvalidInput
@@ -129,3 +130,11 @@ def test_what_the_gateway_says_of_rows_is_bounded() -> None:
         found = core._model("demo", cluster.roster, serving)
         assert (found.rows, found.rings, found.model_type) == (told, 2, "llama")
     assert core._model("demo", cluster.roster, {}).rings == 0
+
+
+@pytest.mark.parametrize(("code", "gone"), [("DEADLINE_EXCEEDED", True), ("PERMISSION_DENIED", False)])
+def test_an_address_at_which_nobody_answers_is_a_gateway_that_is_gone(code: str, gone: bool) -> None:
+    """Another program had a restarting gateway's port, and an answer that had begun was given up."""
+    none = grpc.aio.Metadata()
+    failed = core.roster_failure(grpc.aio.AioRpcError(grpc.StatusCode[code], none, none))
+    assert (failed.reason in GONE) is gone
