@@ -305,7 +305,12 @@ def roster_of(*names: str, members: tuple[str, ...] = ("one", "two")) -> Any:
         member=listed.__getitem__,
         rings=[
             SimpleNamespace(
-                id=name, deployment="model", min_trust=10, context=512, members=list(listed.values())
+                id=name,
+                deployment="model",
+                min_trust=10,
+                clear_links=False,
+                context=512,
+                members=list(listed.values()),
             )
             for name in names
         ],
