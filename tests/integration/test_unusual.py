@@ -9,6 +9,7 @@ import pytest
 from mlx.utils import tree_flatten
 from ringtest import CLUSTER, MODEL, chat, started
 from sharing import ask, dialogue
+from small_models import tiny
 from stagering import UNUSUAL, config_of
 
 from sealring.cli.local.cluster import LocalCluster
@@ -42,7 +43,7 @@ def write_model(folder, family):
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MODEL / name, folder)
-    config = with_vocabulary(config_of(family)) | {"eos_token_id": 2}
+    config = with_vocabulary(tiny(config_of(family), family)) | {"eos_token_id": 2}
     (folder / "config.json").write_text(json.dumps(config))
     weights = dict(tree_flatten(random_model(config, seed=5).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
