@@ -109,10 +109,10 @@ class RingFacts:
     prefill_chunk: int
     prefixes: control.PrefixSupport.ValueType = control.PREFIX_SUPPORT_UNSPECIFIED
     rows_in_turn: bool = False
-    lockstep: bool = False
     speculate: bool = False
     costs: StepCosts = field(default_factory=StepCosts)
     kept: tuple[tuple[Origin, Names], ...] = ()
+    lockstep: bool = False
 
     @property
     def stages(self) -> int:
