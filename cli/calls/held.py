@@ -112,4 +112,6 @@ def _cell(held: dict[str, Any] | None) -> str:
         return "failed"
     if not held["size"]:
         return "waits"
-    return "whole" if held["done"] == held["size"] else f"{held['done'] / held['size']:.0%}"
+    if held["done"] == held["size"]:
+        return "whole"
+    return f"{'part, ' if held['fetched'] else ''}{held['done'] / held['size']:.0%}"

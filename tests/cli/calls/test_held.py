@@ -85,7 +85,12 @@ async def test_deploy_fetches_what_no_node_has() -> None:
 
 
 def test_the_matrix(capsys: pytest.CaptureFixture[str]) -> None:
-    models = [*HALF, Held(name="later"), Held(name="bad", size=1, problem="no\x1b[31m network")]
+    models = [
+        *HALF,
+        Held(name="later"),
+        Held(name="piece", size=8, done=2, fetched=True),
+        Held(name="bad", size=1, problem="no\x1b[31m network"),
+    ]
     nodes = [plain(admin_pb2.Node(name="a", models=WHOLE)), plain(admin_pb2.Node(name="b", models=models))]
     held.print_models(nodes)
     out = capsys.readouterr().out
@@ -93,6 +98,7 @@ def test_the_matrix(capsys: pytest.CaptureFixture[str]) -> None:
     assert "whole" in lines[MODEL]
     assert "50%" in lines[MODEL]
     assert "waits" in lines["later"]
+    assert "part, 25%" in lines["piece"]
     assert "failed" in lines["bad"]
     assert "b does not get bad: no?[31m network" in out
     held.print_models([])

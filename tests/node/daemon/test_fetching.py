@@ -15,7 +15,9 @@ from sealring.node.daemon import fetching
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
+from sealring.node.models import kept, landing, manifest
 from sealring.node.models.landing import Landing
+from sealring.node.models.manifest import Manifest
 
 
 class Members:
@@ -159,3 +161,39 @@ async def test_a_model_is_measured_only_where_it_is_and_fetched_to_be_served(tmp
     assert not members.asked
     assert await keeper.for_stage("model", None) == tmp_path / "fetched" / "model"
     assert await keeper.find("model") == tmp_path / "fetched" / "model"
+
+
+async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (manifest, landing, kept):
+        monkeypatch.setattr(module, "PART", 8)
+    source, home = tmp_path / "source", tmp_path / "fetched"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    (source / "model.safetensors").write_bytes(bytes(range(16)))
+    whole = Manifest.of(source)
+    coming = Landing(home, "model")
+    coming.begin(whole, [frozenset({0}), frozenset({0})])
+    coming.add(0, 0, [b"{}"])
+    coming.add(1, 0, [bytes(range(8))])
+    coming.publish()
+    members = Members("model")
+    fetcher = make(tmp_path, members)
+    await fetcher.look()
+    assert [(one.size, one.done, one.fetched) for one in fetcher.messages()] == [(18, 10, True)]
+    keeper = EngineKeeper([home], MemoryMeter(None), fetcher)
+
+    async def ranges(lo: int, hi: int, path: Path) -> list[tuple[str, int, int]]:
+        return [("model.safetensors", lo, hi)]
+
+    monkeypatch.setattr(keeper, "_ranges", ranges)
+    assert await keeper.for_stage("model", (0, 8)) == home / "model"
+    assert not members.asked
+    for layers in ((4, 9), None):
+        members.asked.clear()
+        assert await keeper.for_stage("model", layers) == home / "model"
+        assert members.asked == ["model"]
+    members.names = ()
+    with pytest.raises(NotFound):
+        await keeper.for_stage("model", (4, 9))  # the hub knows no such name
