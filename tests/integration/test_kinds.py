@@ -8,11 +8,13 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+import pytest_asyncio
 from mlx.utils import tree_flatten
 from ringtest import CLUSTER, MODEL, Reference, share_kernels
 
@@ -23,13 +25,9 @@ from sealring.node.models.manifest import Manifest
 
 pytestmark = [*CLUSTER, pytest.mark.sweep]
 
-KINDS = {
-    "llama": "dense",
-    "qwen3_moe": "experts",
-    "gemma3_text": "windows",
-    "deepseek_v3": "latent attention",
-    "qwen3_next": "recurrent",
-}
+KINDS = ["llama", "qwen3_moe", "gemma3_text", "deepseek_v3", "qwen3_next"]
+"""Dense, with experts, with windows, with latent attention, and recurrent in part."""
+
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 TOKENS = 8
 
@@ -44,13 +42,23 @@ def make_model(folder: Path, config: dict[str, Any]) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
 
 
-async def test_five_kinds_are_pulled_planned_deployed_and_served(tmp_path: Path) -> None:
-    """Each is on one node, a second pulls all of it, and the third gets its stage's part when it serves."""
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
+    """Three nodes, of which the first has all models."""
+    state = tmp_path_factory.mktemp("kinds") / "state"
     archs = json.loads((Path(__file__).parents[1] / "data" / "archs.json").read_bytes())
-    state = tmp_path / "state"
     for kind in KINDS:
         make_model(state / "node-0" / "models" / kind, archs[kind] | {"vocab_size": 1536})
-    cluster = LocalCluster(state, "llama", nodes=3, settings={"node": {"allow_downloads": True}})
+    settings = {"node": {"allow_downloads": True}}
+    async with LocalCluster(state, KINDS[0], nodes=3, settings=settings) as cluster:
+        share_kernels(cluster)
+        await cluster.start()
+        yield cluster
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_kind_is_pulled_planned_deployed_and_served(cluster: LocalCluster, kind: str) -> None:
+    """It is on one node, a second pulls all of it, and the third gets its stage's part when it serves."""
 
     async def sealring(*words: str) -> str:
         process = await asyncio.create_subprocess_exec(
@@ -63,29 +71,24 @@ async def test_five_kinds_are_pulled_planned_deployed_and_served(tmp_path: Path)
         assert process.returncode == 0, said.decode()
         return told.decode()
 
-    async with cluster:
-        share_kernels(cluster)
-        await cluster.start()
-        for kind in KINDS:
-            whole = state / "node-0" / "models" / kind
-            await sealring("model", "pull", kind, "--node", "node-1")
-            assert Manifest.of(state / "node-1" / "models" / kind).digest == Manifest.of(whole).digest
-            planned = await sealring("deployment", "plan", kind, "--stages", "3")
-            assert "node-2 first get" in planned or "node-2 first gets" in planned
-            await sealring("deploy", kind, "--stages", "3")
-            answer = await asyncio.to_thread(_ask, cluster.http_url, kind)
-            told = Reference(whole).reply(QUESTION, TOKENS)
-            shown = re.sub(r"<\|\w+\|>", "", told.text)  # which random weights like, and no client sees
-            assert answer["choices"][0]["message"]["content"] == shown
-            assert answer["usage"]["completion_tokens"] == told.completion_tokens
-            note = note_of(state / "node-2" / "models" / kind)
-            assert note is not None
-            assert note.whole == (note.manifest.size < 24 << 20)
-            models = json.loads(await sealring("model", "list", "--json"))
-            held = {one["node"]: {each["name"]: each for each in one["models"]} for one in models}
-            assert kind in held["node-0"]
-            await sealring("deployment", "delete", kind)
-            await sealring("model", "remove", kind, "--node", "node-1")
+    first, second, third = (cluster.state_dir / f"node-{number}" / "models" / kind for number in range(3))
+    await sealring("model", "pull", kind, "--node", "node-1")
+    assert Manifest.of(second).digest == Manifest.of(first).digest
+    planned = await sealring("deployment", "plan", kind, "--stages", "3")
+    assert "node-2 first get" in planned
+    name = kind.replace("_", "-")
+    await sealring("deploy", kind, "--name", name, "--stages", "3")
+    answer = await asyncio.to_thread(_ask, cluster.http_url, name)
+    told = Reference(first).reply(QUESTION, TOKENS)
+    shown = re.sub(r"<\|\w+\|>", "", told.text)  # which random weights like, and no client sees
+    assert answer["choices"][0]["message"]["content"] == shown
+    assert answer["usage"]["completion_tokens"] == told.completion_tokens
+    note = note_of(third)
+    assert note is not None
+    assert note.whole == (note.manifest.size < 16 << 20)
+    await sealring("deployment", "delete", name)
+    await sealring("model", "remove", kind, "--node", "node-1")
+    assert not second.exists()
 
 
 def _ask(url: str, model: str) -> Any:
