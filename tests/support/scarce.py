@@ -12,7 +12,7 @@ from typing import Any
 
 import hasty
 
-TOKENS = 300
+TOKENS = 150
 """The longest prompt for which there is memory."""
 
 
