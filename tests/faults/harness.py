@@ -96,6 +96,7 @@ class Place:
         self.ring, self.client, self.expected = ring, client, expected
         self.order: list[str] = []
         """The nodes of the ring, by rank."""
+        self._met = ring.cluster.processes["gateway"]
 
     @property
     def cluster(self) -> Any:
@@ -111,6 +112,13 @@ class Place:
                     if await self._online() == len(self.cluster.node_names):
                         return status
                 await asyncio.sleep(0.1)
+
+    async def meet(self) -> None:
+        """Has its clients connected to a gateway that was started anew: that is not what a case leaves."""
+        gateway = self.cluster.processes["gateway"]
+        if gateway != self._met:
+            await self.ask()
+            self._met = gateway
 
     async def _online(self) -> int:
         answer = await self.cluster.admin.call("ListNodes")
@@ -215,6 +223,7 @@ async def suffer(place: Place, case: Case) -> Outcome:
     hit, at = asyncio.Event(), [0.0]
     await place.prepare(case)
     await place.ready()
+    await place.meet()
     await place.ring.idle()
     before = Things.of(place.cluster)
 
