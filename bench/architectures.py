@@ -46,6 +46,27 @@ and leave, states that pass through records. A row's logits are those that it ge
   on rings of two or more. Wrong ones have to be cut off, so it is where prefixes are *any*.
 """
 
+TENSOR = """\
+## A part of every layer
+`sealring deploy MODEL --strategy tensor --stages 2 --clear-links` has 2, 4 or 8 nodes each compute a part
+of every layer, instead of all of some layers. It needs connections that answer within microseconds, and
+what nodes add up crosses them unsealed ([what that means](trust.md#what-is-not-promised)). Embedding and
+output head are whole on every node, and all of them need the memory of the smallest part.
+
+* Architectures: those that mlx-lm shards. Heads, and heads of keys and values, have to be divisible by the
+  number of nodes. `sealring deployment plan` tells. Tested token for token: llama, qwen3_moe, gpt_oss.
+* `--backend ring` (default) is TCP between the nodes' `ring_host` addresses, on ports that change with each
+  epoch. `--backend nccl` is for NVIDIA GPUs of one host.
+* `--backend jaccl` is RDMA over Thunderbolt 5. It was never run. It needs the same build of macOS (26.2 or
+  later) on every Mac, RDMA enabled in recovery (`rdma_ctl enable`) and a cable between every pair;
+  `sealring doctor --cluster` shows all three, and which RDMA device leads to which node: put that list into
+  a file, name it in each node's environment as MLX_IBV_DEVICES, and name the nodes with `--member` in the
+  same order.
+* `--or-pipeline`: where the backend does not come up twice in a row, the same nodes serve as a pipeline,
+  sealed, and `sealring deployment list` and the audit log say so.
+* When a node is lost, all others load their part anew.
+"""
+
 REFUSED = """\
 ## Refused
 
@@ -79,7 +100,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         [[name, f"`{found[name]['reason']}`", found[name]["why"]] for name in refused],
     )
     count = f"{len(exact)} configurations are served in stages, {len(refused)} are refused, none is wrong.\n"
-    return "\n".join([INTRODUCTION, count, served, REFUSED, why, GRAMMARS])
+    return "\n".join([INTRODUCTION, count, served, TENSOR, REFUSED, why, GRAMMARS])
 
 
 def _abilities(one: dict[str, Any]) -> list[str]:
