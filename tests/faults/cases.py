@@ -98,6 +98,7 @@ CASES = [
 SHORT = [
     case("decode", "kill engine 0"),
     case("prefill", "kill engine 2"),
+    case("decode", "kill carrier 1"),
     case("decode", "kill daemon 0"),
     case("decode", "stop engine 0 120"),
     case("decode", "stop carrier 2 120"),

@@ -49,7 +49,7 @@ async def test_every_turn_of_a_conversation_finds_its_prefix(rings):
 
     crowd = await asyncio.gather(
         *(
-            ask(rings, turn(number), max_tokens=12, prompt_cache_key="one", request_id=f"crowd-{number}")
+            ask(rings, turn(number), max_tokens=32, prompt_cache_key="one", request_id=f"crowd-{number}")
             for number in range(24)
         )
     )
