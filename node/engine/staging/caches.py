@@ -60,14 +60,21 @@ def recompose(batch: Batch, keep: Sequence[int], rows: Sequence[Cache]) -> Batch
         batch[:] = [*(batch[index] for index in keep), *rows]
         return batch
     for place, cache in enumerate(batch):
-        own = [row[place] for row in rows]
-        if isinstance(cache, RowsCache):
-            cache.recompose(keep, own)
-            continue
-        cache.filter(list(keep))
-        if own:
-            cache.extend(merge_rows(own))
+        _recompose(cache, keep, [row[place] for row in rows])
     return batch
+
+
+def _recompose(cache: Any, keep: Sequence[int], rows: Sequence[Any]) -> None:
+    """One cache of several rows, each part of a list of caches by itself."""
+    if hasattr(cache, "caches"):
+        for number, part in enumerate(cache.caches):
+            _recompose(part, keep, [row.caches[number] for row in rows])
+    elif isinstance(cache, RowsCache):
+        cache.recompose(keep, rows)
+    else:
+        cache.filter(list(keep))
+        if rows:
+            cache.extend(rows[0].merge(list(rows)))
 
 
 def look_at(batch: Batch, row: int) -> Cache:

@@ -181,6 +181,23 @@ def test_what_cannot_be_quantized_is_refused(
     assert caught.value.hint
 
 
+def test_lists_of_caches_are_quantized_with_rows_together(archs: dict[str, Any]) -> None:
+    """Baichuan M1 has a short convolution's state beside the keys and values of each layer."""
+    stage = random_stage(config("baichuan_m1", archs, vocab_size=99), 1, 2, seed=1, kv_bits=8)
+    state = mx.random.normal((1, 6, 128), key=mx.random.key(1))
+    rows = []
+    for length in (3, 6, 2):
+        rows.append(stage.make_cache())
+        mx.eval(stage([state[:, :length]], rows[-1]))
+    alone = [stage([state[:, :1]], copy.deepcopy(rows[number]))[0] for number in (2, 1)]
+    batch = caches.recompose(caches.merge(rows[:2]), [1], [rows[2]])
+    batch = caches.recompose(batch, [1, 0], [])
+    assert "QuantizedBatchCache" in [type(part).__name__ for part in batch[0].caches]
+    assert [caches.extract(batch, row)[0].caches[1].offset for row in range(2)] == [2, 6]
+    (together,) = stage([mx.repeat(state[:, :1], 2, axis=0)], batch)
+    assert mx.allclose(together, mx.concatenate(alone), atol=1e-4)
+
+
 def test_a_lane_is_merged_filtered_and_extracted(archs: dict[str, Any]) -> None:
     stage = random_stage(config("qwen3", archs, vocab_size=99), 0, 4, seed=1, kv_bits=4)
     rows = []
