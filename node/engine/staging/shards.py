@@ -77,6 +77,7 @@ class Shard(Stage):
         anatomy = dissect(model, model_type)
         quantization = cache_quantization(model, model_type, kv_bits) if kv_bits else None
         super().__init__(model, anatomy, 0, len(anatomy.layers), quantization=quantization)
+        self.computed_as = lambda tokens: tokens  # the ranks' sums have one shape on whatever devices
         whole = self.spec
         hands_on = whole.hands_on if rank == ranks - 1 else (TOKENS,)
         self.spec = ShardSpec(model_type, whole.layers, 0, whole.hi, (TOKENS,), hands_on, rank, ranks)

@@ -58,6 +58,13 @@ def test_ranks_answer_as_the_whole_model(families: list[str], ranks: int, tmp_pa
         assert {int(row): tokens for row, tokens in told.items()} == wanted
 
 
+def test_a_rank_computes_as_many_tokens_as_the_others_whatever_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sealring.node.engine.device.computed_as", lambda tokens: 16)
+    assert Shard(random_model(config_of("llama"), seed=SEED), 0, 2, "llama").computed_as(5) == 5
+
+
 @pytest.mark.parametrize(
     ("family", "ranks", "why"),
     [("mamba2", 2, "does not shard"), ("llama", 3, "num_attention_heads is 4")],
