@@ -70,6 +70,7 @@ def split_model(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="model folder")],
     split: Annotated[str, typer.Option(metavar="A,B,...", help="layers per stage, as the plan has them")],
     into: Annotated[Path, typer.Option(metavar="DIR", help="where the parts go")],
+    as_json: AsJson = False,
 ) -> None:
     """Write each stage's part of a model, for machines that cannot hold the whole.
 
@@ -83,6 +84,9 @@ def split_model(
         layers = ",".join(map(str, parse_split(split)))
         found = ask_apart("sealring.node.engine.ranges", [str(path.resolve()), layers])
         made = write_parts(path.resolve(), into.resolve(), found["stages"], shown.update)
+    if as_json:
+        print_json([{"part": str(folder), "bytes": done} for folder, done in made])
+        return
     print_table(["part", "size"], [[str(folder), size(done)] for folder, done in made])
 
 

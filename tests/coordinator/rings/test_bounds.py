@@ -52,7 +52,7 @@ def test_links_and_progress_are_cut() -> None:
     made = rings(r=machine)
     links = [membership_pb2.LinkInfo(from_rank=number) for number in range(3)]
     made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, links=links))
-    assert machine.told.pop() == ("prepared", ("a", 4, links[:2], 7.0), {})
+    assert machine.told.pop() == ("prepared", ("a", 4, links[:2], 7.0, ""), {})
     made.progressed(
         "a", membership_pb2.EpochProgress(ring="r", epoch=4, what="\x1b\n" + "w" * 63, fraction=0.5)
     )
