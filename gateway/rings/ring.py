@@ -140,8 +140,8 @@ class Ring:
         """Attaches to an epoch, leaving an earlier one. Changes nothing when it is the current one."""
         current = self.serving
         same = current is not None and current.epoch == serving.epoch
-        if same and current is not None and _ids(current) != _ids(serving):
-            # an epoch has the members that it began with; another set must begin another one
+        if same and current is not None and _fixed(current) != _fixed(serving):
+            # an epoch has the members and links that it began with; others must begin another one
             self.leave()
             return
         self.serving = serving
@@ -503,8 +503,9 @@ def _kept_by_all(attached: Sequence[control.Attached]) -> Iterator[tuple[Origin,
                     yield origin, names
 
 
-def _ids(serving: ServingEpoch) -> list[str]:
-    return [member.id for member in serving.members]
+def _fixed(serving: ServingEpoch) -> tuple[list[str], bool]:
+    """What no newer roster changes in an epoch."""
+    return [member.id for member in serving.members], serving.clear_links
 
 
 def below_floor(floor: int, trust: int) -> FailedPrecondition:

@@ -429,19 +429,23 @@ async def test_no_other_request_fails_for_a_prompt_of_a_guest(monkeypatch: pytes
     await ring.ring.close()
 
 
-async def test_an_epoch_has_the_members_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "change", [{"members": (MemberTarget("other", b"", ()),)}, {"clear_links": not SERVING.clear_links}]
+)
+async def test_an_epoch_has_the_members_and_links_that_it_began_with(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
     epochs, ring = Epochs(monkeypatch), Serving(None)
     for trust in (0, 1):
         ring.ring.serve(dataclasses.replace(SERVING, min_trust=trust))
         await epochs.settle()
     assert len(epochs.made) == 1
     assert ring.ring.serving == dataclasses.replace(SERVING, min_trust=1)
-    other = (MemberTarget("other", b"", ()),)
-    ring.ring.serve(dataclasses.replace(SERVING, members=other))
+    ring.ring.serve(dataclasses.replace(SERVING, **change))
     assert (ring.ring.attached, ring.ring.serving) == (False, None)
     await epochs.settle()
     assert epochs.made[0].cancelled
-    ring.ring.serve(dataclasses.replace(SERVING, members=other, epoch=5))
+    ring.ring.serve(dataclasses.replace(SERVING, epoch=5, **change))
     await epochs.settle()
     assert [made.epoch for made in epochs.made] == [4, 5]
     await ring.ring.close()
