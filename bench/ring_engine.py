@@ -87,7 +87,7 @@ class BenchEngine(Engine):
         super().__init__(FrameSocket(socket.socket(fileno=options.control_fd)), handoff)
         config, lo, hi = json.loads(options.config), options.lo, options.hi
         stage = random_stage(config, lo, hi, seed=0, dtype=getattr(mx, config["torch_dtype"]))
-        warm_up(stage)
+        warm_up(stage, 512)
         self._front: Any = Front(self._emit, config["vocab_size"]) if lo == 0 else None
         nothing = dict[str, Any].fromkeys(("kv_bytes_per_token", "kv_max_tokens", "state_bytes"), ())
         self._loaded = Loaded(stage, self._front, engine.LoadStage(lo=lo, hi=hi), nothing, None)

@@ -115,8 +115,9 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             check_here(path, lo, hi)
             stage = load_stage(path, lo, hi, kv_bits=command.kv_bits, progress=told, parts=True)
         try:
-            warm_up(stage)
-            times = timed(stage, max(1, command.prefill_chunk))
+            longest = max(1, command.prefill_chunk)
+            warm_up(stage, longest)
+            times = timed(stage, longest)
         except (RuntimeError, ValueError) as error:
             raise not_runnable(stage.spec.model_type, error) from error
         if front is not None:

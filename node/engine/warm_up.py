@@ -34,13 +34,14 @@ LONG = 0.25
 answers wait for this, and the table goes on in the same line."""
 
 
-def warm_up(stage: Stage) -> None:
+def warm_up(stage: Stage, longest: int) -> None:
     """Runs some tokens, so that the first requests do not wait for kernels to be compiled or loaded: of two
     rows alone, and of a lane that they join and leave. What is handed on is made a record, as in an epoch.
+    No chunk has more tokens than one of `longest` is computed as.
 
     Then `stage.awaits_input` is known. Raises what mlx raises on what it cannot compute on this machine.
     """
-    ahead = list(_steps(stage))
+    ahead = list(_steps(stage, longest))
     mx.clear_cache()
     stage.awaits_input = not all(ahead)
     if stage.awaits_input:
@@ -91,10 +92,11 @@ def _step_time(rows: int, tokens: int, seconds: float) -> control.StepTime:
     return control.StepTime(rows=rows, tokens=tokens, microseconds=max(1, round(seconds * 1e6)))
 
 
-def _steps(stage: Stage) -> Iterator[bool]:
+def _steps(stage: Stage, longest: int) -> Iterator[bool]:
     """Whether each of the steps ran ahead of its input."""
     made = transfer()
-    for tokens in device.warm_up_lengths():
+    most = min(stage.computed_as(longest), stage.positions)
+    for tokens in (tokens for tokens in device.warm_up_lengths() if tokens <= most):
         yield _runs_ahead(stage, made, stage.make_cache(), 1, tokens)
     rows = [stage.make_cache(), stage.make_cache()]
     for cache in rows:

@@ -342,7 +342,7 @@ def stages_of(family: str, size: int) -> list[Stage]:
 
     def make(lo: int, hi: int) -> Stage:
         stage = random_stage(config, lo, hi, seed=SEED, kv_bits=kv_bits_of(family)[1])
-        warm_up(stage)
+        warm_up(stage, 512)
         return stage
 
     made = [compute_thread(rank).submit(make, *edges[rank : rank + 2]) for rank in range(size)]

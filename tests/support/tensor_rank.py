@@ -90,7 +90,7 @@ def answers(family: str, rank: int, ranks: int, group: Any, channel: SocketChann
     config = config_of(family)
     stage = Shard(random_model(config, seed=SEED), rank, ranks, config["model_type"])
     mx.eval(stage.kept)
-    warm_up(stage)
+    warm_up(stage, 512)
     stage.join(group)
     steps, rows = work_of(family)
     prompts = Prompts(rows)

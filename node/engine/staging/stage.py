@@ -75,7 +75,8 @@ class Stage:
         self.computed_as = device.computed_as
         """Tokens that so many of a chunk are computed as."""
         self._can_pad = trimmable(self.make_cache())
-        self._positions = _positions(model)
+        self.positions = _positions(model)
+        """Tokens after which the model may have no positions."""
         self._followed = {donor for reader, donor in anatomy.donors.items() if donor < lo <= reader < hi}
         self._recorded = sorted(
             {donor for reader, donor in anatomy.donors.items() if lo <= donor < hi <= reader}
@@ -124,7 +125,7 @@ class Stage:
             return self._run(inputs, cache)
         parts = [part for entry in cache for part in parts_of(entry)]
         held = [int(part.offset) for part in parts]
-        if max(held, default=0) + tokens + more > self._positions:
+        if max(held, default=0) + tokens + more > self.positions:
             return self._run(inputs, cache)
         longer = [mx.pad(array, [(0, 0), (0, more), *[(0, 0)] * (array.ndim - 2)]) for array in inputs]
         outputs = self._run(longer, cache)

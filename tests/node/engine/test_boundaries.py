@@ -38,7 +38,7 @@ class Widened:
 def test_what_does_not_fit_its_record_is_found_before_anything_serves(llama: dict[str, Any]) -> None:
     stage: Any = Widened(random_stage(llama, 0, 2, seed=0))
     with pytest.raises(InvalidInput) as caught:
-        warm_up(stage)
+        warm_up(stage, 512)
     assert caught.value.reason == "BAD_RECORD"
 
 

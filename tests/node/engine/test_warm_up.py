@@ -35,7 +35,7 @@ LOOKS: dict[str, Look] = {
 
 
 def awaits_input(stage: Stage) -> bool:
-    warm_up(stage)
+    warm_up(stage, 512)
     return stage.awaits_input
 
 
@@ -79,6 +79,21 @@ def test_models_that_only_put_a_graph_together_do_not_wait(archs: Archs, name: s
         with capture_logs() as logs:
             assert not awaits_input(stage)
         assert not logs
+
+
+def test_no_chunk_is_tried_that_is_longer_than_prompts_can_have(
+    looking: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.node.engine.device.warm_up_lengths", lambda: (16, 32, 64, 128))
+    seen = []
+    stage = looking(lambda x, cache: seen.append(x.shape[1]), 0, 1)
+    stage.computed_as = lambda tokens: -(-tokens // 16) * 16
+    for longest, positions, tried in ((20, 1 << 40, [16, 32]), (512, 64, [16, 32, 64])):
+        stage.positions = positions
+        seen.clear()
+        warm_up(stage, longest)
+        assert seen[: len(tried)] == tried
+        assert max(seen) == tried[-1]
 
 
 def test_quantized_caches_do_not_wait(llama: dict[str, Any]) -> None:
@@ -157,13 +172,13 @@ def test_a_trial_leaves_nothing_in_memory(llama: dict[str, Any]) -> None:
 def test_chunks_that_would_take_long_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sealring.node.engine.warm_up.LONG", 0.0)
     stage = stage_of(config_of("llama"))
-    warm_up(stage)
+    warm_up(stage, 512)
     assert [(each.rows, each.tokens) for each in timed(stage, 512)] == [(1, 1), (1, 4), (TIMED_ROWS, 1)]
 
 
 def test_steps_are_timed_up_to_the_longest_chunk() -> None:
     stage = stage_of(config_of("llama"))
-    warm_up(stage)
+    warm_up(stage, 512)
     for longest, tokens in ((1, [1]), (40, [1, 4, 8, 16, 32, 40])):
         *chunks, lane = timed(stage, longest)
         assert [each.tokens for each in chunks] == tokens
