@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import itertools
 import os
@@ -77,15 +78,19 @@ def free_port(host: str = "127.0.0.1") -> int:
     """A port that was free a moment ago, below those that systems give to outgoing connections.
 
     It may be bound only seconds later, so one process chooses one after the other, and others elsewhere.
+    Raises OSError when no port is free or the host is not of this machine.
     """
-    while True:
+    for _ in range(_PORTS):
         port = _LOWEST + next(_choices) % _PORTS
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((host, port))
-            except OSError:
-                continue
-            return port
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port
+    raise OSError(errno.EADDRINUSE, f"no port of {host} is free")
 
 
 def is_free(host: str, port: int) -> bool:

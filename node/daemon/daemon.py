@@ -462,7 +462,12 @@ class Daemon:
         return self._listeners[plan]
 
     def group_address(self) -> str:
-        return f"{self._settings.ring_host}:{free_port(self._settings.ring_host)}"
+        """Where this rank awaits others of its group. Raises ConfigError (CANNOT_LISTEN)."""
+        host = self._settings.ring_host
+        try:
+            return f"{host}:{free_port(host)}"
+        except OSError:
+            raise listen_error(f"{host}:0") from None
 
     async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
         _, address = self._listener(plan)

@@ -100,6 +100,8 @@ def test_no_port_is_chosen_twice_by_one_process_or_soon_by_the_next() -> None:
 def test_a_free_port_can_be_bound() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", free_port()))
+    with pytest.raises(OSError, match="assign"):  # and no endless search where there is none
+        free_port("192.0.2.1")
 
 
 @pytest.mark.parametrize("scope", ["e\nn0", "\x1b[2J", "x" * 33, "x" * 100_000, "a b", "é"])
