@@ -19,7 +19,6 @@ import structlog
 
 from sealring.mesh.errors import (
     Conflict,
-    DeadlineExceeded,
     EpochEnded,
     FailedPrecondition,
     InvalidInput,
@@ -221,6 +220,7 @@ class MemberEpoch:
         self._workshop = workshop
         self._carrier: RingCarrier | None = None
         self._engine_open = False
+        self._joining = False
         self._keys_given = False
         self._repeated: list[LinkSecrets] = []
         self._channel: ChannelEnds | None = None
@@ -298,8 +298,8 @@ class MemberEpoch:
             self.gateway.row_event(event)
 
     def engine_fault(self, error: SealringError) -> None:
-        """From the engine: the epoch cannot go on."""
-        self.fault(error)
+        """From the engine: the epoch cannot go on. MLX may end the process in which a group does not form."""
+        self.fault(_no_group(self.plan.backend, error) if self._joining else error)
 
     def fault(self, error: BaseException) -> None:
         """Ends the epoch and tells coordinator and gateway why. Does nothing once it has ended."""
@@ -405,14 +405,13 @@ class MemberEpoch:
         if len(self._group_addresses) != plan.size:
             raise InvalidInput("the commit does not name every rank's address", reason="BAD_EPOCH")
         join = engine_pb2.JoinGroup(backend=plan.backend, rank=plan.rank, addresses=self._group_addresses)
+        self._joining = True
         try:
             await engine.join_group(join, GROUP_SECONDS)
-        except DeadlineExceeded as error:
-            raise EpochEnded(
-                f"MLX's {plan.backend} group did not come up in {GROUP_SECONDS:g} s",
-                hint="--or-pipeline serves without it",
-                reason="NO_GROUP",
-            ) from error
+        except SealringError as error:
+            raise _no_group(plan.backend, error) from error
+        finally:
+            self._joining = False
 
     async def _get_parts(self) -> None:
         after, self._after = self._after, None
@@ -533,6 +532,17 @@ def _gateway_over(goodbye: str) -> EpochEnded:
     if goodbye:
         return EpochEnded(f"the gateway ended the epoch: {goodbye}", hint=hint, reason="GATEWAY_ENDED")
     return EpochEnded("the gateway's control stream ended", hint=hint, reason="GATEWAY_GONE")
+
+
+def _no_group(backend: str, error: SealringError) -> EpochEnded:
+    """The end of an epoch in which the engine's join came to nothing, however it did."""
+    if isinstance(error, EpochEnded) and error.reason == "NO_GROUP":
+        return error
+    return EpochEnded(
+        f"MLX's {backend} group did not come up: {error.message}",
+        hint="--or-pipeline serves without it",
+        reason="NO_GROUP",
+    )
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -167,7 +167,7 @@ class Serving:
 
     def ask(self, name: str, floor: int = 0, **fields: Any) -> Answer:
         answer = Answer()
-        request = Request(name, "key", 5, inference.Envelope(), "model", **fields)
+        request = Request(name, "key", 5, fields.pop("envelope", inference.Envelope()), "model", **fields)
         self.ring.submit(request, answer, floor)
         return answer
 
@@ -251,6 +251,16 @@ async def test_a_prompt_that_demands_more_trust_is_not_given_away() -> None:
     assert (await failure(ring.ask("one", floor=3))).reason == "TRUST_BELOW_FLOOR"
     assert not ring.members.head
     ring.ask("two", floor=2)
+    assert len(ring.members.head) == 1
+
+
+async def test_links_in_clear_get_nothing_sealed_nor_for_which_trust_is_demanded() -> None:
+    ring = Serving(dataclasses.replace(SERVING, min_trust=2, clear_links=True))
+    sealed = inference.Envelope(sealed=b"x")
+    for refused in (ring.ask("one", floor=1), ring.ask("two", envelope=sealed)):
+        assert (await failure(refused)).reason == "LINKS_IN_CLEAR"
+    assert not ring.members.head
+    ring.ask("three")
     assert len(ring.members.head) == 1
 
 

@@ -131,8 +131,9 @@ async def connect(cluster):
     member, gateway = cluster.party(), cluster.party(Role.GATEWAY)
     closing: list[Any] = []
 
-    async def open_stream(rank: int = 0) -> tuple[Desk, Stream]:
+    async def open_stream(rank: int = 0, backend: str = "") -> tuple[Desk, Stream]:
         desk = Desk(rank, gateway.signer.public_key)
+        desk.plan.backend = backend
         desk.trusted = (cluster.ca.certificate,)
         server = Server([(add_control_to_server, ControlService(desk), SERVICE)])
         port = server.listen("127.0.0.1:0", server_credentials(member.store()))
@@ -263,6 +264,15 @@ async def test_sealed_rows_are_opened_here_and_answered_sealed(connect) -> None:
     late = control_pb2.StepDone(step=9, outputs=[control_pb2.RowOutput(row=1, text="late", tokens=9)])
     desk.epoch.row_event(engine_pb2.EngineEvent(done=late).SerializeToString())
     assert (await stream.next()).fault.problem.reason == "REPLY_ENDED"
+
+
+async def test_a_head_whose_links_are_in_clear_opens_nothing_that_is_sealed(connect) -> None:
+    desk, stream = await connect(backend="ring")
+    await stream.send(open=sealed_row(desk, 1)[0])
+    assert (await stream.next()).refused.problem.reason == "LINKS_IN_CLEAR"
+    await stream.send(open=open_row(row=2))
+    await until(lambda: desk.engine.work)
+    assert desk.engine.work[0].open_row.row == 2
 
 
 async def test_sealed_rows_that_do_not_open_are_refused(connect) -> None:

@@ -202,8 +202,8 @@ async def test_the_whole_way(size: int) -> None:
     assert shop.released == 1
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_the_engine_of_a_tensor_ring_joins_its_group_and_ends_with_the_epoch(fails: bool) -> None:
+@pytest.mark.parametrize("fails", ["", "in time", "by its end"])
+async def test_the_engine_of_a_tensor_ring_joins_its_group_and_ends_with_the_epoch(fails: str) -> None:
     shop = Workshop()
     epoch = MemberEpoch(Plan(2, backend="ring"), shop)
     epoch.prepare()
@@ -215,6 +215,8 @@ async def test_the_engine_of_a_tensor_ring_joins_its_group_and_ends_with_the_epo
     shop.open("form")
     await settle()
     assert epoch.phase is Phase.FORMING
+    if fails == "by its end":
+        epoch.engine_fault(EpochEnded("the engine process ended", reason="CHILD_ENDED"))
     shop.open("join", DeadlineExceeded("it does not come") if fails else None)
     await settle()
     assert epoch.phase is (Phase.ENDED if fails else Phase.UP)
