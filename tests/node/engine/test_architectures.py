@@ -132,7 +132,9 @@ def test_rows_are_together_where_mlx_lm_is_written_for_one(key: str, monkeypatch
     if key == "llama4":  # whose queries are scaled anew every so many tokens
         config["text_config"] |= {"floor_scale": 3, "attention_chunk_size": 5}
     assert not isinstance(random_stage(config, 0, 2, seed=0).make_cache(), OneRow)
-    report = check(config, stages=2, rows=4)
+    # one layer each, and a stage of Llama 4 has the chunks of others only to count by
+    splits = [1] * len(build_skeleton(config).layers) if key == "llama4" else None
+    report = check(config, splits=splits, rows=4)
     assert report.right
     assert report.tokens_compared > 30
 
