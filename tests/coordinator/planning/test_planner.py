@@ -127,6 +127,20 @@ def test_a_slow_member_gets_fewer_layers_and_the_plan_says_so() -> None:
     assert ranges(plan(spec(stages=3), profile(), even)) == [(0, 3), (3, 6), (6, 9)]
 
 
+def test_a_stage_of_few_layers_is_not_taken_for_a_slow_member() -> None:
+    """Of equal members, each step of which takes 1 ms and 50 us a layer."""
+    speeds = Speeds()
+    few, many, slow = plan(spec(split=[1, 4, 4]), profile(), THREE).rings[0].stages
+    for stage, microseconds in ((few, 1050), (many, 1200), (slow, 4800), (few, 1050)):
+        speeds.note(stage, profile(), microseconds)
+    assert speeds.of(few.member, "ab" * 32) == 0
+    assert speeds.of(many.member, "ab" * 32) > 3 * speeds.of(slow.member, "ab" * 32) > 0
+    seen = speeds.of(slow.member, "ab" * 32)
+    few.member = slow.member  # which got fewer layers for it, and stays known for slow
+    speeds.note(few, profile(), 1050)
+    assert speeds.of(slow.member, "ab" * 32) == seen
+
+
 def test_members_that_have_the_model_come_first() -> None:
     has = member(1, 2 * GIB)
     others = [dataclasses.replace(member(number, 64 * GIB), fetches=True) for number in (2, 3)]
