@@ -77,7 +77,7 @@ class MemberStream:
         self._finished = False
         self._read_out = asyncio.Event()
 
-    async def attach(self, ring: str, epoch: int) -> control.Attached:
+    async def attach(self, attach: control.Attach) -> control.Attached:
         """Opens the stream at the first address that answers. Raises SealringError."""
         failed: SealringError = Unavailable("the member has no address", reason="MEMBER_UNREACHABLE")
         for channel in self.target.channels:
@@ -89,7 +89,7 @@ class MemberStream:
             try:
                 async with asyncio.timeout(ATTACH_SECONDS / len(self.target.channels)):
                     self._introduced = await self._prove(channel)
-                    await write_first(self._call, _message(attach=control.Attach(ring=ring, epoch=epoch)))
+                    await write_first(self._call, _message(attach=attach))
                     return self._attached(await self._call.read())
             except TimeoutError:
                 failed = EpochEnded("a member did not answer in time", reason="MEMBER_SILENT")
@@ -215,10 +215,12 @@ class ControlStreams:
         members: Sequence[MemberTarget],
         identity: Identity,
         *,
+        clear_links: bool = False,
         clock: Clock = awake_clock,
     ) -> None:
         self.ring = ring
         self.epoch = epoch
+        self._clear_links = clear_links
         self.guest = False
         self.out_of_memory = False
         """A member has said that it was, though another end of the epoch may have been heard of before."""
@@ -235,13 +237,14 @@ class ControlStreams:
         """Attaches to the head, and to the others unless that has another gateway already: then this one is
         its `guest`. The answers are in the order of ranks. Raises SealringError."""
         head, *others = self._streams
-        first = await head.attach(self.ring, self.epoch)
+        attach = control.Attach(ring=self.ring, epoch=self.epoch, clear_links=self._clear_links)
+        first = await head.attach(attach)
         answers: list[control.Attached | BaseException] = [first]
         self.guest = first.guest
         if self.guest:
             self._streams = [head]
         else:  # all are waited for, so that no attempt is left running when the first failure is raised
-            attaching = (stream.attach(self.ring, self.epoch) for stream in others)
+            attaching = (stream.attach(attach) for stream in others)
             answers += await asyncio.gather(*attaching, return_exceptions=True)
         attached = []
         for rank, answer in enumerate(answers):

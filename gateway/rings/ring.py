@@ -224,7 +224,9 @@ class Ring:
 
     async def _attend(self, serving: ServingEpoch) -> bool:
         """One attachment to an epoch. Returns whether the epoch was used; then it is over."""
-        streams = ControlStreams(serving.ring, serving.epoch, serving.members, self._identity)
+        streams = ControlStreams(
+            serving.ring, serving.epoch, serving.members, self._identity, clear_links=serving.clear_links
+        )
         known = log.bind(ring=serving.ring, epoch=serving.epoch)
         reason = ""
         try:

@@ -326,6 +326,8 @@ class ControlService:
         key = self._schedules.gateway_key(caller.cluster, caller.id)  # it may have been thrown out meanwhile
         proof.check(finish.proof, of_identity(key))
         epoch = self._schedules.serving_epoch(attach.ring, attach.epoch)
+        if epoch.plan.backend and not attach.clear_links:  # it would pass on what demands trust
+            raise links_in_clear(epoch.plan.deployment)
         tenure = Tenure(
             proof,
             caller,

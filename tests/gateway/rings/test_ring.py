@@ -359,7 +359,7 @@ class Epochs:
         monkeypatch.setattr(ring_module, "ControlStreams", self._session)
         monkeypatch.setattr(asyncio, "sleep", self._rest)
 
-    def _session(self, ring: str, epoch: int, members: Any, identity: Any) -> Streams:
+    def _session(self, ring: str, epoch: int, members: Any, identity: Any, *, clear_links: bool) -> Streams:
         self.made.append(Streams(epoch, self._ends))
         return self.made[-1]
 

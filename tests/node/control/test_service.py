@@ -20,6 +20,7 @@ from sealring.mesh.prompt.sealed import RequestInfo, seal_request
 from sealring.mesh.roster.model import RingMember
 from sealring.mesh.rpc.interceptor import Lease
 from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, server_credentials
 from sealring.node.control import service as control
 from sealring.node.control.service import SERVICE, ControlService, add_control_to_server, reframe
@@ -131,7 +132,7 @@ async def connect(cluster):
     member, gateway = cluster.party(), cluster.party(Role.GATEWAY)
     closing: list[Any] = []
 
-    async def open_stream(rank: int = 0, backend: str = "") -> tuple[Desk, Stream]:
+    async def open_stream(rank: int = 0, backend: str = "", clear_links: bool = False) -> tuple[Desk, Stream]:
         desk = Desk(rank, gateway.signer.public_key)
         desk.plan.backend = backend
         desk.trusted = (cluster.ca.certificate,)
@@ -147,7 +148,10 @@ async def connect(cluster):
         stream.proof = await introduce(
             stream.call, packed, own, certificate, Purpose.SCHEDULE, called=desk.identity.id, parse=unpacked
         )
-        await stream.send(attach=control_pb2.Attach(ring="demo-0", epoch=1))
+        attach = control_pb2.Attach(ring="demo-0", epoch=1, clear_links=clear_links)
+        await stream.send(attach=attach)
+        if backend and not clear_links:
+            return desk, stream
         attached = (await stream.next()).attached
         assert (attached.rank, attached.kv_bytes_per_token, attached.kv_bytes_per_row) == (rank, 3, 4)
         assert attached.kv_budget == 1 << 20
@@ -267,12 +271,21 @@ async def test_sealed_rows_are_opened_here_and_answered_sealed(connect) -> None:
 
 
 async def test_a_head_whose_links_are_in_clear_opens_nothing_that_is_sealed(connect) -> None:
-    desk, stream = await connect(backend="ring")
+    desk, stream = await connect(backend="ring", clear_links=True)
     await stream.send(open=sealed_row(desk, 1)[0])
     assert (await stream.next()).refused.problem.reason == "LINKS_IN_CLEAR"
     await stream.send(open=open_row(row=2))
     await until(lambda: desk.engine.work)
     assert desk.engine.work[0].open_row.row == 2
+
+
+async def test_a_gateway_that_does_not_know_links_in_clear_is_not_attached_to_them(connect) -> None:
+    """One of a release that knows no tensor rings would pass on whatever trust is demanded."""
+    desk, stream = await connect(backend="ring")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stream.next()
+    assert from_rpc_error(refused.value).reason == "LINKS_IN_CLEAR"
+    assert desk.epoch.gateway is None
 
 
 async def test_sealed_rows_that_do_not_open_are_refused(connect) -> None:
