@@ -41,7 +41,7 @@ _COMMON = {
 """Lark's `common` terminals."""
 
 _TOKEN = re.compile(
-    r"""(?P<space>[ \t]+|(?://|\#)[^\n]*|\n\s*(?=\||\n|\Z|//))|(?P<line>\n\s*)
+    r"""(?P<space>[ \t\r]+|(?://|\#)[^\n]*|\n\s*(?=\||\n|\Z|//))|(?P<line>\n\s*)
     |(?P<string>"(?:\\.|[^"\\\n])*"i?)|(?P<regex>/(?:\\.|[^/\\\n])+/[imslux]*)
     |(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<number>[0-9]+)|(?P<mark>->|\.\.|[][():|?*+~!%,.])""",
     re.VERBOSE,
@@ -76,6 +76,7 @@ class _Lark:
         self._rules: dict[str, list[_Token]] = {}
         self._made: dict[str, str] = {}
         self._within: list[str] = []
+        self._brackets = 0  # open, over all rules
         for line in _lines(source):
             if line[0] == ("mark", "%"):
                 self._import(line)
@@ -149,7 +150,11 @@ class _Lark:
                 rest.pop()
                 made = f"[{made[3:-1]}-{_quoted(_take(rest, 'string'))[3:-1]}]"
         else:
+            if self._brackets == _MAX_DEPTH:
+                raise ValueError(f"its brackets go deeper than {_MAX_DEPTH}")
+            self._brackets += 1
             inner = self._choice(rest)
+            self._brackets -= 1
             if not rest or rest.pop()[1] != {"(": ")", "[": "]"}[text]:
                 raise ValueError(f"a {text} is not closed")
             made = f"(?:{inner})" + "?" * (text == "[")

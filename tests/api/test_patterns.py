@@ -57,6 +57,7 @@ def test_codexs_grammar() -> None:
             "-no",
         ),
         ("start: A\n%import common.DIGIT -> A", "7", "a 77"),
+        ('start: A // one\r\n  | "b"\r\n\r\nA: "a"\r\n', "a b", "ab"),
         ('# none\nstart: ("x" | "y")* "."', "xyx. .", "x z."),
     ],
 )
@@ -74,6 +75,7 @@ def test_what_lark_says(definition: str, right: str, wrong: str) -> None:
         ('%ignore " "\nstart: "x"', "%ignore"),
         ("%import common.NOTHING\nstart: NOTHING", "NOTHING"),
         ("start: (", "not closed"),
+        ("start: " + "(" * 400, "brackets go deeper"),
         ("start: b", "no rule b"),
         ('begin: "x"', "no rule start"),
         ("start: %", "malformed"),
