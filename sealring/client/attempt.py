@@ -263,6 +263,8 @@ class Attempts:
         self._failed = 0  # of these, and of those that did not get as far as a ring
         self._asked = False
         self._gone_since: float | None = None
+        self._begun = 0.0  # the last attempt
+        self._last: SealringError | None = None
         self._counted: tuple[Loads, str] | None = None
 
     @property
@@ -270,8 +272,9 @@ class Attempts:
         """Raises DeadlineExceeded when the time that the user gave is over."""
         left = self._deadline - self._clock()
         if left <= 0:
+            last = f"; before that: {self._last.message} ({self._last.reason})" if self._last else ""
             raise DeadlineExceeded(
-                f"the answer took longer than {self._question.timeout:g} s", hint="allow more time"
+                f"the answer took longer than {self._question.timeout:g} s{last}", hint="allow more time"
             )
         return left
 
@@ -292,6 +295,7 @@ class Attempts:
         attempt = Attempt(question, roster, ring, self.seconds_left, self._answers)
         loads.sent(ring.id)
         self._asked = True
+        self._begun = self._clock()
         self._counted = loads, ring.id
         return attempt
 
@@ -310,12 +314,17 @@ class Attempts:
         if attempt is not None and attempt.delivered:
             self._count, self._failed, self._gone_since = 0, 0, None
         self._failed += 1
+        self._last = error
         self._count += error.reason != _STALE
         if self._asked and error.reason in GONE:
             now = self._clock()
-            self._gone_since = now if self._gone_since is None else self._gone_since
+            if self._gone_since is None:
+                self._gone_since = now
+            elif attempt is not None:  # maybe in a queue for long: a gateway was there
+                self._gone_since += now - self._begun
             again = now - self._gone_since < GATEWAY_SECONDS
         else:
+            self._gone_since = None
             retried = error.reason == _STALE or (error.reason in _RETRIED and self._count < MAX_ATTEMPTS)
             again = retried and isinstance(error, Unavailable)
         if not again:

@@ -385,3 +385,28 @@ def test_a_sealed_request_outlives_any_number_of_heads_that_it_waits_for() -> No
         attempts.pause_after(EpochEnded("gone"), attempt)
     with pytest.raises(EpochEnded):
         attempts.pause_after(EpochEnded("gone"), attempt)
+
+
+def test_only_time_without_any_gateway_counts_as_such() -> None:
+    """A sealed request may wait in the queue of one for long, and outlive several that start again."""
+    now = 0.0
+    attempts = Attempts(question(timeout=600.0), clock=lambda: now)
+    gone = Unavailable("no")
+    for _ in range(5):
+        attempt = attempts.next(CLUSTER.roster, Loads())
+        now += 60.0
+        attempts.pause_after(gone, attempt)
+        now += 3.0
+        attempts.pause_after(gone)
+    now += GATEWAY_SECONDS - 8.0
+    stale = Unavailable("sealed for another", reason="SEALED_BY_OTHER_ROSTER")
+    attempts.pause_after(stale, attempts.next(CLUSTER.roster, Loads()))
+    attempts.pause_after(gone)
+    now += GATEWAY_SECONDS - 1.0
+    attempts.pause_after(gone)
+    now += 1.0
+    with pytest.raises(Unavailable):
+        attempts.pause_after(gone)
+    now = 600.0
+    with pytest.raises(DeadlineExceeded, match="longer than 600 s; before that: no "):
+        attempts.next(CLUSTER.roster, Loads())
