@@ -427,8 +427,13 @@ def _too_late(request: Request) -> DeadlineExceeded:
 
 def _suspect(rows: Sequence[Row]) -> Row | None:
     """Whose prompt was being computed: nothing else needs memory at once. Of several the longest."""
-    without_token = [row for row in rows if row.begun and len(row.told.tokens) == row.answered]
+    without_token = [row for row in rows if row.begun and len(row.told.tokens) == _told_before(row)]
     return max(without_token, key=lambda row: row.prompt_tokens - row.reused, default=None)
+
+
+def _told_before(row: Row) -> int:
+    """Tokens known here when the epoch began: what a sealed prompt goes on with is its client's."""
+    return 0 if row.request.sealed else row.answered
 
 
 def _out_of_memory(row: Row) -> InvalidInput:

@@ -539,6 +539,26 @@ def test_that_an_epoch_had_no_memory_may_be_known_after_its_end() -> None:
     assert list(driver.failed) == ["large"], "what the epoch before ended with says nothing of this one"
 
 
+@pytest.mark.parametrize(("steps", "failed"), [(0, "OUT_OF_MEMORY"), (3, "EPOCH_ENDED")])
+def test_whose_prompt_was_computed_is_known_of_one_that_its_client_goes_on_with(
+    steps: int, failed: str
+) -> None:
+    driver = Driver(1)
+    request = Request("sealed", "", 8, inference.Envelope(sealed=b"s"))
+    (action,) = driver.scheduler.submit(request, 0.0)
+    assert isinstance(action, OpenRow)
+    driver.rows[action.row] = request
+    opened = driver.scheduler.row_opened(
+        action.row, prompt_tokens=20, params_bytes=64, max_tokens=8, answered=3
+    )
+    driver.take(opened)
+    driver.done(steps)
+    assert len(request.answers[0].tokens) == steps
+    driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+    driver.take(driver.scheduler.out_of_memory())
+    assert driver.failed == {"sealed": failed}
+
+
 def test_a_sealed_answer_that_has_begun_is_its_clients_to_go_on_with() -> None:
     driver = Driver(1, max_rows=1)
     for name in ("seen", "waiting"):
