@@ -53,20 +53,21 @@ class DeploymentService:
         return made
 
     async def fall_back(self, name: str, why: str) -> None:
-        """A tensor deployment goes on as a pipeline over its own nodes. Raises what `plan` raises."""
-        asked = self._store.deployments.get(name).asked
+        """A tensor deployment goes on as a pipeline over its own nodes, with the context and rows that
+        clients were promised. Raises what `plan` raises."""
+        before = self._store.deployments.get(name)
         spec = admin_pb2.DeploymentSpec()
-        spec.CopyFrom(asked)
+        spec.CopyFrom(before.asked)
+        spec.context, spec.max_rows = before.plan.spec.context, before.plan.spec.max_rows
         spec.strategy, spec.backend, spec.clear_links, spec.or_pipeline = PIPELINE, "", False, False
         spec = self._survey.check(spec)
-        freed = [
-            stage.member for ring in self._store.deployments.get(name).plan.rings for stage in ring.stages
-        ]
+        freed = {stage.member for ring in before.plan.rings for stage in ring.stages}
         answers = await self._survey.ask(spec, freed=freed)
+        answers = {member: answer for member, answer in answers.items() if member in freed}
         async with self.changing:
             known = self._store.deployments.get(name)
-            if known.plan.spec.strategy == PIPELINE:
-                return
+            if (known.created, known.plan) != (before.created, before.plan):
+                return  # it fell back, moved, or was made anew meanwhile
             made = await self._survey.plan(spec, answers, digest=known.plan.profile.digest, freed=freed)
             made.reasons.append(f"a pipeline, because the tensor ring did not come up: {why}")
             with self._publisher.change():

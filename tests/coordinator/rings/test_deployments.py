@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sealring.coordinator.rings.deployments import DeploymentService
+from sealring.coordinator.store import StoredDeployment
 from sealring.mesh.errors import AlreadyExists
 from sealring.mesh.names import ring_id
 from sealring.v1 import admin_pb2
@@ -43,3 +45,33 @@ async def test_two_deployments_never_share_the_name_of_a_ring() -> None:
     with pytest.raises(AlreadyExists) as caught:
         await service.create(admin_pb2.DeploymentSpec(name=spelt, model="m"), "operator")
     assert caught.value.reason == "NAME_TAKEN"
+
+
+@pytest.mark.parametrize("remade", [False, True])
+async def test_what_falls_back_keeps_its_nodes_and_promises_unless_it_was_made_anew(remade: bool) -> None:
+    plan = admin_pb2.DeploymentPlan(
+        spec=admin_pb2.DeploymentSpec(name="demo", strategy="tensor", context=512, max_rows=4),
+        rings=[admin_pb2.RingPlan(stages=[admin_pb2.StagePlan(member=one) for one in ("a", "b")])],
+    )
+    asked = admin_pb2.DeploymentSpec(name="demo", strategy="tensor", clear_links=True, or_pipeline=True)
+    known = {"demo": StoredDeployment(asked, plan, 1)}
+
+    class Survey(FakeSurvey):
+        async def ask(self, spec: Any, *, freed: Any) -> Any:
+            if remade:
+                known["demo"] = StoredDeployment(asked, plan, 2)
+            return dict.fromkeys(["a", "b", "stranger"])
+
+        async def plan(self, spec: Any, answers: Any, *, digest: str, freed: Any) -> Any:
+            assert set(answers) == set(freed) == {"a", "b"}
+            return admin_pb2.DeploymentPlan(spec=spec)
+
+    deployments = SimpleNamespace(get=known.get, replace=lambda made: known.update(demo=made))
+    store: Any = SimpleNamespace(deployments=deployments, audit=SimpleNamespace(append=lambda *of: None))
+    publisher: Any = SimpleNamespace(change=nullcontext)
+    unused: Any = None
+    survey: Any = Survey()
+    await DeploymentService(store, publisher, survey, unused, clock=lambda: 0.0).fall_back("demo", "why")
+    made = known["demo"].plan.spec
+    assert (made.strategy == "tensor", made.clear_links) == (remade, False)
+    assert (made.context, made.max_rows) == (512, 4)
