@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces
-from sealring.api.chat import chat_request, parse_chat
+from sealring.api.chat import chat_request, parse_chat, text_of
 from sealring.api.errors import error_body
 from sealring.api.fields import as_list, as_object, bad, unsupported
 from sealring.api.patterns import pattern_of
@@ -225,6 +225,8 @@ def _messages(value: _Object, tools: _Tools) -> list[_Object]:
         kind = str(item.get("type") or "message")
         if kind == "message":
             role, content = item.get("role"), item.get("content")
+            if isinstance(content, list):
+                text_of([as_object(part, f"{param}.content") for part in content], f"{param}.content")
             if role in ("system", "developer") and not found:
                 system += content if isinstance(content, list) else [content]
             elif role == "assistant" and found and set(found[-1]) == {"role", "tool_calls"}:

@@ -218,7 +218,7 @@ async def test_what_codex_sends_is_taken(port: int, backend: Any) -> None:
         ({"background": True}, "background"),
         ({"text": {"format": {"type": "xml"}}}, "response_format.type"),
         ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "messages[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": 5}, "input"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),

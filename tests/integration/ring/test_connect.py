@@ -1,0 +1,59 @@
+"""What `sealring connect` writes or prints makes the tools work as it stands, in clear and sealed."""
+
+import asyncio
+import os
+import sys
+
+import pytest
+from agents import PYTHON
+from ringtest import CLUSTER
+
+pytestmark = [*CLUSTER, pytest.mark.agents]
+QUESTION = "What is the capital of France?"
+ANSWER = "The capital of France is Paris."
+
+
+async def _run(home, *command, stdin=None):
+    """What it prints, with this home folder."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={"HOME": str(home), "PATH": f"{PYTHON.parent}:{os.environ['PATH']}"},
+    )
+    async with asyncio.timeout(120):
+        told, errors = await process.communicate((stdin or "").encode())
+    assert process.returncode == 0, errors.decode()[-3000:]
+    return told.decode()
+
+
+async def _connect(home, url, *arguments):
+    own = (sys.executable, "-P", "-m", "sealring.cli", "connect", *arguments, "--url", url)
+    return await _run(home, *own)
+
+
+@pytest.fixture(params=["clear", "sealed"])
+def url(request, ring, sealed):
+    return sealed if request.param == "sealed" else ring.cluster.http_url
+
+
+async def test_llm_answers_with_what_is_written(url, tmp_path):
+    await _connect(tmp_path, url, "llm", "--write")
+    await _run(tmp_path, "llm", "keys", "set", "sealring", "--value", "none")
+    assert (await _run(tmp_path, "llm", "-m", "sealring", QUESTION)).strip() == ANSWER
+
+
+async def test_the_program_for_langchain_runs(url, tmp_path):
+    lines = (await _connect(tmp_path, url, "langchain")).replace("Hello!", QUESTION).splitlines()
+    start = lines.index("from langchain_openai import ChatOpenAI")
+    end = next(at for at, line in enumerate(lines) if line.startswith("print(model.invoke"))
+    program = "\n".join(lines[start : end + 1])
+    assert (await _run(tmp_path, str(PYTHON), "-", stdin=program)).strip() == ANSWER
+
+
+async def test_the_line_for_curl_runs(url, tmp_path):
+    told = (await _connect(tmp_path, url, "curl")).replace("Hello!", QUESTION)
+    line = told[told.index("curl ") :]
+    line = line[: line.index("}'") + 2]
+    assert ANSWER in await _run(tmp_path, "sh", "-c", line)
