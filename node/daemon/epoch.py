@@ -25,6 +25,7 @@ from sealring.mesh.errors import (
     SealringError,
 )
 from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.system.addresses import parse_address
 from sealring.node.daemon.carrier_process import LinkFigures
 from sealring.node.daemon.engine_process import EngineFigures, EngineSink
 from sealring.node.daemon.plan import EpochPlan
@@ -216,6 +217,7 @@ class MemberEpoch:
         self.engine: StageEngine | None = None
         self.kept: Sequence[control_pb2.KeptPrefix] = ()
         self.links: list[membership_pb2.LinkInfo] = []
+        self._group_address = ""
         self._group_addresses: Sequence[str] = ()
         self._workshop = workshop
         self._carrier: RingCarrier | None = None
@@ -382,7 +384,7 @@ class MemberEpoch:
             ring=plan.ring, epoch=plan.epoch, links=self.links, step_us=min(step, _MAX_UINT32)
         )
         if plan.backend:
-            prepared.group_address = self._workshop.group_address()
+            prepared.group_address = self._group_address = self._workshop.group_address()
         self._workshop.report(membership_pb2.MemberMessage(prepared=prepared))
 
     async def _form(self) -> None:
@@ -402,9 +404,12 @@ class MemberEpoch:
         """Raises EpochEnded (NO_GROUP)."""
         plan, engine = self.plan, self.engine
         assert engine is not None
-        if len(self._group_addresses) != plan.size:
+        addresses = self._group_addresses
+        if len(addresses) != plan.size or addresses[plan.rank] != self._group_address:
             raise InvalidInput("the commit does not name every rank's address", reason="BAD_EPOCH")
-        join = engine_pb2.JoinGroup(backend=plan.backend, rank=plan.rank, addresses=self._group_addresses)
+        for address in addresses:
+            parse_address(address)
+        join = engine_pb2.JoinGroup(backend=plan.backend, rank=plan.rank, addresses=addresses)
         self._joining = True
         try:
             await engine.join_group(join, GROUP_SECONDS)

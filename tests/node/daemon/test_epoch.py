@@ -226,18 +226,26 @@ async def test_the_engine_of_a_tensor_ring_joins_its_group_and_ends_with_the_epo
     assert not fails or shop.reason == "NO_GROUP"
 
 
-async def test_a_tensor_ring_is_not_formed_without_every_address() -> None:
+@pytest.mark.parametrize(
+    ("addresses", "reason"),
+    [
+        (["a:1"], "BAD_EPOCH"),
+        (["a:2", "b:1"], "BAD_EPOCH"),
+        (["a:1", "b"], "BAD_ADDRESS"),
+    ],
+)
+async def test_a_tensor_ring_is_not_formed_without_every_address(addresses: list[str], reason: str) -> None:
     shop = Workshop()
     epoch = MemberEpoch(Plan(2, backend="ring"), shop)
     epoch.prepare()
     for gate in GATES[:4]:
         shop.open(gate)
         await settle()
-    epoch.commit(["a:1"])
+    epoch.commit(addresses)
     shop.open("form")
     await settle()
     await epoch.closed()
-    assert shop.reason == "BAD_EPOCH"
+    assert shop.reason == reason
 
 
 async def up(plan: Any) -> MemberEpoch:
