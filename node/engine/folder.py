@@ -18,7 +18,7 @@ from sealring.node.engine import device
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.profile import digest, profile
-from sealring.node.engine.ranges import check_here, needed
+from sealring.node.engine.ranges import check_here, check_whole, needed
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import not_runnable
 from sealring.node.engine.staging.caches import OneRow
@@ -109,6 +109,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
     try:
         told = _teller(command.id, emit)
         if command.ranks > 1:
+            check_whole(path)
             place = command.rank, command.ranks
             stage: Stage = load_shard(path, *place, kv_bits=command.kv_bits, progress=told)
         else:

@@ -26,11 +26,15 @@ from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.node.engine.apart import answer
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect
-from sealring.node.engine.weights import load_lazily, read_header
+from sealring.node.engine.weights import load_lazily, read_header, weight_files
 from sealring.node.models.kept import note_of
+from sealring.node.models.manifest import PART, blank_parts
 
 Range = tuple[str, int, int]
 """A file's name and its bytes [first, end)."""
+
+_RECORDING = threading.Lock()
+"""One thread at a time puts its own `mx.load` in place: each has to find the real one."""
 
 _NODE = re.compile(r'\{ (\d+) \[label ="([^"]*)"')
 _INPUT = re.compile(r'"(\w+)" -> (\d+)')
@@ -72,21 +76,47 @@ def check_here(path: Path, lo: int, hi: int) -> None:
     What is not there reads as zeros, which would go unnoticed.
     """
     note = note_of(path)
-    if note is None or note.whole:
-        return
-    if not note.holds(needed(path, lo, hi)):
-        raise ModelError(
-            f"the folder {path.name} holds a part of the model, without all of the layers {lo} to {hi - 1}",
-            hint="fetch the rest: sealring model pull",
-            reason="MODEL_PART_MISSING",
+    if note is not None:
+        here = note.whole or note.holds(needed(path, lo, hi))
+    else:  # perhaps it was left behind by a copy
+        blank = _blank(path)
+        here = not any(blank.values()) or not any(
+            blank[name].intersection(range(first // PART, -(-end // PART)))
+            for name, first, end in needed(path, lo, hi)
         )
+    if not here:
+        raise _missing(path, f"without all of the layers {lo} to {hi - 1}")
+
+
+def check_whole(path: Path) -> None:
+    """Raises ModelError (MODEL_PART_MISSING) where a folder holds only parts of a model, by note or zeros."""
+    note = note_of(path)
+    if any(_blank(path).values()) if note is None else not note.whole:
+        raise _missing(path, "and all of it is needed")
+
+
+def _blank(path: Path) -> dict[str, set[int]]:
+    """The parts of each weight file that are all zeros."""
+    found = {}
+    for file in weight_files(path):
+        with file.open("rb") as stream:
+            found[file.name] = blank_parts(stream.fileno(), file.stat().st_size)
+    return found
+
+
+def _missing(path: Path, what: str) -> ModelError:
+    return ModelError(
+        f"the folder {path.name} holds a part of the model, {what}",
+        hint="fetch the rest: sealring model pull",
+        reason="MODEL_PART_MISSING",
+    )
 
 
 @contextmanager
 def _recorded() -> Iterator[list[tuple[str, str, mx.array]]]:
     """Every tensor that this thread loads meanwhile: its file, its name and the array."""
     loaded: list[tuple[str, str, mx.array]] = []
-    real, own = mx.load, threading.get_ident()
+    own = threading.get_ident()
 
     def load(file: Any, *arguments: Any, **named: Any) -> Any:
         got = real(file, *arguments, **named)
@@ -94,11 +124,13 @@ def _recorded() -> Iterator[list[tuple[str, str, mx.array]]]:
             loaded.extend((str(file), name, array) for name, array in got.items())
         return got
 
-    mx.load = load
-    try:
-        yield loaded
-    finally:
-        mx.load = real
+    with _RECORDING:
+        real = mx.load
+        mx.load = load
+        try:
+            yield loaded
+        finally:
+            mx.load = real
 
 
 def _sources(made: Sequence[mx.array], loaded: Sequence[mx.array]) -> list[int]:

@@ -29,6 +29,8 @@ MAX_BYTES = 3 << 40
 """Of all files: their hashes then fit into one message."""
 
 _BLOCK = 1 << 20
+_LOOK = 4096
+"""Bytes that show of nearly every part that it is no hole."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,27 @@ def hash_part(descriptor: int, size: int, part: int, stop: threading.Event | Non
     return total.digest()
 
 
+def blank_parts(descriptor: int, size: int) -> set[int]:
+    """The parts of a weight file of `size` bytes that are all zeros, as holes are read. Raises OSError."""
+    return {part for part in range(-(-size // PART)) if _is_blank(descriptor, size, part)}
+
+
+def _is_blank(descriptor: int, size: int, part: int) -> bool:
+    at, end, length = part * PART, min((part + 1) * PART, size), _LOOK
+    while at < end:
+        block = os.pread(descriptor, min(length, end - at), at)
+        if not block or block.count(0) < len(block):
+            return False
+        at, length = at + len(block), _BLOCK
+    return True
+
+
 def _read(folder: Path, name: str, stop: threading.Event | None) -> ModelFile:
     descriptor = open_inside(folder, name)
     try:
         size = os.fstat(descriptor).st_size
+        if name.endswith(".safetensors") and blank_parts(descriptor, size):
+            raise _unusable(folder, f"holds only a part of {name}: the rest is zeros")
         parts = range(-(-size // PART))
         return ModelFile(name, size, b"".join(hash_part(descriptor, size, part, stop) for part in parts))
     finally:

@@ -15,6 +15,7 @@ from sealring.node.engine.check import check
 from sealring.node.engine.profile import profile
 from sealring.node.engine.weights import load_stage
 from sealring.node.models import kept, landing, manifest, splitting
+from sealring.node.models.folders import NOTE
 
 Folder = Callable[..., Path]
 PART = 4096
@@ -22,7 +23,7 @@ PART = 4096
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, landing, kept, splitting):
+    for module in (manifest, landing, kept, splitting, ranges):
         monkeypatch.setattr(module, "PART", PART)
 
 
@@ -53,6 +54,13 @@ def test_parts_of_a_split_serve_their_stages_and_no_others(
             read(made[1][0])
         assert raised.value.reason == "MODEL_PART_MISSING"
     ranges.check_here(folder, 0, 5)
+    ranges.check_whole(folder)
+    (made[1][0] / NOTE).unlink()
+    ranges.check_here(made[1][0], 2, 3)
+    for ask in (lambda path: ranges.check_here(path, 0, 2), ranges.check_whole, manifest.Manifest.of):
+        with pytest.raises(ModelError) as raised:
+            ask(made[1][0])
+        assert raised.value.reason in ("MODEL_PART_MISSING", "MODEL_FOLDER_UNUSABLE")
 
 
 def test_a_part_that_was_begun_is_gone_on_with(
