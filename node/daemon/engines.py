@@ -94,9 +94,11 @@ class EngineKeeper:
             if error.metadata.get("fetchable") != "yes":
                 raise
         else:
-            note = await asyncio.to_thread(note_of, path)
-            if note is None or (note.whole if needs is None else note.holds(await needs(path))):
-                return path
+            own = self._fetcher.place(name)  # more than the owner's part of it may have come there
+            for place in (path, own) if own != path and own.is_dir() else (path,):
+                note = await asyncio.to_thread(note_of, place)
+                if note is None or note.whole or (needs is not None and note.holds(await needs(place))):
+                    return place
         return await self._fetcher.fetch(name, needs)
 
     async def _ranges(self, lo: int, hi: int, path: Path) -> list[tuple[str, int, int]]:

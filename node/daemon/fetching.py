@@ -206,7 +206,7 @@ class Fetcher:
     async def _fetch(self, name: str, needs: Needs | None) -> Path:
         pull = self.pulls[name]
         async with self._turn:
-            found = await asyncio.to_thread(_whole, name, self._folders)
+            found = await asyncio.to_thread(_whole, name, (self._home, *self._folders))
             if found is not None:
                 return found
             landing = await asyncio.to_thread(Landing, self._home, name)
@@ -274,9 +274,12 @@ def _checked(name: str) -> str:
 
 
 def _whole(name: str, folders: Sequence[Path]) -> Path | None:
-    with contextlib.suppress(NotFound):
-        found = local_model(name, folders)
-        return None if found is None or is_part(found) else found
+    """The first folder that holds all of a model: a part may lie before it."""
+    for folder in folders:
+        with contextlib.suppress(NotFound):
+            found = local_model(name, [folder])
+            if found is not None and not is_part(found):
+                return found
     return None
 
 

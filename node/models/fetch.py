@@ -72,7 +72,7 @@ def fetch(model: str, into: Path, frames: FrameSocket) -> None:
                 reason="MODEL_TOO_LARGE",
             )
         frames.send(engine_pb2.HubEvent(size=size))
-        check_disk(into, size - sum(path.stat().st_size for path in into.rglob("*") if path.is_file()))
+        check_disk(into, size - sum(_written(path) for path in into.rglob("*") if path.is_file()))
         for file in files:
             if file.lfs is None:
                 huggingface_hub.hf_hub_download(model, file.rfilename, revision=info.sha, local_dir=into)
@@ -114,6 +114,12 @@ def _fetch_large(model: str, revision: str, name: str, digest: str, into: Path) 
         partial.unlink()
         raise ModelError(f"{name} is not what the hub says", hint="try again", reason="MODEL_PART_DAMAGED")
     partial.replace(path)
+
+
+def _written(path: Path) -> int:
+    """Bytes of a file that need no more room: what a member has begun has holes, POSIX blocks are of 512."""
+    status = path.stat()
+    return min(status.st_size, status.st_blocks * 512)
 
 
 def _digest(path: Path) -> str:

@@ -197,3 +197,14 @@ async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(
     members.names = ()
     with pytest.raises(NotFound):
         await keeper.for_stage("model", (4, 9))  # the hub knows no such name
+    later = tmp_path / "later"
+    later.mkdir()
+    source.rename(later / "model")  # behind the part, as what is fetched lies behind the owner's
+    fetcher = Fetcher([home, later], later, members, allowed=True)  # type: ignore[arg-type]
+    members.asked.clear()
+    keeper = EngineKeeper([home, later], MemoryMeter(None), fetcher)
+    monkeypatch.setattr(keeper, "_ranges", ranges)
+    for layers in ((4, 9), None):
+        assert await keeper.for_stage("model", layers) == later / "model"
+    assert await fetcher.fetch("model") == later / "model"
+    assert not members.asked

@@ -139,6 +139,12 @@ def test_a_repository_of_very_many_files_is_refused(tmp_path: Path, monkeypatch:
     assert raised.value.reason == "MODEL_TOO_LARGE"
 
 
+def test_holes_take_no_room_yet(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as stream:
+        stream.truncate(1 << 20)
+    assert fetch._written(tmp_path / "file") < 1 << 20
+
+
 def test_it_dies_with_its_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     monkeypatch.setattr(fetch.os, "_exit", ended.append)
