@@ -80,7 +80,8 @@ class Fetcher:
         self._held: list[Held] = []
         self._found: dict[Path, tuple[Held, bool, tuple[int, int]]] = {}
         self._turn = asyncio.Lock()
-        self._running: dict[str, asyncio.Task[Path]] = {}
+        self._running: dict[tuple[str, bool], asyncio.Task[Path]] = {}
+        """By the model's name, and whether it is all of it that is asked for."""
 
     def begin(self, name: str, needs: Needs | None = None) -> asyncio.Task[Path]:
         """Begins to bring a model here, or what `needs` asks of it, or joins what is under way.
@@ -93,12 +94,16 @@ class Fetcher:
                 hint="set allow_downloads on the node, or copy the model there",
                 reason="DOWNLOADS_NOT_ALLOWED",
             )
-        if _checked(name) not in self._running:
-            task = asyncio.get_running_loop().create_task(self._fetch(name, needs))
-            self.pulls[name] = Pull(name)
-            self._running[name] = task
-            task.add_done_callback(partial(self._over, name))
-        return self._running[name]
+        key = _checked(name), needs is None
+        if key not in self._running:
+            pull = self.pulls[name] = Pull(name)
+            task = asyncio.get_running_loop().create_task(self._fetch(pull, needs))
+            self._running[key] = task
+            task.add_done_callback(partial(self._over, key, pull))
+        return self._running[key]
+
+    def _under_way(self, name: str) -> list[asyncio.Task[Path]]:
+        return [task for (one, _), task in self._running.items() if one == name]
 
     async def fetch(self, name: str, needs: Needs | None = None) -> Path:
         """The folder of a model, which is brought here first; with `needs` what that asks of it, where a
@@ -106,9 +111,9 @@ class Fetcher:
 
         Raises as `begin`, NotFound, ResourceExhausted (DISK_FULL), Unavailable, ConfigError.
         """
-        under_way = self._running.get(name)
-        if under_way is not None:  # perhaps for something else of it
-            await asyncio.wait((under_way,))
+        under_way = self._under_way(name)
+        if under_way:  # perhaps for something else of it
+            await asyncio.wait(under_way)
         return await asyncio.shield(self.begin(name, needs))
 
     def place(self, name: str) -> Path:
@@ -121,10 +126,11 @@ class Fetcher:
         Raises NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME), and FailedPrecondition
         (MODEL_NOT_FETCHED_HERE) for a folder that the owner put there.
         """
-        task = self._running.get(_checked(name))
-        if task is not None:
+        tasks = self._under_way(_checked(name))
+        for task in tasks:
             task.cancel()
-            await asyncio.wait((task,))
+        if tasks:
+            await asyncio.wait(tasks)
         self.pulls.pop(name, None)
         partial, target = places(self._home, name)
         if not partial.exists() and not target.exists():
@@ -192,19 +198,19 @@ class Fetcher:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _over(self, name: str, task: asyncio.Task[Path]) -> None:
-        del self._running[name]
-        pull = self.pulls.get(name)
+    def _over(self, key: tuple[str, bool], pull: Pull, task: asyncio.Task[Path]) -> None:
+        del self._running[key]
         if task.cancelled() or task.exception() is None:
-            self.pulls.pop(name, None)
-        elif pull is not None:
+            if self.pulls.get(pull.name) is pull:
+                del self.pulls[pull.name]
+        else:
             error = task.exception()
             told = str(error) if isinstance(error, SealringError) else "an internal error"
             pull.problem = "".join(one if one.isprintable() else " " for one in told)[:_MAX_PROBLEM]
-            log.warning("model_not_fetched", model=name, why=pull.problem)
+            log.warning("model_not_fetched", model=pull.name, why=pull.problem)
 
-    async def _fetch(self, name: str, needs: Needs | None) -> Path:
-        pull = self.pulls[name]
+    async def _fetch(self, pull: Pull, needs: Needs | None) -> Path:
+        name = pull.name
         async with self._turn:
             found = await asyncio.to_thread(_whole, name, (self._home, *self._folders))
             if found is not None:

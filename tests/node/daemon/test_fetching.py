@@ -99,6 +99,22 @@ async def test_who_gives_up_does_not_end_it_and_a_second_one_joins(tmp_path: Pat
     assert members.asked == ["model"]
 
 
+async def test_all_of_a_model_follows_a_part_that_is_coming(tmp_path: Path) -> None:
+    members = Members()
+    members.may.clear()
+    fetcher = make(tmp_path, members)
+
+    async def needs(path: Path) -> list[tuple[str, int, int]]:
+        return []
+
+    tasks = [fetcher.begin("model", needs), fetcher.begin("model"), fetcher.begin("model")]
+    members.may.set()
+    await asyncio.wait(tasks)
+    assert members.asked == ["model", "model"]
+    assert all(isinstance(task.exception(), NotFound) for task in tasks)
+    assert fetcher.pulls["model"].problem
+
+
 async def test_nothing_is_fetched_where_the_owner_does_not_allow_it(tmp_path: Path) -> None:
     members = Members("model")
     with pytest.raises(FailedPrecondition) as raised:
