@@ -28,7 +28,8 @@ class Widened:
     """A stage whose outputs are not what it said."""
 
     def __init__(self, stage: Stage) -> None:
-        self.spec, self.make_cache = stage.spec, stage.make_cache
+        self.spec, self.make_cache, self.positions = stage.spec, stage.make_cache, stage.positions
+        self.computed_as = stage.computed_as
         self._stage = stage
 
     def __call__(self, inputs: list[mx.array], cache: Any) -> list[mx.array]:

@@ -148,6 +148,10 @@ def test_converted_as_mlx_lm_converts_it_and_never_twice_in_memory(
     )
     if convert is awq:  # which unpacks each 4 bits to 64, some times over
         layer = max(64 * array.nbytes for array in stage.kept)
+    if (
+        convert is deepseek_v3
+    ):  # which has a parameter some times over, as far as MLX runs ahead of what it frees
+        layer = max(5 * array.nbytes for array in stage.kept)
     assert mx.get_peak_memory() - before < stage.weight_bytes + layer + 64 * 1024
     assert parts == sorted(parts)
     assert len(parts) == len(stage.kept)
