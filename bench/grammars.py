@@ -1,8 +1,8 @@
 """What answers by a schema cost a step of 8 rows of a large vocabulary, and what rows without one pay for it.
 
-CPU time of one process, of steps of two layers and so many words, by turns and the least,
-which is as small as a last stage gets: masks are a smaller part of any other. Two lanes take turns, as lanes
-of a ring do. One never has a grammar; the other has eight, or none. The vocabulary is made up of syllables.
+CPU time of one process, the least of several steps by turns. A step has two layers and so many words, which
+is as small as a last stage gets: masks are a smaller part of any other. Two lanes take turns, as lanes of a
+ring do. One never has a grammar; the other has eight, or none. The vocabulary is made up of syllables.
 """
 
 from __future__ import annotations
@@ -62,11 +62,7 @@ def run(options: argparse.Namespace) -> Result:
         rows = [
             RowParameters(matcher=grammars.start(compiled[row], ()) if held else None) for row in range(ROWS)
         ]
-        sampler, cache = (
-            Sampler(rows, [0] * ROWS),
-            model.make_cache() if hasattr(model, "make_cache") else None,
-        )
-        state = SimpleNamespace(tokens=mx.zeros((ROWS, 1), mx.int32), cache=cache)
+        sampler, state = Sampler(rows, [0] * ROWS), SimpleNamespace(tokens=mx.zeros((ROWS, 1), mx.int32))
 
         def step() -> float:
             begun = time.process_time()

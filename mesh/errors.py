@@ -132,6 +132,8 @@ class EpochEnded(Unavailable):
     """The ring's epoch ended while the work was under way."""
 
     default_reason = "EPOCH_ENDED"
+    no_group = "NO_GROUP"
+    """The reason where an engine did not come into the group of its tensor ring."""
 
 
 class HandshakeError(PermissionDenied):

@@ -6,6 +6,7 @@ from sealring.mesh.crypto.identity import check_member_id
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.names import check_deployment_name
 from sealring.mesh.prompt.deployment_limits import (
+    BACKENDS,
     MAX_CONTEXT,
     MAX_LAYERS,
     MAX_PREFILL_CHUNK,
@@ -19,7 +20,6 @@ from sealring.v1 import admin_pb2
 DEFAULT_PREFILL_CHUNK = 256
 KV_BITS = (8, 4)
 PIPELINE, TENSOR = "pipeline", "tensor"
-BACKENDS = ("ring", "jaccl", "nccl")
 RANKS = (2, 4, 8)
 _MAX_MODEL = 256
 

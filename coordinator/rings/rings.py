@@ -16,7 +16,7 @@ from sealring.coordinator.store import Store, StoredDeployment
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.coordinator.streams.watchers import Watchers, roster_event
 from sealring.mesh.clock import Clock, monotonic_clock
-from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
+from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, NotFound
 from sealring.mesh.rpc.problem import from_problem, one_line
 from sealring.mesh.rpc.protocol import agree
 from sealring.v1 import admin_pb2, membership_pb2
@@ -30,9 +30,6 @@ long for the new member to load."""
 _MAX_REASON = 200
 _MAX_WHAT = 64
 _MAX_ADDRESS = 64
-NO_GROUP = "NO_GROUP"
-"""What a member says whose engine did not come into the group of its tensor ring."""
-
 _GROUPLESS_EPOCHS = 2
 """Epochs in a row without a group, after which a deployment that may becomes a pipeline."""
 
@@ -234,7 +231,7 @@ class Rings:
         actions = running.machine.fault(member, message.epoch, reason, self._clock(), root=root)
         self._apply(message.ring, actions)
         if forming:
-            running.groupless = running.groupless + 1 if problem.reason == NO_GROUP else 0
+            running.groupless = running.groupless + 1 if problem.reason == EpochEnded.no_group else 0
             if running.spec.or_pipeline and running.groupless >= _GROUPLESS_EPOCHS:
                 running.groupless = 0
                 self.on_no_group(running.spec.name, reason)

@@ -1,5 +1,8 @@
 """What a deployment may ask for at most: one place for the command line, the coordinator and the nodes."""
 
+BACKENDS = ("ring", "jaccl", "nccl")
+"""Of MLX's groups, for tensor deployments."""
+
 MAX_CONTEXT = 1 << 24
 """Tokens."""
 

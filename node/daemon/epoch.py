@@ -541,12 +541,12 @@ def _gateway_over(goodbye: str) -> EpochEnded:
 
 def _no_group(backend: str, error: SealringError) -> EpochEnded:
     """The end of an epoch in which the engine's join came to nothing, however it did."""
-    if isinstance(error, EpochEnded) and error.reason == "NO_GROUP":
+    if isinstance(error, EpochEnded) and error.reason == EpochEnded.no_group:
         return error
     return EpochEnded(
         f"MLX's {backend} group did not come up: {error.message}",
         hint="--or-pipeline serves without it",
-        reason="NO_GROUP",
+        reason=EpochEnded.no_group,
     )
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sealring.mesh.errors import FailedPrecondition, InvalidInput
-from sealring.mesh.prompt.deployment_limits import MAX_PREFILL_CHUNK, MAX_ROWS
+from sealring.mesh.prompt.deployment_limits import BACKENDS, MAX_PREFILL_CHUNK, MAX_ROWS
 from sealring.mesh.roster.model import Ring, RingMember, Roster
 from sealring.mesh.rpc.protocol import check_speaks
 from sealring.node.link.keys import LinkParams
 from sealring.v1 import membership_pb2
 
 KV_BITS = (0, 4, 8)
-BACKENDS = ("ring", "jaccl", "nccl")
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ import mlx.core as mx
 from sealring.mesh.errors import EpochEnded
 from sealring.node.engine.staging.shards import Group
 
-NO_GROUP = "NO_GROUP"
-
 
 def form(backend: str, rank: int, addresses: Sequence[str]) -> Group:
     """The group of all ranks at `addresses` (ip:port), once a sum over it is right.
@@ -56,5 +54,5 @@ def no_group(backend: str, why: str) -> EpochEnded:
     return EpochEnded(
         f"MLX's {backend} group did not come up: {why}",
         hint="sealring doctor looks at what it needs; --or-pipeline serves without it",
-        reason=NO_GROUP,
+        reason=EpochEnded.no_group,
     )

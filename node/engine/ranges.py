@@ -27,8 +27,8 @@ from sealring.node.engine.apart import answer
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.weights import load_lazily, read_header, weight_files
-from sealring.node.models.kept import note_of
-from sealring.node.models.manifest import PART, blank_parts
+from sealring.node.models.kept import note_of, parts_between
+from sealring.node.models.manifest import blank_parts
 
 Range = tuple[str, int, int]
 """A file's name and its bytes [first, end)."""
@@ -81,8 +81,7 @@ def check_here(path: Path, lo: int, hi: int) -> None:
     else:  # perhaps it was left behind by a copy
         blank = _blank(path)
         here = not any(blank.values()) or not any(
-            blank[name].intersection(range(first // PART, -(-end // PART)))
-            for name, first, end in needed(path, lo, hi)
+            blank[name].intersection(parts_between(first, end)) for name, first, end in needed(path, lo, hi)
         )
     if not here:
         raise _missing(path, f"without all of the layers {lo} to {hi - 1}")

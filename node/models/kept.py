@@ -75,8 +75,7 @@ class Note:
         """Whether these bytes [first, end) of files are here."""
         here = {file.name: have for file, have in zip(self.manifest.files, self.have, strict=True)}
         return all(
-            name in here and here[name].issuperset(range(first // PART, -(-end // PART)))
-            for name, first, end in ranges
+            name in here and here[name].issuperset(parts_between(first, end)) for name, first, end in ranges
         )
 
     def write(self, file: Path) -> None:
@@ -153,16 +152,21 @@ def headers(manifest: Manifest, wanted: Parts, folder: Path) -> Parts:
         if file.is_weights:
             with (folder / file.name).open("rb") as stream:
                 end = 8 + int.from_bytes(stream.read(8), "little")
-            parts |= frozenset(range(min(file.parts, -(-end // PART))))
+            parts |= frozenset(parts_between(0, min(file.size, end)))
         more.append(parts)
     return more
+
+
+def parts_between(first: int, end: int) -> range:
+    """The parts that the bytes [first, end) of a file lie in."""
+    return range(first // PART, -(-end // PART))
 
 
 def with_ranges(manifest: Manifest, wanted: Parts, ranges: Iterable[tuple[str, int, int]]) -> Parts:
     """With the parts that these bytes [first, end) of files lie in."""
     more = {file.name: set(parts) for file, parts in zip(manifest.files, wanted, strict=True)}
     for name, first, end in ranges:
-        more[name].update(range(first // PART, -(-end // PART)))
+        more[name].update(parts_between(first, end))
     return [frozenset(more[file.name]) for file in manifest.files]
 
 

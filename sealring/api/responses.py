@@ -225,8 +225,10 @@ def _messages(value: _Object, tools: _Tools) -> list[_Object]:
         kind = str(item.get("type") or "message")
         if kind == "message":
             role, content = item.get("role"), item.get("content")
-            if isinstance(content, list):
-                text_of([as_object(part, f"{param}.content") for part in content], f"{param}.content")
+            if content and isinstance(content, list):
+                content = text_of(
+                    [as_object(part, f"{param}.content") for part in content], f"{param}.content"
+                )
             if role in ("system", "developer") and not found:
                 system += content if isinstance(content, list) else [content]
             elif role == "assistant" and found and set(found[-1]) == {"role", "tool_calls"}:

@@ -31,17 +31,7 @@ async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(
     ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64, speculate=True)
     assert ring.deployment.plan.spec.kv_bits == kv_bits
 
-    async def row(contents, max_tokens, delay):
-        await asyncio.sleep(delay)
-        return await ring.ask(chat(*contents), max_tokens)
-
-    replies = await asyncio.gather(*(row(*one) for one in ROWS))
-    for (contents, max_tokens, _), reply in zip(ROWS, replies, strict=True):
-        messages = [
-            {"role": ("user", "assistant")[number % 2], "content": content}
-            for number, content in enumerate(contents)
-        ]
-        assert reply == reference.reply(messages, max_tokens, kv_bits=kv_bits)
+    await rows_come_and_go(ring, reference, kv_bits)
 
 
 @SHAPES
@@ -83,3 +73,19 @@ async def checked(ring, reference, messages, kv_bits, max_tokens=24):
     expected = reference.reply(messages, max_tokens, kv_bits=kv_bits)
     assert (answer.text, answer.prompt_tokens) == (expected.text, expected.prompt_tokens)
     return answer
+
+
+async def rows_come_and_go(ring, reference, kv_bits):
+    """Each of ROWS gets the tokens of the whole model."""
+
+    async def row(contents, max_tokens, delay):
+        await asyncio.sleep(delay)
+        return await ring.ask(chat(*contents), max_tokens)
+
+    replies = await asyncio.gather(*(row(*one) for one in ROWS))
+    for (contents, max_tokens, _), reply in zip(ROWS, replies, strict=True):
+        messages = [
+            {"role": ("user", "assistant")[number % 2], "content": content}
+            for number, content in enumerate(contents)
+        ]
+        assert reply == reference.reply(messages, max_tokens, kv_bits=kv_bits)

@@ -8,7 +8,7 @@ from sharing import ask
 
 from sealring.mesh.errors import FailedPrecondition
 
-from .test_exact import QUESTIONS, ROWS, checked, dialogue
+from .test_exact import QUESTIONS, checked, dialogue, rows_come_and_go
 
 pytestmark = CLUSTER
 TENSOR = {"strategy": "tensor", "clear_links": True, "stages": 2, "prefill_chunk": 64}
@@ -17,17 +17,7 @@ TENSOR = {"strategy": "tensor", "clear_links": True, "stages": 2, "prefill_chunk
 async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(arrangements, reference):
     ring = await arrangements.have(**TENSOR)
 
-    async def row(contents, max_tokens, delay):
-        await asyncio.sleep(delay)
-        return await ring.ask(chat(*contents), max_tokens)
-
-    replies = await asyncio.gather(*(row(*one) for one in ROWS))
-    for (contents, max_tokens, _), reply in zip(ROWS, replies, strict=True):
-        messages = [
-            {"role": ("user", "assistant")[number % 2], "content": content}
-            for number, content in enumerate(contents)
-        ]
-        assert reply == reference.reply(messages, max_tokens)
+    await rows_come_and_go(ring, reference, 0)
     for number, question in enumerate(QUESTIONS):
         answer = await checked(ring, reference, dialogue(question), 0)
         assert (answer.cached >= 64) == (number > 0)

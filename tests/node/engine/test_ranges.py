@@ -23,7 +23,7 @@ PART = 4096
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, landing, kept, splitting, ranges):
+    for module in (manifest, landing, kept, splitting):
         monkeypatch.setattr(module, "PART", PART)
 
 
