@@ -62,8 +62,8 @@ output head are whole on every node, and all of them need the memory of the smal
   `sealring doctor --cluster` shows all three, and which RDMA device leads to which node: put that list into
   a file, name it in each node's environment as MLX_IBV_DEVICES, and name the nodes with `--member` in the
   same order.
-* `--or-pipeline`: where the backend does not come up twice in a row, the same nodes serve as a pipeline,
-  sealed, and `sealring deployment list` and the audit log say so.
+* `--or-pipeline`: a ring whose backend does not come up twice in a row becomes a pipeline over its own nodes,
+  sealed, and `sealring deployment list` and the audit log say so. Other replicas stay as they are.
 * When a node is lost, all others load their part anew.
 """
 

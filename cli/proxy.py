@@ -46,4 +46,6 @@ async def serve(client: AsyncClient, listen: str, *, say: Callable[[str], None])
 
 def _answered_by(ring: Ring) -> str:
     members = ", ".join(f"{one.id[:8]} ({one.level})" for one in ring.members)
+    if ring.clear_links:
+        return f"{ring.deployment} is not answered by ring {ring.id}, whose links are in clear: {members}"
     return f"{ring.deployment} is answered by ring {ring.id}, trust {ring.min_trust}: {members}"

@@ -81,6 +81,8 @@ def describe_roster(found: Roster) -> dict[str, Any]:
                 "id": ring.id,
                 "deployment": ring.deployment,
                 "model": ring.model,
+                "strategy": ring.strategy,
+                "clear_links": ring.clear_links,
                 "context": ring.context,
                 "min_trust": level_of(ring.min_trust),
                 "members": [

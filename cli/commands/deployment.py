@@ -371,7 +371,7 @@ def print_plan(plan: Any) -> None:
             [
                 stage.rank,
                 stage.member_name or stage.member[:16],
-                f"{stage.first_layer}-{stage.end_layer - 1}",
+                layers_of(ring, stage),
                 size(stage.weight_bytes),
                 size(stage.kv_bytes),
                 size(stage.memory_usable),
@@ -381,11 +381,18 @@ def print_plan(plan: Any) -> None:
         ]
         title = f"{plan.spec.name}: ring {ring.ring}, minimum trust {level_of(ring.min_trust)}"
         title += f", KV in {plan.spec.kv_bits} bits" if plan.spec.kv_bits else ""
-        title += f", links in clear ({plan.spec.backend})" if plan.spec.clear_links else ""
+        clear = plan.spec.clear_links and not ring.pipeline
+        title += f", links in clear ({plan.spec.backend})" if clear else ""
         columns = ["rank", "node", "layers", "weights", "KV per row", "usable", "trust"]
         print_table(columns, rows, title=title)
     for reason in plan.reasons:
         print_data(reason)
+
+
+def layers_of(ring: Any, stage: Any) -> str:
+    """Which layers a planned stage holds, and of a tensor ring how much of each."""
+    whole = len(ring.stages) > 1 and all(one.first_layer == 0 for one in ring.stages)
+    return f"{stage.first_layer}-{stage.end_layer - 1}" + (f", 1/{len(ring.stages)} of each" if whole else "")
 
 
 def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
@@ -401,7 +408,7 @@ def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
         if node["id"] in stages:
             ring, stage = stages[node["id"]]
             after = stage.weight_bytes + min(ring.kv_budget, plan.spec.max_rows * stage.kv_bytes)
-            where = f"{ring.ring} {stage.first_layer}-{stage.end_layer - 1}"
+            where = f"{ring.ring} {layers_of(ring, stage)}"
         free = size(max(0, usable - after))
         rows.append([node["name"], size(usable), size(before), size(after), free, where])
     print_table(["node", "usable", "before", "after", "free after", "ring"], rows, title="memory of nodes")
@@ -414,7 +421,8 @@ def print_deployments(found: list[dict[str, Any]]) -> None:
         spec = one["plan"]["spec"]
         for ring in one["rings"] or [{}]:
             suites = sorted({link["suite"] for link in ring.get("links", [])})
-            suites += ["layers' sums in clear"] * bool(spec["clear_links"])
+            sealed = {planned["ring"] for planned in one["plan"]["rings"] if planned["pipeline"]}
+            suites += ["layers' sums in clear"] * (spec["clear_links"] and ring.get("ring") not in sealed)
             rows.append(
                 [
                     spec["name"],

@@ -76,6 +76,7 @@ def create_dashboard(
                 "ring": ring.id,
                 "deployment": ring.deployment,
                 "min_trust": level_of(ring.min_trust),
+                "clear_links": ring.clear_links,
                 "members": [
                     {"id": one.id, "level": one.level, "layers": list(one.layers)} for one in ring.members
                 ],

@@ -91,17 +91,19 @@ function ringCard(deployment, ring) {
   const card = make("div", "", "ring");
   const title = make("strong", `${deployment.plan.spec.name} `);
   const epoch = ring.phase === "serving" ? `epoch ${ring.epoch}` : ring.reason || "";
+  const planned = deployment.plan.rings.find((one) => one.ring === ring.ring);
+  const tensor = deployment.plan.spec.clear_links && !planned?.pipeline;
   const links = [...new Set(ring.links.map((one) => one.suite))].join(", ") +
-    (deployment.plan.spec.clear_links ? "; layers' sums in clear" : "");
+    (tensor ? "; WHAT LAYERS ADD UP IS IN CLEAR" : "");
   card.append(title, make("span", ring.phase, ring.phase), make("span", ` ${epoch} `));
   card.append(make("div", `ring ${ring.ring}${links ? `, links ${links}` : ""}`, "small"));
   if (ring.phase === "serving" && ring.reason) card.append(make("div", `last change: ${ring.reason}`, "small"));
   const stages = make("div", "", "stages");
-  const planned = deployment.plan.rings.find((one) => one.ring === ring.ring);
   for (const stage of planned?.stages ?? []) {
     const box = make("div", "", `stage ${stage.trust}`);
     box.append(make("strong", stage.member_name));
-    box.append(make("div", `layers ${stage.first_layer} to ${stage.end_layer - 1}`));
+    const part = tensor ? `1/${planned.stages.length} of each of ` : "";
+    box.append(make("div", `${part}layers ${stage.first_layer} to ${stage.end_layer - 1}`));
     box.append(make("div", `trust ${stage.trust}, ${size(stage.weight_bytes)}`, "small"));
     stages.append(box);
   }
@@ -173,6 +175,10 @@ function showSeers() {
   element("seers").replaceChildren();
   for (const ring of serving) {
     const members = ring.members.map((one) => `${name(one.id)} (${one.level})`);
+    if (ring.clear_links) {
+      element("seers").append(make("div", `Ring ${ring.ring} computes over links in clear: it gets no sealed prompt, and so none from here.`, "down"));
+      continue;
+    }
     element("seers").append(
       make("div", `The prompt is sealed for ${members[0]}, the head of ring ${ring.ring}: it reads prompt and answer.`),
       make("div", `The ring's other members compute on it: ${members.slice(1).join(", ") || "none"}. Minimum trust: ${ring.min_trust}. The gateway cannot read it.`, "small"),

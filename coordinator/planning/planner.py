@@ -254,6 +254,20 @@ def _ring_plan(name: str, demand: Demand, ring: Ring, whole: bool) -> admin_pb2.
     )
 
 
+def with_ring(
+    plan: admin_pb2.DeploymentPlan, name: str, ring: admin_pb2.RingPlan
+) -> admin_pb2.DeploymentPlan:
+    """The plan with another ring in the place of the one of that name."""
+    changed = admin_pb2.DeploymentPlan()
+    changed.CopyFrom(plan)
+    for place in changed.rings:
+        if place.ring == name:
+            place.CopyFrom(ring)
+            place.ring = name
+    changed.plan_hash = plan_hash(changed.spec, changed.profile, changed.rings)
+    return changed
+
+
 def plan_hash(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: Iterable[admin_pb2.RingPlan]
 ) -> str:

@@ -56,6 +56,11 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
     return checked
 
 
+def as_pipeline(spec: admin_pb2.DeploymentSpec) -> None:
+    """Makes a tensor deployment's specification that of a ring whose group does not come up."""
+    spec.strategy, spec.backend, spec.clear_links, spec.or_pipeline = PIPELINE, "", False, False
+
+
 def _check_tensor(spec: admin_pb2.DeploymentSpec) -> None:
     """Nobody gets links in clear who has not said so."""
     if not spec.clear_links:

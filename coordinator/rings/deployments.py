@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from sealring.coordinator.planning.specs import PIPELINE
+from sealring.coordinator.planning.planner import CLEAR, with_ring
+from sealring.coordinator.planning.specs import as_pipeline
 from sealring.coordinator.planning.survey import Survey
 from sealring.coordinator.rings.rings import Rings
 from sealring.coordinator.roster.publisher import RosterPublisher
@@ -52,28 +53,36 @@ class DeploymentService:
                 self._store.audit.append(now, actor, "create_deployment", spec.name, details)
         return made
 
-    async def fall_back(self, name: str, why: str) -> None:
-        """A tensor deployment goes on as a pipeline over its own nodes, with the context and rows that
-        clients were promised. Raises what `plan` raises."""
+    async def fall_back(self, name: str, ring: str, why: str) -> None:
+        """A tensor deployment's ring goes on as a pipeline over its own nodes, with the context and rows that
+        clients were promised; its other rings stay. Raises what `plan` raises."""
         before = self._store.deployments.get(name)
+        old = next((one for one in before.plan.rings if one.ring == ring), None)
+        if old is None:  # its deployment was deleted and made anew
+            return
         spec = admin_pb2.DeploymentSpec()
         spec.CopyFrom(before.asked)
         spec.context, spec.max_rows = before.plan.spec.context, before.plan.spec.max_rows
-        spec.strategy, spec.backend, spec.clear_links, spec.or_pipeline = PIPELINE, "", False, False
+        spec.replicas, spec.members[:] = 1, []
+        as_pipeline(spec)
         spec = self._survey.check(spec)
-        freed = {stage.member for ring in before.plan.rings for stage in ring.stages}
+        freed = {stage.member for stage in old.stages}
         answers = await self._survey.ask(spec, freed=freed)
         answers = {member: answer for member, answer in answers.items() if member in freed}
         async with self.changing:
             known = self._store.deployments.get(name)
-            if (known.created, known.plan) != (before.created, before.plan):
+            if known.created != before.created or old not in known.plan.rings:
                 return  # it fell back, moved, or was made anew meanwhile
             made = await self._survey.plan(spec, answers, digest=known.plan.profile.digest, freed=freed)
-            made.reasons.append(f"a pipeline, because the tensor ring did not come up: {why}")
+            made.rings[0].pipeline = True
+            changed = with_ring(known.plan, ring, made.rings[0])
+            if all(one.pipeline for one in changed.rings):
+                changed.reasons[:] = [one for one in changed.reasons if one != CLEAR]
+            changed.reasons.append(f"{ring} is a pipeline, because its group did not come up: {why}")
             with self._publisher.change():
-                self._store.deployments.replace(StoredDeployment(spec, made, known.created))
-                details = {"why": why, "plan_hash": made.plan_hash}
-                self._store.audit.append(self._clock(), "coordinator", "fall_back", name, details)
+                self._store.deployments.replace(StoredDeployment(known.asked, changed, known.created))
+                details = {"deployment": name, "why": why, "plan_hash": changed.plan_hash}
+                self._store.audit.append(self._clock(), "coordinator", "fall_back", ring, details)
 
     async def delete(self, name: str, actor: str) -> None:
         """Its rings end and its members are free. Raises NotFound (UNKNOWN_DEPLOYMENT)."""

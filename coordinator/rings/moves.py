@@ -18,9 +18,9 @@ from collections.abc import Coroutine, Set
 
 import structlog
 
-from sealring.coordinator.planning.planner import plan_hash
+from sealring.coordinator.planning.planner import with_ring
 from sealring.coordinator.planning.profiles import Answer
-from sealring.coordinator.planning.specs import TENSOR
+from sealring.coordinator.planning.specs import TENSOR, as_pipeline
 from sealring.coordinator.planning.survey import Survey
 from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.pace import Shunned
@@ -148,18 +148,16 @@ class Moves:
             self._rings.keep_serving(member, False)
         return 0
 
-    def no_group(self, deployment: str, why: str) -> None:
+    def no_group(self, deployment: str, ring: str, why: str) -> None:
         """A tensor ring's group does not come up: it becomes a pipeline."""
-        self._spawn(self._fall_back(deployment, why))
+        self._spawn(self._fall_back(deployment, ring, why))
 
-    async def _fall_back(self, deployment: str, why: str) -> None:
+    async def _fall_back(self, deployment: str, ring: str, why: str) -> None:
         try:
-            await self._deployments.fall_back(deployment, why)
-            log.warning("tensor_fell_back", deployment=deployment, why=why)
+            await self._deployments.fall_back(deployment, ring, why)
+            log.warning("tensor_fell_back", ring=ring, why=why)
         except SealringError as error:
-            log.warning(
-                "tensor_not_fallen_back", deployment=deployment, reason=error.reason, why=error.message
-            )
+            log.warning("tensor_not_fallen_back", ring=ring, reason=error.reason, why=error.message)
 
     async def close(self) -> None:
         """End what is under way; drains are resumed by the next run."""
@@ -287,7 +285,7 @@ class Moves:
         if old is None:  # its deployment was deleted and made anew
             return
         freed = [stage.member for stage in old.stages]
-        spec = self._spec(deployment, freed)
+        spec = self._spec(deployment, freed, pipeline=old.pipeline)
         answers = await self._survey.ask(spec, freed=freed)
         if slow:
             spec.stages = 0 if spec.split else len(freed)
@@ -301,7 +299,8 @@ class Moves:
             made = await self._plan(spec, answers, digest, freed, gives_way=bool(lost))
             if not self._still(old, lost):
                 return
-            changed = _with_ring(deployment.plan, ring, made.rings[0])
+            made.rings[0].pipeline = old.pipeline
+            changed = with_ring(deployment.plan, ring, made.rings[0])
             with self._publisher.change():
                 self._store.deployments.replace(
                     StoredDeployment(deployment.asked, changed, deployment.created)
@@ -342,10 +341,15 @@ class Moves:
             spec.stages = 0
             return await self._survey.plan(spec, answers, digest=digest, freed=freed)
 
-    def _spec(self, deployment: StoredDeployment, members: list[str]) -> admin_pb2.DeploymentSpec:
-        """What was asked, for one ring, with the context and rows that clients were promised."""
+    def _spec(
+        self, deployment: StoredDeployment, members: list[str], *, pipeline: bool
+    ) -> admin_pb2.DeploymentSpec:
+        """What was asked, for one ring, with the context and rows that clients were promised; for a
+        `pipeline` where that ring of a tensor deployment has become one."""
         asked = admin_pb2.DeploymentSpec()
         asked.CopyFrom(deployment.asked)
+        if pipeline:
+            as_pipeline(asked)
         if asked.split and asked.members:
             asked.members[:] = members
         asked.replicas = 1
@@ -358,16 +362,3 @@ class Moves:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _with_ring(
-    plan: admin_pb2.DeploymentPlan, name: str, ring: admin_pb2.RingPlan
-) -> admin_pb2.DeploymentPlan:
-    changed = admin_pb2.DeploymentPlan()
-    changed.CopyFrom(plan)
-    for place in changed.rings:
-        if place.ring == name:
-            place.CopyFrom(ring)
-            place.ring = name
-    changed.plan_hash = plan_hash(changed.spec, changed.profile, changed.rings)
-    return changed

@@ -19,6 +19,7 @@ from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, NotFound
 from sealring.mesh.rpc.problem import from_problem, one_line
 from sealring.mesh.rpc.protocol import agree
+from sealring.mesh.system.addresses import parse_address
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, RingState, WatchResponse
 
@@ -29,9 +30,8 @@ long for the new member to load."""
 
 _MAX_REASON = 200
 _MAX_WHAT = 64
-_MAX_ADDRESS = 64
 _GROUPLESS_EPOCHS = 2
-"""Epochs in a row without a group, after which a deployment that may becomes a pipeline."""
+"""Epochs in a row without a group, after which a ring that may becomes a pipeline."""
 
 _ORDERLY = "GATEWAY_LEFT"
 _OF_OTHERS = {
@@ -90,7 +90,7 @@ class Rings:
         self._not_moved: dict[str, str] = {}
         self._returning = True
         self._wake = asyncio.Event()
-        self.on_no_group: Callable[[str, str], None] = lambda deployment, why: None
+        self.on_no_group: Callable[[str, str, str], None] = lambda deployment, ring, why: None
 
     # What the rings should be
 
@@ -189,8 +189,13 @@ class Rings:
         """A member finished phase one."""
         running = self._running.get(message.ring)
         if running is not None:
-            links, address = _links(message.links, running), message.group_address[:_MAX_ADDRESS]
+            links, address = _links(message.links, running), message.group_address
+            if running.backend and not _is_address(address):  # it goes to every member
+                reason = f"{running.name_of(member)}: it names no address for its group"
+                self._apply(message.ring, running.machine.fault(member, message.epoch, reason, self._clock()))
+                return
             self._note_speed(member, message)
+            address = address if running.backend else ""
             actions = running.machine.prepared(member, message.epoch, links, self._clock(), address)
             self._apply(message.ring, actions)
 
@@ -227,14 +232,15 @@ class Rings:
         tell("epoch_fault", ring=message.ring, epoch=message.epoch, member=member, why=problem.reason)
         reason = f"{running.name_of(member)}: {problem.message or problem.reason}"[:_MAX_REASON]
         root = problem.reason not in _OF_OTHERS
-        forming = running.machine.phase is Phase.COMMITTING and message.epoch == running.machine.epoch
         actions = running.machine.fault(member, message.epoch, reason, self._clock(), root=root)
         self._apply(message.ring, actions)
-        if forming:
-            running.groupless = running.groupless + 1 if problem.reason == EpochEnded.no_group else 0
-            if running.spec.or_pipeline and running.groupless >= _GROUPLESS_EPOCHS:
-                running.groupless = 0
-                self.on_no_group(running.spec.name, reason)
+        # A neighbour that lost its peer may have ended the epoch before the rank without a group says so.
+        if problem.reason == EpochEnded.no_group and running.served < message.epoch == running.machine.epoch:
+            running.groupless.add(message.epoch)
+            able = running.backend and running.spec.or_pipeline
+            if able and len(running.groupless) >= _GROUPLESS_EPOCHS:
+                running.groupless.clear()
+                self.on_no_group(running.spec.name, message.ring, reason)
 
     def _serving_epoch(self, member: str, running: RunningRing) -> int:
         """The epoch of the ring that a node had up when it came, if it is one that may go on; else 0.
@@ -453,6 +459,8 @@ class Rings:
         )
         if machine.phase is Phase.SERVING:
             self._not_moved.pop(name, None)
+            self._running[name].served = machine.epoch
+            self._running[name].groupless.clear()
         self._watchers.tell(WatchResponse(ring=self._running[name].state()))
 
     def _tell_prepare(self, running: RunningRing, action: Prepare) -> list[Action]:
@@ -500,6 +508,13 @@ class Rings:
         return [
             (name, running) for name, running in self._running.items() if member in running.machine.members
         ]
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return parse_address(text)[1] > 0
+    except InvalidInput:
+        return False
 
 
 def _links(

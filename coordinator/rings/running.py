@@ -31,8 +31,16 @@ class RunningRing:
     patience: int
     protocol: int = 0
     pace: Pace = field(default_factory=Pace)
-    groupless: int = 0
-    """Epochs in a row whose group did not come up."""
+    served: int = 0
+    """The last epoch that served."""
+
+    groupless: set[int] = field(default_factory=set)
+    """The epochs since then whose group did not come up."""
+
+    @property
+    def backend(self) -> str:
+        """Of the group in which its members compute together; none in a pipeline."""
+        return "" if self.plan.pipeline else self.spec.backend
 
     def state(self) -> RingState:
         """As gateways see it."""
@@ -90,7 +98,7 @@ class RunningRing:
             prefill_chunk=self.spec.prefill_chunk,
             kv_bits=self.spec.kv_bits,
             protocol=protocol,
-            backend=self.spec.backend,
+            backend=self.backend,
         )
 
     def name_of(self, member: str) -> str:

@@ -14,6 +14,7 @@ import structlog
 
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.planning.specs import PIPELINE
 from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember, StoredRoster
@@ -183,7 +184,7 @@ def _ring(plan: admin_pb2.DeploymentPlan, ring: admin_pb2.RingPlan) -> Ring:
         replica=int(ring.ring.rpartition("-")[2]),
         model=plan.spec.model,
         model_digest=bytes.fromhex(plan.profile.digest),
-        strategy=plan.spec.strategy,
+        strategy=PIPELINE if ring.pipeline else plan.spec.strategy,
         context=plan.spec.context,
         total_layers=plan.profile.layers,
         plan_hash=bytes.fromhex(plan.plan_hash),

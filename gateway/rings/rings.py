@@ -19,6 +19,7 @@ from sealring.mesh.member.proof import Identity
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.prompt.routing import choose, ranked
 from sealring.mesh.roster import model as rosters
+from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.protocol import speaks
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.v1 import inference_pb2 as inference
@@ -59,6 +60,7 @@ class Rings:
         self._rings: dict[str, Ring] = {}
         self._of_model: dict[str, list[Ring]] = {}
         self._trust_of: dict[str, int] = {}
+        self._in_clear: set[str] = set()
         self._ring_of: dict[str, Ring] = {}
         self._channels: dict[tuple[str, str], PeerChannel] = {}
         self._created: dict[str, int] = {}
@@ -73,7 +75,9 @@ class Rings:
         A ring that it does not hold is planned anew, unless the coordinator says that it is gone.
         """
         self._roster = roster
-        self._trust_of = {ring.id: ring.min_trust for ring in roster.rings} if roster else {}
+        rings = roster.rings if roster else ()
+        self._in_clear = {ring.id for ring in rings if ring.clear_links}
+        self._trust_of = {ring.id: 0 if ring.clear_links else ring.min_trust for ring in rings}
         names = set(self._trust_of)
         for name in set(self._rings) - names:
             if roster is not None and name in self._states:
@@ -273,6 +277,8 @@ class Rings:
         # Of a ring that is planned anew it is not known yet; what waits for it is checked when it serves.
         trusted = [ring for ring in rings if self._trust_of.get(ring.name, min_trust) >= min_trust]
         if not trusted:
+            if all(ring.name in self._in_clear for ring in rings):
+                raise links_in_clear(model)
             raise below_floor(min_trust, max(map(self._trust, rings)))
         ready = [ring for ring in trusted if ring.attached] or [ring for ring in trusted if ring.patient]
         if not ready:

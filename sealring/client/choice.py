@@ -69,10 +69,11 @@ def choose_ring(
     """
     name = _deployment(roster, model)
     rings = [ring for ring in roster.rings if ring.deployment == name]
-    trust = {ring.id: ring_min_trust(ring.members, roster.members) for ring in rings}
     if all(ring.clear_links for ring in rings):
         raise links_in_clear(name)
-    trusted = [ring for ring in rings if trust[ring.id] >= min_trust and not ring.clear_links]
+    rings = [ring for ring in rings if not ring.clear_links]
+    trust = {ring.id: ring_min_trust(ring.members, roster.members) for ring in rings}
+    trusted = [ring for ring in rings if trust[ring.id] >= min_trust]
     if not trusted:
         best = max(trust.values())
         raise FailedPrecondition(

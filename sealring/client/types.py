@@ -27,7 +27,9 @@ class Member:
 class Ring:
     """Who sees a prompt, by a roster that the client has verified. `members` are in the order of ranks.
 
-    The first member, the head, sees the prompt and the answer; the last one samples the tokens.
+    The first member, the head, sees the prompt and the answer; the last one samples the tokens. With
+    `clear_links` (`deploy --strategy tensor`) what the members add up crosses the network in clear: nothing
+    that is sealed, or that asks for any trust, is sent to it.
     """
 
     id: str
@@ -36,6 +38,7 @@ class Ring:
     roster_version: int
     roster_hash: bytes
     members: tuple[Member, ...]
+    clear_links: bool
 
     @classmethod
     def from_roster(cls, ring: rosters.Ring, roster: rosters.Roster) -> Ring:
@@ -47,6 +50,7 @@ class Ring:
             roster_version=roster.version,
             roster_hash=roster.hash,
             members=tuple(_member(one, roster.member(one.id)) for one in ring.members),
+            clear_links=ring.clear_links,
         )
 
 

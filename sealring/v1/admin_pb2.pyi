@@ -772,10 +772,13 @@ class RingPlan(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     MIN_TRUST_FIELD_NUMBER: _builtins.int
     KV_BUDGET_FIELD_NUMBER: _builtins.int
+    PIPELINE_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     min_trust: _builtins.int
     kv_budget: _builtins.int
     """bytes, of the tightest member"""
+    pipeline: _builtins.bool
+    """of a tensor deployment: its group did not come up, so this ring is a pipeline, sealed"""
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagePlan]: ...
     def __init__(
@@ -785,10 +788,11 @@ class RingPlan(_message.Message):
         stages: _abc.Iterable[Global___StagePlan] | None = ...,
         min_trust: _builtins.int = ...,
         kv_budget: _builtins.int = ...,
+        pipeline: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_budget", b"kv_budget", "min_trust", b"min_trust", "ring", b"ring", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_budget", b"kv_budget", "min_trust", b"min_trust", "pipeline", b"pipeline", "ring", b"ring", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

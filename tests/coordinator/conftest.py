@@ -191,6 +191,7 @@ class FakeNode:
         self.commits = commit
         self.running: dict[str, int] = {}
         self.serving: membership_pb2.PrepareEpoch | None = None
+        self.group_address = "10.0.0.1:7000"
         self.link = membership_pb2.LinkInfo(from_rank=0, to_rank=1, suite="test")
         self.release = own_release()
         if speaks is not None:
@@ -345,9 +346,9 @@ class FakeNode:
                     ring=place.ring, epoch=place.epoch, what="loading", fraction=0.5
                 )
             )
-            await self.send(
-                prepared=membership_pb2.EpochPrepared(ring=place.ring, epoch=place.epoch, links=[self.link])
-            )
+            prepared = membership_pb2.EpochPrepared(ring=place.ring, epoch=place.epoch, links=[self.link])
+            prepared.group_address = self.group_address if place.backend else ""
+            await self.send(prepared=prepared)
         elif kind == "commit" and self.commits:
             self.running[message.commit.ring] = message.commit.epoch
             self.serving = next(one.prepare for one in reversed(self.messages) if one.HasField("prepare"))

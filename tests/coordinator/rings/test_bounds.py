@@ -35,6 +35,7 @@ def rings(**machines: Machine) -> Any:
             plan=admin_pb2.RingPlan(ring=name, stages=[admin_pb2.StagePlan(member="a")]),
             machine=machine,
             digest="abcd",
+            backend="",
             name_of=lambda member: f"node-{member}",
         )
         for name, machine in machines.items()

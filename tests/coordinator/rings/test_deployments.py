@@ -51,7 +51,10 @@ async def test_two_deployments_never_share_the_name_of_a_ring() -> None:
 async def test_what_falls_back_keeps_its_nodes_and_promises_unless_it_was_made_anew(remade: bool) -> None:
     plan = admin_pb2.DeploymentPlan(
         spec=admin_pb2.DeploymentSpec(name="demo", strategy="tensor", context=512, max_rows=4),
-        rings=[admin_pb2.RingPlan(stages=[admin_pb2.StagePlan(member=one) for one in ("a", "b")])],
+        rings=[
+            admin_pb2.RingPlan(ring=name, stages=[admin_pb2.StagePlan(member=one) for one in members])
+            for name, members in (("demo-0", "cd"), ("demo-1", "ab"))
+        ],
     )
     asked = admin_pb2.DeploymentSpec(name="demo", strategy="tensor", clear_links=True, or_pipeline=True)
     known = {"demo": StoredDeployment(asked, plan, 1)}
@@ -60,18 +63,23 @@ async def test_what_falls_back_keeps_its_nodes_and_promises_unless_it_was_made_a
         async def ask(self, spec: Any, *, freed: Any) -> Any:
             if remade:
                 known["demo"] = StoredDeployment(asked, plan, 2)
-            return dict.fromkeys(["a", "b", "stranger"])
+            return dict.fromkeys(["a", "b", "c", "d", "stranger"])
 
         async def plan(self, spec: Any, answers: Any, *, digest: str, freed: Any) -> Any:
             assert set(answers) == set(freed) == {"a", "b"}
-            return admin_pb2.DeploymentPlan(spec=spec)
+            assert (spec.strategy, spec.replicas, spec.clear_links) == ("pipeline", 1, False)
+            assert (spec.context, spec.max_rows) == (512, 4)
+            return admin_pb2.DeploymentPlan(spec=spec, rings=[admin_pb2.RingPlan(ring="demo-0", min_trust=7)])
 
     deployments = SimpleNamespace(get=known.get, replace=lambda made: known.update(demo=made))
     store: Any = SimpleNamespace(deployments=deployments, audit=SimpleNamespace(append=lambda *of: None))
     publisher: Any = SimpleNamespace(change=nullcontext)
     unused: Any = None
     survey: Any = Survey()
-    await DeploymentService(store, publisher, survey, unused, clock=lambda: 0.0).fall_back("demo", "why")
-    made = known["demo"].plan.spec
-    assert (made.strategy == "tensor", made.clear_links) == (remade, False)
-    assert (made.context, made.max_rows) == (512, 4)
+    service = DeploymentService(store, publisher, survey, unused, clock=lambda: 0.0)
+    await service.fall_back("demo", "demo-1", "why")
+    made = known["demo"].plan
+    assert made.spec.strategy == "tensor"
+    assert made.rings[0] == plan.rings[0]
+    after = admin_pb2.RingPlan(ring="demo-1", min_trust=7, pipeline=True)
+    assert made.rings[1] == (plan.rings[1] if remade else after)

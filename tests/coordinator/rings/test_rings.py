@@ -64,25 +64,53 @@ async def test_three_members_form_a_ring(cluster: Cluster) -> None:
         assert ring.min_trust == node.roster.min_trust == 10
 
 
-async def test_a_tensor_ring_whose_group_does_not_come_up_becomes_a_pipeline(cluster: Cluster) -> None:
-    nodes = [await cluster.node(name, commit=False) for name in ("alpha", "beta")]
-    asked = {"strategy": "tensor", "clear_links": True, "or_pipeline": True}
+async def test_a_tensor_ring_whose_group_does_not_come_up_becomes_a_pipeline_and_others_stay(
+    cluster: Cluster,
+) -> None:
+    """Also where the other rank, which lost its peer, is the first to say that the epoch is over."""
+    nodes = {one.id: one for one in [await cluster.node(f"node-{number}") for number in range(4)]}
+    asked = {"strategy": "tensor", "clear_links": True, "or_pipeline": True, "replicas": 2}
+    for node in nodes.values():
+        node.commits = False
     plan = await deploy(cluster, stages=2, **asked)
     assert [(stage.first_layer, stage.end_layer) for stage in plan.rings[0].stages] == [(0, 9), (0, 9)]
+    stays, first, second = (
+        nodes[plan.rings[1].stages[0].member],
+        *(nodes[one.member] for one in plan.rings[0].stages),
+    )
+    lost = membership_pb2.Problem(reason="PEER_LOST", message="the peer is gone")
     problem = membership_pb2.Problem(reason="NO_GROUP", message="no RDMA")
     for epoch in (1, 2):
-        prepare = await nodes[0].wait_for("prepare", lambda one, epoch=epoch: one.epoch == epoch)
+        prepare = await first.wait_for("prepare", lambda one, epoch=epoch: one.epoch == epoch)
         assert prepare.backend == "ring"
-        assert nodes[0].roster.ring("demo-0").clear_links
-        await nodes[0].wait_for("commit", lambda one, epoch=epoch: one.epoch == epoch)
-        fault = membership_pb2.EpochFault(ring="demo-0", epoch=epoch, problem=problem)
-        await nodes[0].send(fault=fault)
-    for node in nodes:
+        assert first.roster.ring("demo-0").clear_links
+        commit = await first.wait_for("commit", lambda one, epoch=epoch: one.epoch == epoch)
+        assert list(commit.group_addresses) == ["10.0.0.1:7000"] * 2
+        await second.send(fault=membership_pb2.EpochFault(ring="demo-0", epoch=epoch, problem=lost))
+        await second.wait_for("end", lambda one, epoch=epoch: one.epoch == epoch)
+        await first.send(fault=membership_pb2.EpochFault(ring="demo-0", epoch=epoch, problem=problem))
+    for node in nodes.values():
         node.commits = True
     await ring_state(cluster, SERVING, epoch=3)
-    assert not nodes[0].roster.ring("demo-0").clear_links
+    assert first.messages[-1].prepare.backend == "" or not first.serving.backend
+    await first.wait_for("roster", lambda _: not first.roster.ring("demo-0").clear_links)
+    assert first.roster.ring("demo-1").clear_links
+    assert {one.prepare.epoch for one in stays.messages if one.HasField("prepare")} == {1}
     answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
-    assert "no RDMA" in answer.deployments[0].plan.reasons[-1]
+    made = answer.deployments[0].plan
+    assert [ring.pipeline for ring in made.rings] == [True, False]
+    assert [stage.end_layer for stage in made.rings[0].stages] == [5, 9]
+    assert "no RDMA" in made.reasons[-1]
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1", "10.0.0.1:0", "a b:1", "h" * 300 + ":1"])
+async def test_an_address_that_is_none_is_passed_on_to_nobody(cluster: Cluster, address: str) -> None:
+    nodes = [await cluster.node(name, commit=False) for name in ("alpha", "beta")]
+    nodes[1].group_address = address
+    await deploy(cluster, stages=2, strategy="tensor", clear_links=True)
+    end = await nodes[0].wait_for("end")
+    assert end.reason == "beta: it names no address for its group"
+    assert not any(one.HasField("commit") for node in nodes for one in node.messages)
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5", "org/Model_7B.v1", "A" * 128])

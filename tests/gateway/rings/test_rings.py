@@ -71,7 +71,10 @@ def make(monkeypatch: pytest.MonkeyPatch, count: int, trust: int = 10) -> tuple[
     rings = Rings(None, None, queue_limit=9, metrics=Metrics(), signed_roster=lambda: (b"", b""))  # type: ignore[arg-type]
     names = [f"ring-{number}" for number in range(count)]
     roster = SimpleNamespace(
-        rings=[SimpleNamespace(id=name, deployment="model", min_trust=trust) for name in names], members=[]
+        rings=[
+            SimpleNamespace(id=name, deployment="model", min_trust=trust, clear_links=False) for name in names
+        ],
+        members=[],
     )
     rings.use_roster(roster)  # type: ignore[arg-type]
     return rings, [rings._rings[name] for name in names]  # type: ignore[misc]
@@ -211,6 +214,26 @@ def test_a_key_goes_to_no_ring_that_is_trusted_too_little(monkeypatch: pytest.Mo
         ask(rings, 99, key=key_of(1), min_trust=21)
 
 
+def test_what_demands_any_trust_goes_past_rings_whose_links_are_in_clear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rings, made = make(monkeypatch, 3)
+    roster = roster_of("ring-0", "ring-1", "ring-2")
+    monkeypatch.setattr(rings, "_follow", lambda ring: None)
+    for ring in roster.rings[:2]:
+        ring.clear_links = True
+    rings.use_roster(roster)
+    for number in range(6):
+        ask(rings, number, key=key_of(number) if number % 2 else b"", min_trust=1)
+    assert [len(ring.requests) for ring in made] == [0, 0, 6]
+    ask(rings, 6, min_trust=0)
+    roster.rings[2].clear_links = True
+    rings.use_roster(roster)
+    with pytest.raises(FailedPrecondition) as caught:
+        ask(rings, 7, min_trust=1)
+    assert caught.value.reason == "LINKS_IN_CLEAR"
+
+
 def test_a_sealed_prompts_ring_is_the_clients_choice_whatever_key_stands_beside_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -275,9 +298,9 @@ def test_a_model_that_no_ring_can_serve_is_down_and_not_unknown(monkeypatch: pyt
 def test_a_model_is_what_the_roster_says_of_its_own_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     rings, (first, second) = make(monkeypatch, 2)
     signed = [
-        SimpleNamespace(id="ring-0", deployment="model", min_trust=20, context=512),
-        SimpleNamespace(id="ring-1", deployment="model", min_trust=10, context=256),
-        SimpleNamespace(id="ring-2", deployment="other", min_trust=5, context=64),
+        SimpleNamespace(id="ring-0", deployment="model", min_trust=20, context=512, clear_links=False),
+        SimpleNamespace(id="ring-1", deployment="model", min_trust=10, context=256, clear_links=True),
+        SimpleNamespace(id="ring-2", deployment="other", min_trust=5, context=64, clear_links=False),
     ]
     rings.use_roster(SimpleNamespace(rings=signed, members=[]))  # type: ignore[arg-type]
     second.serving = None  # type: ignore[assignment]
