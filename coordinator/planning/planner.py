@@ -30,10 +30,11 @@ from sealring.coordinator.planning.arrangement import (
 from sealring.coordinator.planning.demand import Demand, capacity, check_profile
 from sealring.coordinator.planning.reasons import reasons
 from sealring.coordinator.planning.refusals import does_not_fit, split_does_not_fit, too_few_nodes, usable
-from sealring.coordinator.planning.specs import TENSOR, check_spec
+from sealring.coordinator.planning.specs import check_spec
 from sealring.mesh.crypto.encoding import canonical_json
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.names import ring_id
+from sealring.mesh.roster.model import TENSOR
 from sealring.v1 import admin_pb2, model_pb2
 
 DEFAULT_CONTEXT = 4096

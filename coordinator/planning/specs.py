@@ -14,12 +14,12 @@ from sealring.mesh.prompt.deployment_limits import (
     MAX_ROWS,
     MAX_STAGES,
 )
+from sealring.mesh.roster.model import PIPELINE, TENSOR
 from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import admin_pb2
 
 DEFAULT_PREFILL_CHUNK = 256
 KV_BITS = (8, 4)
-PIPELINE, TENSOR = "pipeline", "tensor"
 RANKS = (2, 4, 8)
 _MAX_MODEL = 256
 

@@ -12,13 +12,14 @@ from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.planner import plan
 from sealring.coordinator.planning.profiles import Answer, Profiles, unknown_model
 from sealring.coordinator.planning.refusals import usable
-from sealring.coordinator.planning.specs import TENSOR, check_spec
+from sealring.coordinator.planning.specs import check_spec
 from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.mesh.errors import Conflict
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.roster.model import TENSOR
 from sealring.mesh.trust.levels import SCORES
 from sealring.v1 import admin_pb2, model_pb2
 

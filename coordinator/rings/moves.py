@@ -20,7 +20,7 @@ import structlog
 
 from sealring.coordinator.planning.planner import with_ring
 from sealring.coordinator.planning.profiles import Answer
-from sealring.coordinator.planning.specs import TENSOR, as_pipeline
+from sealring.coordinator.planning.specs import as_pipeline
 from sealring.coordinator.planning.survey import Survey
 from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.pace import Shunned
@@ -32,6 +32,7 @@ from sealring.coordinator.streams.sessions import Sessions
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.roster.model import TENSOR
 from sealring.v1 import admin_pb2
 
 _LOOK_SECONDS = 1.0

@@ -14,7 +14,6 @@ import structlog
 
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.keys import ClusterKeys
-from sealring.coordinator.planning.specs import PIPELINE
 from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember, StoredRoster
@@ -28,7 +27,16 @@ from sealring.mesh.roster.codec import (
     roster_hash,
     sign_roster,
 )
-from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Revoked, Ring, RingMember, Roster, RosterMember
+from sealring.mesh.roster.model import (
+    NO_PREVIOUS,
+    PIPELINE,
+    Gateway,
+    Revoked,
+    Ring,
+    RingMember,
+    Roster,
+    RosterMember,
+)
 from sealring.mesh.trust.levels import SCORES
 from sealring.v1 import admin_pb2
 

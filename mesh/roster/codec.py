@@ -21,6 +21,8 @@ from sealring.mesh.crypto.suites import parse_suites
 from sealring.mesh.errors import RosterError, SealringError
 from sealring.mesh.names import check_deployment_name, check_name
 from sealring.mesh.roster.model import (
+    PIPELINE,
+    TENSOR,
     Gateway,
     Revoked,
     Ring,
@@ -42,7 +44,6 @@ _MAX_ADDRESSES = 8
 MAX_COORDINATORS = 2
 _MAX_LAYERS = 10_000
 _MAX_CONTEXT = 1 << 24
-_STRATEGIES = ("pipeline", "tensor")
 _FIELDS = tuple(name for name in field_names(Roster) if name != "hash")
 
 
@@ -175,7 +176,7 @@ def _member(item: Json) -> RosterMember:
 def _ring(item: Json) -> Ring:
     fields = Fields(item, field_names(Ring))
     strategy = fields.text("strategy")
-    if strategy not in _STRATEGIES:
+    if strategy not in (PIPELINE, TENSOR):
         raise FormatError("strategy is unknown")
     return Ring(
         id=check_name(fields.text("id"), "ring"),

@@ -17,6 +17,9 @@ from sealring.mesh.trust.levels import TrustLevel
 
 MAX_LIFETIME_SECONDS = 15 * 60
 NO_PREVIOUS = bytes(32)
+PIPELINE, TENSOR = "pipeline", "tensor"
+"""Strategies: members hold some of the layers each, or a part of every layer."""
+
 TERM_BITS = 32
 """Versions rise by one and never come so far. A coordinator that takes over begins the next term, so that
 every reader which has seen it refuses what the one before still signs."""
@@ -68,7 +71,7 @@ class Ring:
     @property
     def clear_links(self) -> bool:
         """Whether members add up parts of layers over links that nobody seals."""
-        return self.strategy == "tensor"
+        return self.strategy == TENSOR
 
     def member(self, identifier: str) -> RingMember:
         """The ring member with this id. Raises NotFound (NOT_IN_RING)."""
