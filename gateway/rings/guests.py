@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from sealring.gateway.inference.answer import Answer
 from sealring.gateway.scheduler import Request
 from sealring.gateway.scheduler.actions import Answered, End
-from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.errors import InvalidInput, SealringError, StageFailed
 from sealring.mesh.prompt.validate import validate_request
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import control_pb2 as control
@@ -95,21 +95,45 @@ class Sent:
         return number
 
 
+class Refused:
+    """The last of the guests' prompts for which a member had no memory. That ended the epoch and with it the
+    way to tell its guest, which brings it again: to whichever ring of this gateway, it is refused then."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[str, str], SealringError] | None = None
+
+    def remember(self, asked: control.Forward, error: SealringError) -> None:
+        self._last = (asked.key, asked.request.request_id), error
+
+    def check(self, asked: control.Forward) -> None:
+        """Raises what was remembered of a request, once: whoever asks again with the same id may be right."""
+        if self._last is not None and self._last[0] == (asked.key, asked.request.request_id):
+            error, self._last = self._last[1], None
+            raise error
+
+
 class GuestAnswer(Answer):
     """What is told of a guest's request goes back to the guest, with the tokens that it is of."""
 
-    def __init__(self, tell: Callable[[control.Forwarded], None], guest: int, number: int) -> None:
+    def __init__(
+        self, tell: Callable[[control.Forwarded], None], guest: int, number: int, refused: Refused
+    ) -> None:
         super().__init__()
         self.min_trust = 0
-        self._tell = tell
+        self._tell, self._refused = tell, refused
         self._guest, self._number = guest, number
+        self._asked: control.Forward | None = None
         self._request: Request | None = None
         self._told: list[int] = []
 
     def request(self, forward: control.Forward, deployment: str, context: int) -> Request:
-        """What is asked for, with no longer an answer so far than `Sent.take` allows. Raises InvalidInput."""
+        """What is asked for, with no longer an answer so far than `Sent.take` allows.
+
+        Raises InvalidInput, also for what was `Refused`.
+        """
         asked = forward.request
         validate_request(asked)
+        self._refused.check(forward)
         self.min_trust = asked.min_trust
         request = Request(
             f"{self._guest}:{self._number}",  # no client can choose one with a colon
@@ -130,7 +154,7 @@ class GuestAnswer(Answer):
             for answer, came in zip(request.answers, forward.progress, strict=True):
                 _extend(answer, came, min(request.max_tokens or context, context))
             request.brought = sum(len(answer.tokens) for answer in request.answers)
-        self._request = request
+        self._asked, self._request = forward, request
         self._told = [len(answer.tokens) for answer in request.answers]
         return request
 
@@ -159,6 +183,8 @@ class GuestAnswer(Answer):
         self._event(inference.GenerateResponse(finished=event))
 
     def fail(self, error: SealringError) -> None:
+        if self._asked is not None and error.reason == StageFailed.out_of_memory:
+            self._refused.remember(self._asked, error)
         problem = to_problem(error)
         self._tell(control.Forwarded(guest=self._guest, number=self._number, problem=problem))
 

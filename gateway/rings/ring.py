@@ -15,7 +15,7 @@ from sealring.gateway.inference.answer import Answer
 from sealring.gateway.inference.timings import Timings
 from sealring.gateway.metrics import Metrics
 from sealring.gateway.rings.control import ControlStreams, MemberTarget
-from sealring.gateway.rings.guests import GuestAnswer, Sent
+from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
 from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
@@ -98,8 +98,10 @@ class Ring:
         queue_limit: int,
         metrics: Metrics,
         on_lost: Callable[[Ring], None],
+        refused: Refused | None = None,
         clock: Clock = monotonic_clock,
     ) -> None:
+        """`on_lost` may take away what waits, for other rings. These share `refused`."""
         self.name = name
         self.deployment = deployment
         self.patience = PATIENCE_SECONDS
@@ -117,6 +119,7 @@ class Ring:
         self._down_since = clock()
         self._over = 0  # the last epoch that was used and lost
         self._on_lost = on_lost
+        self._refused = refused or Refused()
         self._steps = metrics.steps.labels(deployment)
         self._queries = metrics.prefix_queries.labels(deployment)
         self._hits = metrics.prefix_hits.labels(deployment)
@@ -243,8 +246,7 @@ class Ring:
             known.error("ring_lost", exc_info=error)
         finally:
             used = self._end(streams, reason)
-            if streams.out_of_memory:
-                self._perform(self.scheduler.out_of_memory())
+            self._settle(out_of_memory=streams.out_of_memory)
             streams.cancel()
         return used
 
@@ -273,10 +275,20 @@ class Ring:
             self._metrics.epochs_ended.labels(self.deployment).inc()
         self._perform(self.scheduler.end_epoch(epoch_ended(reason)))  # whose prompt it was may be a guest's
         for request_id in [each for each in self._answers if ":" in each]:
-            self.cancel(request_id)  # the guests bring them again
+            if request_id != self.scheduler.suspect:
+                self.cancel(request_id)  # the guests bring them again
         self._perform(self.scheduler.give_back(*self._sent.clear(), epoch_ended(reason)))
         self._on_lost(self)
         return used
+
+    def _settle(self, *, out_of_memory: bool) -> None:
+        """What an epoch ended with is known: every member has said it, or had `GOODBYE_SECONDS` to do so."""
+        suspect = self.scheduler.suspect
+        if suspect:
+            self._perform(self.scheduler.settled(out_of_memory=out_of_memory))
+            if ":" in suspect:
+                self.cancel(suspect)
+            self._on_lost(self)
 
     def _forward(self, streams: ControlStreams, request: Request) -> None:
         """To the gateway that schedules."""
@@ -311,7 +323,7 @@ class Ring:
             for request_id in [asked] if forward.number else every:
                 self.cancel(request_id)
             return
-        answer = GuestAnswer(self._tell_guest, forward.guest, forward.number)
+        answer = GuestAnswer(self._tell_guest, forward.guest, forward.number, self._refused)
         try:
             request = answer.request(forward, self.deployment, self._context)
         except SealringError as error:

@@ -12,6 +12,7 @@ import structlog
 from sealring.gateway.inference.answer import Answer
 from sealring.gateway.metrics import Metrics, ModelLoad
 from sealring.gateway.rings.control import MemberTarget
+from sealring.gateway.rings.guests import Refused
 from sealring.gateway.rings.ring import Ring, ServingEpoch, below_floor, ring_down
 from sealring.gateway.scheduler import Request
 from sealring.mesh.errors import NotFound, Unavailable
@@ -58,6 +59,7 @@ class Rings:
         self._told: set[str] = set()  # of which the coordinator has spoken since it was last connected to
         self.complete = False  # it has spoken of all that there is
         self._rings: dict[str, Ring] = {}
+        self._refused = Refused()
         self._of_model: dict[str, list[Ring]] = {}
         self._trust_of: dict[str, int] = {}
         self._in_clear: set[str] = set()
@@ -139,6 +141,7 @@ class Rings:
                 queue_limit=self._queue_limit,
                 metrics=self._metrics,
                 on_lost=self._lost,
+                refused=self._refused,
             )
             self._rings[ring.id] = mine
             self._of_model.setdefault(ring.deployment, []).append(mine)

@@ -132,8 +132,17 @@ class Scheduler:
         ledger = self._epoch.planner.ledger
         return ledger.kept_tokens, sum(ledger.kept_bytes())
 
+    @property
+    def suspect(self) -> str:
+        """The request that may have needed more memory than a member had, until that is `settled`; or empty.
+
+        It waits meanwhile and is not drained: it would end the epoch of another ring as well.
+        """
+        row = self._suspect
+        return row.request.id if row is not None and row.request.id in self._queue else ""
+
     def attach(self, ring: RingFacts) -> list[Action]:
-        """A new epoch has begun; the one before must have been ended."""
+        """A new epoch has begun; the one before must have been ended, and what it ended with settled."""
         self._suspect = None
         self._epoch = _Epoch(ring)
         return self._pump()
@@ -259,10 +268,11 @@ class Scheduler:
             self._broke(rows[0].request, rows[0].reused, error)
         return self._take()
 
-    def out_of_memory(self) -> list[Action]:
-        """What ended the last epoch, as is known after its end: the request fails that needed the memory."""
+    def settled(self, *, out_of_memory: bool) -> list[Action]:
+        """Whether the last epoch ended for lack of memory, as is known after its end: the request fails that
+        needed it. Otherwise that is one of those that wait."""
         row, self._suspect = self._suspect, None
-        if row is not None and row.request.id in self._queue:
+        if out_of_memory and row is not None and row.request.id in self._queue:
             self._queue.remove(row.request.id)
             self._actions.append(Fail(row.request, _out_of_memory(row)))
         return self._take()
@@ -285,8 +295,12 @@ class Scheduler:
             self._queue.push_front(request)
 
     def drain(self) -> list[Request]:
-        """Takes all waiting requests away, for another ring to serve."""
-        return self._queue.drain()
+        """Takes all waiting requests away but the suspect, for another ring to serve."""
+        requests, suspect = self._queue.drain(), self._suspect
+        if suspect is not None and suspect.request in requests:
+            requests.remove(suspect.request)
+            self._queue.push_front(suspect.request)
+        return requests
 
     def _outputs(self, rows: dict[int, Row], done: control.StepDone, now: float) -> None:
         pieces: list[Piece] = []

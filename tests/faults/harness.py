@@ -58,6 +58,8 @@ class Outcome:
     wrong: int = 0
     again: int = 0
     """How often a client asked for an answer again."""
+    full: int = 0
+    """How often a client was told that the queue is full."""
     pause: float = 0.0
     back: float = 0.0
     """Seconds until the ring served, all of it being there."""
@@ -78,6 +80,7 @@ class Outcome:
     def count(self, answer: Answer, expected: Answer) -> None:
         self.requests += 1
         self.again += answer.again
+        self.full += answer.full
         if answer.error:
             self.errors[answer.error] += 1
             begins = all(expected.texts.get(n, "").startswith(text) for n, text in answer.texts.items())

@@ -3,8 +3,13 @@
     make soak ARGS="--quick"
     make soak ARGS="--seconds 600 --requests 3000 --seed 7"
 
-The printed seed makes the same requests and faults at the same seconds again. Who loses the
-gateway asks it again. Exits with 1 if an answer was lost, wrong or late, or if the memory of a process grew.
+The printed seed makes the same faults at the same seconds again, and the same requests if there are as many.
+There are fewer than asked for where the ring is slow: it is measured first, and gets a quarter of what it can
+answer. Of ten seconds a fault may take five; in the other five the ring also answers what has waited, beside
+the machine's starting anew what was killed.
+
+Who loses the gateway asks it again; who is told that the queue is full comes again when it was told to. Exits
+with 1 if an answer was lost, wrong or late, or if the memory of a process grew.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import asyncio
 import contextlib
 import random
 import secrets
+import shutil
 import sys
 import tempfile
 import time
@@ -35,7 +41,14 @@ FAULTS = (
     *("lose daemon 1 0.05 5", "delay daemon 1 0.1 5", "leave"),
 )
 
+LOGS = Path(__file__).parents[2] / "build" / "soak"
+"""Where the logs of the last run's components are."""
+
 EVERY_SECONDS = 10.0
+SHARE = 0.25
+"""Of the answers that the undisturbed ring can give, so many are asked for."""
+MEASURED = 8
+"""Answers of each kind by which that is measured."""
 WARM_SECONDS = 300.0
 """Until memory has to be flat; of a shorter run it tells nothing."""
 GROWTH = 1.15, 16 << 20
@@ -43,16 +56,22 @@ GROWTH = 1.15, 16 << 20
 
 
 async def main(options: argparse.Namespace) -> int:
-    chance = random.Random(options.seed)
-    say(f"seed {options.seed}: {options.requests} requests in {options.seconds:g} s")
     with tempfile.TemporaryDirectory(prefix="sealring-soak-") as folder:
         async with separate_place(Path(folder) / "state") as place:
-            outcome, grown = await soak(place, chance, options.seconds, options.requests)
+            able = await speed(place)
+            requests = min(options.requests, int(SHARE * able * options.seconds))
+            rate = requests / options.seconds
+            say(
+                f"seed {options.seed}: {requests} requests in {options.seconds:g} s, {rate:.2f} a second of "
+                f"{able:.1f} that the ring can answer"
+            )
+            outcome, grown = await soak(place, options.seed, options.seconds, requests)
+            shutil.copytree(place.cluster.state_dir / "logs", LOGS, dirs_exist_ok=True)
     late = outcome.errors.pop("DEADLINE_EXCEEDED", 0)
     errors = ", ".join(f"{count} x {name}" for name, count in outcome.errors.items()) or "none"
     say(
-        f"{outcome.requests} requests, asked again {outcome.again} times: lost {outcome.lost} ({errors}), "
-        f"wrong {outcome.wrong}, hung {late}"
+        f"{outcome.requests} requests, asked again {outcome.again} times, told {outcome.full} times of a "
+        f"full queue: lost {outcome.lost} ({errors}), wrong {outcome.wrong}, hung {late}"
     )
     say(
         "\n".join(
@@ -62,22 +81,43 @@ async def main(options: argparse.Namespace) -> int:
     return int(bool(outcome.lost or outcome.wrong or late or grown))
 
 
-async def soak(
-    place: SeparatePlace, chance: random.Random, seconds: float, requests: int
-) -> tuple[Outcome, list[str]]:
+async def one(place: SeparatePlace, kind: str, told: Told) -> Answer:
+    answer, (name, _, sealed) = Answer(), kind.partition(", ")
+    if sealed:
+        await ask_sealed(place.client, name, answer, told, patient=True)
+    else:
+        await ask_clear(place.ring, name, answer, told, again=True, patient=True)
+    return answer
+
+
+def kinds(place: SeparatePlace) -> list[str]:
+    return [kind for kind in place.expected if kind != "http"]
+
+
+async def speed(place: SeparatePlace) -> float:
+    """Answers a second of the ring while nothing breaks, each kind as often as the others."""
+    begun, asked = time.monotonic(), kinds(place) * MEASURED
+    await asyncio.gather(*(one(place, kind, Told()) for kind in asked))
+    return len(asked) / (time.monotonic() - begun)
+
+
+async def soak(place: SeparatePlace, seed: int, seconds: float, requests: int) -> tuple[Outcome, list[str]]:
     """What the answers were, and which processes have grown."""
     outcome, memory = Outcome(), defaultdict[str, list[tuple[float, int]]](list)
-    begun = time.monotonic()
+    begun, chance, harm = time.monotonic(), random.Random(seed), random.Random(f"faults {seed}")
     arrivals = sorted(chance.uniform(0, seconds) for _ in range(requests))
-    kinds = [(chance.choice([kind for kind in place.expected if kind != "http"]), at) for at in arrivals]
-    faults = [(chance.choice(FAULTS), at * EVERY_SECONDS) for at in range(1, int(seconds / EVERY_SECONDS))]
+    asked = [(chance.choice(kinds(place)), at) for at in arrivals]
+    faults = [(harm.choice(FAULTS), at * EVERY_SECONDS) for at in range(1, int(seconds / EVERY_SECONDS))]
 
     async def ask(kind: str, at: float) -> None:
         await asyncio.sleep(begun + at - time.monotonic())
-        answer, (name, _, sealed) = Answer(), kind.partition(", ")
-        asking = ask_sealed(place.client, name, answer, Told()) if sealed else None
-        await (asking or ask_clear(place.ring, name, answer, Told(), again=True))
+        told = Told()
+        answer = await one(place, kind, told)
         outcome.count(answer, place.expected[kind])
+        took = time.monotonic() - begun - at
+        if answer.error:
+            pieces = sum(map(len, told.times.values()))
+            say(f"{at:5.1f} s  {kind}: {answer.error} after {took:.1f} s and {pieces} pieces")
 
     async def break_it() -> None:
         for fault, at in faults:
@@ -97,7 +137,7 @@ async def soak(
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watch())
         breaking = group.create_task(break_it())
-        await asyncio.gather(breaking, *(group.create_task(ask(*one)) for one in kinds))
+        await asyncio.gather(breaking, *(group.create_task(ask(*each)) for each in asked))
         watching.cancel()
     return outcome, list(filter(None, (grown(name, all_of) for name, all_of in memory.items())))
 

@@ -67,6 +67,8 @@ class Answer:
     """The reason of what ended it before its time."""
     again: int = field(default=0, compare=False)
     """How often it was asked for again, where its client does that."""
+    full: int = field(default=0, compare=False)
+    """How often its client was told that too many wait already, and came again when it was told to."""
 
 
 class Told:
@@ -108,31 +110,41 @@ async def ask_all(
     return plain | {f"{name}, sealed": answer for name, answer in closed.items()} | {"http": http}
 
 
-async def ask_clear(ring: Ring, name: str, answer: Answer, told: Told, *, again: bool = False) -> None:
-    """One prompt in clear over gRPC; puts all it is told into `answer`."""
-    await _ended(lambda key: _clear(ring, name, answer, told, key), answer, again=again)
+async def ask_clear(
+    ring: Ring, name: str, answer: Answer, told: Told, *, again: bool = False, patient: bool = False
+) -> None:
+    """One prompt in clear over gRPC; puts all it is told into `answer`. Who is `patient` comes again to a
+    full queue when it was told to."""
+    await _ended(lambda key: _clear(ring, name, answer, told, key), answer, again=again, patient=patient)
 
 
-async def ask_sealed(client: AsyncClient, name: str, answer: Answer, told: Told) -> None:
+async def ask_sealed(
+    client: AsyncClient, name: str, answer: Answer, told: Told, *, patient: bool = False
+) -> None:
     """One prompt sealed, as `ask_clear`."""
-    await _ended(lambda key: _sealed(client, name, answer, told), answer)
+    await _ended(lambda key: _sealed(client, name, answer, told), answer, patient=patient)
 
 
-async def _ended(asking: Callable[[str], Awaitable[None]], answer: Answer, *, again: bool = False) -> None:
+async def _ended(
+    asking: Callable[[str], Awaitable[None]], answer: Answer, *, again: bool = False, patient: bool = False
+) -> None:
     key, until = secrets.token_hex(8) if again else "", time.monotonic() + LIMIT_SECONDS
     while True:
-        before, answer.error = answer.texts, ""
+        before, answer.error, after = answer.texts, "", 0.0
         answer.texts, answer.logprobs = {}, []
         try:
             await asking(key)
-        except grpc.aio.AioRpcError as error:
-            answer.error = from_rpc_error(error).reason
-        except SealringError as error:
-            answer.error = error.reason
+        except (grpc.aio.AioRpcError, SealringError) as failed:
+            error = failed if isinstance(failed, SealringError) else from_rpc_error(failed)
+            answer.error, after = error.reason, float(error.metadata.get("retry_after", 0))
         except (openai.APIError, httpx.HTTPError) as error:
             answer.error = str(getattr(error, "code", None) or type(error).__name__)
         if any(_parts(text, answer.texts.get(choice, "")) for choice, text in before.items()):
             answer.error = "TOLD_OTHERWISE"
+        if patient and answer.error == "QUEUE_FULL" and after and time.monotonic() < until:
+            answer.full += 1
+            await asyncio.sleep(after)
+            continue
         if not (again and answer.error in _GONE and time.monotonic() < until):
             return
         answer.again += 1

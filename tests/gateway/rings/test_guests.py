@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from sealring.gateway.rings.guests import GuestAnswer, Sent
+from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
 from sealring.gateway.scheduler import Request
 from sealring.gateway.scheduler.actions import Answered, End
 from sealring.mesh.errors import InvalidInput, ResourceExhausted
@@ -28,7 +28,7 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     sent, asked = Sent(), ask(choices=2)
     forward = sent.add(asked, min_trust=10)
     forward.guest = 3
-    answer = GuestAnswer(told.append, 3, forward.number)
+    answer = GuestAnswer(told.append, 3, forward.number, Refused())
     served = answer.request(forward, "demo", CONTEXT)
     assert (served.id, served.key, served.tenant, served.max_tokens) == ("3:1", "who", "tenant", 50)
     assert (served.choices, served.priority, served.patience, answer.min_trust) == (2, 2, 7.5, 10)
@@ -51,7 +51,7 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     begun, waiting = sent.clear()
     assert (begun, waiting, len(sent)) == ([asked], [], 0)
     asked.begun = True
-    again = GuestAnswer(told.append, 1, 1).request(sent.add(asked, 0), "demo", CONTEXT)
+    again = GuestAnswer(told.append, 1, 1, Refused()).request(sent.add(asked, 0), "demo", CONTEXT)
     assert [state(one) for one in again.answers] == [state(one) for one in asked.answers]
     assert (again.begun, again.brought) == (True, 3)
 
@@ -63,7 +63,7 @@ def test_what_is_over_is_forgotten() -> None:
     second.id, third.id = "req-2", "req-3"
     forwards = [sent.add(one, 0) for one in (first, second, third)]
     assert [one.number for one in forwards] == [1, 2, 3]
-    GuestAnswer(told.append, 1, 1).fail(ResourceExhausted("full", reason="QUEUE_FULL"))
+    GuestAnswer(told.append, 1, 1, Refused()).fail(ResourceExhausted("full", reason="QUEUE_FULL"))
     assert told[0].problem.reason == "QUEUE_FULL"
     assert sent.take(told[0], CONTEXT) is first
     assert sent.take(told[0], CONTEXT) is None
@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_refused() -> None:
     wrong = inference.GenerateResponse(delta=inference.Delta(text="x", choice=1))
     with pytest.raises(InvalidInput):
         sent.take(control.Forwarded(number=1, event=wrong), CONTEXT)
-    answer = GuestAnswer(lambda told: None, 1, 1)
+    answer = GuestAnswer(lambda told: None, 1, 1, Refused())
     for forward in (
         control.Forward(number=1),
         sent.add(ask(), 0),
@@ -105,7 +105,7 @@ def test_no_answer_is_longer_than_was_asked_for(max_tokens: int, most: int) -> N
         del message.progress[:]
         message.progress.add(tokens=[1] * most)
         message.progress.add(tokens=[1] * most)
-    answer = GuestAnswer(lambda told: None, 1, 1)
+    answer = GuestAnswer(lambda told: None, 1, 1, Refused())
     assert [len(one.tokens) for one in answer.request(forward, "demo", CONTEXT).answers] == [most, most]
     assert sent.take(told, CONTEXT) is asked
     forward.progress[1].tokens.append(1)

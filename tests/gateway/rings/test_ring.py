@@ -144,11 +144,13 @@ class Members(Session):
 
 
 class Serving:
-    """A ring that serves, or with `serving` None is down."""
+    """A ring that serves, or with `serving` None is down. With `elsewhere` another takes what waits here."""
 
-    def __init__(self, serving: ServingEpoch | None = SERVING) -> None:
+    def __init__(self, serving: ServingEpoch | None = SERVING, *, elsewhere: bool = False) -> None:
+        self.elsewhere = elsewhere
         self.now = 1000.0
         self.lost = 0
+        self.moved: list[str] = []
         self.metrics = Metrics()
         self.members = Members()
         self.ring = Ring(
@@ -157,13 +159,18 @@ class Serving:
             identity=None,  # type: ignore[arg-type]
             queue_limit=9,
             metrics=self.metrics,
-            on_lost=lambda lost: setattr(self, "lost", self.lost + 1),
+            on_lost=self._lost,
             clock=lambda: self.now,
         )
         if serving is not None:
             self.ring.serving = serving
             attached = [control.Attached(kv_bytes_per_token=1, kv_budget=4096)]
             self.ring._begin(serving, self.members, attached)  # type: ignore[arg-type]
+
+    def _lost(self, lost: Ring) -> None:
+        self.lost += 1
+        if self.elsewhere:
+            self.moved += [request.id for request, _, _ in lost.take_waiting()]
 
     def ask(self, name: str, floor: int = 0, **fields: Any) -> Answer:
         answer = Answer()
@@ -329,9 +336,9 @@ async def test_a_ring_that_serves_is_waited_for_and_a_request_no_longer_than_it_
 class Streams(Members):
     """As gateway.rings.control.ControlStreams; `ends` says how the run of each epoch does, in turn."""
 
-    def __init__(self, epoch: int, ends: list[Exception | None]) -> None:
+    def __init__(self, epoch: int, ends: list[Exception | None], held: asyncio.Event | None) -> None:
         super().__init__()
-        self.epoch, self._ends = epoch, ends
+        self.epoch, self._ends, self._held = epoch, ends, held
         self.cancelled = self.out_of_memory = False
 
     async def attach(self) -> list[control.Attached]:
@@ -341,6 +348,8 @@ class Streams(Members):
 
     async def run(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
         if self._ends and (end := self._ends.pop(0)) is not None:
+            if self._held is not None:
+                await self._held.wait()
             raise end
         await asyncio.Event().wait()
 
@@ -354,13 +363,15 @@ class Epochs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *ends: Exception | None) -> None:
         self.made: list[Streams] = []
         self.rested: list[float] = []
+        self.held: asyncio.Event | None = None
+        """Until it is set, no run ends."""
         self._ends = list(ends)
         self._sleep = asyncio.sleep
         monkeypatch.setattr(ring_module, "ControlStreams", self._session)
         monkeypatch.setattr(asyncio, "sleep", self._rest)
 
     def _session(self, ring: str, epoch: int, members: Any, identity: Any, *, clear_links: bool) -> Streams:
-        self.made.append(Streams(epoch, self._ends))
+        self.made.append(Streams(epoch, self._ends, self.held))
         return self.made[-1]
 
     async def _rest(self, seconds: float) -> None:
@@ -405,37 +416,62 @@ async def test_an_epoch_that_was_used_and_lost_is_not_gone_back_to(monkeypatch: 
     assert (await failure(answer)).reason in ("RING_GONE", "EPOCH_ENDED")
 
 
+@pytest.mark.parametrize("scarce", [True, False])
 async def test_a_prompt_for_which_there_is_no_memory_fails_whoever_tells_first_of_the_end(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, scarce: bool
 ) -> None:
-    epochs, ring = Epochs(monkeypatch), Serving(None)
+    """It stays until that is known, for it would end the epoch of the other ring too."""
+    epochs, ring = Epochs(monkeypatch), Serving(None, elsewhere=True)
     answers = [ring.ask(name) for name in ("large", "later")]
     ring.ring.serve(SERVING)
     await epochs.settle()
     ring.opened(1, prompt=100)
     ring.ring.leave()
-    epochs.made[0].out_of_memory = True
+    ring.ring.tick()
+    assert ring.moved == ["later"]
+    epochs.made[0].out_of_memory = scarce
     await epochs.settle()
-    assert (await failure(answers[0])).reason == "OUT_OF_MEMORY"
+    assert (ring.moved, ring.lost) == (["later"] if scarce else ["later", "large"], 2)
     assert not answers[1]._over
+    if scarce:
+        assert (await failure(answers[0])).reason == "OUT_OF_MEMORY"
     await ring.ring.close()
 
 
-async def test_no_other_request_fails_for_a_prompt_of_a_guest(monkeypatch: pytest.MonkeyPatch) -> None:
-    epochs, ring = Epochs(monkeypatch), Serving(None)
+@pytest.mark.parametrize("heard_first", [True, False])
+async def test_a_guest_is_told_that_its_prompt_had_no_memory_when_it_brings_it_again(
+    monkeypatch: pytest.MonkeyPatch, heard_first: bool
+) -> None:
+    """No other request fails for it, nor what the guest asks for later under the same name."""
+    ends = [EpochEnded("no", reason="OUT_OF_MEMORY")] if heard_first else []
+    epochs, ring = Epochs(monkeypatch, *ends), Serving(None)
+    epochs.held = asyncio.Event()
     ring.ring.serve(SERVING)
     await epochs.settle()
     prompt = inference.Envelope(clear=inference.Prompt(text="x"))
-    request = inference.GenerateRequest(model="model", envelope=prompt)
-    ring.hear(forward=control.Forward(guest=1, number=1, request=request))
+    request = inference.GenerateRequest(model="model", envelope=prompt, request_id="theirs")
+
+    def bring(number: int) -> list[str]:
+        ring.hear(forward=control.Forward(guest=1, number=number, key="who", request=request))
+        told = [one.forwarded for one in epochs.made[-1].head]
+        return [one.problem.reason for one in told if one.HasField("problem")]
+
+    bring(1)
     own = ring.ask("own")
     ring.opened(1, prompt=100)
     ring.opened(2, prompt=10)
-    ring.ring.leave()
+    if not heard_first:
+        ring.ring.leave()
     epochs.made[0].out_of_memory = True
+    epochs.held.set()
     await epochs.settle()
     assert not own._over
     assert ring.ring.scheduler.load().waiting == 1, "the guest brings its own again"
+    ring.ring.serve(dataclasses.replace(SERVING, epoch=5))
+    await epochs.settle()
+    assert bring(1) == ["OUT_OF_MEMORY"]
+    assert bring(2) == ["OUT_OF_MEMORY"]
+    assert len([one for one in epochs.made[-1].head if one.HasField("open")]) == 2
     await ring.ring.close()
 
 

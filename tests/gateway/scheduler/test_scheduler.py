@@ -522,21 +522,25 @@ def test_of_an_epoch_without_memory_the_request_fails_whose_prompt_was_computed(
     assert list(driver.failed) == ["large"]
 
 
-def test_that_an_epoch_had_no_memory_may_be_known_after_its_end() -> None:
+@pytest.mark.parametrize("out_of_memory", [False, True])
+def test_that_an_epoch_had_no_memory_may_be_known_after_its_end(out_of_memory: bool) -> None:
     driver = Driver(1)
     driver.ask("decoding", max_tokens=20)
     driver.done(3)
     driver.ask("large", prompt=5000)
     driver.ask("waiting", prompt=9000)
     driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+    assert driver.scheduler.suspect == "large"
+    assert [each.id for each in driver.scheduler.drain()] == ["decoding", "waiting"]
     for _ in range(2):
-        driver.take(driver.scheduler.out_of_memory())
-        assert driver.failed == {"large": "OUT_OF_MEMORY"}
-        assert driver.scheduler.load().waiting == 2
+        driver.take(driver.scheduler.settled(out_of_memory=out_of_memory))
+        assert driver.failed == ({"large": "OUT_OF_MEMORY"} if out_of_memory else {})
+        assert driver.scheduler.suspect == ""
+    assert [each.id for each in driver.scheduler.drain()] == ([] if out_of_memory else ["large"])
     driver.under_way.clear()
     driver.take(driver.scheduler.attach(driver.facts))
-    driver.take(driver.scheduler.out_of_memory())
-    assert list(driver.failed) == ["large"], "what the epoch before ended with says nothing of this one"
+    driver.take(driver.scheduler.settled(out_of_memory=True))
+    assert len(driver.failed) == out_of_memory, "what the epoch before ended with says nothing of this one"
 
 
 @pytest.mark.parametrize(("steps", "failed"), [(0, "OUT_OF_MEMORY"), (3, "EPOCH_ENDED")])
@@ -555,7 +559,7 @@ def test_whose_prompt_was_computed_is_known_of_one_that_its_client_goes_on_with(
     driver.done(steps)
     assert len(request.answers[0].tokens) == steps
     driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
-    driver.take(driver.scheduler.out_of_memory())
+    driver.take(driver.scheduler.settled(out_of_memory=True))
     assert driver.failed == {"sealed": failed}
 
 

@@ -1,12 +1,16 @@
 """Conversations and the rings that have their prefixes: two rings of real processes."""
 
 import asyncio
+import contextlib
+import sys
 
 import grpc
 import pytest
+import scarce
 from ringtest import CLUSTER, LIMIT_SECONDS
 from sharing import ask, dialogue
 
+from sealring.mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference
 
 pytestmark = CLUSTER
@@ -118,29 +122,15 @@ async def test_a_key_that_is_no_text_is_refused_and_the_gateway_goes_on(rings):
         assert (await call(field + b"\x03key"))[-1].HasField("finished")
 
 
-async def test_a_ring_that_leaves_in_the_middle(rings):
-    """Its conversations go on elsewhere, those of the other ring stay; nobody is refused."""
+async def test_a_ring_that_leaves_and_comes_back_without_memory(rings):
+    """Its conversations go on elsewhere, sealed ones too, and those of the other ring stay; nobody is
+    refused. A prompt for which it then has no memory is, and costs the other ring nothing."""
     homes = {number: (await ask(rings, turn(number))).ring for number in range(16)}
     assert len(set(homes.values())) == 2
     states = await rings.stub.GetRoster(
         inference.GetRosterRequest(), timeout=LIMIT_SECONDS, metadata=rings.metadata()
     )
     assert {load.ring for load in states.serving} >= set(homes.values())
-    async with rings.sealing() as client:
-        members = {one.id: one.members[0].id for one in await client.rings()}
-    node = rings.node_of(members[homes[0]])
-    await rings.cluster.kill_node(node)
-    try:
-        for number, home in homes.items():
-            answer = await ask(rings, turn(number, "Paris.", "Why?"))
-            assert answer.ring != homes[0]
-            assert home == homes[0] or answer.cached >= 64
-    finally:
-        await rings.cluster.start_node(node)
-        await rings.offered(2)
-
-
-async def test_a_ring_that_is_lost_is_replaced_for_sealed_prompts_too(rings):
     asked = [{"role": "user", "content": "What is the capital of France?"}]
     async with rings.sealing() as client:
 
@@ -156,8 +146,45 @@ async def test_a_ring_that_is_lost_is_replaced_for_sealed_prompts_too(rings):
         await rings.cluster.kill_node(node)
         try:
             later = await answers_to(8)
+            for number, home in homes.items():
+                answer = await ask(rings, turn(number, "Paris.", "Why?"))
+                assert answer.ring != lost.id
+                assert home == lost.id or answer.cached >= 64
+            with built(rings, scarce):
+                await rings.cluster.start_node(node)
+            await rings.offered(2)
+            await refused_for_memory(rings, lost.id)
         finally:
+            await rings.cluster.kill_node(node)
             await rings.cluster.start_node(node)
             await rings.offered(2)
     assert {one.text for one in later} == {answers[0].text}
     assert lost.id not in {one.ring.id for one in later}
+
+
+async def refused_for_memory(rings, name):
+    """Long prompts, one of which comes to the ring with this name, which has no memory for it."""
+    before = await epochs(rings)
+    with pytest.raises(SealringError) as refused:
+        for number in range(64):
+            await ask(rings, turn(200 + number, "Why? " * scarce.TOKENS), max_tokens=1)
+    assert refused.value.reason == "OUT_OF_MEMORY"
+    await rings.offered(2)
+    after = await epochs(rings)
+    assert [ring for ring in after if after[ring] != before[ring]] == [name]
+
+
+async def epochs(rings):
+    """The number of each ring's epoch."""
+    answer = await rings.cluster.admin.call("ListDeployments")
+    (found,) = (one.rings for one in answer.deployments if one.plan.spec.name == rings.model)
+    return {one.ring: one.epoch for one in found}
+
+
+@contextlib.contextmanager
+def built(rings, module):
+    """What is started meanwhile runs this module."""
+    children = rings.cluster._children
+    own, children._command = children._command, (sys.executable, module.__file__)
+    yield
+    children._command = own
