@@ -26,10 +26,12 @@ KINDS = {"repeats": inference_pb2.Sampling(), "at random": inference_pb2.Samplin
 
 
 async def run(options: argparse.Namespace) -> Result:
-    """Tokens a second of each round, by kind, with and without; whether the answers were the same."""
+    """Tokens a second of each round, by kind, with and without; tokens guessed and right; whether the answers
+    were the same."""
     model = by_name(options.model)
     deployment = Deployment("bench", model, 3, spec={"speculate": True, "max_rows": 4})
     found: dict[str, dict[str, list[float]]] = {kind: {"with": [], "without": []} for kind in KINDS}
+    counted: dict[str, list[list[int]]] = {kind: [] for kind in KINDS}
     same = True
     async with cluster([deployment]) as made, inference(made.grpc_address) as client:
         text = "one two three"
@@ -43,24 +45,30 @@ async def run(options: argparse.Namespace) -> Result:
                     asked.CopyFrom(sampling)
                     if way == "without":
                         asked.num_draft_tokens = 0
-                    answers[way], rate = await _ask(client.stub, text, asked, options.tokens)
+                    answers[way], rate, drafts = await _ask(client.stub, text, asked, options.tokens)
                     found[kind][way].append(rate)
-                    progress(f"{kind}, {way} drafts: {rate:.1f} tokens/s")
+                    progress(f"{kind}, {way} drafts: {rate:.1f} tokens/s, {drafts[1]} of {drafts[0]} right")
+                    if way == "with":
+                        counted[kind].append(drafts)
                 same = same and answers["with"] == answers["without"]
-    return {"model": options.model, "tokens": options.tokens, "kinds": found, "same": same}
+    return {"model": options.model, "tokens": options.tokens, "kinds": found, "drafts": counted, "same": same}
 
 
-async def _ask(stub: Any, text: str, sampling: inference_pb2.Sampling, tokens: int) -> tuple[str, float]:
-    """The answer, and tokens a second after its first piece."""
+async def _ask(
+    stub: Any, text: str, sampling: inference_pb2.Sampling, tokens: int
+) -> tuple[str, float, list[int]]:
+    """The answer, tokens a second after its first piece, and tokens guessed and right."""
     envelope = inference_pb2.Envelope(clear=inference_pb2.Prompt(text=text, sampling=sampling))
     request = inference_pb2.GenerateRequest(model="bench", envelope=envelope, max_tokens=tokens)
-    answer, first, counted = "", 0.0, 0
+    answer, first, counted, drafts = "", 0.0, 0, [0, 0]
     async for event in stub.Generate(request):
         if event.HasField("delta"):
             answer += event.delta.text
             if not first:
                 first, counted = time.perf_counter(), event.delta.tokens
-    return answer, (tokens - counted) / (time.perf_counter() - first)
+        elif event.HasField("finished"):
+            drafts = [event.finished.drafted_tokens, event.finished.accepted_tokens]
+    return answer, (tokens - counted) / (time.perf_counter() - first), drafts
 
 
 def _gains(result: Result, kind: str) -> list[float | None]:

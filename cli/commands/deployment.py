@@ -432,10 +432,18 @@ def print_deployments(found: list[dict[str, Any]]) -> None:
                     ring.get("epoch", ""),
                     ", ".join(suites),
                     moment(one["created"]),
-                    ring.get("reason", ""),
+                    ring.get("reason", "") or _no_drafts(one["plan"]),
                 ]
             )
     print_table(["name", "model", "ring", "phase", "epoch", "suite", "created", "reason"], rows)
+
+
+def _no_drafts(plan: dict[str, Any]) -> str:
+    """That --speculate does nothing here; the plan's reasons say why."""
+    if not plan["spec"]["speculate"]:
+        return ""
+    able = plan["profile"]["trimmable"] and plan["spec"]["stages"] > 1
+    return "" if able else "cannot guess tokens"
 
 
 def _phase(ring: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ def plan(
     if spec.strategy == TENSOR:
         made.reasons.append(CLEAR)
     else:
-        made.reasons.extend(reasons(asked, made.spec, demand, rings, members, wanted))
+        made.reasons.extend(reasons(asked, made.spec, demand, rings, members, wanted, profile.trimmable))
     return made
 
 

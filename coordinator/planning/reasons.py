@@ -20,9 +20,10 @@ def reasons(
     rings: Sequence[Ring],
     able: Sequence[Candidate],
     wanted: int,
+    trimmable: bool,
 ) -> list[str]:
     """`asked` is what the operator gave, `made` the same with every default, `able` who could have served,
-    `wanted` the context that was tried first, in tokens."""
+    `wanted` the context that was tried first, in tokens, `trimmable` as in ModelProfile."""
     told = []
     stages = len(rings[0])
     most = min(len(able) // made.replicas, len(demand.weights))
@@ -37,6 +38,10 @@ def reasons(
         told.append(f"fits on one node: {holds}{spread}")
     else:
         told.append(f"{_nodes(stages)} for each ring, for {stages - 1} would not hold it: {holds}")
+    if made.speculate and stages == 1:
+        told.append("no tokens are guessed: a ring of one node has no stages that are idle meanwhile")
+    elif made.speculate and not trimmable:
+        told.append("no tokens are guessed: this model's caches cannot be cut back behind a wrong one")
     if made.context < wanted:
         told.append(
             f"a context of {made.context} tokens, for {wanted} do not fit (--kv-bits 8 or more nodes help)"

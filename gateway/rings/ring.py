@@ -124,6 +124,8 @@ class Ring:
         self._queries = metrics.prefix_queries.labels(deployment)
         self._hits = metrics.prefix_hits.labels(deployment)
         self._routed_hits = metrics.routed_hits.labels(deployment)
+        self._drafted = metrics.drafted.labels(deployment)
+        self._accepted = metrics.accepted.labels(deployment)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -474,12 +476,16 @@ class Ring:
             prompt_tokens=action.prompt_tokens,
             completion_tokens=action.completion_tokens,
             cached_tokens=action.cached_tokens,
+            drafted_tokens=action.request.drafted,
+            accepted_tokens=action.request.accepted,
             choices=[
                 inference.FinishedChoice(reason=end.reason, completion_tokens=end.completion_tokens)
                 for end in action.ends
                 if len(action.ends) > 1
             ],
         )
+        self._drafted.inc(action.request.drafted)
+        self._accepted.inc(action.request.accepted)
         if action.request.routing_key and action.cached_tokens:
             self._routed_hits.inc()
         self._answers.pop(action.request.id).answer.finished(finished)

@@ -41,6 +41,7 @@ class Request:
     `max_tokens` 0 means as many as the context holds. `answers` is how far its answers have come, from where
     a later epoch goes on. At the end of the last epoch `brought` counted the tokens of all of them and
     `attempts` the epochs in a row that had brought none. `cached` is what the first that brought one reused.
+    Of the tokens `drafted` for it so many were `accepted`.
 
     `routing_key` is the key by which a ring is preferred for it (mesh.prompt.routing), or empty.
 
@@ -63,6 +64,8 @@ class Request:
     attempts: int = 0
     brought: int = 0
     cached: int = 0
+    drafted: int = 0
+    accepted: int = 0
     priority: int = 0
     patience: float = math.inf
     deadline: float = math.inf

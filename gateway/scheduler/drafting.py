@@ -133,6 +133,8 @@ class Drafting:
         if not 1 <= tokens <= 1 + run.drafts:
             raise InvalidInput(f"a step with {run.drafts} drafts brought {tokens} tokens", reason="BAD_STEP")
         run.done = True
+        run.row.request.drafted += run.drafts
+        run.row.request.accepted += tokens - 1
         run.lane.steps += tokens - 1
         self._depth.measure(run.drafts, tokens, seconds)
 

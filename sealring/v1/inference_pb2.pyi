@@ -844,11 +844,17 @@ class Finished(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     cached_tokens: _builtins.int
     """of the prompt, not computed anew"""
+    drafted_tokens: _builtins.int
+    """guessed and computed along with others, of all answers"""
+    accepted_tokens: _builtins.int
+    """of them, those that were right: completion_tokens that took no step of their own"""
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___FinishedChoice]:
         """of several answers, each one's end; above are the first one's reason and the tokens of all"""
@@ -861,10 +867,12 @@ class Finished(_message.Message):
         completion_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         choices: _abc.Iterable[Global___FinishedChoice] | None = ...,
+        drafted_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "choices", b"choices", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "choices", b"choices", "completion_tokens", b"completion_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,7 @@ class ModelProfile(_message.Message):
     HANDOFF_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     QUANTIZED_FIELD_NUMBER: _builtins.int
     NOT_QUANTIZABLE_FIELD_NUMBER: _builtins.int
+    TRIMMABLE_FIELD_NUMBER: _builtins.int
     model_type: _builtins.str
     layers: _builtins.int
     embed_bytes: _builtins.int
@@ -57,6 +58,8 @@ class ModelProfile(_message.Message):
     """stage state on one link"""
     not_quantizable: _builtins.str
     """why there are none"""
+    trimmable: _builtins.bool
+    """caches can be cut to fewer tokens, which wrong drafts need"""
     @_builtins.property
     def layer_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """weights, per layer"""
@@ -97,10 +100,11 @@ class ModelProfile(_message.Message):
         handoff_bytes_per_token: _builtins.int = ...,
         quantized: _abc.Iterable[Global___QuantizedCaches] | None = ...,
         not_quantizable: _builtins.str = ...,
+        trimmable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "not_quantizable", b"not_quantizable", "quantized", b"quantized", "state_bytes", b"state_bytes", "tied", b"tied", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "not_quantizable", b"not_quantizable", "quantized", b"quantized", "state_bytes", b"state_bytes", "tied", b"tied", "trimmable", b"trimmable", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,6 +97,10 @@ def test_a_plan_says_why_it_is_so() -> None:
     assert "memory for" not in why(max_rows=2)
     assert "2 nodes for each ring, as asked" in why(stages=2)
     assert "the split by hand fits" in why(split=[3, 6])
+    assert "no tokens are guessed: a ring of one" in why(speculate=True, stages=1)
+    assert "this model's caches cannot be cut" in why(speculate=True, stages=2)
+    able = plan(spec(speculate=True, stages=2), profile(trimmable=True), THREE)
+    assert "guessed" not in "\n".join(able.reasons)
     few = [member(number, GIB // 2) for number in (1, 2, 3)]
     assert "3 nodes for each ring, for 2 would not hold it" in "\n".join(plan(spec(), profile(), few).reasons)
     long = plan(spec(), profile(max_context=1 << 20), THREE)

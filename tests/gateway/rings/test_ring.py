@@ -236,11 +236,15 @@ async def test_several_answers_tell_how_each_ended_and_kept_tokens_who_led_to_th
     for number, routing_key in enumerate((b"key", b"", b"key")):
         answer = ring.ask(f"r{number}", routing_key=routing_key)
         request = Request(f"r{number}", "key", 5, inference.Envelope(), "model", routing_key=routing_key)
+        request.drafted, request.accepted = 7, 3
         ring.ring._perform([Finish(request, STOP, 7, 5, 3 * (number < 2), (End(STOP, 2), End(STOP, 3)))])
         finished = (await read(answer))[-1].finished
         assert [choice.completion_tokens for choice in finished.choices] == [2, 3]
         assert finished.cached_tokens == 3 * (number < 2)
+        assert (finished.drafted_tokens, finished.accepted_tokens) == (7, 3)
     assert ring.counted("routed_by_key_hits") == 1
+    assert ring.counted("spec_decode_num_draft_tokens") == 21
+    assert ring.counted("spec_decode_num_accepted_tokens") == 9
 
 
 @pytest.mark.parametrize(("share", "scope"), [(True, "all"), (False, "key theirs")])

@@ -435,6 +435,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert prompt == planned
                     assert reason == ends[0].reason
                     assert tokens == sum(end.completion_tokens for end in ends)
+                    assert 0 <= request.accepted <= min(request.drafted, tokens)
                     assert len(ends) == request.choices
                     for choice, end in enumerate(ends):
                         self.check_end(request, choice, end, stop - choice % 2)
