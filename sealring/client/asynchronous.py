@@ -134,7 +134,7 @@ class AsyncClient(ClientCore[AsyncReply]):
             raise failed
 
     async def _stream(self, question: Question, state: ReplyState) -> AsyncGenerator[Delta, None]:
-        attempts = Attempts(question, on_ring=state.set_ring)
+        attempts = Attempts(question, met=self._fetched is not None, on_ring=state.set_ring)
         while True:
             try:
                 view = await self._view(fresh=attempts.retrying)

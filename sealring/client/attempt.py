@@ -35,7 +35,7 @@ from sealring.v1 import inference_pb2 as inference
 
 MAX_ATTEMPTS = 4
 GATEWAY_SECONDS = 30.0
-"""How long an answer waits for any gateway at all: longer than one takes to start again."""
+"""How long a question waits for any gateway at all: longer than one takes to start again."""
 
 _FIRST_BACKOFF, _LAST_BACKOFF = 0.2, 1.0
 GONE = frozenset({"UNAVAILABLE", "STOPPING", "NO_ROSTER", "ROSTER_EXPIRED", "ROSTER_ROLLBACK"})
@@ -250,9 +250,12 @@ class Attempts:
         self,
         question: Question,
         *,
+        met: bool = False,
         on_ring: Callable[[Ring], None] = lambda ring: None,
         clock: Clock = monotonic_clock,
     ) -> None:
+        """`met`: a gateway has answered this client before, so that one is waited for from the start. Whoever
+        has only an address learns at once that nobody is there."""
         self._question = question
         self._on_ring = on_ring
         self._clock = clock
@@ -261,7 +264,7 @@ class Attempts:
         self._answers = [Answered() for _ in range(question.choices)]
         self._count = 0  # attempts in a row that brought nothing
         self._failed = 0  # of these, and of those that did not get as far as a ring
-        self._asked = False
+        self._met = met
         self._gone_since: float | None = None
         self._begun = 0.0  # the last attempt
         self._last: SealringError | None = None
@@ -294,7 +297,7 @@ class Attempts:
         self._on_ring(ring)
         attempt = Attempt(question, roster, ring, self.seconds_left, self._answers)
         loads.sent(ring.id)
-        self._asked = True
+        self._met = True
         self._begun = self._clock()
         self._counted = loads, ring.id
         return attempt
@@ -316,7 +319,7 @@ class Attempts:
         self._failed += 1
         self._last = error
         self._count += error.reason != _STALE
-        if self._asked and error.reason in GONE:
+        if self._met and error.reason in GONE:
             now = self._clock()
             if self._gone_since is None:
                 self._gone_since = now

@@ -134,7 +134,7 @@ class Client(ClientCore[Reply]):
             raise failed
 
     def _stream(self, question: Question, state: ReplyState) -> Generator[Delta, None, None]:
-        attempts = Attempts(question, on_ring=state.set_ring)
+        attempts = Attempts(question, met=self._fetched is not None, on_ring=state.set_ring)
         while True:
             try:
                 view = self._view(fresh=attempts.retrying)

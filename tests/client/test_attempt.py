@@ -361,6 +361,8 @@ def test_an_answer_under_way_waits_for_a_gateway_and_not_for_ever() -> None:
     gone = Unavailable("no")
     with pytest.raises(Unavailable):
         attempts.pause_after(gone)  # nobody was ever there
+    attempts = Attempts(question(), met=True, clock=lambda: now)
+    assert attempts.pause_after(gone) == 0.2
     attempts = Attempts(question(), clock=lambda: now)
     attempt = attempts.next(CLUSTER.roster, Loads())
     waited = 0
