@@ -57,13 +57,14 @@ output head are whole on every node, and all of them need the memory of the smal
   number of nodes. `sealring deployment plan` tells. Tested token for token: llama, qwen3_moe, gpt_oss.
 * `--backend ring` (default) is TCP between the nodes' `ring_host` addresses, on ports that change with each
   epoch. `--backend nccl` is for NVIDIA GPUs of one host.
-* `--backend jaccl` is RDMA over Thunderbolt 5. It was never run. It needs the same build of macOS (26.2 or
-  later) on every Mac, RDMA enabled in recovery (`rdma_ctl enable`) and a cable between every pair;
-  `sealring doctor --cluster` shows all three, and which RDMA device leads to which node: put that list into
-  a file, name it in each node's environment as MLX_IBV_DEVICES, and name the nodes with `--member` in the
-  same order.
-* `--or-pipeline`: a ring whose backend does not come up twice in a row becomes a pipeline over its own nodes,
-  sealed, and `sealring deployment list` and the audit log say so. Other replicas stay as they are.
+* `--backend jaccl` is RDMA over Thunderbolt 5. It was never run on hardware. It needs the same build of
+  macOS (26.2 or later) on every Mac, RDMA enabled in recovery (`rdma_ctl enable`) and a cable between every
+  pair, each end out of the Thunderbolt bridge and with an IPv4 address of its own. `sealring doctor
+  --cluster` shows that and prints `rdma_devices` for the settings file of each node: which device leads to
+  which other node. After that `ring` and `jaccl` differ by `--backend` alone. Where the setting names no
+  device for a rank, the group does not come up (`NO_GROUP`), before anything is loaded.
+* `--or-pipeline`: a ring whose backend does not come up twice in a row becomes a pipeline over its own
+  nodes, sealed, and `sealring deployment list` and the audit log say so. Other replicas stay as they are.
 * When a node is lost, all others load their part anew.
 """
 

@@ -15,6 +15,8 @@ from sealring.mesh.system.addresses import format_address, parse_address
 from sealring.mesh.system.paths import default_state_root
 
 MAX_ADDRESSES = 8
+MAX_RDMA_DEVICES = 8
+_RDMA_DEVICE = re.compile(r"([a-z2-7]{16})[a-z2-7]{0,40}=(rdma_[a-z0-9]{1,15})")
 
 
 def _default_state_dir() -> Path:
@@ -35,6 +37,17 @@ def _check_ring_host(host: str) -> str:
     if address.is_unspecified or address.is_multicast:
         raise ValueError(f"{host} is not the address of one interface")
     return host
+
+
+def _check_rdma_devices(lines: list[str]) -> list[str]:
+    found = [_RDMA_DEVICE.fullmatch(line) for line in lines]
+    for line, one in zip(lines, found, strict=True):
+        if one is None:
+            raise ValueError(f"{line[:80]!r} is not NODE=rdma_DEVICE, with the id that `node list` shows")
+    for what, group in (("node", 1), ("device", 2)):
+        if len({one[group] for one in found if one}) < len(lines):
+            raise ValueError(f"it names one {what} twice: each cable has its own device")
+    return lines
 
 
 def _check_folder(folder: Path) -> Path:
@@ -62,6 +75,12 @@ class NodeSettings(BaseModel):
     )
     ring_host: Annotated[str, AfterValidator(_check_ring_host)] = Field(
         default="127.0.0.1", description="IPv4 address of the interface that carries the ring"
+    )
+    rdma_devices: Annotated[list[str], AfterValidator(_check_rdma_devices)] = Field(
+        default_factory=list,
+        max_length=MAX_RDMA_DEVICES,
+        description="for tensor rings over jaccl: NODE=DEVICE for each node, by its id, to which a "
+        "Thunderbolt cable leads, such as mfmgs3gai5xlngct=rdma_en3 (sealring doctor --cluster prints them)",
     )
     models: list[Annotated[Path, AfterValidator(_check_folder)]] = Field(
         default_factory=list, max_length=32, description="folders with one model folder each inside"

@@ -7,11 +7,15 @@ in a circle, or two cables between two Macs, pass broadcasts round for ever.
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sealring.cli.doctor.report import Bridge, Facts, Finding, note, ok, problem
+
+_DEVICE = re.compile(r"[a-z0-9]{1,10}")
+"""Another machine's word, which people paste."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,12 @@ def find_cables(hosts: Mapping[str, Facts]) -> list[Cable]:
 
 
 def rdma_devices(hosts: Mapping[str, Facts], order: Sequence[str]) -> list[list[str | None]]:
-    """By rank, the device of each that leads to each other, as MLX's jaccl reads it; None where none does."""
+    """By rank, the device of each that leads to each other; None where none does."""
     owners = {port.uuid: member for member in order for port in hosts[member].ports if port.uuid}
 
     def device(one: str, other: str) -> str | None:
-        ports = (port for port in hosts[one].ports if port.device and owners.get(port.peer) == other != one)
-        return next((f"rdma_{port.device}" for port in ports), None)
+        ports = (port for port in hosts[one].ports if owners.get(port.peer) == other != one)
+        return next((f"rdma_{port.device}" for port in ports if _DEVICE.fullmatch(port.device)), None)
 
     return [[device(one, other) for other in order] for one in order]
 
@@ -121,13 +125,13 @@ def check(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
         )
     elif all(hosts[member].rdma == "enabled" for member in cabled):
         order = sorted(cabled, key=lambda member: hosts[member].name)
-        joined = ", ".join(hosts[member].name for member in order)
-        yield note(
-            "rdma.devices",
-            f"RDMA devices between {joined}: {json.dumps(rdma_devices(hosts, order))}",
-            "--backend jaccl reads them from the file that MLX_IBV_DEVICES names, in the order of the ranks: "
-            "name the nodes in this order with --member",
-        )
+        for member, row in zip(order, rdma_devices(hosts, order), strict=True):
+            named = [f"{other[:16]}={device}" for other, device in zip(order, row, strict=True) if device]
+            yield note(
+                "rdma.devices",
+                f"RDMA devices of {hosts[member].name}: rdma_devices = {json.dumps(named)}",
+                "--backend jaccl takes them from [node] of that machine's settings file",
+            )
 
 
 def _off(bridges: Sequence[Bridge]) -> str:

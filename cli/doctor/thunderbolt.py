@@ -24,6 +24,7 @@ _SERVICE = re.compile(
 )
 _INTERFACE = re.compile(r"^([a-z]{1,12}[0-9]{1,4}): flags=[0-9a-f]{1,8}<([A-Z0-9,]{0,200})>", re.MULTILINE)
 _MEMBER = re.compile(r"^\s+member: ([a-z]{1,12}[0-9]{1,4}) ", re.MULTILINE)
+_INET = re.compile(r"^\s+inet ([0-9.]{7,15}) ", re.MULTILINE)
 _MAX_PORTS = 64
 
 
@@ -80,6 +81,16 @@ def parse_bridges(text: str) -> dict[str, tuple[bool, tuple[str, ...]]]:
         match[1]: ("UP" in match[2].split(","), tuple(_MEMBER.findall(text[match.end() : end])[:_MAX_PORTS]))
         for match, end in zip(found, ends, strict=False)
         if match[1].startswith("bridge")
+    }
+
+
+def parse_addresses(text: str) -> dict[str, tuple[str, ...]]:
+    """Interface to its IPv4 addresses. From `ifconfig -a`."""
+    found = list(_INTERFACE.finditer(text))
+    ends = [*(match.start() for match in found[1:]), len(text)]
+    return {
+        match[1]: tuple(_INET.findall(text[match.end() : end]))
+        for match, end in zip(found, ends, strict=False)
     }
 
 

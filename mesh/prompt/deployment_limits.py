@@ -1,6 +1,7 @@
 """What a deployment may ask for at most: one place for the command line, the coordinator and the nodes."""
 
-BACKENDS = ("ring", "jaccl", "nccl")
+JACCL = "jaccl"
+BACKENDS = ("ring", JACCL, "nccl")
 """Of MLX's groups, for tensor deployments."""
 
 MAX_CONTEXT = 1 << 24

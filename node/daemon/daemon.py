@@ -51,7 +51,7 @@ from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.link_setup import LinkSetup
 from sealring.node.daemon.memory import MemoryMeter
-from sealring.node.daemon.plan import EpochPlan, LinkPlan, plan_epoch
+from sealring.node.daemon.plan import EpochPlan, LinkPlan, plan_epoch, rdma_devices
 from sealring.node.daemon.rotation import KeyTaker, Rotation, StepGate
 from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.node.daemon.session import CoordinatorSession
@@ -468,6 +468,9 @@ class Daemon:
             return f"{host}:{free_port(host)}"
         except OSError:
             raise listen_error(f"{host}:0") from None
+
+    def rdma_devices(self, plan: EpochPlan) -> list[str]:
+        return rdma_devices(plan, self._settings.rdma_devices)
 
     async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
         _, address = self._listener(plan)

@@ -24,6 +24,7 @@ from sealring.mesh.errors import (
     InvalidInput,
     SealringError,
 )
+from sealring.mesh.prompt.deployment_limits import JACCL
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system.addresses import parse_address
 from sealring.node.daemon.carrier_process import LinkFigures
@@ -184,6 +185,9 @@ class Workshop(Protocol):
     def group_address(self) -> str:
         """Where the engine may await others of its group: a port that was free a moment ago."""
 
+    def rdma_devices(self, plan: EpochPlan) -> list[str]:
+        """By rank, the device that leads there, for a group over jaccl. Raises EpochEnded (NO_GROUP)."""
+
     async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
         """Shakes hands on both links.
 
@@ -217,6 +221,7 @@ class MemberEpoch:
         self.engine: StageEngine | None = None
         self.kept: Sequence[control_pb2.KeptPrefix] = ()
         self.links: list[membership_pb2.LinkInfo] = []
+        self._devices: Sequence[str] = ()
         self._group_address = ""
         self._group_addresses: Sequence[str] = ()
         self._workshop = workshop
@@ -367,6 +372,7 @@ class MemberEpoch:
 
     async def _prepare(self) -> None:
         plan = self.plan
+        self._devices = self._workshop.rdma_devices(plan) if plan.backend == JACCL else []
         async with asyncio.TaskGroup() as group:
             group.create_task(self._get_parts())
             if plan.size > 1:  # the neighbours need not wait for what the epoch before has left
@@ -409,7 +415,9 @@ class MemberEpoch:
             raise InvalidInput("the commit does not name every rank's address", reason="BAD_EPOCH")
         for address in addresses:
             parse_address(address)
-        join = engine_pb2.JoinGroup(backend=plan.backend, rank=plan.rank, addresses=addresses)
+        join = engine_pb2.JoinGroup(
+            backend=plan.backend, rank=plan.rank, addresses=addresses, rdma_devices=self._devices
+        )
         self._joining = True
         try:
             await engine.join_group(join, GROUP_SECONDS)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sealring.mesh.errors import FailedPrecondition, InvalidInput
+from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput
 from sealring.mesh.prompt.deployment_limits import BACKENDS, MAX_PREFILL_CHUNK, MAX_ROWS
 from sealring.mesh.roster.model import Ring, RingMember, Roster
 from sealring.mesh.rpc.protocol import check_speaks
@@ -85,6 +86,24 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         backend=prepare.backend,
         links=_links(ring, prepare.epoch, own, roster),
     )
+
+
+def rdma_devices(plan: EpochPlan, named: Sequence[str]) -> list[str]:
+    """By rank, this machine's RDMA device that leads there, of those that `named` has (NODE=DEVICE, a node by
+    the first characters of its id); "" at the own rank. Raises EpochEnded (NO_GROUP)."""
+    pairs = [line.split("=") for line in named]
+    found = [
+        next((device for node, device in pairs if member.id.startswith(node)), "") for member in plan.members
+    ]
+    found[plan.rank] = ""
+    missing = [one.id[:16] for one in plan.members if one.rank != plan.rank and not found[one.rank]]
+    if missing:
+        raise EpochEnded(
+            f"rdma_devices of this node names none that leads to {', '.join(missing)}, and jaccl needs it",
+            hint="sealring doctor --cluster prints what to set; --or-pipeline serves without it",
+            reason=EpochEnded.no_group,
+        )
+    return found
 
 
 def _check_bounds(prepare: membership_pb2.PrepareEpoch) -> None:

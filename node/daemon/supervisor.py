@@ -43,7 +43,7 @@ slow has worked, or waits for a processor."""
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "HF_HOME", "HF_HUB_CACHE")
 _PASSED_ON_FOR_DEVICES = (
     *("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"),
-    *("MLX_IBV_DEVICES", "NCCL_NVLS_ENABLE", "NCCL_SOCKET_IFNAME"),  # of a tensor ring's group
+    *("NCCL_NVLS_ENABLE", "NCCL_SOCKET_IFNAME"),  # of a tensor ring's group
 )
 
 

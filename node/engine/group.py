@@ -2,8 +2,8 @@
 
 MLX is told by environment variables and a file, as by `mlx.launch` (mlx/_distributed_utils/launch.py).
 It waits for the other ranks without a time limit and holds the interpreter: the daemon ends the process.
-jaccl was never run: which RDMA device leads to which rank it has from MLX_IBV_DEVICES of the node's own
-environment.
+jaccl was never run. It takes its devices from a matrix of all ranks, of which a rank uses only its own row
+(mlx/distributed/jaccl/lib/jaccl/jaccl.cpp): the others' are filled in with a name that is no device's.
 """
 
 from __future__ import annotations
@@ -16,19 +16,26 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from sealring.mesh.errors import EpochEnded
+from sealring.mesh.prompt.deployment_limits import JACCL
 from sealring.node.engine.staging.shards import Group
+from sealring.v1.engine_pb2 import JoinGroup
+
+LACKING = {JACCL: "MLX finds no RDMA library: macOS 26.2 or later on Apple silicon has it"}
+_ELSEWHERE = "rdma_elsewhere"
 
 
-def form(backend: str, rank: int, addresses: Sequence[str]) -> Group:
-    """The group of all ranks at `addresses` (ip:port), once a sum over it is right.
-
-    Raises EpochEnded (NO_GROUP).
-    """
+def form(command: JoinGroup) -> Group:
+    """The group of all ranks, once a sum over it is right. Raises EpochEnded (NO_GROUP)."""
+    backend, rank, addresses = command.backend, command.rank, command.addresses
+    if not mx.distributed.is_available(backend):
+        raise no_group(backend, LACKING.get(backend, "MLX was built without it"))
+    jaccl = backend == JACCL
+    content = device_matrix(rank, command.rdma_devices) if jaccl else [[one] for one in addresses]
     try:
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
-            json.dump([[address] for address in addresses], hosts)
-            hosts.flush()
-            os.environ.update(environment(backend, rank, addresses, hosts.name))
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(content, file)
+            file.flush()
+            os.environ.update(environment(backend, rank, addresses, file.name))
             group = mx.distributed.init(strict=True, backend=backend)
         total = mx.distributed.all_sum(mx.array(1 << group.rank()), group=group).item()
     except Exception as error:  # whatever MLX or a bad address raises: there is no group
@@ -39,15 +46,21 @@ def form(backend: str, rank: int, addresses: Sequence[str]) -> Group:
     return group
 
 
-def environment(backend: str, rank: int, addresses: Sequence[str], hosts: str) -> dict[str, str]:
-    """What MLX's `backend` reads; `hosts` names a file with the addresses of every rank."""
+def device_matrix(rank: int, devices: Sequence[str]) -> list[list[str | None]]:
+    """By rank, the device that leads to each other rank, with `devices` as the row of the own one."""
+    ranks = range(len(devices))
+    return [[None if at == to else devices[to] if at == rank else _ELSEWHERE for to in ranks] for at in ranks]
+
+
+def environment(backend: str, rank: int, addresses: Sequence[str], file: str) -> dict[str, str]:
+    """What MLX's `backend` reads; `file` has the addresses of every rank, or jaccl's matrix of devices."""
     host, _, port = addresses[0].rpartition(":")
     own = {"MLX_RANK": str(rank)}
     if backend == "ring":
-        return own | {"MLX_HOSTFILE": hosts}
+        return own | {"MLX_HOSTFILE": file}
     if backend == "nccl":
         return own | {"MLX_WORLD_SIZE": str(len(addresses)), "NCCL_HOST_IP": host, "NCCL_PORT": port}
-    return own | {"MLX_JACCL_COORDINATOR": addresses[0]}
+    return own | {"MLX_IBV_DEVICES": file, "MLX_JACCL_COORDINATOR": addresses[0]}
 
 
 def no_group(backend: str, why: str) -> EpochEnded:

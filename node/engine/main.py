@@ -274,7 +274,7 @@ class Engine:
         stage = self._loaded.stage if self._loaded is not None else None
         if not isinstance(stage, Shard):
             raise FailedPrecondition("no part of every layer is loaded", reason="NO_STAGE")
-        stage.join(form(command.backend, command.rank, command.addresses))
+        stage.join(form(command))
         self._emit(engine.EngineEvent(joined=engine.GroupJoined(id=command.id)))
 
     def _load(self, command: engine.LoadStage) -> None:

@@ -491,6 +491,7 @@ class JoinGroup(_message.Message):
     BACKEND_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
+    RDMA_DEVICES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     backend: _builtins.str
     """of MLX: "ring", "jaccl" or "nccl" """
@@ -499,6 +500,10 @@ class JoinGroup(_message.Message):
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ip:port of every rank"""
 
+    @_builtins.property
+    def rdma_devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """with "jaccl": of this machine, the one that leads to each rank; "" at its own"""
+
     def __init__(
         self,
         *,
@@ -506,10 +511,11 @@ class JoinGroup(_message.Message):
         backend: _builtins.str = ...,
         rank: _builtins.int = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
+        rdma_devices: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "backend", b"backend", "id", b"id", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "backend", b"backend", "id", b"id", "rank", b"rank", "rdma_devices", b"rdma_devices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

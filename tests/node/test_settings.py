@@ -54,6 +54,12 @@ def test_limits_are_taken_and_what_is_beyond_them_is_not() -> None:
         ({"models": [folder] * 32}, {"models": [folder] * 33}),
         ({"advertise": ["a:1"] * 8}, {"advertise": ["a:1"] * 9}),
         ({"ring_host": "10.0.0.1"}, {"ring_host": "224.0.0.1"}),
+        ({"rdma_devices": [f"{'a' * 16}=rdma_en3"]}, {"rdma_devices": ["mini=rdma_en3"]}),
+        ({"rdma_devices": [f"{'a' * 52}=rdma_en3"]}, {"rdma_devices": [f"{'a' * 16}=/dev/en3"]}),
+        (
+            {"rdma_devices": [f"{'a' * 16}=rdma_en3", f"{'b' * 16}=rdma_en4"]},
+            {"rdma_devices": [f"{'a' * 16}=rdma_en3", f"{'b' * 16}=rdma_en3"]},
+        ),
         ({"enclave_helper": folder}, {"enclave_helper": Path("helper")}),
         ({"device_attestation": folder}, {"device_attestation": Path("chain.pem")}),
     ):

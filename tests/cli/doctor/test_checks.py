@@ -29,6 +29,7 @@ from sealring.cli.doctor.storage import check as check_storage
 from sealring.cli.doctor.system import Answer, Folder
 from sealring.cli.doctor.view import View
 from sealring.mesh.trust.attestation import Posture
+from sealring.node.settings import NodeSettings
 
 GOOD = Posture(
     hardware_model="Mac16,10",
@@ -250,6 +251,46 @@ def test_rdma(view: View, version: str, status: str, severity: Severity, words: 
     found = by_id(rdma.check(FakeSystem(says), view))["rdma.status"]
     assert found.severity is severity
     assert words in found.what
+
+
+@pytest.mark.parametrize(
+    ("devices", "changes", "words"),
+    [
+        ("rdma_en2 rdma_en3", {}, ""),
+        ("rdma_en2", {"26.2": "26.1"}, "begins with macOS 26.2"),
+        ("rdma_en2", {"enabled": "disabled"}, "is off"),
+        ("rdma_en4", {}, "names rdma_en4, and this Mac has none"),
+        ("rdma_en2", {"member: en9": "member: en2"}, "en2 of rdma_en2 is in bridge0"),
+        ("rdma_en3", {"inet 10.0.3.1 ": "inet6 fe80::1 "}, "en3 of rdma_en3 has no IPv4 address"),
+    ],
+)
+def test_the_devices_of_the_settings_are_ready_for_jaccl(
+    tmp_path: Path, devices: str, changes: dict[str, str], words: str
+) -> None:
+    lines = [f"{letter * 16}={device}" for letter, device in zip("ab", devices.split(), strict=False)]
+    view = View(NodeSettings(state_dir=tmp_path, rdma_devices=lines))
+    says = {
+        "/usr/bin/sw_vers": recording("sw_vers.txt"),
+        "/usr/bin/rdma_ctl": "enabled",
+        "/usr/bin/ibv_devices": recording("ibv_devices.txt"),
+        "/sbin/ifconfig": "".join(
+            f"{name}: flags=8863<UP,BROADCAST> mtu 1500\n{rest}"
+            for name, rest in (
+                ("en2", "\tinet 10.0.2.1 netmask 0xfffffffc\n"),
+                ("en3", "\tinet 10.0.3.1 netmask 0xfffffffc\n"),
+                ("bridge0", "\tmember: en9 flags=3<LEARNING,DISCOVER>\n"),
+            )
+        ),
+    }
+    for before, after in changes.items():
+        says = {program: text.replace(before, after) for program, text in says.items()}
+    found = by_id(rdma.check(FakeSystem(says), view))
+    if not words:
+        assert found["rdma.devices"].severity is Severity.OK
+        assert "rdma.unready" not in found
+    else:
+        assert found["rdma.unready"].severity is Severity.PROBLEM
+        assert words in found["rdma.unready"].what
 
 
 def test_versions(view: View) -> None:

@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import Conflict, DeadlineExceeded, EpochEnded, FailedPrecondition
+from sealring.mesh.roster.model import RingMember
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import MAX_GUESTS, LinkSecrets, MemberEpoch, Phase
+from sealring.node.daemon.plan import rdma_devices
 from sealring.node.ipc.channel import create_channel
 from sealring.v1 import engine_pb2, membership_pb2, trace_pb2
 
@@ -17,6 +19,7 @@ class Plan:
 
     def __init__(self, size: int, backend: str = "") -> None:
         self.size, self.backend = size, backend
+        self.members = [RingMember(id, rank, (0, 4)) for rank, id in enumerate(("aaaaa", "bbbbb")[:size])]
 
 
 class Part:
@@ -45,7 +48,7 @@ class Engine(Part):
             raise EpochEnded("it hangs")
 
     async def join_group(self, command: engine_pb2.JoinGroup, seconds: float) -> None:
-        self.log.append(f"join {command.backend} {' '.join(command.addresses)}")
+        self.log.append(f"join {command.backend} {' '.join([*command.addresses, *command.rdma_devices])}")
         await self.workshop.gate("join")
 
     async def stop(self) -> None:
@@ -108,6 +111,7 @@ class Workshop:
         self.channels: list[Any] = []
         self.released = 0
         self.settlements = 0
+        self.rdma: list[str] = []
         self.again: Any = None
         self.close_fails = False
         self.on_fault: Any = None
@@ -162,6 +166,9 @@ class Workshop:
     def group_address(self) -> str:
         return "a:1"
 
+    def rdma_devices(self, plan: Any) -> list[str]:
+        return rdma_devices(plan, self.rdma)
+
 
 GATES = ("engine", "carrier", "handshakes", "open", "form")
 
@@ -202,10 +209,24 @@ async def test_the_whole_way(size: int) -> None:
     assert shop.released == 1
 
 
-@pytest.mark.parametrize("fails", ["", "in time", "by its end"])
-async def test_the_engine_of_a_tensor_ring_joins_its_group_and_ends_with_the_epoch(fails: str) -> None:
+async def test_without_a_device_for_a_rank_nothing_is_loaded_for_jaccl() -> None:
     shop = Workshop()
-    epoch = MemberEpoch(Plan(2, backend="ring"), shop)
+    shop.rdma = ["cccc=rdma_en2", "aaaa=rdma_en3"]
+    epoch = MemberEpoch(Plan(2, backend="jaccl"), shop)
+    epoch.prepare()
+    await settle()
+    await epoch.closed()
+    assert (shop.reports, shop.reason) == (["fault"], "NO_GROUP")
+
+
+@pytest.mark.parametrize("fails", ["", "in time", "by its end"])
+@pytest.mark.parametrize("backend", ["ring", "jaccl"])
+async def test_the_engine_of_a_tensor_ring_joins_its_group_and_ends_with_the_epoch(
+    fails: str, backend: str
+) -> None:
+    shop = Workshop()
+    shop.rdma = ["cccc=rdma_en2", "bbbb=rdma_en3"]
+    epoch = MemberEpoch(Plan(2, backend=backend), shop)
     epoch.prepare()
     for gate in GATES[:4]:
         shop.open(gate)
@@ -222,7 +243,8 @@ async def test_the_engine_of_a_tensor_ring_joins_its_group_and_ends_with_the_epo
     assert epoch.phase is (Phase.ENDED if fails else Phase.UP)
     epoch.end("done")
     await epoch.closed()
-    assert shop.made_engine.log == ["open", "join ring a:1 b:1", "kill", "stop"]
+    devices = "  rdma_en3" * (backend == "jaccl")  # none at its own rank
+    assert shop.made_engine.log == ["open", f"join {backend} a:1 b:1{devices}", "kill", "stop"]
     assert not fails or shop.reason == "NO_GROUP"
 
 
