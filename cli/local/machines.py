@@ -98,8 +98,11 @@ class OtherMachine(Machine):
         if doing is None:
             return "", NOTHING
         answers = "answers" if doing.coordinator else "does not answer; this node goes on, and asks it again"
-        ring = roster.ring_of(state.peer.id)
-        return f"the coordinator at {state.coordinator} {answers}", _place(ring, state.peer.id, doing.phase)
+        places = [
+            _place(ring, state.peer.id, doing.phases.get(ring.id, ""))
+            for ring in roster.rings_of(state.peer.id)
+        ]
+        return f"the coordinator at {state.coordinator} {answers}", "; ".join(places) or NOTHING
 
     async def _wait_until_it_listens(self) -> None:
         address = parse_address(self._settings("node")["listen"])
@@ -114,9 +117,7 @@ class OtherMachine(Machine):
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def _place(ring: Ring | None, own_id: str, phase: str) -> str:
-    if ring is None:
-        return NOTHING
+def _place(ring: Ring, own_id: str, phase: str) -> str:
     own = ring.member(own_id)
     first, end = own.layers
     place = f"layers {first} to {end - 1} of {ring.total_layers}, {own.rank + 1} of {len(ring.members)} nodes"

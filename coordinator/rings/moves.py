@@ -135,7 +135,7 @@ class Moves:
                 self._begin_drain(member.id, member.draining, returning=True)
 
     def draining(self, member: str) -> int:
-        """The member's ring goes on until it is idle or the time is over, and then moves. Returns until when
+        """The member's rings go on until all are idle or the time is over, and then move. Returns until when
         (seconds since 1970)."""
         until = int(self._clock() + self._drain_timeout) + 1
         self._begin_drain(member, until)
@@ -205,8 +205,7 @@ class Moves:
 
     def _idle(self, member: str) -> bool:
         session = self._sessions.find(member)
-        ring = next((ring for _, ring in self._rings_of(member)), None)
-        return session is None or ring is None or ring in session.idle
+        return session is None or all(ring in session.idle for _, ring in self._rings_of(member))
 
     def _rings_of(self, member: str) -> list[tuple[str, str]]:
         return [

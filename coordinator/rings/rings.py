@@ -163,11 +163,11 @@ class Rings:
         if not self._is_here(member):
             return
         for name, running in self._of(member):
-            serving = self._serving_epoch(member, running)
-            session = self._sessions.find(member)
-            links = _links(session.links, running) if session is not None else []
-            if session is not None and serving and running.machine.undecided:
-                running.protocol = session.serving.protocol
+            said = self._said(member, name)
+            serving = self._serving_epoch(member, said.prepared, running)
+            links = _links(said.links, running)
+            if serving and running.machine.undecided:
+                running.protocol = said.prepared.protocol
             actions = running.machine.online(member, self._clock(), serving=serving, links=links)
             self._apply(name, actions)
 
@@ -242,14 +242,18 @@ class Rings:
                 running.groupless.clear()
                 self.on_no_group(running.spec.name, message.ring, reason)
 
-    def _serving_epoch(self, member: str, running: RunningRing) -> int:
+    def _said(self, member: str, ring: str) -> membership_pb2.ServingEpoch:
+        """What a node had up of a ring when it came."""
+        session = self._sessions.find(member)
+        said = session.serving.get(ring) if session is not None else None
+        return said or membership_pb2.ServingEpoch()
+
+    def _serving_epoch(self, member: str, said: membership_pb2.PrepareEpoch, running: RunningRing) -> int:
         """The epoch of the ring that a node had up when it came, if it is one that may go on; else 0.
 
         It may if it was given out, under a roster of this coordinator, and would be prepared alike today.
         That its ring has the same members and layers the node checks itself, against every new roster.
         """
-        session = self._sessions.find(member)
-        said = session.serving if session is not None else membership_pb2.PrepareEpoch()
         if said.ring != running.plan.ring or said.epoch > self._store.deployments.last_epoch(said.ring):
             return 0
         signed = self._store.rosters.find(said.roster_version)  # None: so old that it is not kept any more
@@ -426,12 +430,16 @@ class Rings:
                 for name, running in self._running.items():
                     self._apply(name, running.machine.tick(self._clock()))
 
-    def model_of(self, member: str) -> bytes | None:
-        """The digest of the model that a member serves from just now."""
-        for _, running in self._of(member):
-            if running.machine.phase is Phase.SERVING:
-                return bytes.fromhex(running.digest)
-        return None
+    def model_changed(self, member: str, stated: Collection[bytes]) -> bool:
+        """Whether files of a model that a member serves are not those that were planned, by the digests that
+        it states: one of them is of no model that it is to serve, where one that it serves is missing.
+
+        One that is missing alone is of an epoch that has begun or ended since the member was asked.
+        """
+        planned = [running for _, running in self._of(member)]
+        serving = [running for running in planned if running.machine.phase is Phase.SERVING]
+        known, served = ({bytes.fromhex(running.digest) for running in some} for some in (planned, serving))
+        return not served <= set(stated) and not known >= set(stated)
 
     # How it is told
 

@@ -177,9 +177,7 @@ class Challenges:
         check_continuity(before, verdict.statement)
         if member.level is TrustLevel.NONE and before.sealing_key == member.sealing_key:
             raise AttestationError("not started again since its files changed", reason="MANIFEST_CHANGED")
-        model = self._rings.model_of(member.id)
-        models = verdict.statement.models
-        if model is not None and models and model not in models:
+        if self._rings.model_changed(member.id, verdict.statement.models):
             raise AttestationError("the model's files have changed", reason="MANIFEST_CHANGED")
         return verdict
 

@@ -32,7 +32,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.member.proof import Purpose, no_proof
 from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role
-from sealring.mesh.roster.model import term_of
+from sealring.mesh.roster.model import MAX_RINGS_OF_MEMBER, term_of
 from sealring.mesh.rpc.problem import from_problem
 from sealring.mesh.trust.attestation import verify_sealing_key
 from sealring.v1 import membership_pb2, membership_pb2_grpc, proof_pb2
@@ -119,8 +119,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         session = NodeSession(
             peer.id,
             hello.instance,
-            hello.serving,
-            hello.links,
+            {one.prepared.ring: one for one in list(hello.serving)[:MAX_RINGS_OF_MEMBER]},
             release=first.offer.release,
             clock=monotonic_clock,
         )

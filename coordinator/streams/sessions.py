@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -20,8 +20,7 @@ from sealring.v1.membership_pb2 import (
     CoordinatorMessage,
     Goodbye,
     Heartbeat,
-    LinkInfo,
-    PrepareEpoch,
+    ServingEpoch,
 )
 from sealring.v1.proof_pb2 import Release
 
@@ -38,18 +37,16 @@ class NodeSession:
         self,
         member: str,
         instance: bytes,
-        serving: PrepareEpoch | None = None,
-        links: Sequence[LinkInfo] = (),
+        serving: Mapping[str, ServingEpoch] | None = None,
         *,
         release: Release | None = None,
         clock: Clock,
     ) -> None:
         """`instance` is what the node's process, and no other, is known by; `serving` what it had up when it
-        came, and `links` that epoch's."""
+        came, by ring."""
         self.member = member
         self.instance = instance
-        self.serving = serving or PrepareEpoch()
-        self.links = links
+        self.serving = serving or {}
         self.release = release or own_release()
         self.outbox: Outbox[CoordinatorMessage] = Outbox()
         self.heartbeat: Heartbeat | None = None

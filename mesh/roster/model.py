@@ -19,6 +19,8 @@ MAX_LIFETIME_SECONDS = 15 * 60
 NO_PREVIOUS = bytes(32)
 PIPELINE, TENSOR = "pipeline", "tensor"
 """Strategies: members hold some of the layers each, or a part of every layer."""
+MAX_RINGS_OF_MEMBER = 8
+"""Rings that one node serves in at once."""
 
 TERM_BITS = 32
 """Versions rise by one and never come so far. A coordinator that takes over begins the next term, so that
@@ -144,12 +146,9 @@ class Roster:
                 return ring
         raise NotFound("ring is not in the roster", reason="NO_SUCH_RING", ring=identifier)
 
-    def ring_of(self, identifier: str) -> Ring | None:
-        """The one ring that a member serves in, if any."""
-        for ring in self.rings:
-            if any(member.id == identifier for member in ring.members):
-                return ring
-        return None
+    def rings_of(self, identifier: str) -> tuple[Ring, ...]:
+        """The rings that a member serves in."""
+        return tuple(ring for ring in self.rings if any(member.id == identifier for member in ring.members))
 
     def gateway(self, identifier: str) -> Gateway:
         """The gateway with this id. Raises NotFound (NOT_IN_ROSTER)."""

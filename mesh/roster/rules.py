@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.crypto.identity import member_id
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, RosterError
 from sealring.mesh.roster.model import (
     MAX_LIFETIME_SECONDS,
+    MAX_RINGS_OF_MEMBER,
     Gateway,
     Revoked,
     Ring,
@@ -28,9 +30,7 @@ def check_structure(roster: Roster) -> None:
     _check_parties(roster)
     for ring in roster.rings:
         _check_ring(ring, roster)
-    serving = [member.id for ring in roster.rings for member in ring.members]
-    if len(set(serving)) != len(serving):
-        raise RosterError("a member serves in two places", reason="ROSTER_RINGS")
+    _check_places(roster)
     replicas = [(ring.deployment, ring.replica) for ring in roster.rings]
     _check_sorted([ring.id for ring in roster.rings], "ROSTER_RINGS")
     if len(set(replicas)) != len(replicas):
@@ -126,6 +126,16 @@ def _check_ring(ring: Ring, roster: Roster) -> None:
         raise RosterError(
             "layers are not contiguous, disjoint and complete", reason="ROSTER_RINGS", ring=ring.id
         )
+
+
+def _check_places(roster: Roster) -> None:
+    """One place in a deployment, and few in all."""
+    places = [(ring.deployment, member.id) for ring in roster.rings for member in ring.members]
+    if len(set(places)) != len(places):
+        raise RosterError("a member serves a deployment in two places", reason="ROSTER_RINGS")
+    rings = Counter(member for _, member in places)
+    if any(count > MAX_RINGS_OF_MEMBER for count in rings.values()):
+        raise RosterError("a member serves in too many rings", reason="ROSTER_RINGS")
 
 
 def _check_sorted(identifiers: list[str], reason: str) -> None:

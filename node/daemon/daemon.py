@@ -1,17 +1,14 @@
-"""The node daemon: one enrolled member, its session with the coordinator, its engine and its epoch."""
+"""The node daemon: one enrolled member, its session with the coordinator, and its seats in rings."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import secrets
 import shutil
-import socket
-import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -38,28 +35,21 @@ from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.protocol import software_version
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore
-from sealring.mesh.system.addresses import free_port, listen_error
-from sealring.mesh.system.files import unwritable
 from sealring.mesh.trust.attestation import sign_sealing_key
 from sealring.node.daemon.awake import Awake
-from sealring.node.daemon.carrier_process import CarrierProcess
 from sealring.node.daemon.diagnosis import Diagnosis
 from sealring.node.daemon.doing import Doing, note_doing
-from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.engines import EngineKeeper
-from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
+from sealring.node.daemon.epoch import MemberEpoch, Phase
 from sealring.node.daemon.fetching import Fetcher
-from sealring.node.daemon.link_setup import LinkSetup
 from sealring.node.daemon.memory import MemoryMeter
-from sealring.node.daemon.plan import EpochPlan, LinkPlan, plan_epoch, rdma_devices
-from sealring.node.daemon.rotation import KeyTaker, Rotation, StepGate
+from sealring.node.daemon.plan import plan_epoch
 from sealring.node.daemon.sealed_rows import Unsealer
+from sealring.node.daemon.seat import Seat, Surroundings
 from sealring.node.daemon.session import CoordinatorSession
 from sealring.node.identity.challenge import Prover
-from sealring.node.ipc.channel import ChannelEnds, create_channel
 from sealring.node.ipc.timelog import now
 from sealring.node.link.exchange import Links
-from sealring.node.link.keys import LinkParams
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.giving import ModelGiver
 from sealring.node.settings import NodeSettings
@@ -73,7 +63,7 @@ _RING_BACKLOG = 128
 
 
 class Daemon:
-    """What `node/main.py` runs. Implements the interfaces of session, control service and epoch."""
+    """What `node/main.py` runs. Implements the interfaces of session and control service."""
 
     def __init__(self, settings: NodeSettings, state: MachineState, signer: Signer) -> None:
         """Raises RosterError when the memory of earlier rosters is not usable."""
@@ -84,12 +74,7 @@ class Daemon:
         self._signer = signer
         self._sealing_key = SealingKey(hybrid=settings.hybrid_sealing_key)
         self._addresses: tuple[str, ...] = ()
-        self._epoch: MemberEpoch | None = None
-        self._prepared: membership_pb2.PrepareEpoch | None = None
-        self._newest_epoch: dict[str, int] = {}
-        self._folders: dict[EpochPlan, Path] = {}
-        self._listeners: dict[EpochPlan, tuple[socket.socket, str]] = {}
-        self._setups: dict[EpochPlan, LinkSetup] = {}
+        self._seats: dict[str, Seat] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._removed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._run_folder = settings.state_dir / "run"
@@ -107,6 +92,16 @@ class Daemon:
         self._fetcher = Fetcher(folders, fetched, asker, allowed=settings.allow_downloads)
         self._engines = EngineKeeper(folders, self._meter, self._fetcher)
         self.links = Links(state.peer.cluster, signer, self.store, revoked=self._rosters.revoked)
+        self._around = Surroundings(
+            self._own_id,
+            settings.ring_host,
+            settings.rdma_devices,
+            self._run_folder,
+            self._rosters,
+            self.links,
+            self._engines,
+            self.report,
+        )
         self.unsealer = Unsealer(self._sealing_key, self._own_id, clock=self._rosters.now)
         name = role_server_name(Role.COORDINATOR)
         self._channel = PeerChannel(state.coordinator, self.store, name)
@@ -168,7 +163,6 @@ class Daemon:
 
     def hello(self) -> membership_pb2.Hello:
         key = self._sealing_key.public_key
-        up = self._epoch if self._epoch is not None and self._epoch.phase is Phase.UP else None
         return membership_pb2.Hello(
             software_version=software_version(),
             instance=self._instance,
@@ -176,8 +170,7 @@ class Daemon:
             sealing_key=key,
             sealing_key_signature=sign_sealing_key(self._signer, self._cluster, key),
             roster_version=self._rosters.version,
-            serving=self._prepared if up is not None else None,
-            links=up.links if up is not None else (),
+            serving=[told for seat in self._seats.values() if (told := seat.serving()) is not None],
         )
 
     def heartbeat(self) -> membership_pb2.Heartbeat:
@@ -186,7 +179,7 @@ class Daemon:
             memory_usable=self._meter.usable,
             memory_used=self._engines.memory_used,
             load=os.getloadavg()[0] / (os.cpu_count() or 1),
-            rings=self._ring_health(),
+            rings=[told for seat in self._seats.values() if (told := seat.health()) is not None],
             models=self._fetcher.messages(),
         )
 
@@ -240,8 +233,9 @@ class Daemon:
         self.links.close_revoked()
         seen = membership_pb2.RosterSeen(version=roster.version, hash=roster.hash)
         self._session.send(membership_pb2.MemberMessage(roster_seen=seen))
-        self._check_epoch(roster)
-        await self._awake.hold(roster.ring_of(self._own_id) is not None)
+        for seat in list(self._seats.values()):
+            self._check_seat(seat, roster)
+        await self._awake.hold(bool(roster.rings_of(self._own_id)))
 
     def _report_equivocation(self) -> None:
         """Tells the coordinator which roster this node holds of a version that was signed twice."""
@@ -250,16 +244,16 @@ class Daemon:
             seen = membership_pb2.RosterSeen(version=found.version, hash=found.known)
             self._session.send(membership_pb2.MemberMessage(roster_seen=seen))
 
-    def _check_epoch(self, roster: Roster) -> None:
+    def _check_seat(self, seat: Seat, roster: Roster) -> None:
         """A newer roster may have taken away the ring, one of its members, or its gateway."""
-        epoch = self._epoch
+        epoch = seat.epoch
         if epoch is None:
             return
-        ring = roster.ring_of(self._own_id)
+        ring = next((one for one in roster.rings_of(self._own_id) if one.id == seat.ring), None)
         gateway = epoch.gateway
-        if ring is None or ring.id != epoch.plan.ring:
+        if ring is None:
             epoch.end("the ring is not in the roster any more")
-            self._go(self._drop_engine(epoch))
+            self._go(self._vacate(seat, epoch))
         elif ring.members != epoch.plan.members:
             epoch.fault(EpochEnded("the ring has other members now", reason="RING_CHANGED"))
         elif gateway is not None and all(gateway.id != one.id for one in roster.gateways):
@@ -311,12 +305,15 @@ class Daemon:
         self._session.send(membership_pb2.MemberMessage(model_changed=answer))
 
     async def _remove_model(self, name: str) -> None:
-        epoch, stage = self._epoch, self._engines.stage
-        loaded = stage is not None and Path(stage.path) == self._fetcher.place(name)
-        if loaded or (epoch is not None and epoch.phase is not Phase.ENDED and epoch.plan.model == name):
-            raise Conflict(
-                f"{name} is being served", hint="delete its deployment first", reason="MODEL_IN_USE"
-            )
+        place = self._fetcher.place(name)
+        for seat in self._seats.values():
+            loaded = seat.stage is not None and Path(seat.stage.path) == place
+            if loaded or (
+                seat.epoch is not None and seat.phase is not Phase.ENDED and seat.epoch.plan.model == name
+            ):
+                raise Conflict(
+                    f"{name} is being served", hint="delete its deployment first", reason="MODEL_IN_USE"
+                )
         await self._fetcher.remove(name)
         await self._fetcher.look()
 
@@ -326,14 +323,17 @@ class Daemon:
             await asyncio.sleep(_MODELS_SECONDS)
 
     async def _served_models(self) -> tuple[bytes, ...]:
-        """The digest of the model that it serves, by its files as they are now; zeros if they are gone."""
-        epoch, stage = self._epoch, self._engines.stage
-        if epoch is None or epoch.phase is not Phase.UP or stage is None:
-            return ()
+        """The digests of the models that it serves, by their files as they are now; zeros for those of which
+        files are gone."""
+        stages = [seat.stage for seat in self._seats.values() if seat.phase is Phase.UP]
+        digests = [await self._digest(stage.path) for stage in stages if stage is not None]
+        return tuple(sorted(set(digests)))
+
+    async def _digest(self, path: str) -> bytes:
         try:
-            return (bytes.fromhex((await self._engines.profile(stage.path)).digest),)
+            return bytes.fromhex((await self._engines.profile(path)).digest)
         except (NotFound, ModelError):
-            return (bytes(32),)
+            return bytes(32)
 
     def _trace(self, question: membership_pb2.TraceQuestion) -> None:
         """A question with no window is one about the clock, and answered at once."""
@@ -361,18 +361,13 @@ class Daemon:
         try:
             if self._unsaved is not None:
                 raise self._unsaved[1]
-            if prepare.epoch <= self._newest_epoch.get(prepare.ring, 0):
-                raise Conflict("the epoch is not newer than the last", reason="STALE_EPOCH")
             plan = plan_epoch(prepare, self._rosters.current, self._own_id)
+            seat = self._seats.get(plan.ring) or Seat(plan.ring, self._around)
+            seat.prepare(plan, prepare)
         except SealringError as error:
             self._refuse(prepare.ring, prepare.epoch, error)
             return
-        self._newest_epoch = {plan.ring: plan.epoch}
-        previous = self._epoch
-        if previous is not None:
-            previous.end("superseded")
-        self._epoch, self._prepared = MemberEpoch(plan, self, after=previous), prepare
-        self._epoch.prepare()
+        self._seats[plan.ring] = seat
 
     def _commit(self, commit: membership_pb2.CommitEpoch) -> None:
         epoch = self._named(commit.ring, commit.epoch)
@@ -382,18 +377,16 @@ class Daemon:
             self._refuse(commit.ring, commit.epoch, NotFound("no such epoch", reason="NO_SUCH_EPOCH"))
 
     def _end(self, end: membership_pb2.EndEpoch) -> None:
-        epoch = self._named(end.ring, end.epoch)
-        if epoch is None:
+        seat, epoch = self._seats.get(end.ring), self._named(end.ring, end.epoch)
+        if seat is None or epoch is None:
             return
         epoch.end(end.reason[:80])
         if end.unload:
-            self._go(self._drop_engine(epoch))
+            self._go(self._vacate(seat, epoch))
 
     def _named(self, ring: str, number: int) -> MemberEpoch | None:
-        epoch = self._epoch
-        if epoch is not None and (epoch.plan.ring, epoch.plan.epoch) == (ring, number):
-            return epoch
-        return None
+        seat = self._seats.get(ring)
+        return seat.named(number) if seat is not None else None
 
     def _refuse(self, ring: str, number: int, error: SealringError) -> None:
         log.warning("epoch_refused", ring=ring[:64], epoch=number, reason=error.reason)
@@ -418,87 +411,6 @@ class Daemon:
             )
         return found
 
-    # Parts of an epoch
-
-    async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> EngineProcess:
-        some = plan.layers if plan.size > 1 and not plan.backend else None
-        path = await self._engines.for_stage(plan.model, some)
-        stage = StageKey(
-            str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, plan.prefill_chunk
-        )
-        if plan.backend:
-            stage = dataclasses.replace(stage, rank=plan.rank, ranks=plan.size)
-        return await self._engines.with_stage(stage, progress)
-
-    def channel(self) -> ChannelEnds:
-        return create_channel()
-
-    async def carrier(
-        self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
-    ) -> CarrierProcess:
-        try:
-            self._run_folder.mkdir(mode=0o700, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix="carrier-", dir=self._run_folder))
-        except OSError as error:
-            raise unwritable(self._run_folder, error) from None
-        self._folders[plan] = folder
-        listener, _ = self._listener(plan)
-        carrier = await CarrierProcess.start(channel, listener, folder=folder, on_fault=on_fault)
-        listener.close()  # the carrier's own is the one that counts
-        return carrier
-
-    def _listener(self, plan: EpochPlan) -> tuple[socket.socket, str]:
-        """Where the ring's previous member is awaited, and the address; drawn anew for every epoch.
-
-        Raises ConfigError (CANNOT_LISTEN).
-        """
-        if plan not in self._listeners:
-            host = self._settings.ring_host
-            try:
-                listener = socket.create_server((host, 0), backlog=_RING_BACKLOG)
-            except OSError:
-                raise listen_error(f"{host}:0") from None
-            self._listeners[plan] = listener, f"{host}:{listener.getsockname()[1]}"
-        return self._listeners[plan]
-
-    def group_address(self) -> str:
-        """Where this rank awaits others of its group. Raises ConfigError (CANNOT_LISTEN)."""
-        host = self._settings.ring_host
-        try:
-            return f"{host}:{free_port(host)}"
-        except OSError:
-            raise listen_error(f"{host}:0") from None
-
-    def rdma_devices(self, plan: EpochPlan) -> list[str]:
-        return rdma_devices(plan, self._settings.rdma_devices)
-
-    async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
-        _, address = self._listener(plan)
-        self._setups[plan] = LinkSetup(self.links, plan, address, again)
-        return await self._setups[plan].establish()
-
-    def settled(self, plan: EpochPlan) -> None:
-        setup = self._setups.pop(plan, None)
-        if setup is not None:
-            setup.close()
-
-    async def rotate(self, plan: EpochPlan, gate: StepGate, carrier: KeyTaker) -> None:
-        def params(link: LinkPlan) -> LinkParams:
-            now = link.params
-            return LinkParams.from_roster(
-                self._rosters.current, now.ring, now.epoch, now.from_rank, self._own_id
-            )
-
-        await Rotation(plan, self.links, gate, carrier, params).run()
-
-    def release(self, plan: EpochPlan) -> None:
-        self.settled(plan)
-        if plan in self._listeners:
-            self._listeners.pop(plan)[0].close()
-        folder = self._folders.pop(plan, None)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-
     # The daemon's own
 
     async def _look(self) -> None:
@@ -506,13 +418,15 @@ class Daemon:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self._take_unsaved()
-            epoch = self._epoch
-            doing = Doing(self._session.connected, epoch.phase.value if epoch is not None else "")
+            doing = Doing(
+                self._session.connected, {seat.ring: seat.phase.value for seat in self._seats.values()}
+            )
             if doing != self._doing:
                 self._doing = doing
                 await asyncio.to_thread(note_doing, self._settings.state_dir, doing)
-            if epoch is not None and epoch.phase is not Phase.ENDED and self._rosters.expired:
-                epoch.fault(self._unsaved[1] if self._unsaved is not None else self._rosters.lapse())
+            for seat in self._seats.values():
+                if seat.epoch is not None and seat.phase is not Phase.ENDED and self._rosters.expired:
+                    seat.epoch.fault(self._unsaved[1] if self._unsaved is not None else self._rosters.lapse())
 
     async def _take_unsaved(self) -> None:
         """The disk may have room by now for the roster that could not be remembered, so is not used yet."""
@@ -520,36 +434,17 @@ class Daemon:
             with contextlib.suppress(SealringError):
                 await self._take_roster(self._unsaved[0])
 
-    def _ring_health(self) -> list[membership_pb2.RingHealth]:
-        epoch = self._epoch
-        if epoch is None or epoch.engine is None or epoch.phase is Phase.ENDED:
-            return []
-        figures = epoch.engine.figures
-        return [
-            membership_pb2.RingHealth(
-                ring=epoch.plan.ring,
-                epoch=epoch.plan.epoch,
-                steps=figures.steps,
-                engine_memory=figures.memory,
-                step_us=figures.step_us,
-                attended=epoch.gateway is not None and epoch.gateway.used,
-            )
-        ]
-
-    async def _drop_engine(self, epoch: MemberEpoch) -> None:
-        """Frees the weights, unless another epoch wants them by now."""
-        await epoch.closed()
-        if self._epoch is epoch:
-            self._epoch = None
-            await self._engines.drop()
+    async def _vacate(self, seat: Seat, epoch: MemberEpoch) -> None:
+        if await seat.vacate(epoch) and self._seats.get(seat.ring) is seat:
+            del self._seats[seat.ring]
 
     async def _stop(self, reason: str) -> None:
-        epoch = self._epoch
-        if epoch is not None:
+        epochs = [seat.epoch for seat in self._seats.values() if seat.epoch is not None]
+        for epoch in epochs:
             if epoch.gateway is not None:
                 epoch.gateway.say_goodbye(reason)
             epoch.fault(Unavailable("the node stops", reason="NODE_STOPPING"))
-            await epoch.closed()
+        await asyncio.gather(*(epoch.closed() for epoch in epochs))
         await self._session.goodbye(reason)
         for task in self._tasks:
             task.cancel()

@@ -16,10 +16,10 @@ _MAX_BYTES = 1024
 
 @dataclass(frozen=True)
 class Doing:
-    """`coordinator`: it answers. `phase`: of the epoch (`daemon/epoch.py`), empty without one."""
+    """`coordinator`: it answers. `phases`: of the epochs (`daemon/epoch.py`), by the names of their rings."""
 
     coordinator: bool
-    phase: str
+    phases: dict[str, str]
 
 
 def note_doing(state_dir: Path, doing: Doing) -> None:

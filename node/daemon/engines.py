@@ -1,8 +1,13 @@
-"""The node's engine process: started when first needed, kept while in use; never two with weights at once."""
+"""The node's engine processes: one for each seat that has weights, and one without, which measures models.
+
+Started when first needed, kept while in use. None loads before those that are to end have ended, because the
+memory of both may be more than there is.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -11,7 +16,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from sealring.mesh.errors import DeadlineExceeded, InvalidInput, NotFound
+from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, NotFound
 from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
@@ -29,34 +34,32 @@ T = TypeVar("T")
 
 
 class EngineKeeper:
-    """Answers for profiles and loaded stages. A member serves one ring, so one engine is enough; beside one
-    with weights there is another for as long as it measures a model."""
+    """Answers for models and their profiles, and has the engines of all seats."""
 
     def __init__(self, folders: Sequence[Path], meter: MemoryMeter, fetcher: Fetcher) -> None:
         self._folders = folders
         self._meter = meter
         self._fetcher = fetcher
-        self._engine: EngineProcess | None = None
+        self._seats: weakref.WeakSet[SeatEngine] = weakref.WeakSet()
+        self._spare: EngineProcess | None = None
         self._turn = asyncio.Lock()
         self._profiling = asyncio.Lock()
         self._profiles: OrderedDict[tuple[FolderState, int], model_pb2.ModelProfile] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._reaping: set[asyncio.Task[None]] = set()
-        self._spare: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[Any]] = set()
+        self._spare_over: asyncio.TimerHandle | None = None
+
+    def seat(self) -> SeatEngine:
+        """The engine of one more seat."""
+        made = SeatEngine(self)
+        self._seats.add(made)
+        return made
 
     @property
     def memory_used(self) -> int:
-        """Bytes that the engine holds, as far as it has told."""
-        engine = self._engine
-        if engine is None or not engine.alive:
-            return 0
-        return max(engine.figures.memory, engine.loaded.weight_bytes if engine.loaded else 0)
-
-    @property
-    def stage(self) -> StageKey | None:
-        """What the engine has loaded."""
-        engine = self._engine
-        return engine.stage if engine is not None and engine.alive else None
+        """Bytes that engines hold, as far as they have told."""
+        engines = [self._spare, *(seat.process for seat in self._seats)]
+        return sum(map(_held, engines))
 
     async def profile(self, name: str, ranks: int = 0) -> model_pb2.ModelProfile:
         """Measures a model by its name, or what one of so many ranks holds of it; what has not changed since
@@ -68,18 +71,11 @@ class EngineKeeper:
         key = (await asyncio.to_thread(FolderState.read, path), ranks)
         if key in self._profiles:
             return self._profiles[key]
-        profile = await self._shielded(self._measure(lambda engine: engine.profile(str(path), ranks)))
+        profile = await self.shielded(self._measure(lambda engine: engine.profile(str(path), ranks)))
         self._profiles[key] = profile
         if len(self._profiles) > _MAX_PROFILES:
             self._profiles.popitem(last=False)
         return profile
-
-    async def with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> EngineProcess:
-        """The engine with `stage` loaded. A caller that gives up leaves the load running.
-
-        Raises NotFound, ModelError, ResourceExhausted, EpochEnded, DeadlineExceeded.
-        """
-        return await self._shielded(self._with_stage(stage, progress))
 
     async def for_stage(self, name: str, layers: tuple[int, int] | None) -> Path:
         """A model's folder with what these layers need, None: with all. What is not here is brought here,
@@ -102,7 +98,7 @@ class EngineKeeper:
         return await self._fetcher.fetch(name, needs)
 
     async def _ranges(self, lo: int, hi: int, path: Path) -> list[tuple[str, int, int]]:
-        return await self._shielded(self._measure(lambda engine: engine.ranges(str(path), lo, hi)))
+        return await self.shielded(self._measure(lambda engine: engine.ranges(str(path), lo, hi)))
 
     async def find(self, name: str) -> Path:
         """A model's folder.
@@ -123,30 +119,24 @@ class EngineKeeper:
             missing.metadata["fetchable"] = "yes"
         raise missing
 
-    async def drop(self) -> None:
-        """Ends the engine and frees its memory."""
-        await self._shielded(self._drop())
-
     async def stop(self) -> None:
         """Ends everything, whatever is under way."""
-        self._cancel_spare()
+        self._keep_spare_no_more()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._stop_engine()
-        if self._reaping:
-            await asyncio.wait(self._reaping)
+        await asyncio.gather(self._stop_spare(), *(seat.end() for seat in self._seats))
+        if self._ending:
+            await asyncio.wait(self._ending)
 
     async def _measure(self, ask: Callable[[EngineProcess], Coroutine[Any, Any, T]]) -> T:
         """Measured by an engine without weights: one that serves would make its rows wait."""
-        engine = self._engine
-        if engine is None or not engine.alive:
-            async with self._turn:
-                engine = await self._any()
-                self._keep_spare()
-        if engine.stage is not None:
+        if any(seat.stage is not None for seat in self._seats):
             return await self._measure_apart(ask)
+        async with self._turn:
+            engine = await self._any_spare()
+            self._keep_spare_a_while()
         try:
             return await ask(engine)
         except DeadlineExceeded:
@@ -154,7 +144,7 @@ class EngineKeeper:
             raise
 
     async def _measure_apart(self, ask: Callable[[EngineProcess], Coroutine[Any, Any, T]]) -> T:
-        """Beside an engine that serves, whose GPU the other leaves alone."""
+        """Beside engines that serve, whose GPU this one leaves alone."""
         async with self._profiling:
             engine = await self._start(cpu=True)
             try:
@@ -162,66 +152,72 @@ class EngineKeeper:
             finally:
                 await engine.stop()
 
-    async def _with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> EngineProcess:
-        if self._engine is not None and self._engine.stage not in (None, stage):
-            self._engine.kill()
+    async def take(self) -> EngineProcess:
+        """An engine without weights, for a seat that is to load some: the spare one where there is one.
+
+        Raises EpochEnded, DeadlineExceeded, OSError.
+        """
         async with self._turn:
-            self._cancel_spare()
-            engine = await self._any()
-            try:
-                await engine.load(stage, progress)
-            except BaseException:
-                await self._stop_engine()
-                raise
+            self._keep_spare_no_more()
+            engine = await self._any_spare()
+            self._spare = None
             return engine
 
-    async def _drop(self) -> None:
-        async with self._turn:
-            await self._stop_engine()
+    async def vacated(self) -> None:
+        """Waits until the engines that are to end have freed their memory."""
+        while self._ending:
+            await asyncio.wait(self._ending)
 
-    async def _any(self) -> EngineProcess:
-        if self._engine is None or not self._engine.alive:
-            await self._stop_engine()
-            self._engine = await self._start()
-            self._meter.set_device_limit(self._engine.memory_limit)
-        return self._engine
+    def ending(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Runs what ends an engine; nothing is loaded until it is done."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
+    async def _any_spare(self) -> EngineProcess:
+        if self._spare is None or not self._spare.alive:
+            await self._stop_spare()
+            self._spare = await self._start()
+            self._meter.set_device_limit(self._spare.memory_limit)
+        return self._spare
 
     async def _start(self, *, cpu: bool = False) -> EngineProcess:
         return await EngineProcess.start(on_end=self._ended, environment={"HF_HUB_OFFLINE": "1"}, cpu=cpu)
 
     def _ended(self, engine: EngineProcess) -> None:
-        if engine is self._engine:
-            self._engine = None
-        task = asyncio.get_running_loop().create_task(engine.stop())
-        self._reaping.add(task)
-        task.add_done_callback(self._reaping.discard)
+        if engine is self._spare:
+            self._spare = None
+        for seat in self._seats:
+            seat.ended(engine)
+        self.ending(engine.stop())
 
-    async def _stop_engine(self) -> None:
-        self._cancel_spare()
-        engine = self._engine
+    async def _stop_spare(self) -> None:
+        engine = self._spare
         if engine is not None:
             await engine.stop()
-            if self._engine is engine:  # known until it has ended: who stops all engines waits for it
-                self._engine = None
+            if self._spare is engine:  # known until it has ended: who stops all engines waits for it
+                self._spare = None
 
-    def _keep_spare(self) -> None:
-        """An engine without weights waits a while for the deployment that often follows a profile."""
-        self._cancel_spare()
+    def _keep_spare_a_while(self) -> None:
+        """An engine without weights waits for the deployment that often follows a profile."""
+        self._keep_spare_no_more()
         loop = asyncio.get_running_loop()
-        self._spare = loop.call_later(_SPARE_SECONDS, lambda: self._go(self._drop_spare()))
+        self._spare_over = loop.call_later(_SPARE_SECONDS, lambda: self._go(self._drop_spare()))
 
-    def _cancel_spare(self) -> None:
-        if self._spare is not None:
-            self._spare.cancel()
-            self._spare = None
+    def _keep_spare_no_more(self) -> None:
+        if self._spare_over is not None:
+            self._spare_over.cancel()
+            self._spare_over = None
 
     async def _drop_spare(self) -> None:
         async with self._turn:
-            if self._engine is not None and self._engine.stage is None:
+            if self._spare is not None:
                 log.info("spare_engine_ended")
-                await self._stop_engine()
+                await self._stop_spare()
 
-    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
+    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of work that goes on when nobody waits for it any more."""
         return await asyncio.shield(self._go(work))
 
     def _go(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -234,3 +230,74 @@ class EngineKeeper:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # whoever waits sees it; a caller that gave up does not
+
+
+class SeatEngine:
+    """The engine of one seat; never two with weights at once. A caller that gives up leaves work running."""
+
+    def __init__(self, keeper: EngineKeeper) -> None:
+        self.process: EngineProcess | None = None
+        self._keeper = keeper
+        self._turn = asyncio.Lock()
+        self._wanted: StageKey | None = None
+
+    @property
+    def stage(self) -> StageKey | None:
+        """What the engine has loaded, or loads."""
+        engine = self.process
+        return engine.stage if engine is not None and engine.alive else None
+
+    async def with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> EngineProcess:
+        """The engine with `stage` loaded.
+
+        Raises NotFound, ModelError, ResourceExhausted, EpochEnded, DeadlineExceeded.
+        """
+        return await self._keeper.shielded(self._with_stage(stage, progress))
+
+    async def drop(self) -> None:
+        """Ends the engine and frees its memory, whatever it loads."""
+        self._wanted = None
+        if self.process is not None and self.process.loaded is None:
+            self.process.kill()
+        async with self._turn:
+            await self.end()
+
+    async def end(self) -> None:
+        """As `drop`, once nothing else is under way."""
+        engine = self.process
+        if engine is not None:
+            await engine.stop()
+            if self.process is engine:  # known until it has ended: who stops all engines waits for it
+                self.process = None
+
+    def ended(self, engine: EngineProcess) -> None:
+        """A process of the keeper's has ended by itself."""
+        if engine is self.process:
+            self.process = None
+
+    async def _with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> EngineProcess:
+        self._wanted = stage
+        if self.process is not None and self.process.stage not in (None, stage):
+            self.process.kill()
+        await self._keeper.vacated()
+        async with self._turn:
+            if self.process is None or not self.process.alive:
+                await self.end()
+                self.process = await self._keeper.take()
+            engine = self.process
+            if self._wanted != stage:
+                await self.end()
+                raise EpochEnded("the stage is not wanted any more", reason="EPOCH_ENDED")
+            try:
+                await engine.load(stage, progress)
+            except BaseException:
+                await self.end()
+                raise
+            return engine
+
+
+def _held(engine: EngineProcess | None) -> int:
+    """Bytes that an engine holds, as far as it has told."""
+    if engine is None or not engine.alive:
+        return 0
+    return max(engine.figures.memory, engine.loaded.weight_bytes if engine.loaded else 0)

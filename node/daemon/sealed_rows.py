@@ -38,11 +38,11 @@ MAX_ROWS = 8192
 
 @dataclass(frozen=True)
 class _View:
-    """What one roster says of this node and its ring."""
+    """What one roster says of this node and its rings."""
 
-    ring: str
-    members: tuple[RingMember, ...]
-    min_trust: int
+    rings: dict[str, tuple[tuple[RingMember, ...], int]]
+    """Members and trust."""
+
     sealing_key: bytes
     roster: Roster
 
@@ -59,12 +59,13 @@ class Unsealer:
 
     def learn(self, roster: Roster) -> None:
         """Takes the newest verified roster as one by which clients may seal from now on."""
-        ring = roster.ring_of(self._own_id)
-        if ring is None:
+        rings = roster.rings_of(self._own_id)
+        if not rings:
             self._views.clear()
             return
         key = roster.member(self._own_id).sealing_key
-        self._views[roster.hash] = _View(ring.id, ring.members, ring.min_trust, key, roster)
+        places = {ring.id: (ring.members, ring.min_trust) for ring in rings}
+        self._views[roster.hash] = _View(places, key, roster)
         self._views.move_to_end(roster.hash)
         while len(self._views) > MAX_ROSTERS:
             self._views.popitem(last=False)
@@ -106,16 +107,17 @@ class Unsealer:
         named = self._views.get(roster_hash)
         if named is None or named.roster.expired(self._clock()):
             raise _other_roster()
-        newest = next(reversed(self._views.values()))
+        before, now = (
+            view.rings.get(plan.ring, ((), 0)) for view in (named, next(reversed(self._views.values())))
+        )
         same = (
-            named.ring == newest.ring == plan.ring
-            and named.members == newest.members == plan.members
+            before[0] == now[0] == plan.members
             and named.sealing_key == self._key.public_key
-            and named.min_trust <= newest.min_trust
+            and before[1] <= now[1]
         )
         if not same:
             raise _other_roster()
-        return newest.min_trust
+        return now[1]
 
 
 class SealedReply:

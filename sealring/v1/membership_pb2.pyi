@@ -638,7 +638,6 @@ class Hello(_message.Message):
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
-    LINKS_FIELD_NUMBER: _builtins.int
     software_version: _builtins.str
     sealing_key: _builtins.bytes
     sealing_key_signature: _builtins.bytes
@@ -649,12 +648,8 @@ class Hello(_message.Message):
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def serving(self) -> Global___PrepareEpoch:
-        """the epoch that is up here, as it was prepared; unset if none is"""
-
-    @_builtins.property
-    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]:
-        """of that epoch"""
+    def serving(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServingEpoch]:
+        """the epochs that are up here, of a ring each; at most 8"""
 
     def __init__(
         self,
@@ -665,20 +660,45 @@ class Hello(_message.Message):
         sealing_key_signature: _builtins.bytes = ...,
         roster_version: _builtins.int = ...,
         instance: _builtins.bytes = ...,
-        serving: Global___PrepareEpoch | None = ...,
-        links: _abc.Iterable[Global___LinkInfo] | None = ...,
+        serving: _abc.Iterable[Global___ServingEpoch] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["serving", b"serving"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "instance", b"instance", "links", b"links", "roster_version", b"roster_version", "sealing_key", b"sealing_key", "sealing_key_signature", b"sealing_key_signature", "serving", b"serving", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "instance", b"instance", "roster_version", b"roster_version", "sealing_key", b"sealing_key", "sealing_key_signature", b"sealing_key_signature", "serving", b"serving", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
+class ServingEpoch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREPARED_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prepared(self) -> Global___PrepareEpoch:
+        """as it was prepared"""
+
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]: ...
+    def __init__(
+        self,
+        *,
+        prepared: Global___PrepareEpoch | None = ...,
+        links: _abc.Iterable[Global___LinkInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prepared", b"prepared"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "prepared", b"prepared"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServingEpoch: _TypeAlias = ServingEpoch  # noqa: Y015
+
+@_typing.final
 class Heartbeat(_message.Message):
-    """Every two seconds. Bytes are of the memory that the engine may use, as the node reports it."""
+    """Every two seconds. Bytes are of the memory that engines may use, as the node reports it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

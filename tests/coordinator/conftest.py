@@ -132,7 +132,7 @@ class Cluster:
     async def back(self, node: FakeNode) -> FakeNode:
         """A node that went on by itself without a coordinator."""
         again = FakeNode(self.folder / node.name, self.coordinator.main_address(), instance=node.instance)
-        again.running, again.serving = dict(node.running), node.serving
+        again.running, again.serving = dict(node.running), dict(node.serving)
         self.nodes.append(again)
         await again.start()
         return again
@@ -190,8 +190,8 @@ class FakeNode:
         self.prepares = prepare
         self.commits = commit
         self.running: dict[str, int] = {}
-        self.serving: membership_pb2.PrepareEpoch | None = None
         self.group_address = "10.0.0.1:7000"
+        self.serving: dict[str, membership_pb2.PrepareEpoch] = {}
         self.link = membership_pb2.LinkInfo(from_rank=0, to_rank=1, suite="test")
         self.release = own_release()
         if speaks is not None:
@@ -238,8 +238,10 @@ class FakeNode:
             addresses=["127.0.0.1:7999"],
             sealing_key=self.sealing_key,
             sealing_key_signature=signature,
-            serving=self.serving,
-            links=[self.link] if self.serving is not None else (),
+            serving=[
+                membership_pb2.ServingEpoch(prepared=prepared, links=[self.link])
+                for prepared in self.serving.values()
+            ],
         )
 
     def answer(
@@ -351,11 +353,15 @@ class FakeNode:
             await self.send(prepared=prepared)
         elif kind == "commit" and self.commits:
             self.running[message.commit.ring] = message.commit.epoch
-            self.serving = next(one.prepare for one in reversed(self.messages) if one.HasField("prepare"))
+            self.serving[message.commit.ring] = next(
+                one.prepare
+                for one in reversed(self.messages)
+                if one.HasField("prepare") and one.prepare.ring == message.commit.ring
+            )
             await self.send(up=membership_pb2.EpochUp(ring=message.commit.ring, epoch=message.commit.epoch))
         elif kind == "end":
             self.running.pop(message.end.ring, None)
-            self.serving = None
+            self.serving.pop(message.end.ring, None)
         elif kind == "goodbye" and self.parts:
             await self.part()
         async with self._changed:

@@ -80,16 +80,18 @@ class Cluster:
         model: str = "demo",
         digest: bytes = DIGEST,
         context: int = 512,
+        deployments: Sequence[str] = ("demo",),
     ) -> tuple[bytes, Roster]:
-        """The next version: one ring with the layers spread evenly."""
+        """The next version: one ring of each deployment, with the layers spread evenly."""
         now = int(time.time())
         self.version += 1
         edges = [layers * rank // len(ring) for rank in range(len(ring) + 1)] if ring else [0]
         places = tuple(
             RingMember(party.id, rank, (edges[rank], edges[rank + 1])) for rank, party in enumerate(ring)
         )
-        rings = (
-            Ring("demo-0", "demo", 0, model, digest, "pipeline", context, layers, bytes(32), 0, 0, places),
+        rings = tuple(
+            Ring(f"{one}-0", one, 0, model, digest, "pipeline", context, layers, bytes(32), 0, 0, places)
+            for one in deployments
         )
         draft = Roster(
             cluster=CLUSTER,

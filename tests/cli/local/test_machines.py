@@ -46,10 +46,12 @@ async def test_one_token_of_up_is_good_at_a_time(tmp_path: Path) -> None:
 
 def test_a_joined_machine_says_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what the roster wants it to do."""
-    ring: Any = Ring(
-        "demo-0", "demo", 0, "m", b"", "pipeline", 1, 8, b"", 0, 0, (RingMember("me", 1, (4, 8)),)
+    demo, small = (
+        Ring(f"{name}-0", name, 0, "m", b"", "pipeline", 1, 8, b"", 0, 0, (RingMember("me", 1, (4, 8)),))
+        for name in ("demo", "small")
     )
-    roster = SimpleNamespace(ring_of=lambda _: ring)
+    rings: Any = [demo]
+    roster = SimpleNamespace(rings_of=lambda _: rings)
     state = SimpleNamespace(coordinator="10.0.0.1:7700", peer=SimpleNamespace(id="me"), root=None)
     monkeypatch.setattr(machines, "load_machine_state", lambda _: state)
     monkeypatch.setattr(machines, "check_roster", lambda *_of, **_how: roster)
@@ -57,18 +59,21 @@ def test_a_joined_machine_says_what_it_does(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / ROSTER).touch()
     assert machine.looks() == ("", NOTHING), "nothing is known yet"
     where = "layers 4 to 7 of 8, 2 of 1 nodes"
-    for doing, said in (
-        (Doing(True, ""), ("answers", f"demo is not served now: {where} (")),
-        (Doing(True, "forming"), ("answers", f"demo is about to be served: {where}")),
-        (Doing(True, "up"), ("answers", f"serves demo: {where}")),
-        (Doing(False, "up"), ("does not answer; ", f"serves demo: {where}")),
-        (Doing(False, "ended"), ("does not answer; ", f"demo is not served now: {where} (")),
+    for answers, phases, said in (
+        (True, {}, ("answers", f"demo is not served now: {where} (")),
+        (True, {"demo-0": "forming"}, ("answers", f"demo is about to be served: {where}")),
+        (True, {"demo-0": "up"}, ("answers", f"serves demo: {where}")),
+        (False, {"demo-0": "up"}, ("does not answer; ", f"serves demo: {where}")),
+        (False, {"demo-0": "ended"}, ("does not answer; ", f"demo is not served now: {where} (")),
     ):
-        note_doing(tmp_path, doing)
+        note_doing(tmp_path, Doing(answers, phases))
         coordinator, place = machine.looks()
         assert coordinator.startswith(f"the coordinator at 10.0.0.1:7700 {said[0]}")
         assert place.startswith(said[1])
-    ring = None
+    rings.append(small)
+    note_doing(tmp_path, Doing(True, {"demo-0": "up", "small-0": "forming"}))
+    assert machine.looks()[1] == f"serves demo: {where}; small is about to be served: {where}"
+    rings.clear()
     assert machine.looks()[1] == NOTHING
 
 

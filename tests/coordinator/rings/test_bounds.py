@@ -109,7 +109,11 @@ def test_a_ring_is_named_unless_it_is_the_only_one() -> None:
                 rings(r=Machine(phase)).serving("r")
 
 
-def test_the_model_that_a_member_serves_from() -> None:
-    assert rings(r=Machine()).model_of("a") == bytes.fromhex("abcd")
-    assert rings(r=Machine()).model_of("b") is None
-    assert rings(r=Machine(Phase.PREPARING)).model_of("a") is None
+def test_files_of_a_model_that_is_served_have_changed() -> None:
+    planned, other = bytes.fromhex("abcd"), bytes(2)
+    serving = rings(r=Machine())
+    assert serving.model_changed("a", [other])
+    for stated in ([], [planned], [planned, other]):
+        assert not serving.model_changed("a", stated), "it serves others, or none when it was asked"
+    assert not serving.model_changed("b", [other])
+    assert not rings(r=Machine(Phase.PREPARING)).model_changed("a", [other])

@@ -310,9 +310,11 @@ async def test_an_epoch_that_would_not_be_prepared_alike_is_ended(
     again = await start_cluster()
     try:
         for node in nodes[:1] if changes is None else nodes:
-            assert node.serving is not None
-            node.serving = None if changes is None else overwritten(node.serving, changes)
-            node.running = {"demo-0": node.serving.epoch} if node.serving else {}
+            before = node.serving.pop("demo-0")
+            node.running.clear()
+            if changes is not None:
+                node.serving["demo-0"] = overwritten(before, changes)
+                node.running["demo-0"] = node.serving["demo-0"].epoch
         back = [await again.back(node) for node in nodes]
         await back[1].wait_for("end")
         assert (await ring_state(again, SERVING, epoch=2)).epoch == 2
@@ -364,7 +366,7 @@ async def test_a_drain_that_was_undone_moves_nothing_though_another_begins(clust
     second = await spare.wait_for("profile", lambda asked: asked.id != first.id)
     assert spare.roster.ring("demo-0").member(leaving.id), "the ring has not moved before it was idle"
     await spare.tell_profile(second)
-    await spare.wait_for("roster", lambda _: spare.roster.ring_of(spare.id) is not None)
+    await spare.wait_for("roster", lambda _: spare.roster.rings_of(spare.id))
 
 
 async def test_a_member_that_never_prepares_is_given_up_on(start_cluster: Any) -> None:

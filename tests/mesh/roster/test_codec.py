@@ -82,7 +82,7 @@ def test_lookups(cluster: Any) -> None:
     assert roster.member(first.id).id == first.id
     gateway = roster.gateways[0]
     assert roster.gateway(gateway.id) is gateway
-    assert roster.ring_of(gateway.id) is None
+    assert roster.rings_of(gateway.id) == ()
     assert first.id not in {one.id for one in roster.revoked}
     for lookup in (
         lambda: roster.ring("x"),
@@ -194,6 +194,9 @@ def test_ranks_rings_and_places(cluster: Any, make_cluster: Callable[..., Any]) 
     twice = (ring, dataclasses.replace(ring, id="ring-1", replica=1))
     assert refused_alike(cluster, rings=twice) == "ROSTER_RINGS"
     assert refused_alike(cluster, rings=(ring, ring)) == "ROSTER_RINGS"
+    each = [dataclasses.replace(ring, id=f"small-{number}", deployment=f"{number}") for number in range(9)]
+    assert cluster.verified(rings=tuple(each[:8])).rings_of(first.id) == tuple(each[:8])
+    assert refused_alike(cluster, rings=tuple(each)) == "ROSTER_RINGS"
 
 
 def test_a_replica_has_one_ring(cluster: Any) -> None:

@@ -69,7 +69,7 @@ def test_a_good_roster_is_accepted_and_remembered(cluster: Any, reader: RosterRe
     roster = reader.accept(cluster.sign())
     assert reader.current is roster
     assert RosterStateFile(path).load() == RosterState("demo", 1, 1, roster.hash, NOW)
-    assert roster.ring_of(own(cluster)) == roster.rings[0]
+    assert roster.rings_of(own(cluster)) == roster.rings
     assert oct(path.stat().st_mode)[-3:] == "600"
 
 

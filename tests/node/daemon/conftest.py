@@ -336,12 +336,12 @@ class Bed:
         for node in self.nodes:
             self.coordinator.send(node.id, prepare=membership_pb2.PrepareEpoch(**fields))
 
-    async def form(self) -> None:
-        self.prepare()
+    async def form(self, ring: str = RING) -> None:
+        self.prepare(ring=ring)
         for node in self.nodes:
             await self.coordinator.hears(node.id, "prepared", epoch=self.epoch)
         for node in self.nodes:
-            self.coordinator.send(node.id, commit=membership_pb2.CommitEpoch(ring=RING, epoch=self.epoch))
+            self.coordinator.send(node.id, commit=membership_pb2.CommitEpoch(ring=ring, epoch=self.epoch))
         for node in self.nodes:
             await self.coordinator.hears(node.id, "up", epoch=self.epoch)
 

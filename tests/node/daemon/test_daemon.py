@@ -15,6 +15,7 @@ from sealring.mesh.member.state import load_machine_state
 from sealring.node.daemon.daemon import Daemon
 from sealring.node.daemon.doing import DOING, Doing, read_doing
 from sealring.node.daemon.epoch import Phase
+from sealring.node.daemon.seat import Seat
 from sealring.node.settings import NodeSettings
 from sealring.v1 import membership_pb2
 
@@ -69,10 +70,10 @@ async def test_a_roster_waits_for_room_on_the_disk_and_says_so(
 
 
 async def test_a_folder_that_takes_no_files_is_named(make_daemon: Any, cluster: Any, tmp_path: Path) -> None:
-    daemon = make_daemon(cluster.party())
+    seat = Seat("demo-0", make_daemon(cluster.party())._around)
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(ConfigError) as caught:
-        await daemon.carrier(None, (), print)
+        await seat.carrier(None, (), print)  # type: ignore[arg-type]
     assert caught.value.reason == "STATE_UNWRITABLE"
     assert str(tmp_path / "run") in str(caught.value)
 
@@ -143,22 +144,22 @@ async def test_a_question_about_the_machine_is_answered(cluster: Any, make_daemo
 async def test_the_previous_member_is_awaited_at_one_port_of_each_epoch(
     cluster: Any, make_daemon: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon = make_daemon(cluster.party())
+    seat: Any = Seat("demo-0", make_daemon(cluster.party())._around)
     first, second = object(), object()
-    listener, address = daemon._listener(first)
-    assert daemon._listener(first) == (listener, address)
+    listener, address = seat._listener(first)
+    assert seat._listener(first) == (listener, address)
     assert address == f"127.0.0.1:{listener.getsockname()[1]}"
-    other, elsewhere = daemon._listener(second)
+    other, elsewhere = seat._listener(second)
     assert elsewhere != address
     for plan, held in ((first, listener), (second, other)):
-        daemon.release(plan)
+        seat.release(plan)
         assert held.fileno() == -1
-    daemon.release(first)
-    monkeypatch.setattr("sealring.node.daemon.daemon.socket.create_server", full_disk)
+    seat.release(first)
+    monkeypatch.setattr("sealring.node.daemon.seat.socket.create_server", full_disk)
     with pytest.raises(ConfigError) as raised:
-        daemon._listener(first)
+        seat._listener(first)
     assert raised.value.reason == "CANNOT_LISTEN"
-    assert daemon._listeners == {}
+    assert seat._listeners == {}
 
 
 async def test_who_looks_on_is_told_what_the_daemon_does(
@@ -174,13 +175,15 @@ async def test_who_looks_on_is_told_what_the_daemon_does(
             while read_doing(tmp_path) != doing:
                 await asyncio.sleep(0)
 
-    await told(Doing(coordinator=False, phase=""))
+    await told(Doing(coordinator=False, phases={}))
     daemon._session.connected = True
-    daemon._epoch = SimpleNamespace(phase=Phase.UP, fault=lambda problem: None)
-    await told(Doing(coordinator=True, phase="up"))
-    daemon._epoch.phase = Phase.ENDED
+    for ring in ("a", "b"):
+        daemon._seats[ring] = Seat(ring, daemon._around)
+    daemon._seats["a"].epoch = SimpleNamespace(phase=Phase.UP, fault=lambda problem: None)
+    await told(Doing(coordinator=True, phases={"a": "up", "b": "ended"}))
+    daemon._seats["a"].epoch.phase = Phase.ENDED
     daemon._session.connected = False
-    await told(Doing(coordinator=False, phase="ended"))
+    await told(Doing(coordinator=False, phases={"a": "ended", "b": "ended"}))
     looking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await looking

@@ -29,6 +29,7 @@ class ScriptedEngine:
         self.stage: str | None = None
         self.profiled: list[str] = []
         self.hangs = self.cpu = False
+        self.killed = asyncio.Event()
         self.figures: Any = None
         self.loaded: Any = None
         self.ends = asyncio.Event()
@@ -41,8 +42,16 @@ class ScriptedEngine:
             raise DeadlineExceeded("the profile of a model took longer than 120 s")
         return "profile"
 
+    async def load(self, stage: Any, progress: Any) -> None:
+        self.stage = stage
+        if stage == "for ever":
+            await self.killed.wait()
+            raise EpochEnded("the engine process ended", reason="CHILD_ENDED")
+        self.loaded = SimpleNamespace(weight_bytes=9)
+
     def kill(self) -> None:
         self.alive = False
+        self.killed.set()
 
     async def stop(self) -> None:
         self.alive = False
@@ -71,7 +80,8 @@ async def test_a_model_is_measured_by_an_engine_that_serves_nothing(keeper: Engi
     await keeper.profile("two")
     assert len(spare.profiled) == 2
     assert len(ScriptedEngine.started) == 1
-    spare.stage = "layers"
+    seat = keeper.seat()
+    assert await seat.with_stage("layers", print) is spare  # type: ignore[arg-type,comparison-overlap]
     await keeper.profile("three")
     _, other = ScriptedEngine.started
     assert len(other.profiled) == 1
@@ -91,17 +101,16 @@ async def test_an_engine_that_a_model_keeps_busy_is_ended(keeper: EngineKeeper) 
 
 
 async def test_who_stops_all_engines_waits_for_one_that_is_being_dropped(keeper: EngineKeeper) -> None:
-    await keeper.profile("one")
+    seat: Any = keeper.seat()
+    await seat.with_stage("layers", print)
     (engine,) = ScriptedEngine.started
     engine.ends.clear()
-    dropping = asyncio.create_task(keeper.drop())
+    keeper.ending(seat.drop())
     while engine.alive:
         await asyncio.sleep(0)
     stopping = asyncio.create_task(keeper.stop())
-    done, _ = await asyncio.wait((dropping,))
     for _ in range(5):
         await asyncio.sleep(0)
-    assert dropping in done
     assert not stopping.done()
     engine.ends.set()
     await stopping
@@ -135,17 +144,44 @@ async def test_a_model_has_a_name(keeper: EngineKeeper, name: str, reason: str) 
 
 
 async def test_what_the_engine_holds_is_told_while_it_lives(keeper: EngineKeeper) -> None:
-    assert (keeper.memory_used, keeper.stage) == (0, None)
+    assert keeper.memory_used == 0
     await keeper.profile("one")
     (engine,) = ScriptedEngine.started
-    engine.figures, engine.loaded = SimpleNamespace(memory=5), None
-    assert (keeper.memory_used, keeper.stage) == (5, None)
-    engine.stage, engine.loaded = "layers", SimpleNamespace(weight_bytes=9)
-    assert (keeper.memory_used, keeper.stage) == (9, "layers")
+    engine.figures = SimpleNamespace(memory=5)
+    assert keeper.memory_used == 5
+    seats: Any = [keeper.seat(), keeper.seat()]
+    assert [seat.stage for seat in seats] == [None, None]
+    for number, seat in enumerate(seats):
+        made = await seat.with_stage(f"layers {number}", print)
+        made.figures = SimpleNamespace(memory=5)
+    assert [seat.stage for seat in seats] == ["layers 0", "layers 1"]
+    assert keeper.memory_used == 9 + 9
     engine.figures.memory = 11
-    assert keeper.memory_used == 11
+    assert keeper.memory_used == 11 + 9
     engine.alive = False
-    assert (keeper.memory_used, keeper.stage) == (0, None)
+    assert (keeper.memory_used, seats[0].stage) == (9, None)
+    await keeper.stop()
+
+
+async def test_nothing_is_loaded_before_what_is_to_end_has_ended(keeper: EngineKeeper) -> None:
+    """The memory of both may be more than there is. What is still loading is not waited for."""
+    leaving, coming = keeper.seat(), keeper.seat()
+    stages: Any = ["for ever", "layers"]
+    loading = asyncio.create_task(leaving.with_stage(stages[0], print))
+    await until(lambda: leaving.stage is not None)
+    (first,) = ScriptedEngine.started
+    first.ends.clear()
+    dropping = keeper.ending(leaving.drop())
+    other = asyncio.create_task(coming.with_stage(stages[1], print))
+    await until(lambda: not first.alive)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (coming.stage, dropping.done()) == (None, False)
+    first.ends.set()
+    await dropping
+    with pytest.raises(EpochEnded):
+        await loading
+    assert (await other, leaving.stage) == (ScriptedEngine.started[1], None)
     await keeper.stop()
 
 
@@ -158,7 +194,8 @@ async def test_an_engine_without_weights_is_kept_for_a_while_and_one_with_them_s
     await until(lambda: not spare.alive)
     await keeper.profile("two")
     second = ScriptedEngine.started[1]
-    second.stage = "layers"
+    seat: Any = keeper.seat()
+    await seat.with_stage("layers", print)
     await keeper._drop_spare()
     assert second.alive
     await keeper.stop()

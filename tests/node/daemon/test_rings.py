@@ -44,11 +44,39 @@ async def test_the_coordinator_may_be_away(make_bed: Any) -> None:
     for node in ring.nodes:
         hello = await ring.coordinator.hears(node.id, "hello")
         assert hello.roster_version == ring.roster.version
-        assert (hello.serving.epoch, hello.serving.max_rows) == (ring.epoch, 4)
+        (serving,) = hello.serving
+        assert (serving.prepared.epoch, serving.prepared.max_rows) == (ring.epoch, 4)
     beats = ring.coordinator.heard
     await ring.coordinator.hears(ring.nodes[0].id + " beats", "heartbeat")
     assert beats
     assert await gateway.step(changes=[]) is None
+    await gateway.close()
+
+
+async def test_a_node_serves_rings_that_leave_each_other_alone(
+    make_bed: Any, children_of: Any, eventually: Any
+) -> None:
+    ring = await make_bed(1)
+    node, coordinator = ring.nodes[0].id, ring.coordinator
+    await ring.deploy()
+    await ring.send_roster(deployments=("demo", "small"))
+    await ring.form()
+    (engine,) = children_of("sealring.node.engine.main")
+    gateway, epoch = await ring.attach(), ring.epoch
+    await ring.form("small-0")
+    while len((beat := await coordinator.hears(f"{node} beats", "heartbeat")).rings) < 2:
+        pass
+    assert {one.ring: one.epoch for one in beat.rings} == {"demo-0": epoch, "small-0": ring.epoch}
+    assert beat.memory_used > 1.5 * max(one.engine_memory for one in beat.rings)
+    (other,) = {one.pid: one for one in children_of("sealring.node.engine.main") if one != engine}.values()
+    other.kill()
+    fault = await coordinator.hears(node, "fault")
+    assert (fault.ring, fault.epoch, fault.problem.reason) == ("small-0", ring.epoch, "CHILD_ENDED")
+    assert await gateway.generate("What is the capital of France?", 8)
+    await ring.form("small-0")
+    await ring.send_roster(deployments=("demo",))
+    await eventually(lambda: children_of("sealring.node.engine.main") == [engine])
+    assert await gateway.generate("What is the capital of France?", 8, row=2)
     await gateway.close()
 
 

@@ -99,6 +99,18 @@ def test_a_ring_of_others_than_the_sender_knew_is_refused() -> None:
     refused(head, "SEALED_BY_OTHER_ROSTER")
 
 
+def test_a_prompt_for_one_ring_of_a_head_is_not_opened_for_another() -> None:
+    head = Head()
+    ring = head.cluster.draft.rings[0]
+    other = dataclasses.replace(ring, id="small-0", deployment="small")
+    head.unsealer.learn(head.cluster.publish(rings=(ring, other)))
+    head.unsealer.open(head.seal()[0], head.plan)
+    head.plan.ring, head.plan.deployment = "small-0", "small"
+    refused(head, "ENVELOPE_REFUSED")
+    head.plan.ring = "absent-0"
+    refused(head, "SEALED_BY_OTHER_ROSTER")
+
+
 def test_a_roster_that_moved_the_layers_makes_older_prompts_stale() -> None:
     head = Head()
     older = head.cluster.roster

@@ -1,0 +1,226 @@
+"""A seat: what a member has for one ring that it serves. Its epochs, its engine, and its ends of the links.
+
+What happens in one seat leaves the others alone. The daemon has one for each of its rings, by their names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sealring.mesh.errors import Conflict, SealringError
+from sealring.mesh.roster.model import Roster
+from sealring.mesh.system.addresses import free_port, listen_error
+from sealring.mesh.system.files import unwritable
+from sealring.node.daemon.carrier_process import CarrierProcess
+from sealring.node.daemon.engine_process import EngineProcess, StageKey
+from sealring.node.daemon.engines import EngineKeeper
+from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
+from sealring.node.daemon.link_setup import LinkSetup
+from sealring.node.daemon.plan import EpochPlan, LinkPlan, rdma_devices
+from sealring.node.daemon.rotation import KeyTaker, Rotation, StepGate
+from sealring.node.ipc.channel import ChannelEnds, create_channel
+from sealring.node.link.exchange import Links
+from sealring.node.link.keys import LinkParams
+from sealring.v1 import membership_pb2
+
+_RING_BACKLOG = 128
+
+
+class Rosters(Protocol):
+    """What links are made by."""
+
+    @property
+    def current(self) -> Roster: ...
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all seats of a node share. Neighbours are awaited at `ring_host`; `rdma_devices` lead to them, as
+    the owner has named them."""
+
+    own_id: str
+    ring_host: str
+    rdma_devices: Sequence[str]
+    run_folder: Path
+    rosters: Rosters
+    links: Links
+    engines: EngineKeeper
+    report: Callable[[membership_pb2.MemberMessage], None]
+
+
+class Seat:
+    """The workshop of its epochs (`epoch.py`). Use it from one event loop."""
+
+    def __init__(self, ring: str, around: Surroundings) -> None:
+        self.ring = ring
+        self.epoch: MemberEpoch | None = None
+        self._around = around
+        self._engine = around.engines.seat()
+        self._prepared = membership_pb2.PrepareEpoch()
+        self._folders: dict[EpochPlan, Path] = {}
+        self._listeners: dict[EpochPlan, tuple[socket.socket, str]] = {}
+        self._setups: dict[EpochPlan, LinkSetup] = {}
+
+    # Its epochs
+
+    @property
+    def phase(self) -> Phase:
+        """How far the newest epoch has come."""
+        return self.epoch.phase if self.epoch is not None else Phase.ENDED
+
+    @property
+    def stage(self) -> StageKey | None:
+        """What its engine has loaded."""
+        return self._engine.stage
+
+    def prepare(self, plan: EpochPlan, prepared: membership_pb2.PrepareEpoch) -> None:
+        """Begins an epoch in place of the one before. Raises Conflict (STALE_EPOCH)."""
+        if plan.epoch <= self._prepared.epoch:
+            raise Conflict("the epoch is not newer than the last", reason="STALE_EPOCH")
+        previous = self.epoch
+        if previous is not None:
+            previous.end("superseded")
+        self.epoch, self._prepared = MemberEpoch(plan, self, after=previous), prepared
+        self.epoch.prepare()
+
+    def named(self, number: int) -> MemberEpoch | None:
+        """The epoch of this number, if it is the newest."""
+        return self.epoch if self.epoch is not None and self.epoch.plan.epoch == number else None
+
+    def serving(self) -> membership_pb2.ServingEpoch | None:
+        """What is told of the epoch to a coordinator that may have forgotten it; nothing unless it is up."""
+        if self.epoch is None or self.epoch.phase is not Phase.UP:
+            return None
+        return membership_pb2.ServingEpoch(prepared=self._prepared, links=self.epoch.links)
+
+    def health(self) -> membership_pb2.RingHealth | None:
+        """What heartbeats tell of it."""
+        epoch = self.epoch
+        if epoch is None or epoch.engine is None or epoch.phase is Phase.ENDED:
+            return None
+        figures = epoch.engine.figures
+        return membership_pb2.RingHealth(
+            ring=self.ring,
+            epoch=epoch.plan.epoch,
+            steps=figures.steps,
+            engine_memory=figures.memory,
+            step_us=figures.step_us,
+            attended=epoch.gateway is not None and epoch.gateway.used,
+        )
+
+    async def vacate(self, epoch: MemberEpoch) -> bool:
+        """Frees the weights once this epoch has left nothing behind, unless another one wants them by now.
+
+        Whether the seat is empty. Nothing is loaded in any seat meanwhile.
+        """
+        return await asyncio.shield(self._around.engines.ending(self._vacate(epoch)))
+
+    async def _vacate(self, epoch: MemberEpoch) -> bool:
+        await epoch.closed()
+        if self.epoch is epoch:
+            self.epoch = None
+            await self._engine.drop()
+        return self.epoch is None
+
+    # Parts of an epoch
+
+    async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> EngineProcess:
+        """The engine with the epoch's stage loaded."""
+        some = plan.layers if plan.size > 1 and not plan.backend else None
+        path = await self._around.engines.for_stage(plan.model, some)
+        stage = StageKey(
+            str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, plan.prefill_chunk
+        )
+        if plan.backend:
+            stage = dataclasses.replace(stage, rank=plan.rank, ranks=plan.size)
+        return await self._engine.with_stage(stage, progress)
+
+    def channel(self) -> ChannelEnds:
+        """Shared memory between engine and carrier."""
+        return create_channel()
+
+    async def carrier(
+        self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
+    ) -> CarrierProcess:
+        """A carrier that awaits the previous member. Raises ConfigError (STATE_UNWRITABLE, CANNOT_LISTEN)."""
+        run_folder = self._around.run_folder
+        try:
+            run_folder.mkdir(mode=0o700, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="carrier-", dir=run_folder))
+        except OSError as error:
+            raise unwritable(run_folder, error) from None
+        self._folders[plan] = folder
+        listener, _ = self._listener(plan)
+        carrier = await CarrierProcess.start(channel, listener, folder=folder, on_fault=on_fault)
+        listener.close()  # the carrier's own is the one that counts
+        return carrier
+
+    def _listener(self, plan: EpochPlan) -> tuple[socket.socket, str]:
+        """Where the ring's previous member is awaited, and the address; drawn anew for every epoch.
+
+        Raises ConfigError (CANNOT_LISTEN).
+        """
+        if plan not in self._listeners:
+            host = self._around.ring_host
+            try:
+                listener = socket.create_server((host, 0), backlog=_RING_BACKLOG)
+            except OSError:
+                raise listen_error(f"{host}:0") from None
+            self._listeners[plan] = listener, f"{host}:{listener.getsockname()[1]}"
+        return self._listeners[plan]
+
+    def group_address(self) -> str:
+        """Where this rank awaits others of its group. Raises ConfigError (CANNOT_LISTEN)."""
+        host = self._around.ring_host
+        try:
+            return f"{host}:{free_port(host)}"
+        except OSError:
+            raise listen_error(f"{host}:0") from None
+
+    def rdma_devices(self, plan: EpochPlan) -> list[str]:
+        """By rank, for jaccl. Raises EpochEnded (NO_GROUP)."""
+        return rdma_devices(plan, self._around.rdma_devices)
+
+    async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
+        """Shakes hands on both links, and goes on answering until `settled`."""
+        _, address = self._listener(plan)
+        self._setups[plan] = LinkSetup(self._around.links, plan, address, again)
+        return await self._setups[plan].establish()
+
+    def settled(self, plan: EpochPlan) -> None:
+        """No handshake is answered any more."""
+        setup = self._setups.pop(plan, None)
+        if setup is not None:
+            setup.close()
+
+    async def rotate(self, plan: EpochPlan, gate: StepGate, carrier: KeyTaker) -> None:
+        """Renews the links' keys until it is cancelled."""
+
+        def params(link: LinkPlan) -> LinkParams:
+            now = link.params
+            return LinkParams.from_roster(
+                self._around.rosters.current, now.ring, now.epoch, now.from_rank, self._around.own_id
+            )
+
+        await Rotation(plan, self._around.links, gate, carrier, params).run()
+
+    def release(self, plan: EpochPlan) -> None:
+        """Removes the epoch's files, and what awaited its neighbour."""
+        self.settled(plan)
+        if plan in self._listeners:
+            self._listeners.pop(plan)[0].close()
+        folder = self._folders.pop(plan, None)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def report(self, message: membership_pb2.MemberMessage) -> None:
+        """To the coordinator."""
+        self._around.report(message)
