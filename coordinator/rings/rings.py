@@ -121,8 +121,7 @@ class Rings:
         self._not_moved[ring] = why
 
     def _wanted(self) -> Iterator[tuple[admin_pb2.RingPlan, admin_pb2.DeploymentPlan]]:
-        draining = {member.id for member in self._store.members.all() if member.draining}
-        parked = draining - self._still_serving
+        parked = self._store.members.draining() - self._still_serving
         for deployment, ring in self.planned:
             members = {stage.member for stage in ring.stages}
             if self._publisher.serves(ring.ring) and not members & parked:

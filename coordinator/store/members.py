@@ -113,6 +113,10 @@ class Members:
         )
         return [_member(row) for row in rows]
 
+    def draining(self) -> set[str]:
+        """The ids of those that drain."""
+        return {row["id"] for row in self._database.rows("SELECT id FROM members WHERE draining")}
+
     def find(self, identifier: str) -> StoredMember | None:
         """The member with this id, if it is enrolled."""
         row = self._database.row("SELECT * FROM members WHERE id = ?", identifier)

@@ -7,6 +7,7 @@ nothing is ever keyed on signature bytes.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
@@ -119,8 +120,11 @@ def load_public_key(public_key: bytes) -> ec.EllipticCurvePublicKey:
         raise InvalidInput("identity key is not a P-256 point", reason="BAD_PUBLIC_KEY") from None
 
 
+@functools.lru_cache(maxsize=2048)
 def member_id(public_key: bytes) -> str:
     """Lowercase base32 without padding of SHA-256 of the identity key, 52 characters.
+
+    Remembered for as many keys as a roster may name, nearly all of which are in the next one too.
 
     Raises InvalidInput (BAD_PUBLIC_KEY) if it is not an identity key.
     """

@@ -50,7 +50,7 @@ SHARE = 0.25
 MEASURED = 8
 """Answers of each kind by which that is measured."""
 WARM_SECONDS = 300.0
-"""Until memory has to be flat; of a shorter run it tells nothing."""
+"""Until memory has to be flat; of a run of less than twice that it tells nothing."""
 GROWTH = 1.15, 16 << 20
 """The share and the bytes on top of it by which a process's memory may be above what it was."""
 
@@ -75,7 +75,7 @@ async def main(options: argparse.Namespace) -> int:
     )
     say(
         "\n".join(
-            grown or ["memory: flat" if options.seconds > WARM_SECONDS else "memory: too short to tell"]
+            grown or ["memory: flat" if options.seconds >= 2 * WARM_SECONDS else "memory: too short to tell"]
         )
     )
     return int(bool(outcome.lost or outcome.wrong or late or grown))
@@ -139,6 +139,8 @@ async def soak(place: SeparatePlace, seed: int, seconds: float, requests: int) -
         breaking = group.create_task(break_it())
         await asyncio.gather(breaking, *(group.create_task(ask(*each)) for each in asked))
         watching.cancel()
+    if seconds < 2 * WARM_SECONDS:
+        return outcome, []
     return outcome, list(filter(None, (grown(name, all_of) for name, all_of in memory.items())))
 
 
