@@ -428,7 +428,7 @@ json_values = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
+    max_leaves=5,
 )
 names = st.sampled_from([*ChatBody.model_fields, *CompletionBody.model_fields, "n", "tools", "logprobs"])
 bodies = st.dictionaries(names | st.text(max_size=8), json_values, max_size=8)

@@ -18,14 +18,12 @@ def run(*arguments: str) -> ring.Result:
 
 @pytest.mark.timeout(600)
 def test_a_ring_sealed_or_not_makes_the_tokens_of_one_process() -> None:
-    result = run("--runs", "2x2,1x1", "--baseline", "4", "--unsealed")
+    result = run("--runs", "2x2", "--baseline", "4", "--unsealed")
     assert result["same_tokens"] == 1.0
     assert {one["name"] for one in result["runs"]} == {
         "one process, 4 rows",
         "2 stages, 2 x 2 rows",
         "2 stages, 2 x 2 rows, unsealed",
-        "2 stages, 1 x 1 rows",
-        "2 stages, 1 x 1 rows, unsealed",
     }
     assert result["ratios"]["2 stages, 2 x 2 rows / 2 stages, 2 x 2 rows, unsealed"] > 0
     stage = result["runs"][1]["stages"][0]

@@ -142,18 +142,26 @@ async def test_a_late_gateway_sees_what_there_is(cluster: Cluster) -> None:
     await watching.close()
 
 
-async def test_a_stream_that_says_nothing_ends_with_its_members_eviction(cluster: Cluster) -> None:
-    """It has not even said hello, and would have ten seconds to do so."""
+@pytest.mark.parametrize("proven", [False, True])
+async def test_a_stream_that_says_nothing_ends_with_its_members_eviction(
+    cluster: Cluster, proven: bool
+) -> None:
+    """It has not said hello, nor perhaps who it is, and would have ten seconds to do so."""
     from tests.coordinator.conftest import FakeNode
 
     await cluster.join("alpha")
     node = FakeNode(cluster.folder / "alpha", cluster.coordinator.main_address())
     call = membership_pb2_grpc.MembershipStub(node.channel).Session()
+    if proven:
+        await node.prove(call)
     async with asyncio.timeout(200):
         while not cluster.coordinator.sessions._arriving:
             await asyncio.sleep(0.01)
         await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=node.id))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while not (await call.read()).HasField("goodbye"):
+                pass
+            await call.done_writing()
             await call.read()
     assert from_rpc_error(caught.value).reason == "NOT_ENROLLED"
     assert not cluster.coordinator.sessions._arriving

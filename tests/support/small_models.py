@@ -29,6 +29,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "nanochat": {"hidden_size": 80, "num_hidden_layers": 4},
     "openelm": {"model_dim": 128, "head_dim": 16},
     "gemma": {"head_dim": 16},
+    "iquestloopcoder": {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "head_dim": 16},
     "gemma3_text": {"vocab_size": 300},
     "gpt_oss": {"vocab_size": 300, "num_local_experts": 4, "head_dim": 16},
     "starcoder2": {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 120},

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from onpath import ATTACKS, Proxy
-from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring, chat, started
+from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Reply, Ring, chat, started
 
 from sealring.cli.local.cluster import LocalCluster
 from sealring.mesh.system.addresses import parse_address
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 HERE = Path(__file__).parent
 QUESTION = "What is the capital of France?"
-TOKENS = 40
+TOKENS = 16
 RING_HOST = "127.0.0.77"
 """An address of loopback that only this cluster's rings use, so that the stranger disturbs no other test."""
 
@@ -98,10 +98,15 @@ async def tapped(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ring
         cluster.close()
 
 
-async def attacked(ring: Ring, proxy: Proxy, attack: str) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def expected(tapped: Ring) -> Reply:
+    """What is answered while nobody attacks."""
+    return await tapped.reply(chat(QUESTION), TOKENS)
+
+
+async def attacked(ring: Ring, proxy: Proxy, attack: str, expected: Reply) -> None:
     """One attack while a reply is under way: the reply is the right one, for one epoch at most."""
     before = (await ring.serving()).epoch
-    expected = await ring.ask(chat(QUESTION), TOKENS)
     proxy.arm(ATTACKS[attack])
     answer = asyncio.create_task(ring.reply(chat(QUESTION), TOKENS))
     assert await asyncio.to_thread(proxy.used.wait, LIMIT_SECONDS), "nothing came along the path"
@@ -125,24 +130,23 @@ async def over(ring: Ring, epoch: int) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_the_ring_path(tapped: Ring, attack: str) -> None:
+async def test_the_ring_path(tapped: Ring, expected: Reply, attack: str) -> None:
     """Between the carriers: MLX's own TCP connections, sealed records and nothing else."""
     newest = len(tapped.cluster.ring_path.proxies) and tapped.cluster.ring_path.proxies[-1]
     assert newest, "the ring does not lead over the attacker"
-    await attacked(tapped, newest, attack)
+    await attacked(tapped, newest, attack, expected)
 
 
 @pytest.mark.parametrize("attack", ["alter", "truncate", "swallow", "delay"])
-async def test_a_daemons_port(tapped: Ring, attack: str) -> None:
+async def test_a_daemons_port(tapped: Ring, expected: Reply, attack: str) -> None:
     """Between gateway and member, and between members: TLS, with handshakes and control inside."""
-    await attacked(tapped, tapped.cluster.daemons["node-1"], attack)
+    await attacked(tapped, tapped.cluster.daemons["node-1"], attack, expected)
 
 
 @pytest.mark.parametrize("attack", ["alter", "truncate", "swallow"])
-async def test_while_the_ring_forms(tapped: Ring, attack: str) -> None:
+async def test_while_the_ring_forms(tapped: Ring, expected: Reply, attack: str) -> None:
     """The handshakes of an epoch are what is attacked: they are repeated, and the epoch is formed."""
     before = (await tapped.serving()).epoch
-    expected = await tapped.ask(chat(QUESTION), TOKENS)
     _carrier(tapped).kill()
     tapped.cluster.daemons["node-1"].arm(ATTACKS[attack])
     assert await tapped.reply(chat(QUESTION), TOKENS) == expected
@@ -150,10 +154,9 @@ async def test_while_the_ring_forms(tapped: Ring, attack: str) -> None:
 
 
 @pytest.mark.parametrize("send", [0, 48])
-async def test_a_stranger_that_connects_first(tapped: Ring, send: int) -> None:
+async def test_a_stranger_that_connects_first(tapped: Ring, expected: Reply, send: int) -> None:
     """It sits at the port before the neighbour does, silent or not: the epoch is formed without it."""
     before = (await tapped.serving()).epoch
-    expected = await tapped.ask(chat(QUESTION), TOKENS)
     process = await begun("stranger", host=RING_HOST, seconds=LIMIT_SECONDS, send=send)
     assert "watching" in json.loads(await process.stdout.readline())
     _carrier(tapped).kill()
@@ -164,15 +167,14 @@ async def test_a_stranger_that_connects_first(tapped: Ring, send: int) -> None:
     assert (await tapped.serving()).epoch - before == 1
 
 
-async def test_a_port_scan(tapped: Ring) -> None:
+async def test_a_port_scan(tapped: Ring, expected: Reply) -> None:
     """Garbage, slow bytes and half handshakes at every port of every process: streams go on."""
     before = (await tapped.serving()).epoch
-    expected = await tapped.ask(chat(QUESTION), TOKENS)
     process = await begun("scan", rounds=15, ports=_ports(tapped))
     replies = [await tapped.ask(chat(QUESTION), TOKENS)]
     while process.returncode is None:
         replies.append(await tapped.ask(chat(QUESTION), TOKENS))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
     assert json.loads((await process.communicate())[0])["made"] > 60
     assert set(replies) == {expected}
     assert (await tapped.serving()).epoch == before

@@ -2,8 +2,6 @@
 
 import json
 
-import anthropic
-import ollama
 import openai
 import pytest
 from ringtest import CLUSTER
@@ -43,6 +41,8 @@ async def with_responses(url):
 
 
 async def with_messages(url):
+    import anthropic  # two seconds, which each process that collects this would spend
+
     asked = {"model": "demo", "max_tokens": 100, "tools": [{**GET, "input_schema": CITY}]}
     asked["extra_body"] = {"temperature": 0}
     async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
@@ -56,6 +56,8 @@ async def with_messages(url):
 
 
 async def with_ollama(url):
+    import ollama
+
     client = ollama.AsyncClient(host=url)
     asked = {"model": "demo", "options": {"temperature": 0}, "tools": [TOOL]}
     said = (await client.chat(messages=[QUESTION], **asked)).message

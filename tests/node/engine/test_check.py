@@ -57,9 +57,11 @@ NOT_STAGEABLE = {"iquestloopcoder": "runs through its layers twice"}
 
 
 @pytest.mark.parametrize(
-    ("family", "stages"), combinations(FAMILIES, [1, 2, 3], always=[("llama", 1), *product(FAMILIES, [3])])
+    ("family", "stages"),
+    combinations(FAMILIES, [1, 2, 3], always=[("llama", 1), *product(("llama:tied", "llama:sliding"), [3])]),
 )
 def test_families_are_exact(family: str, stages: int) -> None:
+    """The others' stages make the whole model's tokens in the rings of `test_epoch_tokens.py`."""
     report = check(tiny(CONFIGS[family], family), stages=stages, rows=3)
     assert report.exact
     assert report.max_abs_diff == 0
@@ -88,7 +90,7 @@ def test_architectures_that_do_not_split_run_whole_only(key: str) -> None:
     with pytest.raises(ModelError) as caught:
         check(tiny(CONFIGS[key]), stages=2)
     assert caught.value.reason == "ARCHITECTURE_NOT_STAGEABLE"
-    report = check(tiny(CONFIGS[key]), stages=1)
+    report = check(tiny(CONFIGS[key], key), stages=1)
     assert report.exact
     assert report.alone_tokens_equal
 
