@@ -14,6 +14,7 @@ from sealring.v1 import membership_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 QUESTION = "What is the capital of France?"
+CHILDREN = ("sealring.node.carrier.main", "sealring.node.engine.main")
 
 
 async def faults(ring: Any) -> set[str]:
@@ -24,32 +25,31 @@ async def faults(ring: Any) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("victim", ["sealring.node.carrier.main", "sealring.node.engine.main"])
 async def test_a_killed_child_ends_the_epoch_and_the_next_one_serves(
-    make_bed: Any, children_of: Any, eventually: Any, victim: str
+    make_bed: Any, children_of: Any, eventually: Any
 ) -> None:
     ring = await make_bed(2)
     await ring.deploy()
     await ring.form()
     gateway = await ring.attach()
     whole = await gateway.generate(QUESTION, 24)
-    os.kill(children_of(victim)[0].pid, signal.SIGKILL)
-    assert await faults(ring) & {"CHILD_ENDED", "PEER_LOST"}
-    last = await gateway.next(gateway.calls[0])
-    assert last.WhichOneof("message") == "fault"
-    with pytest.raises(EOFError):
-        await gateway.next(gateway.calls[0])
+    for victim in CHILDREN:
+        os.kill(children_of(victim)[0].pid, signal.SIGKILL)
+        assert await faults(ring) & {"CHILD_ENDED", "PEER_LOST"}
+        last = await gateway.next(gateway.calls[0])
+        assert last.WhichOneof("message") == "fault"
+        with pytest.raises(EOFError):
+            await gateway.next(gateway.calls[0])
+        await gateway.close()
+        await eventually(lambda: not children_of("sealring.node.carrier.main"))
+        await ring.form()
+        gateway = await ring.attach()
+        assert await gateway.generate(QUESTION, 24) == whole
     await gateway.close()
-    await eventually(lambda: not children_of("sealring.node.carrier.main"))
-    await ring.form()
-    second = await ring.attach()
-    assert await second.generate(QUESTION, 24) == whole
-    await second.close()
 
 
-@pytest.mark.parametrize("victim", ["sealring.node.carrier.main", "sealring.node.engine.main"])
 async def test_a_frozen_child_is_found(
-    make_bed: Any, children_of: Any, monkeypatch: pytest.MonkeyPatch, victim: str
+    make_bed: Any, children_of: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its state: its silence would be waited for much longer here."""
     for name in ("_BUSY", "_QUIET"):
@@ -58,38 +58,40 @@ async def test_a_frozen_child_is_found(
     monkeypatch.setattr(daemon_carrier, "_PING_DEADLINE", 1000.0)
     ring = await make_bed(2)
     await ring.deploy()
-    await ring.form()
-    os.kill(children_of(victim)[0].pid, signal.SIGSTOP)
-    assert await faults(ring) & {"ENGINE_FROZEN", "CARRIER_FROZEN"}
+    for victim, found in zip(CHILDREN, ("CARRIER_FROZEN", "ENGINE_FROZEN"), strict=True):
+        await ring.form()
+        os.kill(children_of(victim)[0].pid, signal.SIGSTOP)
+        assert found in await faults(ring)
+        await eventually(lambda: not children_of("sealring.node.carrier.main"))
 
 
-@pytest.mark.parametrize(
-    ("process", "method", "found"),
-    [
-        (daemon_engine.EngineProcess, "open_epoch", "ENGINE_FROZEN"),
-        (daemon_carrier.CarrierProcess, "form", "CARRIER_FROZEN"),
-    ],
-)
 async def test_what_is_frozen_while_a_ring_forms_is_found(
-    make_bed: Any, monkeypatch: pytest.MonkeyPatch, process: Any, method: str, found: str
+    make_bed: Any, children_of: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    genuine = getattr(process, method)
-
-    async def held(self: Any, *arguments: Any) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-        await genuine(self, *arguments)
-
-    monkeypatch.setattr(process, method, held)
     ring = await make_bed(2)
     await ring.deploy()
+
+    def freeze(process: Any, method: str) -> None:
+        genuine = getattr(process, method)
+
+        async def held(self: Any, *arguments: Any) -> None:
+            os.kill(self.pid, signal.SIGSTOP)
+            await genuine(self, *arguments)
+
+        monkeypatch.setattr(process, method, held)
+
+    freeze(daemon_carrier.CarrierProcess, "form")
     ring.prepare()
-    if method == "form":
-        for node in ring.nodes:
-            await ring.coordinator.hears(node.id, "prepared")
-        for node in ring.nodes:
-            commit = membership_pb2.CommitEpoch(ring="demo-0", epoch=ring.epoch)
-            ring.coordinator.send(node.id, commit=commit)
-    assert found in await faults(ring)
+    for node in ring.nodes:
+        await ring.coordinator.hears(node.id, "prepared", epoch=ring.epoch)
+    for node in ring.nodes:
+        commit = membership_pb2.CommitEpoch(ring="demo-0", epoch=ring.epoch)
+        ring.coordinator.send(node.id, commit=commit)
+    assert "CARRIER_FROZEN" in await faults(ring)
+    await eventually(lambda: not children_of("sealring.node.carrier.main"))
+    freeze(daemon_engine.EngineProcess, "open_epoch")
+    ring.prepare()
+    assert "ENGINE_FROZEN" in await faults(ring)
 
 
 async def test_a_node_that_stops_says_so(make_bed: Any, time_for_goodbyes: None) -> None:
@@ -136,17 +138,18 @@ async def test_a_node_out_of_the_roster_drops_everything(make_bed: Any, children
         await asyncio.wait_for(goes.task, 200)
 
 
-@pytest.mark.parametrize("ended", [False, True])
 async def test_a_ring_that_is_gone_from_the_roster_is_unloaded(
-    make_bed: Any, children_of: Any, eventually: Any, ended: bool
+    make_bed: Any, children_of: Any, eventually: Any
 ) -> None:
     ring = await make_bed(1)
     await ring.deploy()
-    await ring.form()
-    if ended:
-        await ring.end()
-    await ring.send_roster(ring=[], members=[node.party for node in ring.nodes])
-    await eventually(lambda: not children_of("sealring.node.engine.main"))
+    for ended in (False, True):
+        await ring.send_roster()
+        await ring.form()
+        if ended:
+            await ring.end()
+        await ring.send_roster(ring=[], members=[node.party for node in ring.nodes])
+        await eventually(lambda: not children_of("sealring.node.engine.main"))
 
 
 async def test_a_ring_whose_members_change_ends_its_epoch(make_bed: Any) -> None:
@@ -242,18 +245,18 @@ async def test_epochs_that_do_not_fit_are_refused(make_bed: Any) -> None:
     assert fault.problem.reason == "NO_SUCH_EPOCH"
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.4])
-async def test_an_epoch_may_end_or_be_replaced_while_it_is_prepared(make_bed: Any, moment: float) -> None:
+async def test_an_epoch_may_end_or_be_replaced_while_it_is_prepared(make_bed: Any) -> None:
     ring = await make_bed(2)
     await ring.deploy()
-    ring.prepare()
-    await asyncio.sleep(moment)
-    await ring.end()
-    ring.prepare()
-    await asyncio.sleep(moment)
-    for heard in ring.coordinator.heard.values():
-        heard.clear()
-    await ring.form()
+    for moment in (0.0, 0.4):
+        ring.prepare()
+        await asyncio.sleep(moment)
+        await ring.end()
+        ring.prepare()
+        await asyncio.sleep(moment)
+        for heard in ring.coordinator.heard.values():
+            heard.clear()
+        await ring.form()
     gateway = await ring.attach()
     assert await gateway.generate(QUESTION, 4)
     await gateway.close()

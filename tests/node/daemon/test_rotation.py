@@ -15,13 +15,10 @@ def renewals(logs: list[Any]) -> int:
     return sum(entry["event"] == "link_keys_renewed" for entry in logs)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-async def test_keys_change_while_tokens_flow(
-    make_bed: Any, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+async def test_keys_change_while_tokens_flow(make_bed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotation, "RENEW_SECONDS", 0.05)
     with structlog.testing.capture_logs() as logs:
-        ring = await make_bed(size)
+        ring = await make_bed(3)
         await ring.deploy()
         await ring.form()
         gateway = await ring.attach()
