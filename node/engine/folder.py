@@ -17,15 +17,15 @@ from sealring.mesh.errors import ModelError
 from sealring.node.engine import device
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.prefixes import Prefixes, support
-from sealring.node.engine.profile import digest, profile
+from sealring.node.engine.profile import digest, measure, profile
 from sealring.node.engine.ranges import check_here, check_whole, needed
 from sealring.node.engine.staging import Stage
-from sealring.node.engine.staging.anatomy import not_runnable
+from sealring.node.engine.staging.anatomy import dissect, not_runnable
 from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.warm_up import timed, warm_up
-from sealring.node.engine.weights import load_shard, load_stage
+from sealring.node.engine.weights import cut_stage, load_lazily, load_shard, read_weights
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import model_pb2 as model
@@ -102,19 +102,23 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             reason="MODEL_DIGEST_MISMATCH",
             hint="copy the same model to every member",
         )
-    measured = with_kv_bits(profile(path, command.ranks), command.kv_bits)
     lo, hi = command.lo, command.hi
+    stage: Stage | None = None
+    if command.ranks > 1:
+        measured = with_kv_bits(profile(path, command.ranks), command.kv_bits)
+    else:
+        measured, stage = _cut(path, lo, hi, command.kv_bits)
     is_head = lo == 0 and command.rank == 0
     front = Front(path, command.context, measured["vocab_size"], emit) if is_head else None
     try:
         told = _teller(command.id, emit)
-        if command.ranks > 1:
+        if stage is None:
             check_whole(path)
             place = command.rank, command.ranks
-            stage: Stage = load_shard(path, *place, kv_bits=command.kv_bits, progress=told)
+            stage = load_shard(path, *place, kv_bits=command.kv_bits, progress=told)
         else:
             check_here(path, lo, hi)
-            stage = load_stage(path, lo, hi, kv_bits=command.kv_bits, progress=told, parts=True)
+            read_weights(stage, path, told)
         try:
             longest = max(1, command.prefill_chunk)
             warm_up(stage, longest)
@@ -130,6 +134,14 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
     log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
     grammars = front.grammars if front else Grammars(partial(load_tokenizer, path), measured["vocab_size"])
     return Loaded(stage, front, command, measured, grammars, times)
+
+
+def _cut(path: Path, lo: int, hi: int, kv_bits: int) -> tuple[dict[str, Any], Stage]:
+    """The profile and the stage of a model that is mapped and looked into once for both."""
+    model, config = load_lazily(path, parts=True)
+    anatomy = dissect(model, config["model_type"])
+    measured = with_kv_bits(measure(path, model, config, anatomy), kv_bits)
+    return measured, cut_stage(model, anatomy, lo, hi, kv_bits)
 
 
 def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, chunk: int) -> tuple[int, int]:

@@ -74,7 +74,11 @@ def profile(path: Path, ranks: int = 1) -> dict[str, Any]:
     model, config = load_lazily(path, parts=True)
     if ranks > 1:
         sharded(model, 0, ranks, config["model_type"])
-    anatomy = dissect(model, config["model_type"])
+    return measure(path, model, config, dissect(model, config["model_type"]))
+
+
+def measure(path: Path, model: nn.Module, config: dict[str, Any], anatomy: Anatomy) -> dict[str, Any]:
+    """The profile of a model that is mapped lazily from the folder `path`, as `profile` has it."""
     report = _weights(model, anatomy) | _caches(model, anatomy)
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
     handoffs = [

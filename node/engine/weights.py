@@ -15,7 +15,7 @@ import mlx.nn as nn
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import mlx_lm_import, relaying
 from sealring.node.engine.staging import Shard, Stage, build_skeleton
-from sealring.node.engine.staging.anatomy import dissect
+from sealring.node.engine.staging.anatomy import Anatomy, dissect
 from sealring.node.engine.staging.quantization import cache_quantization
 from sealring.node.engine.staging.skeleton import check_layers, model_classes
 from sealring.node.models.kept import is_part
@@ -55,14 +55,28 @@ def load_stage(
     Raises ModelError for a missing, corrupt or unsupported model, InvalidInput for an impossible range.
     """
     model, config = load_lazily(path, parts=parts)
-    anatomy = dissect(model, config["model_type"])
+    stage = cut_stage(model, dissect(model, config["model_type"]), lo, hi, kv_bits)
+    read_weights(stage, path, progress)
+    return stage
+
+
+def cut_stage(model: nn.Module, anatomy: Anatomy, lo: int, hi: int, kv_bits: int = 0) -> Stage:
+    """The stage of a model that is mapped lazily and that it takes over, before `read_weights`.
+
+    Raises ModelError (KV_BITS_UNSUPPORTED, ARCHITECTURE_NOT_STAGEABLE), InvalidInput.
+    """
     quantization = cache_quantization(model, anatomy.model_type, kv_bits) if kv_bits else None
-    stage = Stage(model, anatomy, lo, hi, quantization=quantization)
-    del model, anatomy
+    return Stage(model, anatomy, lo, hi, quantization=quantization)
+
+
+def read_weights(stage: Stage, path: Path, progress: Callable[[float], None]) -> None:
+    """Reads and converts what a stage keeps, and lays it out as the device wants it.
+
+    Raises ModelError (WEIGHTS_CORRUPT).
+    """
     _fill(stage, path, progress)
     if relaying.pays():
         relaying.relay(stage)
-    return stage
 
 
 def load_shard(

@@ -82,8 +82,11 @@ def dissect(model: nn.Module, model_type: str) -> Anatomy:
         adapter = Adapter(batches=False)
     layers = list(layers)
     donors = adapter.donors(model)
+    outer = outer_modules(model, layers)
     try:
-        first, second = (_Probe(model, layers, adapter, donors, rows, tokens) for rows, tokens in PROBES)
+        first, second = (
+            _Probe(model, layers, outer, adapter, donors, rows, tokens) for rows, tokens in PROBES
+        )
     except Exception as error:  # a model's own code may need a device, or more than tokens
         raise not_runnable(model_type, error) from error
     try:
@@ -146,6 +149,7 @@ class _Probe:
         self,
         model: nn.Module,
         layers: list[Any],
+        outer: Sequence[nn.Module],
         adapter: Adapter,
         donors: dict[int, int],
         rows: int,
@@ -165,7 +169,7 @@ class _Probe:
         self._donors = set(donors.values())
         restores: list[Callable[[], None]] = []
         try:
-            for module in outer_modules(model, layers):
+            for module in outer:
                 restores.append(intercept_reads(module, self._reader(id(module))))
             for index, layer in enumerate(layers):
                 restores.append(intercept_call(layer, self._watcher(index)))

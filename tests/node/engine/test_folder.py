@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.node.engine import folder
-from sealring.node.engine.profile import digest
+from sealring.node.engine import folder, mlx_lm_import
+from sealring.node.engine.profile import digest, profile
 from sealring.v1 import engine_pb2 as engine
 
 Write = Callable[..., Path]
@@ -36,6 +36,7 @@ def test_a_stage_is_loaded_and_described(llama: dict[str, Any], model_folder: Wr
     assert message.kv_bytes_per_row == 256 * 4 * per_layer
     assert message.rows_in_turn == (mx.default_device() == mx.cpu)
     assert not loaded.stage.awaits_input
+    assert loaded.measured == profile(path)
     assert loaded.serves(command(path, 1, 5, digest=digest(path)))
     assert not loaded.serves(command(path, 0, 5, digest=digest(path)))
 
@@ -43,9 +44,16 @@ def test_a_stage_is_loaded_and_described(llama: dict[str, Any], model_folder: Wr
 def test_a_load_says_how_far_it_is(
     llama: dict[str, Any], model_folder: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And maps the model once, which takes seconds where there are many experts."""
     monkeypatch.setattr(folder, "_PROGRESS_SECONDS", 0.0)
+    mapped: list[Path] = []
+    utils = mlx_lm_import.import_utils()
+    real = utils.load_model
+    monkeypatch.setattr(utils, "load_model", lambda path, **how: (mapped.append(path), real(path, **how))[1])
     told: list[engine.EngineEvent] = []
-    folder.load(command(model_folder(llama), 1, 5), told.append)
+    path = model_folder(llama)
+    folder.load(command(path, 1, 5), told.append)
+    assert mapped == [path]
     assert [(event.progress.id, event.progress.fraction) for event in told][-1] == (3, 1.0)
 
 
