@@ -1,90 +1,143 @@
-"""How many tokens the head guesses for the one row of a ring, by what that is measured to bring.
+"""How many tokens the head guesses for the one row of a ring, by what steps take and how many were right.
 
 The head guesses tokens (node.engine.drafts), a step computes them along with the last one, and those that
-were right need no step of their own. While a ring has one row its stages are idle most of the time, so the
-further tokens cost little; with more rows nothing is guessed. The gateway sees how many tokens a step
-brought, and none of them.
+were right need no step of their own. A ring with one row has stages that are idle, so further steps follow
+before the first is verified: a chain of runs, each of which goes on where the one before ends if all of its
+guesses are right. At the first wrong one the rest of the chain counts for nothing, and the next step cuts all
+caches to what was right (`Settle`). The gateway sees how many tokens each run brought, and none of them.
 
-A step with drafts is announced when all steps before it are done, because how many tokens the row then holds
-follows from them; the next step of any kind tells the members (`Settle`).
+With more rows nothing is guessed, nor where the head knows of nothing that the answer repeats.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from sealring.gateway.scheduler.actions import RingFacts
+from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.lane import Lane
 from sealring.gateway.scheduler.row import Row
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.composition import MAX_UNSETTLED
 from sealring.v1 import control_pb2 as control
 
-DEPTHS = (0, 3, 7)
-"""Drafts of a step: with the last token these are chunks of 1, 4 and 8."""
+DEPTHS = (1, 3, 7, 15)
+"""Drafts of a step: few lengths, because a GPU plans anew for each."""
 
-FIRST_PROBE, LAST_PROBE = 16, 256
-"""Steps after which another depth is tried; twice as many after each time that it was no better."""
+LOSS = 0.02
+"""Of the time that an answer takes without drafts, what drafts that are wrong may cost."""
 
-_TOKENS_WEIGHT, _SECONDS_WEIGHT = 0.5, 0.125
-"""Of the newest step, in what steps bring, which changes with the text, and in what they take."""
+_RIGHT, _TRIED = 1.0, 2.0
+"""Drafts that count as right and as tried beside those that were."""
+
+_KEPT, _WEIGHT = 0.7, 0.125
+"""What the drafts before weigh after a run, and what one time weighs in a mean."""
+
+_FURTHEST = 4.0
+"""Times that a run may differ from what is expected of it: what is beyond is something else."""
 
 
 class Depth:
-    """Which depth brings most tokens a second. Another is tried now and then: so nothing is lost for long."""
+    """How many drafts pay, for the answer of one row after the other.
 
-    def __init__(self) -> None:
-        self._at = 0
-        self._tokens = [1.0] * len(DEPTHS)
-        self._seconds: list[float | None] = [None] * len(DEPTHS)
-        self._interval = self._until = FIRST_PROBE
+    A run of d drafts takes all stages as long as a step without, and what the table of costs says that d more
+    tokens take, which `_drift` corrects; in a chain another is done after a stage's part of that, which
+    `_crowd` corrects. With `_right` of `_tried` drafts right, d are chosen such that a chain brings most
+    tokens a second.
+
+    What an answer lost by drafts comes out of a credit that only its time without them fills, at a
+    rate of LOSS; without credit nothing is guessed.
+    """
+
+    def __init__(self, costs: StepCosts, stages: int) -> None:
+        self._stages = stages
+        self._more = {depth: stages * (costs.chunk(1 + depth) - costs.chunk(1)) for depth in DEPTHS}
+        self._drift = self._crowd = 1.0
+        self._plain: float | None = None
+        self.begin()
 
     def begin(self) -> None:
-        """Another row: what it says may be guessed better."""
-        self._until = min(self._until, FIRST_PROBE)
+        """Another answer."""
+        self._right = self._tried = self._credit = 0.0
 
     def wanted(self, most: int) -> int:
-        """Drafts of the next step, at most so many."""
-        place = self._probe if self._until <= 0 else self._at
-        return next(depth for depth in reversed(DEPTHS[: place + 1]) if depth <= max(most, 0))
+        """Drafts of a chain's first run, at most so many; 0 where none are worth it."""
+        depths = [depth for depth in DEPTHS if depth <= most]
+        if self._plain is None or not depths or self._credit < 0:
+            return 0
+        best = max(depths, key=self._rate)
+        if self.pays(best):
+            return best
+        return DEPTHS[0] if self._credit >= self._trial(self._plain) else 0
 
-    def measure(self, drafts: int, tokens: int, seconds: float) -> None:
-        """What a step with so many drafts brought and took."""
-        place, probe = DEPTHS.index(drafts), self._probe
-        before = self._seconds[place]
-        if before is None:
-            self._tokens[place], self._seconds[place] = tokens, seconds
+    def pays(self, drafts: int) -> bool:
+        """Whether a chain of such runs is expected to bring more than steps without."""
+        return self._plain is not None and self._rate(drafts) * self._plain > 1
+
+    def plain(self, seconds: float) -> None:
+        """What a step without drafts took."""
+        if self._plain is None:
+            self._plain = seconds
+        seconds = min(seconds, _FURTHEST * self._plain)
+        self._plain += _WEIGHT * (seconds - self._plain)
+        self._credit = min(self._credit + LOSS * seconds, self._trial(self._plain))
+
+    def run(self, drafts: int, right: int, tried: int, tokens: int, seconds: float, *, first: bool) -> None:
+        """A run has brought so many tokens, `seconds` after what came before it."""
+        self._right = _KEPT * self._right + right
+        self._tried = _KEPT * self._tried + tried
+        if self._plain is None or seconds <= 0:
+            return
+        expected = self._first(drafts) if first else self._next(drafts)
+        seconds = min(seconds, _FURTHEST * expected)
+        if first:
+            drift = (seconds - self._plain) / max(self._more[drafts], 1e-9)
+            drift = min(max(drift, 1 / _FURTHEST), _FURTHEST)
+            self._drift += _WEIGHT * (drift - self._drift)
         else:
-            self._tokens[place] += _TOKENS_WEIGHT * (tokens - self._tokens[place])
-            self._seconds[place] = before + _SECONDS_WEIGHT * (min(seconds, 4 * before) - before)
-        if self._until <= 0 and place == probe:
-            better = self._rate(probe) > self._rate(self._at)
-            self._at = probe if better else self._at
-            self._interval = FIRST_PROBE if better else min(2 * self._interval, LAST_PROBE)
-            self._until = self._interval
-        elif self._at and self._rate(self._at) < self._rate(0):
-            self._at, self._until = 0, self._interval
-        else:
-            self._until -= 1
+            self._crowd += _WEIGHT * (self._crowd * seconds / expected - self._crowd)
+        self._credit = min(self._credit + tokens * self._plain - seconds, self._trial(self._plain))
 
-    @property
-    def _probe(self) -> int:
-        """The depth that is tried next: one deeper, or at the deepest one less."""
-        return self._at + 1 if self._at + 1 < len(DEPTHS) else self._at - 1
+    def _rate(self, drafts: int) -> float:
+        """Tokens a second of a chain until it breaks, each draft as likely right as the last ones were."""
+        right = (self._right + _RIGHT) / (self._tried + _TRIED)
+        whole = right ** (1 + drafts)
+        return 1 / (1 - right) / (self._first(drafts) + self._next(drafts) * whole / (1 - whole))
 
-    def _rate(self, place: int) -> float:
-        """Tokens a second. More drafts take no less time, whatever a few steps seemed to say."""
-        known = [seconds for seconds in self._seconds[: place + 1] if seconds is not None]
-        return self._tokens[place] / max(known) if self._seconds[place] and max(known) else 0.0
+    def _first(self, drafts: int) -> float:
+        return (self._plain or 0.0) + self._drift * self._more[drafts]
+
+    def _next(self, drafts: int) -> float:
+        return self._crowd * self._first(drafts) / self._stages
+
+    def _trial(self, plain: float) -> float:
+        """Seconds that a run of fewest drafts loses where none is right."""
+        return self._first(DEPTHS[0]) - plain
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
-    """A step with drafts, until the members are told how many tokens its row holds after it."""
+class _Chain:
+    """Runs of one row, of so many tokens each, after which the members are not yet told what it holds."""
 
     lane: Lane
     row: Row
     drafts: int
-    done: bool = False
+    runs: int = 0
+    live: int = 0  # runs under way that may bring something
+
+    @property
+    def more(self) -> bool:
+        """Whether the limits of the row and of a chain leave room for another run."""
+        each = 1 + self.drafts
+        return each * (self.runs + 1) <= MAX_UNSETTLED and each * (self.live + 1) < self.lane.left(self.row)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    chain: _Chain
+    first: bool
+    dead: bool = False
 
 
 class Drafting:
@@ -92,59 +145,84 @@ class Drafting:
 
     def __init__(self, ring: RingFacts) -> None:
         self._possible = ring.speculates
-        self._depth = Depth()
+        self._stages = ring.stages
+        self._depth = Depth(ring.costs, ring.stages)
         self._row = 0
-        self._run: _Run | None = None
+        self._knows = False
+        self._chain: _Chain | None = None
+        self._runs: deque[_Run] = deque()
+        self._at: float | None = None
 
-    def under_way(self, lane: Lane) -> bool:
-        """Whether a step with drafts of this lane is; the lane has no other before it is done."""
-        return self._run is not None and self._run.lane is lane and not self._run.done
+    def under_way(self, lane: Lane) -> int:
+        """Steps of the lane with drafts."""
+        return sum(run.chain.lane is lane for run in self._runs)
 
-    def wanted(self, lane: Lane, rows: int) -> int:
-        """Drafts of the lane's next step. `rows`: those of the ring and all that wait for it."""
-        if not self._possible or rows != 1 or len(lane.rows) != 1 or lane.ready:
+    def wanted(self, lane: Lane, rows: int) -> int | None:
+        """Drafts of the lane's next step; None where it has to wait for those under way. `rows`: those of the
+        ring and all that wait for it."""
+        alone = self._possible and rows == 1 and len(lane.rows) == 1 and not lane.ready
+        chain = self._chain
+        if chain is not None and chain.lane is lane and chain.live and not chain.row.closed:
+            on = alone and chain.live < self._stages and chain.more and self._depth.pays(chain.drafts)
+            return chain.drafts if on else None
+        if not alone:
             return 0
         (row,) = lane.rows.values()
-        if row.closed:
-            return 0
         if row.number != self._row:
-            self._row = row.number
+            self._row, self._at, self._knows = row.number, None, False
             self._depth.begin()
-        return self._depth.wanted(
-            min(row.drafts, lane.left(row) - 2)
-        )  # the row's limit is left to other steps
+        if row.closed or not self._knows:
+            return 0
+        drafts = self._depth.wanted(min(row.drafts, lane.left(row) - 2))  # the limit is left to other steps
+        return None if drafts and lane.outstanding > self.under_way(lane) else drafts
 
     def announced(self, lane: Lane, drafts: int) -> None:
-        (row,) = lane.rows.values()
-        self._run = _Run(lane, row, drafts)
+        chain = self._chain
+        first = chain is None
+        if chain is None:
+            (row,) = lane.rows.values()
+            chain = self._chain = _Chain(lane, row, drafts)
+        chain.runs += 1
+        chain.live += 1
+        chain.row.request.drafted += drafts + (not first)
+        self._runs.append(_Run(chain, first))
 
-    def measure(self, seconds: float) -> None:
-        """What a step without drafts took, of a lane that was under way."""
-        if self._possible:
-            self._depth.measure(0, 1, seconds)
+    def plain(self, now: float, *, follows: bool, knows: bool) -> None:
+        """A step without drafts is done; `follows` another that was under way with it, and nothing else."""
+        if follows and self._possible and self._at is not None:
+            self._depth.plain(now - self._at)
+        self._at, self._knows = now, knows
 
-    def done(self, tokens: int, seconds: float) -> None:
-        """The step brought so many tokens. Raises InvalidInput (BAD_STEP) where that cannot be."""
-        run = self._run
-        assert run is not None
-        if run.row.closed:
-            self._run = None  # it goes; nobody has to know what it holds
+    def done(self, tokens: int, now: float, *, knows: bool) -> None:
+        """The first run under way brought so many tokens. Raises InvalidInput (BAD_STEP) where that cannot
+        be."""
+        run = self._runs.popleft()
+        chain, drafts = run.chain, run.chain.drafts
+        chain.live -= not run.dead
+        if chain.row.closed:
+            return  # it goes; nobody has to know what it holds
+        if not (0 if run.dead else run.first) <= tokens <= (0 if run.dead else 1 + drafts):
+            raise InvalidInput(f"a step with {drafts} drafts brought {tokens} tokens", reason="BAD_STEP")
+        if run.dead:
             return
-        if not 1 <= tokens <= 1 + run.drafts:
-            raise InvalidInput(f"a step with {run.drafts} drafts brought {tokens} tokens", reason="BAD_STEP")
-        run.done = True
-        run.row.request.drafted += run.drafts
-        run.row.request.accepted += tokens - 1
-        run.lane.steps += tokens - 1
-        self._depth.measure(run.drafts, tokens, seconds)
+        chain.lane.steps += tokens
+        right, tried = tokens - run.first, min(tokens + (not run.first), drafts + (not run.first))
+        chain.row.request.accepted += right
+        if tokens <= drafts:
+            chain.live = 0
+            for other in self._runs:
+                other.dead = other.dead or other.chain is chain
+        seconds = 0.0 if self._at is None else now - self._at
+        self._depth.run(drafts, right, tried, tokens, seconds, first=run.first)
+        self._at, self._knows = now, knows if tokens else self._knows
 
     def settling(self) -> list[control.Change]:
         """What the next step has to tell first."""
-        run = self._run
-        if run is None or not run.done:
+        chain = self._chain
+        if chain is None or (chain.live and not chain.row.closed):
             return []
-        self._run = None
-        if run.row.closed:
+        self._chain = None
+        if chain.row.closed:
             return []
-        held = run.row.prompt_tokens + run.row.limit - 1 - run.lane.left(run.row)
-        return [control.Change(settle=control.Settle(row=run.row.number, tokens=held))]
+        held = chain.row.prompt_tokens + chain.row.limit - 1 - chain.lane.left(chain.row)
+        return [control.Change(settle=control.Settle(row=chain.row.number, tokens=held))]

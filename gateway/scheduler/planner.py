@@ -162,9 +162,9 @@ class StepPlanner:
             self._turns.note(self._lanes[row.lane])
         return False
 
-    def done(self, number: int, now: float, tokens: int = 1) -> Announced | None:
+    def done(self, number: int, now: float, tokens: int = 1, *, knows: bool = False) -> Announced | None:
         """Takes a step as done, which brought so many tokens, and with it all earlier ones that sample
-        nothing; `now` is in seconds.
+        nothing; `now` is in seconds. `knows`: the head could guess how its one row goes on.
 
         None for one that was taken as done already. Raises InvalidInput (BAD_STEP) for one that was never
         announced, or out of order.
@@ -183,15 +183,16 @@ class StepPlanner:
         self._settle(step)
         if step.lane is not None:
             if step.drafts:
-                self._drafting.done(tokens, now - step.lane.done_at)
-            elif step.follows and step.before == step.lane.before:
-                self._drafting.measure(now - step.lane.done_at)
+                self._drafting.done(tokens, now, knows=knows)
+            else:
+                follows = step.follows and step.before == step.lane.before and self.ledger.rows == 1
+                self._drafting.plain(now, follows=follows, knows=knows)
             self._measure(step, step.lane, now)
             self._turns.wake(step.lane)
         return step
 
     def _measure(self, step: Announced, lane: Lane, now: float) -> None:
-        if step.follows:
+        if step.follows and not step.drafts:
             steps, changes = step.before[0] - lane.before[0], step.before[2] - lane.before[2]
             prefill = step.before[1] - lane.before[1]
             seconds = max(0.0, now - lane.done_at)
@@ -285,7 +286,10 @@ class StepPlanner:
         return found
 
     def _next_decode(self) -> control.Step | None:
-        while (lane := next(iter(self._turns), None)) and lane.outstanding < ANNOUNCED:
+        while lane := next(iter(self._turns), None):
+            without_drafts = lane.outstanding - self._drafting.under_way(lane)
+            if without_drafts >= ANNOUNCED:
+                return None
             step = self._decode(lane)
             if step is not None:
                 self._rounds += 1 / self._turns.free
@@ -296,8 +300,8 @@ class StepPlanner:
 
     def _decode(self, lane: Lane) -> control.Step | None:
         drafts = self._drafting.wanted(lane, self.ledger.rows + self.waiting)
-        if self._drafting.under_way(lane) or (drafts and lane.outstanding):
-            return None  # a step with drafts stands alone
+        if drafts is None:
+            return None
         leaving, joining = lane.leaving(), lane.ready
         if not lane.must_change(leaving, self.pressed, self._change_interval):
             step = self._step([])
@@ -309,10 +313,13 @@ class StepPlanner:
             step = self._step(leaving, joining)
             self._before = *self._before[:2], self._before[2] + 1
         step.decode.lane, step.decode.drafts = lane.number, drafts
+        follows = lane.outstanding > self._drafting.under_way(lane)
         if drafts:
             self._drafting.announced(lane, drafts)
-        follows = lane.outstanding > 0
-        ending = lane.count_step()
+            lane.outstanding += 1  # what it brings is counted when it is done
+            ending = []
+        else:
+            ending = lane.count_step()
         self._sampled[step.number] = Announced(
             step.number, lane, lane.steps, [], ending, follows, drafts, self._before
         )

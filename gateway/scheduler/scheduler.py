@@ -231,7 +231,7 @@ class Scheduler:
         if done.more:
             self._outputs(epoch.rows, done, now)
             return self._take()
-        step = epoch.planner.done(done.step, now, len(done.outputs))
+        step = epoch.planner.done(done.step, now, len(done.outputs), knows=done.guesses)
         if step is None:
             return self._take()
         self._outputs(epoch.rows, done, now)

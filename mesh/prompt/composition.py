@@ -25,6 +25,8 @@ MAX_CHOICES = 8
 MAX_CHANGES = 8192
 MAX_DRAFTS = 15
 """Tokens that one step may guess."""
+MAX_UNSETTLED = 128
+"""Tokens of a row that steps with drafts may compute before the members are told how many of them count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """Of the tokens that a step with drafts sampled for a row, so many are `accepted`; of those that it put
+    """Of the tokens that steps with drafts sampled for a row, so many are `accepted`; of those that they put
     into the row's caches, the last `surplus` go."""
 
     row: int
@@ -140,6 +142,7 @@ class ResolvedStep:
     `changes` are in order: adoptions, settled rows, keeps and drops, all others. Exactly one of
     `chunks` and `rows` is non-empty, or neither. `sampled` are the rows that get a token, in the order of the
     token record on the closing edge (uint32 [len(sampled)]); a row with `drafts` is there once more for each.
+    Where the step `continues`, it computes a draft in place of the row's last token.
     `digest` is 32 bytes over the composition after the changes and this step's work.
     """
 
@@ -151,6 +154,7 @@ class ResolvedStep:
     rows: tuple[int, ...]
     sampled: tuple[int, ...]
     drafts: int = 0
+    continues: bool = False
 
 
 class Composition:
@@ -168,7 +172,7 @@ class Composition:
         self._lane_of: dict[int, int] = {}
         self._lane_steps: dict[int, int] = {}
         self._lane_base: dict[int, int] = {}  # row in a lane -> its tokens less the steps of its lane
-        self._drafted: dict[int, int] = {}  # row that is not settled -> drafts of its last step
+        self._drafted: dict[int, int] = {}  # row that is not settled -> tokens since then
         self._prefixes: dict[int, Origin] = {}
         self._highest_row = 0
         self._highest_prefix = 0
@@ -225,7 +229,7 @@ class Composition:
         chunks: tuple[Chunk, ...] = ()
         lane: int | None = None
         rows: tuple[int, ...] = ()
-        drafts = 0
+        drafts, continues = 0, False
         if work == "prefill":
             chunks = self._prefill(step.prefill.chunks)
             sampled = tuple(row for chunk in chunks for row in chunk.sampled)
@@ -235,20 +239,26 @@ class Composition:
             if not rows:
                 raise _bad(f"lane {lane} has no rows to decode")
             drafts = step.decode.drafts
-            sampled = self._draft(rows, drafts) if drafts else rows
-            self._check_settled(rows[0])
             if drafts:
-                self._drafted[rows[0]] = drafts
+                continues = rows[0] in self._drafted
+                sampled = self._draft(rows, drafts)
+            else:
+                sampled = rows
+                self._check_settled(rows[0])
             self._lane_steps[lane] = self._lane_steps.get(lane, 0) + 1 + drafts
         else:
             sampled = ()
         self._tokens = self._count() if changes or chunks else self._tokens + len(rows) * (1 + drafts)
         digest = self._digest(lane, chunks, drafts, changes)
-        return ResolvedStep(step.number, digest, changes, chunks, lane, rows, sampled, drafts)
+        return ResolvedStep(step.number, digest, changes, chunks, lane, rows, sampled, drafts, continues)
 
     def _draft(self, rows: tuple[int, ...], drafts: int) -> tuple[int, ...]:
         if len(rows) != 1 or drafts > MAX_DRAFTS:
             raise _bad(f"{drafts} drafts for {len(rows)} rows are too many")
+        unsettled = self._drafted.get(rows[0], 0) + 1 + drafts
+        if unsettled > MAX_UNSETTLED:
+            raise _bad(f"row {rows[0]} has {unsettled} tokens that are not settled")
+        self._drafted[rows[0]] = unsettled
         return rows * (1 + drafts)
 
     def _check_settled(self, row: int) -> None:
@@ -256,15 +266,15 @@ class Composition:
             raise _bad(f"row {row} has drafts that are not settled")
 
     def _settle(self, row: int, tokens: int) -> Settling:
-        drafts = self._drafted.pop(row, 0)
+        computed = self._drafted.pop(row, 0)
         lane = self._lane_of.get(row)
-        if not drafts or lane is None:
+        if not computed or lane is None:
             raise _bad(f"row {row} has no drafts to settle")
         surplus = self._held(row, lane) - tokens
-        if not 0 <= surplus <= drafts:
+        if not 0 <= surplus < computed:
             raise _bad(f"row {row} cannot hold {tokens} tokens")
         self._lane_base[row] -= surplus
-        return Settling(row, lane, 1 + drafts - surplus, surplus)
+        return Settling(row, lane, computed - surplus, surplus)
 
     def _count(self) -> int:
         alone = sum(done for done, _ in self._prefilling.values())

@@ -28,6 +28,7 @@ from sealring.mesh.errors import (
     StageFailed,
 )
 from sealring.mesh.prompt.composition import (
+    MAX_UNSETTLED,
     Admission,
     Adopting,
     Chunk,
@@ -337,6 +338,8 @@ class StageEpoch:
             if isinstance(change, Settling):
                 if self._prompts is not None:
                     self._runs.settle(change)
+                if isinstance(self._feedback, RingFeedback):
+                    self._feedback.settled(change.row)
                 self._lanes.settle(change)
         self._keep_and_drop(step)
         self._lanes.apply(change for change in step.changes if isinstance(change, Admission | Eviction))
@@ -403,7 +406,7 @@ class StageEpoch:
             _launch(_states(lane.cache))
 
     def _verify(self, step: ResolvedStep) -> None:
-        """Computes a row's last token and the drafts behind it."""
+        """Computes a row's last token and the drafts behind it, or further drafts."""
         assert step.lane is not None
         times = StepTimes(step.number, time.perf_counter(), decode=True)
         lane = self._lanes.check(step.lane, step.rows)
@@ -428,14 +431,14 @@ class StageEpoch:
             self._launch_tokens(step, asking, tokens, departure, times)
 
     def _drafted(self, step: ResolvedStep) -> list[int]:
-        """At the head: the row's last token and as many behind it as the step has drafts."""
+        """At the head: the tokens to compute."""
         assert self._prompts is not None
         assert isinstance(self._feedback, RingFeedback)
+        if step.continues:
+            return self._runs.go_on(step)
         (row,) = step.rows
         last = int(np.frombuffer(self._feedback.last([row]), np.uint32)[0])
-        run = [last, *self._prompts.drafts(row, last, step.drafts)]
-        self._runs.sent(step, run)
-        return run
+        return self._runs.begin(step, last, self._prompts.drafts(row, last, MAX_UNSETTLED))
 
     def _own_tokens(self, step: ResolvedStep, times: StepTimes) -> list[mx.array]:
         """In a ring of one the last tokens never leave the device."""

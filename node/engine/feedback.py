@@ -96,6 +96,10 @@ class RingFeedback:
                     )
                 self._changed.wait(left)
 
+    def settled(self, row: int) -> None:
+        """The row's last token is there, whatever else of the row is under way."""
+        self._awaited[row] = 0
+
     def forget(self, row: int) -> None:
         self._awaited.pop(row, None)
         with self._changed:

@@ -39,6 +39,7 @@ class Sampler:
     def __init__(self, rows: Sequence[RowParameters], positions: Sequence[int]) -> None:
         self._rows = list(rows)
         self._history = History.of_prompts([row for row in rows if row.adjusts])
+        self._run: tuple[int, list[History]] | None = None  # where it began, and histories behind each token
         self._restart(np.array(positions, dtype=_U64))
 
     @property
@@ -80,31 +81,34 @@ class Sampler:
         """Logits [tokens, vocabulary] of one row behind a token and its drafts: the tokens that it would get
         behind each if all before were right, what is told beside them, and to which of them.
 
-        The sampler is not to be used before `settle` has told how many were. Raises InvalidInput (BAD_STEP)
-        for a row with a grammar.
+        Further runs go on behind all tokens of this one. Before anything else is sampled, `settle` has to
+        tell how many were right. Raises InvalidInput (BAD_STEP) for a row with a grammar.
         """
         (row,) = self._rows
         if row.matcher is not None:
             raise InvalidInput("a row with a grammar has no drafts", reason="BAD_STEP")
         count, first = logits.shape[0], int(self._now()[0])
-        histories: list[History] = []
-        self._run = first, histories
+        if self._run is None:
+            self._run = first, []
         if row.adjusts:  # what is chosen depends on what was before
             chosen = []
             for place in range(count):
                 chosen.append(self(logits[place : place + 1]))
-                histories.append(dataclasses.replace(self._history))
+                self._run[1].append(dataclasses.replace(self._history))
             tokens = mx.concatenate(chosen)
         else:
             tokens = Sampler(self._rows * count, range(first, first + count))(logits)
+            self._restart(np.array([first + count], dtype=_U64))
         asking = asking_of([row.logprobs] * count)
         return tokens, Reporter(asking)(logits, tokens) if asking else None, asking
 
     def settle(self, tokens: int) -> None:
-        """Goes on behind the first `tokens` of the run's."""
+        """Goes on behind the first `tokens` of the runs'."""
+        assert self._run is not None
         first, histories = self._run
         if histories:
             self._history = histories[tokens - 1]
+        self._run = None
         self._restart(np.array([first + tokens], dtype=_U64))
 
     def _history_of(self, keep: Sequence[int]) -> History:

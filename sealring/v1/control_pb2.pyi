@@ -785,8 +785,8 @@ Global___Adopt: _TypeAlias = Adopt  # noqa: Y015
 
 @_typing.final
 class Settle(_message.Message):
-    """A row of which the last step computed drafts holds so many tokens, counted from the prompt's first; caches are
-    cut to that. Until then the row is not stepped or joined by others in its lane.
+    """A row of which the last steps computed drafts holds so many tokens, counted from the prompt's first; caches are
+    cut to that. Until then the row is only stepped with drafts, and not joined by others in its lane.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -911,7 +911,8 @@ class Decode(_message.Message):
     lane: _builtins.int
     drafts: _builtins.int
     """Of a lane of one row: so many tokens that the head guesses are computed along with the last one, and a token
-    is sampled behind each. StepDone has an output for each that counts.
+    is sampled behind each. StepDone has an output for each that counts. Where drafts of the row are not settled,
+    the step goes on behind them with one draft more, and counts only if all of them were right.
     """
     def __init__(
         self,
@@ -938,9 +939,12 @@ class StepDone(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    GUESSES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     more: _builtins.bool
     """of this step: another message follows"""
+    guesses: _builtins.bool
+    """of a step of one row: the head knows tokens that may follow"""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowOutput]: ...
     def __init__(
@@ -949,10 +953,11 @@ class StepDone(_message.Message):
         step: _builtins.int = ...,
         outputs: _abc.Iterable[Global___RowOutput] | None = ...,
         more: _builtins.bool = ...,
+        guesses: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "outputs", b"outputs", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guesses", b"guesses", "more", b"more", "outputs", b"outputs", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,12 +16,13 @@ SYSTEM = "You answer questions about the world in one short sentence and never m
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """`cached`: how many tokens of the prompt were not computed."""
+    """`cached`: how many tokens of the prompt were not computed; `drafts`: guessed and right."""
 
     ring: str
     text: str
     prompt_tokens: int
     cached: int
+    drafts: tuple[int, int] = (0, 0)
 
 
 def dialogue(*contents: str) -> list[dict[str, str]]:
@@ -31,12 +32,20 @@ def dialogue(*contents: str) -> list[dict[str, str]]:
 
 
 async def ask(
-    ring: Ring, messages: list[dict[str, str]], *, max_tokens: int = 8, key: str = "", **fields: Any
+    ring: Ring,
+    messages: list[dict[str, str]],
+    *,
+    max_tokens: int = 8,
+    key: str = "",
+    sampling: inference.Sampling | None = None,
+    **fields: Any,
 ) -> Answered:
     """With the ring's API key or another. Raises a SealringError for what the gateway refuses."""
     request = inference.GenerateRequest(model=ring.model, max_tokens=max_tokens, **fields)
     for message in messages:
         request.envelope.clear.chat.messages.add(**message)
+    if sampling is not None:
+        request.envelope.clear.sampling.CopyFrom(sampling)
     metadata = (("authorization", f"Bearer {key}"),) if key else ring.metadata()
     text, name = "", ""
     try:
@@ -47,4 +56,6 @@ async def ask(
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error) from None
     end = response.finished
-    return Answered(name, text, end.prompt_tokens, end.cached_tokens)
+    return Answered(
+        name, text, end.prompt_tokens, end.cached_tokens, (end.drafted_tokens, end.accepted_tokens)
+    )

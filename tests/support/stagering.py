@@ -223,7 +223,7 @@ class Prompts:
 
     def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
         with self.delivered:
-            (self.steps if step.sampled else self.without_tokens).append(step.number)
+            (self.steps if step.sampled or step.drafts else self.without_tokens).append(step.number)
             for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
                 self.answers[row].append(token)
                 if index in logprobs:

@@ -191,6 +191,7 @@ class OpenRow:
     answer: Answer
     names: PrefixNames | None
     lookup: Lookup
+    drafts: bool
     copies: list[int] = field(default_factory=list)
     scored: Sequence[int] = ()
     generated: list[int] = field(default_factory=list)
@@ -403,9 +404,10 @@ class Front:
 
         known = tokens.tobytes()
         scored = ids if scores else ()
-        row = OpenRow(tokens, record, answer(), names, Lookup(known), list(numbers[1:]), scored)
+        drafts = opened.drafts > 0
+        row = OpenRow(tokens, record, answer(), names, Lookup(known), drafts, list(numbers[1:]), scored)
         row.answer.resume(resume)
-        return opened, [row, *(OpenRow(None, b"", answer(), None, Lookup(known)) for _ in row.copies)]
+        return opened, [row, *(OpenRow(None, b"", answer(), None, Lookup(known), drafts) for _ in row.copies)]
 
     def _room(self, prompt_tokens: int, param: str) -> int:
         """Tokens that the context leaves for the answer, at least one."""
@@ -488,7 +490,7 @@ class Front:
 
     def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
         """Tells the gateway what a step brought. Rows that have finished or are gone are left out."""
-        outputs, failed = [], []
+        outputs, failed, opened = [], [], None
         for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
             opened = self._rows.get(row)
             if opened is None or opened.answer.finish:
@@ -502,7 +504,10 @@ class Front:
                 done = control.StepDone(step=step.number, outputs=[output], more=True)
                 self._emit(engine.EngineEvent(done=done))
         rest = [output for output in outputs if not (output.logprobs and output.logprobs[0].prompt)]
-        self._emit(engine.EngineEvent(done=control.StepDone(step=step.number, outputs=rest)))
+        done = control.StepDone(step=step.number, outputs=rest)
+        if outputs and len(step.rows) == 1 and opened is not None and opened.drafts:
+            done.guesses = opened.lookup.knows()
+        self._emit(engine.EngineEvent(done=done))
         for event in failed:
             self._emit(event)
 

@@ -4,58 +4,78 @@ from collections import Counter
 
 import pytest
 
-from sealring.gateway.scheduler.drafting import DEPTHS, Depth
+from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.drafting import DEPTHS, LOSS, Depth
 
-SECONDS = dict(zip(DEPTHS, (1.0, 1.3, 1.8), strict=True))
+STAGES = 3
+COSTS = StepCosts(rows=((1, 1.0),), tokens=((1, 1.0), (2, 1.1), (4, 1.3), (8, 1.8), (16, 3.0)))
+DEAR = StepCosts(rows=((1, 1.0),), tokens=((1, 1.0), (16, 16.0)))
+PLAIN = float(STAGES)
 
 
-def spent(depth: Depth, tokens: int, right: int) -> tuple[float, Counter[int]]:
-    """Seconds for an answer of which so many drafts of each step are right, and its steps by depth."""
+def spent(depth: Depth, tokens: int, right: int, dear: float = 1.0) -> tuple[float, Counter[int]]:
+    """How fast an answer comes of which so many drafts are right and then one is wrong, against one without;
+    its steps by depth. What drafts take is `dear` times what the table says."""
     seconds, steps, said = 0.0, Counter[int](), 0
     depth.begin()
     while said < tokens:
         drafts = depth.wanted(tokens - said - 2)
-        brought = 1 + min(right, drafts)
-        depth.measure(drafts, brought, SECONDS[drafts])
-        seconds, said = seconds + SECONDS[drafts], said + brought
         steps[drafts] += 1
-    return seconds, steps
+        if not drafts:
+            depth.plain(PLAIN)
+            seconds, said = seconds + PLAIN, said + 1
+            continue
+        took = PLAIN + dear * depth._more[drafts]
+        brought = min(right, drafts)
+        depth.run(drafts, brought, min(right + 1, drafts), 1 + brought, took, first=True)
+        seconds, said, left = seconds + took, said + 1 + brought, right - brought
+        while brought >= drafts and left and said < tokens and depth.pays(drafts):
+            brought = min(left, 1 + drafts)
+            depth.run(drafts, brought, min(left + 1, 1 + drafts), brought, dear * took / STAGES, first=False)
+            seconds, said, left = seconds + dear * took / STAGES, said + brought, left - brought
+            brought -= 1
+    return said * PLAIN / seconds, steps
 
 
-def test_wrong_drafts_cost_next_to_nothing() -> None:
-    seconds, steps = spent(Depth(), 400, right=0)
-    assert 400 / seconds > 0.97
-    assert steps[0] > 390
+@pytest.mark.parametrize("costs", [COSTS, DEAR])
+@pytest.mark.parametrize("dear", [0.5, 1.0, 3.0])
+def test_wrong_drafts_cost_next_to_nothing(costs: StepCosts, dear: float) -> None:
+    """Also where they take longer than was timed."""
+    depth = Depth(costs, STAGES)
+    for _ in range(4):
+        faster, _ = spent(depth, 400, right=0, dear=dear)
+        assert faster > 0.97
 
 
 def test_right_drafts_go_as_deep_as_it_pays() -> None:
-    seconds, _ = spent(Depth(), 400, right=7)
-    assert 400 / seconds > 2.5
-    seconds, steps = spent(Depth(), 400, right=3)
-    assert 400 / seconds > 1.8
-    assert steps[3] > steps[7]
+    faster, steps = spent(Depth(COSTS, STAGES), 400, right=1000)
+    assert faster > 4
+    assert steps[0] < 3
+    faster, deep = spent(Depth(COSTS, STAGES), 400, right=3)
+    assert faster > 1.5
+    assert sum(deep[each] for each in DEPTHS[2:]) < deep[1] + deep[3]
+
+
+def test_chains_pay_where_a_step_with_drafts_alone_would_not() -> None:
+    """A token of a step takes as long as a step; stages that would be idle compute them."""
+    faster, _ = spent(Depth(DEAR, STAGES), 400, right=1000)
+    assert faster > 1.5
 
 
 def test_an_answer_that_stops_repeating_goes_on_without() -> None:
-    depth = Depth()
-    spent(depth, 200, right=7)
-    seconds, _ = spent(depth, 400, right=0)
-    assert 400 / seconds > 0.9
-    seconds, _ = spent(depth, 400, right=7)
-    assert 400 / seconds > 2
+    depth = Depth(COSTS, STAGES)
+    spent(depth, 200, right=9)
+    faster, _ = spent(depth, 400, right=0)
+    assert faster > 1 - 2 * LOSS
+    faster, _ = spent(depth, 400, right=9)
+    assert faster > 1.5
 
 
-@pytest.mark.parametrize("most", [-5, 0, 2, 3, 6, 7])
+@pytest.mark.parametrize("most", [-5, 0, 1, 2, 3, 6, 7, 14])
 def test_no_more_is_wanted_than_may_be(most: int) -> None:
-    depth = Depth()
-    while depth.wanted(7) != 7:
-        depth.measure(depth.wanted(7), 1 + depth.wanted(7), 1.0)
-    assert depth.wanted(most) == max(each for each in DEPTHS if each <= max(most, 0))
-
-
-def test_a_fast_step_that_brings_nothing_more_is_no_reason_to_guess() -> None:
-    depth = Depth()
-    for _ in range(200):
-        drafts = depth.wanted(7)
-        depth.measure(drafts, 1, 0.1 if drafts else 1.0)
-        assert depth._at == 0
+    depth = Depth(COSTS, STAGES)
+    assert depth.wanted(15) == 0  # before a step without has been timed
+    spent(depth, 100, right=1000)
+    assert depth.wanted(15) in DEPTHS
+    assert depth.wanted(most) in [0, *DEPTHS]
+    assert depth.wanted(most) <= max(most, 0)

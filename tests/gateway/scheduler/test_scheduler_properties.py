@@ -37,6 +37,7 @@ from sealring.mesh.prompt.composition import (
     Eviction,
     Keeping,
     Origin,
+    ResolvedStep,
     Settling,
 )
 from sealring.mesh.prompt.prefix_names import NAME_BYTES, boundaries, split
@@ -87,7 +88,7 @@ class ModelRing:
         self.stops: dict[int, int] = {}
         self.generated: dict[int, int] = {}
         self.finished: set[int] = set()
-        self.running: deque[tuple[int, tuple[int, ...], int | None]] = deque()
+        self.running: deque[tuple[int, tuple[int, ...], int | None, int]] = deque()
         self.lengths: dict[int, int] = {}
         self.decodes_since_prefill: set[int] = set()
         self.prefilled_before = False
@@ -97,6 +98,8 @@ class ModelRing:
         self.named: set[int] = set()  # rows whose prefixes the head names: no copies
         self.reused = 0
         self.guessed = 0
+        self.wrong: set[int] = set()  # rows of which a draft was, since they were settled
+        self.chains = 0
 
     def execute(self, step: control.Step) -> None:
         resolved = self.composition.apply(step)
@@ -105,6 +108,7 @@ class ModelRing:
                 self.lengths.pop(change.row)
             elif isinstance(change, Settling):
                 self.lengths[change.row] -= change.surplus
+                self.wrong.discard(change.row)
                 said = self.generated[change.row] - self.answered[change.row]
                 assert self.lengths[change.row] == self.prompts[change.row] + said - 1
             elif isinstance(change, Keeping):
@@ -124,17 +128,29 @@ class ModelRing:
             assert self.lengths[row] <= self.prompts[row] + limit - 1, "stepped at its limit"
         self.check_memory()
         if resolved.chunks or resolved.rows:
-            right = step.number * 7919 % (1 + resolved.drafts)
-            self.guessed += right
-            sampled = resolved.sampled[: 1 + right] if resolved.drafts else resolved.sampled
-            self.running.append((step.number, sampled, resolved.lane))
+            sampled = self.right(resolved) if resolved.drafts else resolved.sampled
+            self.running.append((step.number, sampled, resolved.lane, resolved.drafts))
         if resolved.lane is not None:
-            outstanding = sum(1 for _, _, lane in self.running if lane == resolved.lane)
-            assert outstanding <= 2
+            drafts = [drafts for _, _, lane, drafts in self.running if lane == resolved.lane]
+            assert drafts.count(0) <= 2
+            assert len(drafts) - drafts.count(0) < 2 * self.facts.stages
         else:
-            assert sum(1 for _, _, lane in self.running if lane is None) <= max(
+            assert sum(1 for _, _, lane, _ in self.running if lane is None) <= max(
                 self.facts.stages + AHEAD, BURST
             )
+
+    def right(self, step: ResolvedStep) -> tuple[int, ...]:
+        """As many as count: some drafts are right, and none behind a wrong one."""
+        (row,) = step.rows
+        if row in self.wrong:
+            return ()
+        drafts = step.drafts + step.continues
+        right = min(step.number * 7919 % 23, drafts)
+        if right < drafts:
+            self.wrong.add(row)
+        self.guessed += right
+        self.chains += step.continues
+        return step.sampled[: right + (not step.continues)]
 
     def keep(self, keeping: Keeping) -> None:
         assert self.facts.prefixes != control.PREFIX_SUPPORT_UNSPECIFIED
@@ -162,8 +178,8 @@ class ModelRing:
 
     def finish_one(self) -> control.StepDone:
         """As the head does it: rows that have finished or are evicted by now are left out."""
-        number, sampled, _ = self.running.popleft()
-        done = control.StepDone(step=number)
+        number, sampled, _, _ = self.running.popleft()
+        done = control.StepDone(step=number, guesses=number % 5 > 0)
         for row in sampled:
             if row in self.finished or row not in self.lengths:
                 continue
@@ -364,9 +380,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.ring.running:
                 return
             self.now += seconds
-            number, sampled, _ = self.ring.running[0]
+            number, sampled, lane, _ = self.ring.running[0]
             done = self.ring.finish_one()
-            if not sampled and number % 2:
+            if lane is None and not sampled and number % 2:
                 self.perform(self.scheduler.steps_executed(number))
             else:
                 self.perform(self.scheduler.step_done(done, self.now))
@@ -508,6 +524,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.ring is not None:
             target(float(self.ring.reused), label="tokens reused")
             target(float(self.ring.guessed), label="tokens guessed")
+            target(float(self.ring.chains), label="runs behind others")
         if self.ring is None:
             self.attach()
         assert self.ring is not None

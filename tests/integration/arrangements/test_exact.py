@@ -6,6 +6,8 @@ import pytest
 from ringtest import CLUSTER, chat
 from sharing import ask, dialogue
 
+from sealring.v1 import inference_pb2 as inference
+
 pytestmark = CLUSTER
 ALONE = pytest.param(1, 0, marks=pytest.mark.sweep)  # whose engine has its own tests
 SHAPES = pytest.mark.parametrize(("stages", "kv_bits"), [ALONE, (3, 0), (2, 4)], scope="module")
@@ -64,7 +66,16 @@ async def test_an_answer_that_is_alone_gets_the_tokens_of_the_whole_model_by_dra
     arrangements, reference, stages, kv_bits
 ):
     ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64, speculate=True)
-    await checked(ring, reference, dialogue("Hi.", "List the months. " * 4), kv_bits, max_tokens=50)
+    messages = dialogue("Hi.", "List the months. " * 4)
+    answer = await checked(ring, reference, messages, kv_bits, max_tokens=50)
+    assert answer.drafts[1] <= answer.drafts[0]
+    seeded = {"temperature": 0.3, "seed": 7}
+    answers = [
+        await ask(ring, messages, max_tokens=50, sampling=inference.Sampling(**seeded, **limit))
+        for limit in ({}, {"num_draft_tokens": 0})
+    ]
+    assert answers[0].text == answers[1].text
+    assert answers[1].drafts == (0, 0)
 
 
 async def checked(ring, reference, messages, kv_bits, max_tokens=24):
