@@ -304,6 +304,21 @@ async def test_grpc_is_told_of_a_changed_certificate_once(
     assert fetch() is None
 
 
+def certificate_of(tls: EdgeTls, trusted: Path) -> bytes:
+    """What a client is shown, as DER."""
+    ways = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=str(trusted)).wrap_bio(
+        ways[0], ways[1], server_hostname="localhost"
+    )
+    server = tls.context.wrap_bio(ways[1], ways[0], server_side=True)
+    for end in (client, server, client):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    found = client.getpeercert(binary_form=True)
+    assert found is not None
+    return found
+
+
 async def test_tls_files_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = write_edge_certificate(tmp_path)
     other = write_edge_certificate(tmp_path, "other")[1]
@@ -318,10 +333,13 @@ async def test_tls_files_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.Mon
         EdgeTls(certificate, other)
     assert wide.value.reason == "SECRET_FILE_UNSAFE"
     tls = EdgeTls(certificate, key)
-    before = tls.context.session_stats()
-    key.write_bytes(b"nonsense")
-    await tls.refresh()
-    assert tls.context.session_stats() == before
+    served = certificate_of(tls, certificate)
+    for file, content in ((key, b"nonsense"), (certificate, (tmp_path / "other.pem").read_bytes())):
+        trusted = tmp_path / "trusted.pem"
+        trusted.write_text(ssl.DER_cert_to_PEM_cert(served))
+        file.write_bytes(content)
+        await tls.refresh()
+        assert certificate_of(tls, trusted) == served, "half of a change is none"
     monkeypatch.setattr(edge_tls, "LOOK_SECONDS", 0.01)
     task = asyncio.create_task(tls.run())
     await asyncio.sleep(0.05)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sealring.gateway.http.answers import _Writer, collect, unless_disconnected
+from sealring.gateway.http.answers import _Writer, collect, together, unless_disconnected
 from sealring.gateway.inference import sending
 from sealring.mesh.errors import Cancelled, Internal
 from sealring.v1 import inference_pb2 as inference
@@ -35,6 +35,17 @@ async def test_a_whole_answer_is_put_together_by_choice() -> None:
         ("ab", [1, 2, 3]),
         ("x", []),
     ]
+
+
+async def test_answers_to_several_prompts_are_those_to_one() -> None:
+    ends = [inference.FinishedChoice(completion_tokens=tokens) for tokens in (1, 2)]
+    several = inference.GenerateResponse(finished=inference.Finished(completion_tokens=3, choices=ends))
+    for end, tokens in ((several, [1, 2, 1, 2]), (FINISHED, [3, 3])):
+        parts = [events(STARTED, delta("a"), end) for _ in range(2)]
+        _, choices, whole = await collect(together(parts, len(tokens) // 2), len(tokens))
+        assert [one.text for one in choices] == ["a", *[""] * (len(tokens) // 2 - 1)] * 2
+        assert [one.completion_tokens for one in whole.choices] == tokens
+        assert whole.completion_tokens == 6
 
 
 @pytest.mark.parametrize("given", [(FINISHED,), (STARTED, delta("a"))])

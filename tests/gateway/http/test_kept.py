@@ -118,6 +118,17 @@ async def test_readers_follow_one_answer_each_from_its_beginning() -> None:
         answers.events("", "", b"2", told)
 
 
+async def test_what_breaks_off_by_a_fault_of_ours_is_not_kept() -> None:
+    async def broken() -> AsyncGenerator[inference.GenerateResponse, None]:
+        yield delta("a")
+        raise RuntimeError
+
+    answers = KeptAnswers()
+    with pytest.raises(RuntimeError):
+        await texts(answers.events("", "k", b"1", broken))
+    assert await texts(answers.events("", "k", b"1", lambda: told("b"))) == ["b"]
+
+
 async def test_the_oldest_answers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "KEPT_BYTES", 3 * 1300)
     answers = KeptAnswers()

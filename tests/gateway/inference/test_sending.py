@@ -45,4 +45,5 @@ async def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.Monke
             call.cancel()
     finally:
         await server.stop(0)
-    assert made < 16 << 20, "of the 100 MB of its answer"
+    # buffers of the connection: gRPC lets its own grow, and the system those of a socket
+    assert made < 48 << 20, "of the 100 MB of its answer"
