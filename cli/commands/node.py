@@ -37,7 +37,8 @@ NodeName = Annotated[str, typer.Argument(metavar="NODE", help="id or name of a n
 
 IDENTITY = ("state_dir", "software_identity_allowed", "enclave_helper")
 RUN = (
-    *("state_dir", "listen", "advertise", "ring_host", "models", "memory_limit", "allow_downloads"),
+    *("state_dir", "listen", "advertise", "ring_host", "rdma_devices"),
+    *("models", "memory_limit", "allow_downloads"),
     *("software_identity_allowed", "hybrid_sealing_key", "enclave_helper", "device_attestation"),
 )
 JOIN = (*IDENTITY, "name", "listen", "advertise", "device_attestation")
