@@ -20,7 +20,7 @@ from sealring.cli.terminal import exit_codes
 from sealring.cli.terminal.output import say
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.coredumps import forbid_core_files
-from sealring.mesh.system.lean import hide_rich
+from sealring.mesh.system.lean import collect_seldom, hide_rich
 
 _NAMES = (
     *("demo", "up", "join", "deploy", "chat", "proxy", "connect"),
@@ -115,6 +115,7 @@ def root(
 def main() -> None:
     """The entry point: runs the command and turns what it raises into one line and an exit status."""
     forbid_core_files()
+    collect_seldom()
     hide_rich()
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # looking for any reads each installed package
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would write to standard error as it likes

@@ -67,16 +67,14 @@ def add_run_command(app: typer.Typer, component: str, fields: Sequence[str], *, 
 def starting() -> Iterator[None]:
     """For the imports of a process that runs for long: hardly anything of what they make is ever garbage.
 
-    Nothing is collected meanwhile, which would take an eighth of their time. Later collections leave out what
-    there is now: each full one would stop the event loop for tens of milliseconds to look through it. And
-    they are fewer: of what gRPC takes to make tuples of a hostile head (docs/trust.md) they were two fifths.
+    Nothing is collected meanwhile. Later collections leave out what there is now: each full one would stop
+    the event loop for tens of milliseconds to look through it.
     """
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.set_threshold(50_000)
         gc.enable()
 
 

@@ -1,12 +1,15 @@
-"""Keeps away what structlog imports and nobody here uses.
+"""Keeps processes from what nobody here needs: what structlog imports, and much collecting of garbage.
 
-It imports rich, where it is installed, for tracebacks on terminals. Our logs have none, and it takes 4 MiB of
-an engine and as much of a carrier, and a fifth of the time in which a daemon imports what it needs. It also
-imports asyncio, for coroutines, of which engine and carrier have none: a tenth of what an engine imports.
+structlog imports rich, where it is installed, for tracebacks on terminals. Our logs have none, and it takes
+4 MiB of an engine and as much of a carrier, and a fifth of the time in which a daemon imports what it needs.
+It also imports asyncio, for coroutines, of which engine and carrier have none: a tenth of what an engine
+imports.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib.util
 import sys
 from typing import Any
@@ -28,6 +31,17 @@ def defer_asyncio() -> None:
 
     package.__getattr__ = whole
     sys.modules["asyncio"] = package
+
+
+def collect_seldom() -> None:
+    """Has a process look for garbage after 50,000 new objects, not 700, and not as it ends.
+
+    Of what imports make hardly anything is garbage: to look for it is about a fifth of the processor time of
+    a command like `sealring status`. And of what gRPC takes to make tuples of a hostile head (docs/trust.md)
+    frequent collections were two fifths.
+    """
+    gc.set_threshold(50_000)
+    atexit.register(gc.freeze)
 
 
 def hide_rich() -> None:

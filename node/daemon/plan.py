@@ -9,7 +9,7 @@ from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput
 from sealring.mesh.prompt.deployment_limits import BACKENDS, MAX_PREFILL_CHUNK, MAX_ROWS
 from sealring.mesh.roster.model import Ring, RingMember, Roster
 from sealring.mesh.rpc.protocol import check_speaks
-from sealring.node.link.keys import LinkParams
+from sealring.node.link.params import LinkParams
 from sealring.v1 import membership_pb2
 
 KV_BITS = (0, 4, 8)

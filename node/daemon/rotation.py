@@ -24,7 +24,7 @@ import structlog
 from sealring.mesh.errors import HandshakeError, SealringError
 from sealring.node.daemon.plan import EpochPlan, LinkPlan
 from sealring.node.link.exchange import Conversation, Links
-from sealring.node.link.keys import LinkParams
+from sealring.node.link.params import LinkParams
 from sealring.node.link.records import REKEY_SECONDS
 
 log = structlog.get_logger()

@@ -28,7 +28,7 @@ from sealring.node.daemon.plan import EpochPlan, LinkPlan, rdma_devices
 from sealring.node.daemon.rotation import KeyTaker, Rotation, StepGate
 from sealring.node.ipc.channel import ChannelEnds, create_channel
 from sealring.node.link.exchange import Links
-from sealring.node.link.keys import LinkParams
+from sealring.node.link.params import LinkParams
 from sealring.v1 import membership_pb2
 
 _RING_BACKLOG = 128

@@ -39,7 +39,8 @@ from sealring.node.link.handshake import (
     Initiator,
     Responder,
 )
-from sealring.node.link.keys import LinkParams, SessionKeys
+from sealring.node.link.keys import SessionKeys
+from sealring.node.link.params import LinkParams
 from sealring.v1 import links_pb2, links_pb2_grpc
 
 log = structlog.get_logger()

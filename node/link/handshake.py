@@ -31,7 +31,8 @@ from sealring.mesh.crypto.labels import Label
 from sealring.mesh.crypto.suites import NONCE_BYTES, InitiatorShare, Suite, respond_to_share
 from sealring.mesh.crypto.uncopyable import Uncopyable
 from sealring.mesh.errors import HandshakeError, SealringError
-from sealring.node.link.keys import LinkParams, SessionKeys, expand, extract
+from sealring.node.link.keys import SessionKeys, expand, extract
+from sealring.node.link.params import LinkParams
 
 MAX_FRAME_BYTES = 16 << 10
 DEADLINE_SECONDS = 10.0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -99,8 +100,10 @@ def here(
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", ["sealring", *arguments])
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        collected = gc.get_threshold()
         with pytest.raises(SystemExit) as ended:
             main()
+        gc.set_threshold(*collected)
         captured = capsys.readouterr()
         return Done(int(ended.value.code or 0), captured.out, captured.err)
 

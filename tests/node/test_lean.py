@@ -33,7 +33,17 @@ NOBODYS = {
     "coordinator",
     "cli",
 }
-CHILDRENS = NOBODYS | {"jinja2", "grpc", "pydantic", "nacl", "psutil", "rich.pretty", "asyncio.events"}
+CHILDRENS = NOBODYS | {
+    "jinja2",
+    "grpc",
+    "pydantic",
+    "nacl",
+    "psutil",
+    "rich.pretty",
+    "asyncio.events",
+    "sealring.mesh.roster",
+    "sealring.mesh.crypto.identity",
+}
 HEADS = {"tokenizers"}
 ENGINES = {"mlx.nn", "mlx_lm", "numpy"}
 DAEMONS_NEVER = NOBODYS | {

@@ -27,7 +27,8 @@ from sealring.node.link import handshake as sigma
 from sealring.node.link import keys as session_module
 from sealring.node.link import records
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
-from sealring.node.link.keys import LinkContext, LinkParams, SessionKeys
+from sealring.node.link.keys import LinkContext, SessionKeys
+from sealring.node.link.params import LinkParams
 from sealring.node.link.records import Kind, Link, RecordHeader
 
 

@@ -28,7 +28,8 @@ from sealring.node.engine.profile import digest
 from sealring.node.ipc.channel import create_channel
 from sealring.node.ipc.frames import FrameSocket
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
-from sealring.node.link.keys import LinkParams, SessionKeys
+from sealring.node.link.keys import SessionKeys
+from sealring.node.link.params import LinkParams
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference

@@ -14,7 +14,8 @@ from rosterkit import make_cluster as make_signed_cluster
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.suites import Suite
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
-from sealring.node.link.keys import LinkParams, SessionKeys
+from sealring.node.link.keys import SessionKeys
+from sealring.node.link.params import LinkParams
 from sealring.node.link.records import Link
 
 __all__ = ["clock", "make_authority", "make_signed_cluster"]

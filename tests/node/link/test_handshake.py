@@ -26,7 +26,8 @@ from sealring.node.link.handshake import (
     Initiator,
     Responder,
 )
-from sealring.node.link.keys import LinkParams, expand
+from sealring.node.link.keys import expand
+from sealring.node.link.params import LinkParams
 
 SHARED = settings(
     max_examples=60,
