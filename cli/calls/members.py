@@ -102,8 +102,8 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
             one["state"],
             one["trust"],
             f"{size(one['memory_used'])} of {size(one['memory_usable'])}",
-            one["ring"],
-            f"{one['first_layer']}-{one['end_layer'] - 1}" if one["ring"] and one["end_layer"] else "",
+            ", ".join(place["ring"] for place in one["rings"]),
+            ", ".join(f"{place['first_layer']}-{place['end_layer'] - 1}" for place in one["rings"]),
         ]
         for one in nodes
     ]

@@ -396,21 +396,23 @@ def layers_of(ring: Any, stage: Any) -> str:
 
 
 def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
-    """What every online node holds before and after, KV caches of all rows included. The planner leaves a
+    """What every online node may hold before and after, KV caches of all rows included. The planner leaves a
     tenth of what is usable alone."""
     stages = {stage.member: (ring, stage) for ring in plan.rings for stage in ring.stages}
     rows = []
     for node in nodes:
         if node["state"] == "offline":
             continue
-        usable, before = node["memory_usable"], node["memory_used"]
-        after, where = before, node["ring"]
+        usable, places = node["memory_usable"], node["rings"]
+        granted = sum(place["memory"] for place in places)
+        before = after = max(node["memory_used"], granted)
+        where = [place["ring"] for place in places]
         if node["id"] in stages:
             ring, stage = stages[node["id"]]
-            after = stage.weight_bytes + min(ring.kv_budget, plan.spec.max_rows * stage.kv_bytes)
-            where = f"{ring.ring} {layers_of(ring, stage)}"
+            after = granted + stage.weight_bytes + stage.kv_budget
+            where.append(f"{ring.ring} {layers_of(ring, stage)}")
         free = size(max(0, usable - after))
-        rows.append([node["name"], size(usable), size(before), size(after), free, where])
+        rows.append([node["name"], size(usable), size(before), size(after), free, ", ".join(where)])
     print_table(["node", "usable", "before", "after", "free after", "ring"], rows, title="memory of nodes")
 
 

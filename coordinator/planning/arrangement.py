@@ -23,7 +23,8 @@ _MOST_TRIES = 128
 class Candidate:
     """A member as the planner sees it. `obstacle` says why it cannot serve now; empty when it can. One that
     `fetches` gets the model from another member first. `speed` is the bytes of weights a second that it was
-    seen to run this model with, 0 where that is not known."""
+    seen to run this model with, 0 where that is not known. `shares` are the rings that it serves besides, of
+    other deployments, and `taken` the bytes that these may take of it."""
 
     id: str
     name: str
@@ -32,6 +33,13 @@ class Candidate:
     obstacle: str = ""
     fetches: bool = False
     speed: float = 0.0
+    shares: tuple[str, ...] = ()
+    taken: int = 0
+
+    @property
+    def room(self) -> int:
+        """Bytes that a plan may use of it."""
+        return max(0, capacity(self.memory_usable) - self.taken)
 
 
 Ring = list[tuple[Candidate, int]]
@@ -74,7 +82,7 @@ def snake(members: list[Candidate], count: int, replicas: int) -> list[list[Cand
 
 def _arrange(demand: Demand, group: list[Candidate]) -> Ring | None:
     """The members in an order in which the layers fit, or None."""
-    capacities = {member.id: capacity(member.memory_usable) for member in group}
+    capacities = {member.id: member.room for member in group}
     if sum(capacities.values()) < demand.total(len(group)):
         return None
     extras = demand.extras(len(group))
@@ -99,7 +107,7 @@ def _promising(demand: Demand, extras: Sequence[int], group: list[Candidate]) ->
     missing = len(demand.per_layer)
     head, tail = {}, {}
     for member in group:
-        room = capacity(member.memory_usable)
+        room = member.room
         most = demand.longest_run(room)
         head[member.id] = demand.first_layers(room - extras[0]) - most
         tail[member.id] = demand.last_layers(room - extras[-1]) - most
@@ -128,7 +136,7 @@ def match(demand: Demand, split: Sequence[int], group: list[Candidate]) -> list[
     """The members as given where that fits, else the strongest to the heaviest stage."""
     if shortfall(demand, list(zip(group, split, strict=True))) is None:
         return group
-    group = sorted(group, key=lambda member: -member.memory_usable)
+    group = sorted(group, key=lambda member: -member.room)
     needs = _needs(demand, split)
     ranks = sorted(range(len(split)), key=lambda rank: (-needs[rank], rank))
     placed = dict(zip(ranks, group, strict=True))
@@ -147,6 +155,6 @@ def shortfall(demand: Demand, ring: Ring) -> tuple[Candidate, int, int] | None:
     """The first member that cannot hold its stage, its rank, and the bytes that the stage takes."""
     needs = _needs(demand, [layers for _, layers in ring])
     for rank, ((member, _), need) in enumerate(zip(ring, needs, strict=True)):
-        if need > capacity(member.memory_usable):
+        if need > member.room:
             return member, rank, need
     return None

@@ -3,14 +3,16 @@
 How it chooses, when the operator leaves it open:
 - context first: the model's own context if any number of members holds it, else the largest that fits;
 - then as few members as hold the weights, and one row at that context, within 90 % of their usable memory;
+- members that serve nothing else, where they hold it: every ring more makes the others of a node slower;
 - the members that have the model, then those with the most memory (then trust, then id), dealt out so that
   replicas are alike;
 - ranks in the order in which the operator named the members, else by their names, where that fits;
 - layers in proportion to what each member has left after embedding or head (see
 `coordinator/planning/apportion.py`), or to how fast the members are where one of them was seen to be half as
-fast with this model as another one, or slower (`coordinator/planning/speeds.py`). A member serves one ring at
-a time. The roundabout cases (a head or tail that is too small for the embedding) are met by trying other
-members at both ends of the ring.
+fast with this model as another one, or slower (`coordinator/planning/speeds.py`). The roundabout cases
+(a head or tail that is too small for the embedding) are met by trying other members at both ends of the ring.
+A ring is granted memory for its weights and for as many rows of the whole context as it runs at once; plans
+of other deployments may use what that leaves of a member.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ CLEAR = "every node computes a part of every layer; what they add up crosses the
 CONTEXT_STEP = 256
 DEFAULT_MAX_ROWS = 64
 
+_ROW_SLACK = 512
+"""Tokens that a row may take besides its context: caches grow by blocks of 256, and the next one early."""
+
 
 def plan(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, candidates: Sequence[Candidate]
@@ -77,8 +82,13 @@ def plan(
 
 
 def kv_budget(stage: admin_pb2.StagePlan) -> int:
-    """Bytes that a planned stage may spend on KV caches: usable memory less headroom and weights."""
-    return capacity(stage.memory_usable) - stage.weight_bytes
+    """Bytes that a planned stage may spend on KV caches; all that there are in plans of earlier releases."""
+    return stage.kv_budget or capacity(stage.memory_usable) - stage.weight_bytes
+
+
+def memory_of(stage: admin_pb2.StagePlan) -> int:
+    """Bytes that a planned stage may take of its member."""
+    return stage.weight_bytes + kv_budget(stage)
 
 
 def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile) -> None:
@@ -122,7 +132,12 @@ def _by_memory(
 
     def attempt(context: int) -> list[Ring] | None:
         demand = _demand(spec, profile, context)
-        found = (deal(demand, members, count, spec.replicas, places) for count in counts)
+        found = (
+            deal(demand, pool, count, spec.replicas, places)
+            for pool in _pools(spec, members)
+            for count in counts
+            if count * spec.replicas <= len(pool)
+        )
         return next((rings for rings in found if rings is not None), None)
 
     wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
@@ -139,6 +154,15 @@ def _by_memory(
     return largest, rings
 
 
+def _pools(spec: admin_pb2.DeploymentSpec, members: list[Candidate]) -> list[list[Candidate]]:
+    """Over whom rings are dealt, in turn until they hold the model: those that serve nothing else, then all,
+    those with most memory left first."""
+    free = [member for member in members if not member.shares]
+    if spec.members or len(free) == len(members):
+        return [members]
+    return [free, sorted(members, key=lambda one: (one.fetches, -one.room, -one.trust, one.id))]
+
+
 def _by_hand(
     spec: admin_pb2.DeploymentSpec,
     profile: model_pb2.ModelProfile,
@@ -150,9 +174,9 @@ def _by_hand(
         raise too_few_nodes(spec, count * spec.replicas, members, candidates)
     wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
     places = preferred_places(spec, members)
+    pools = [pool for pool in _pools(spec, members) if len(pool) >= count * spec.replicas]
 
-    def rings_at(context: int) -> list[Ring]:
-        demand = _demand(spec, profile, context)
+    def rings_of(pool: list[Candidate], demand: Demand) -> list[Ring]:
         if spec.members:
             by_id = {member.id: member for member in members}
             order = [by_id[member] for member in spec.members]
@@ -160,13 +184,20 @@ def _by_hand(
         else:
             groups = [
                 match(demand, spec.split, sorted(group, key=lambda member: places[member.id]))
-                for group in snake(members, count, spec.replicas)
+                for group in snake(pool, count, spec.replicas)
             ]
         return [list(zip(group, spec.split, strict=True)) for group in groups]
 
-    def fits(context: int) -> bool:
+    def holds(demand: Demand, rings: list[Ring]) -> bool:
+        return all(shortfall(demand, ring) is None for ring in rings)
+
+    def rings_at(context: int) -> list[Ring]:
         demand = _demand(spec, profile, context)
-        return all(shortfall(demand, ring) is None for ring in rings_at(context))
+        tried = [rings_of(pool, demand) for pool in pools]
+        return next((rings for rings in tried if holds(demand, rings)), tried[-1])
+
+    def fits(context: int) -> bool:
+        return holds(_demand(spec, profile, context), rings_at(context))
 
     context = wanted if fits(wanted) else _largest_context(wanted, fits)
     if not context or (spec.context and context != wanted):
@@ -188,8 +219,9 @@ def _alike(
     if len(members) < count:
         raise too_few_nodes(spec, count, members, candidates)
     order = {member: place for place, member in enumerate(spec.members)}
-    chosen = sorted(members, key=lambda one: (order.get(one.id, 0), -one.memory_usable, one.id))[:count]
-    room = min(capacity(member.memory_usable) for member in chosen)
+    chosen = sorted(members, key=lambda one: (order.get(one.id, 0), bool(one.shares), -one.room, one.id))
+    chosen = chosen[:count]
+    room = min(member.room for member in chosen)
 
     def fits(context: int) -> bool:
         return _demand(spec, profile, context).total(1) <= room
@@ -222,6 +254,12 @@ def _finish(
     planned = [_ring_plan(ring_id(spec.name, index), demand, ring, whole) for index, ring in enumerate(rings)]
     rows = (kv_budget(stage) // max(1, stage.kv_bytes) for ring in planned for stage in ring.stages)
     spec.max_rows = spec.max_rows or max(1, min(DEFAULT_MAX_ROWS, *rows))
+    longest = _demand(spec, profile, spec.context + _ROW_SLACK)
+    for planned_ring in planned:
+        for stage in planned_ring.stages:
+            row = longest.row_bytes(stage.first_layer, stage.end_layer)
+            stage.kv_budget = min(stage.kv_budget, max(1, spec.max_rows * row))
+        planned_ring.kv_budget = min(map(kv_budget, planned_ring.stages))
     return admin_pb2.DeploymentPlan(
         spec=spec, profile=profile, rings=planned, plan_hash=plan_hash(spec, profile, planned)
     )
@@ -246,6 +284,7 @@ def _ring_plan(name: str, demand: Demand, ring: Ring, whole: bool) -> admin_pb2.
                 trust=member.trust,
             )
         )
+        stages[-1].kv_budget = member.room - stages[-1].weight_bytes
         first = 0 if whole else end
     return admin_pb2.RingPlan(
         ring=name,

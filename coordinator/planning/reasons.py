@@ -26,7 +26,9 @@ def reasons(
     `wanted` the context that was tried first, in tokens, `trimmable` as in ModelProfile."""
     told = []
     stages = len(rings[0])
-    most = min(len(able) // made.replicas, len(demand.weights))
+    used = {member.id for ring in rings for member, _ in ring}
+    spare = [member for member in able if not member.shares and member.id not in used]
+    most = min((len(used) + len(spare)) // made.replicas, len(demand.weights))
     weights = size(sum(demand.weights) + sum(demand.extras(stages)))
     holds = f"{weights} of weights and {size(sum(demand.row))} for a sequence of {made.context} tokens"
     if asked.split:
@@ -58,6 +60,14 @@ def reasons(
                 for member, layers in ring
                 if fastest >= SLOW * member.speed
             ][:_SHOWN]
+    free = any(not member.shares for member in able)
+    why = "as asked" if asked.members else ("the free nodes do not hold it" if free else "no node is free")
+    told += [
+        f"{member.name} also serves {' and '.join(member.shares)}, and has {size(member.room)} left: {why}"
+        for ring in rings
+        for member, _ in ring
+        if member.shares
+    ][:_SHOWN]
     fetching = [member.name for ring in rings for member, _ in ring if member.fetches]
     if fetching:
         more = f" and {len(fetching) - _SHOWN} more" if len(fetching) > _SHOWN else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from sealring.coordinator.planning.demand import HEADROOM_PERCENT, Demand, capacity
+from sealring.coordinator.planning.demand import HEADROOM_PERCENT, Demand
 from sealring.mesh.errors import FailedPrecondition, NotFound, ResourceExhausted
 from sealring.v1 import admin_pb2
 
@@ -27,13 +27,18 @@ class Usable(Protocol):
     def obstacle(self) -> str: ...
     @property
     def fetches(self) -> bool: ...
+    @property
+    def shares(self) -> Sequence[str]: ...
+    @property
+    def room(self) -> int: ...
 
 
 Member = TypeVar("Member", bound=Usable)
 
 
 def usable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list[Member]:
-    """The members that this deployment may use: those that have the model, then the strongest, first.
+    """The members that this deployment may use: first those that serve nothing else, of these those that have
+    the model, and then the strongest.
 
     Raises NotFound (UNKNOWN_NODE) for a named member that is none, FailedPrecondition (NODE_NOT_USABLE)
     for one that cannot serve, (NOT_ENOUGH_NODES) when nobody can.
@@ -48,7 +53,7 @@ def usable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list
             reason="NOT_ENOUGH_NODES",
             available=0,
         )
-    return sorted(able, key=lambda one: (one.fetches, -one.memory_usable, -one.trust, one.id))
+    return sorted(able, key=lambda one: (bool(one.shares), one.fetches, -one.room, -one.trust, one.id))
 
 
 def _named(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list[Member]:
@@ -80,6 +85,8 @@ def _obstacle(member: Usable, floor: int) -> str:
         return f"its trust {member.trust} is below the floor {max(1, floor)}"
     if not member.memory_usable:
         return "it reports no usable memory"
+    if not member.room:
+        return f"{' and '.join(member.shares)} may take all of its memory"
     return ""
 
 
@@ -110,7 +117,7 @@ def does_not_fit(
 ) -> ResourceExhausted:
     """No assignment fits. `largest` is the longest context that would, 0 when none does."""
     needed = demand.total(stages) * replicas
-    available = sum(capacity(member.memory_usable) for member in members)
+    available = sum(member.room for member in members)
     weights = sum(demand.weights) + sum(demand.extras(stages))
     biggest = max(demand.per_layer)
     message = (
@@ -120,10 +127,10 @@ def does_not_fit(
     )
     if needed <= available:
         message += f", but no cut into layers of up to {size(biggest)} fits each node"
-    shown = ", ".join(f"{member.name}: {size(capacity(member.memory_usable))}" for member in members[:_SHOWN])
+    shown = ", ".join(f"{member.name}: {size(member.room)}" for member in members[:_SHOWN])
     return ResourceExhausted(
         message,
-        hint=_hint(largest),
+        hint=_hint(largest) + _others(members),
         reason="DOES_NOT_FIT",
         needed_bytes=needed,
         available_bytes=available,
@@ -137,11 +144,11 @@ def split_does_not_fit(
     member: Usable, rank: int, needed: int, context: int, largest: int
 ) -> ResourceExhausted:
     """One stage of a split by hand is too large for its member."""
-    available = capacity(member.memory_usable)
+    available = member.room
     return ResourceExhausted(
         f"stage {rank} needs {size(needed)} with {context} tokens of context and node {member.name} "
         f"has {size(available)} to give",
-        hint=_hint(largest, "give this stage fewer layers"),
+        hint=_hint(largest, "give this stage fewer layers") + _others([member]),
         reason="DOES_NOT_FIT",
         param="split",
         rank=rank,
@@ -154,6 +161,14 @@ def split_does_not_fit(
 
 def _hint(largest: int, other: str = "add nodes, or choose a smaller or more quantised model") -> str:
     return f"a context of {largest} tokens fits; or {other}" if largest else other
+
+
+def _others(members: Sequence[Usable]) -> str:
+    """How those that serve other rings would have more to give."""
+    rings = sorted({ring for member in members for ring in member.shares})
+    if not rings:
+        return ""
+    return f"; {', '.join(rings[:_SHOWN])} would leave more with a lower --max-rows or a shorter --context"
 
 
 def _nodes(count: int) -> str:

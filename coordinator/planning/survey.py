@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.planning.arrangement import Candidate
-from sealring.coordinator.planning.planner import plan
+from sealring.coordinator.planning.planner import memory_of, plan
 from sealring.coordinator.planning.profiles import Answer, Profiles, unknown_model
 from sealring.coordinator.planning.refusals import usable
 from sealring.coordinator.planning.specs import check_spec
@@ -19,7 +20,7 @@ from sealring.coordinator.store import Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.mesh.errors import Conflict
 from sealring.mesh.pki.certificates import Role
-from sealring.mesh.roster.model import TENSOR
+from sealring.mesh.roster.model import MAX_RINGS_OF_MEMBER, TENSOR
 from sealring.mesh.trust.levels import SCORES
 from sealring.v1 import admin_pb2, model_pb2
 
@@ -27,8 +28,17 @@ _FIRST_BEAT_SECONDS = 5.0
 _TRIES = 3
 
 
+@dataclass(frozen=True)
+class _Serves:
+    """A ring that a member serves, and the bytes that it may take of it."""
+
+    ring: str
+    deployment: str
+    memory: int
+
+
 class Survey:
-    """Questions to the nodes, and plans from the answers. `freed` members count as free though they serve."""
+    """Questions to the nodes, and plans from the answers. What the ring `replacing` takes counts as free."""
 
     def __init__(
         self,
@@ -52,20 +62,24 @@ class Survey:
         checked.trust_floor = max(checked.trust_floor, SCORES[self._settings.trust_floor])
         return checked
 
-    def free(self, freed: Collection[str]) -> frozenset[str]:
-        """The nodes that are there and serve no ring."""
-        serving = self._serving(freed)
-        members = self._store.members.all(Role.MEMBER)
-        return frozenset(member.id for member in members if not self._obstacle(member, serving))
+    def free(self, replacing: str) -> frozenset[str]:
+        """The nodes that are there and serve nothing else."""
+        return self.able("", replacing) - self._serving(replacing).keys()
 
-    async def ask(self, spec: admin_pb2.DeploymentSpec, *, freed: Collection[str] = ()) -> dict[str, Answer]:
+    def able(self, deployment: str, replacing: str) -> frozenset[str]:
+        """The nodes that are there and may serve this deployment."""
+        serving = self._serving(replacing)
+        members = self._store.members.all(Role.MEMBER)
+        return frozenset(member.id for member in members if not self._obstacle(member, deployment, serving))
+
+    async def ask(self, spec: admin_pb2.DeploymentSpec, *, replacing: str = "") -> dict[str, Answer]:
         """What every node that might serve says about the model. Raises NotFound (UNKNOWN_MODEL)."""
         await self._wait_for_beats()
-        serving = self._serving(freed)
+        able_ids = self.able(spec.name, replacing)
         able = [
             member
             for member in self._store.members.all(Role.MEMBER)
-            if not self._obstacle(member, serving) and (not spec.members or member.id in spec.members)
+            if member.id in able_ids and (not spec.members or member.id in spec.members)
         ]
         ranks = spec.stages if spec.strategy == TENSOR else 0
         answers = await self._profiles.ask(spec.model, [member.id for member in able], ranks)
@@ -79,18 +93,20 @@ class Survey:
         answers: dict[str, Answer],
         *,
         digest: str = "",
-        freed: Collection[str] = (),
+        replacing: str = "",
     ) -> admin_pb2.DeploymentPlan:
         """The plan over the members that agree on the model; `digest` says which, else most memory decides.
 
         Raises what `sealring.coordinator.planning.planner.plan` raises, and Conflict (NODES_CHANGED).
         """
         for _ in range(_TRIES):
-            profile, candidates = self._candidates(spec, answers, digest, freed)
+            profile, candidates = self._candidates(spec, answers, digest, replacing)
             made = await asyncio.to_thread(plan, spec, profile, candidates)  # seconds for hundreds of nodes
-            _, now = self._candidates(spec, answers, digest, freed)
-            able = {member.id for member in usable(spec, now)}
-            if able.issuperset(stage.member for ring in made.rings for stage in ring.stages):
+            _, now = self._candidates(spec, answers, digest, replacing)
+            room = {member.id: member.room for member in usable(spec, now)}
+            if all(
+                memory_of(stage) <= room.get(stage.member, -1) for ring in made.rings for stage in ring.stages
+            ):
                 return made
         raise Conflict(
             "nodes came and went while the plan was made", hint="try again", reason="NODES_CHANGED"
@@ -101,7 +117,7 @@ class Survey:
         spec: admin_pb2.DeploymentSpec,
         answers: dict[str, Answer],
         digest: str,
-        freed: Collection[str],
+        replacing: str,
     ) -> tuple[model_pb2.ModelProfile, list[Candidate]]:
         memory = {session.member: session.memory_usable for session in self._sessions}
         groups: dict[str, dict[str, model_pb2.ModelProfile]] = defaultdict(dict)
@@ -111,42 +127,51 @@ class Survey:
         weight = {one: sum(memory.get(member, 0) for member in groups[one]) for one in groups}
         digest = digest or max(weight, key=lambda one: (weight[one], one), default="")
         agreeing = groups.get(digest, {})
-        serving = self._serving(freed)
+        serving = self._serving(replacing)
         candidates = [
             Candidate(
                 member.id,
                 member.name,
                 memory.get(member.id, 0),
                 self._standing.trust(member),
-                self._obstacle(member, serving) or _model_obstacle(member.id, agreeing, answers),
+                self._obstacle(member, spec.name, serving) or _model_obstacle(member.id, agreeing, answers),
                 fetches=member.id not in agreeing,
                 speed=self._speeds.of(member.id, digest),
+                shares=tuple(one.ring for one in serving.get(member.id, ())),
+                taken=sum(one.memory for one in serving.get(member.id, ())),
             )
             for member in self._store.members.all(Role.MEMBER)
         ]
         usable(spec, candidates)  # raises where nobody agrees
         return next(iter(agreeing.values())), candidates
 
-    def _obstacle(self, member: StoredMember, serving: dict[str, str]) -> str:
+    def _obstacle(self, member: StoredMember, deployment: str, serving: Mapping[str, list[_Serves]]) -> str:
         session = self._sessions.find(member.id)
         if session is None:
             return "it is offline"
         if member.draining:
             return "it is draining"
-        if member.id in serving:
-            return f"it serves ring {serving[member.id]}"
+        rings = serving.get(member.id, [])
+        own = next((one.ring for one in rings if one.deployment == deployment), "")
+        if own:
+            return f"it serves ring {own} of this deployment"
+        if len(rings) >= MAX_RINGS_OF_MEMBER:
+            return f"it serves {len(rings)} rings, which is the most"
         if session.heartbeat is None:
             return "it has not reported its memory yet"
         return self._standing.refusal(member)
 
-    def _serving(self, freed: Collection[str]) -> dict[str, str]:
-        return {
-            stage.member: ring.ring
-            for deployment in self._store.deployments.all()
-            for ring in deployment.plan.rings
-            for stage in ring.stages
-            if stage.member not in freed
-        }
+    def _serving(self, replacing: str) -> dict[str, list[_Serves]]:
+        """What members serve, by their ids."""
+        found: dict[str, list[_Serves]] = defaultdict(list)
+        for deployment in self._store.deployments.all():
+            for ring in deployment.plan.rings:
+                for stage in ring.stages:
+                    if ring.ring != replacing:
+                        found[stage.member].append(
+                            _Serves(ring.ring, deployment.plan.spec.name, memory_of(stage))
+                        )
+        return dict(found)
 
     async def _wait_for_beats(self) -> None:
         """Nodes that came a moment ago get the time to report their memory."""

@@ -67,13 +67,13 @@ class DeploymentService:
         as_pipeline(spec)
         spec = self._survey.check(spec)
         freed = {stage.member for stage in old.stages}
-        answers = await self._survey.ask(spec, freed=freed)
+        answers = await self._survey.ask(spec, replacing=ring)
         answers = {member: answer for member, answer in answers.items() if member in freed}
         async with self.changing:
             known = self._store.deployments.get(name)
             if known.created != before.created or old not in known.plan.rings:
                 return  # it fell back, moved, or was made anew meanwhile
-            made = await self._survey.plan(spec, answers, digest=known.plan.profile.digest, freed=freed)
+            made = await self._survey.plan(spec, answers, digest=known.plan.profile.digest, replacing=ring)
             made.rings[0].pipeline = True
             changed = with_ring(known.plan, ring, made.rings[0])
             if all(one.pipeline for one in changed.rings):

@@ -121,7 +121,7 @@ class Moves:
         now: float,
     ) -> None:
         """Begin a move, unless it was tried a moment ago and the same nodes are there."""
-        over = self._without(ring, slow)
+        over = self._without(deployment.name, ring, slow)
         now_tried, before = _Try(ring, lost, slow, over, now), self._tried.get(ring.ring)
         again = before is None or not before.same(now_tried)
         if again and ring.ring not in self._moving and (lost or len(over) >= deployment.asked.stages):
@@ -251,13 +251,15 @@ class Moves:
         slow = self._rings.slow(ring.ring)
         self._shunned.note(slow, now)
         able = slow and not deployment.asked.members and self._is_quiet(ring, now)
-        return slow if able and self._without(ring, slow) else frozenset()
+        return slow if able and self._without(deployment.name, ring, slow) else frozenset()
 
-    def _without(self, ring: admin_pb2.RingPlan, slow: Set[str]) -> frozenset[str]:
-        """The nodes over which a ring may be planned anew, without its slow members."""
+    def _without(self, deployment: str, ring: admin_pb2.RingPlan, slow: Set[str]) -> frozenset[str]:
+        """The nodes over which a ring may be planned anew, without its slow members: only nodes that serve
+        nothing else take their place."""
+        if not slow:
+            return self._survey.able(deployment, ring.ring)
         stages = [stage.member for stage in ring.stages]
-        free = self._survey.free(stages)
-        return self._shunned.over(stages, slow, free) if slow else free
+        return self._shunned.over(stages, slow, self._survey.free(ring.ring))
 
     def _is_quiet(self, ring: admin_pb2.RingPlan, now: float) -> bool:
         """Whether nobody has used it for a while."""
@@ -286,17 +288,17 @@ class Moves:
             return
         freed = [stage.member for stage in old.stages]
         spec = self._spec(deployment, freed, pipeline=old.pipeline)
-        answers = await self._survey.ask(spec, freed=freed)
+        answers = await self._survey.ask(spec, replacing=ring)
         if slow:
             spec.stages = 0 if spec.split else len(freed)
-            over = self._without(old, slow)
+            over = self._without(name, old, slow)
             answers = {member: answer for member, answer in answers.items() if member in over}
         async with self._deployments.changing:
             deployment = self._store.deployments.get(name)
             digest = deployment.plan.profile.digest
             if not self._still(old, lost):
                 return
-            made = await self._plan(spec, answers, digest, freed, gives_way=bool(lost))
+            made = await self._plan(spec, answers, digest, ring, gives_way=bool(lost))
             if not self._still(old, lost):
                 return
             made.rings[0].pipeline = old.pipeline
@@ -324,22 +326,22 @@ class Moves:
         spec: admin_pb2.DeploymentSpec,
         answers: dict[str, Answer],
         digest: str,
-        freed: list[str],
+        ring: str,
         *,
         gives_way: bool,
     ) -> admin_pb2.DeploymentPlan:
         """The plan as it was asked for, else in as few stages as hold the model."""
         if spec.members and not spec.split:
-            able = self._survey.free(freed)
+            able = self._survey.able(spec.name, ring)
             named = [member for member in spec.members if member in able and answers[member].profile]
             spec.members[:] = named or spec.members
         try:
-            return await self._survey.plan(spec, answers, digest=digest, freed=freed)
+            return await self._survey.plan(spec, answers, digest=digest, replacing=ring)
         except (FailedPrecondition, ResourceExhausted):
             if not spec.stages or not gives_way or spec.strategy == TENSOR:
                 raise
             spec.stages = 0
-            return await self._survey.plan(spec, answers, digest=digest, freed=freed)
+            return await self._survey.plan(spec, answers, digest=digest, replacing=ring)
 
     def _spec(
         self, deployment: StoredDeployment, members: list[str], *, pipeline: bool

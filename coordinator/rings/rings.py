@@ -199,6 +199,8 @@ class Rings:
             self._apply(message.ring, actions)
 
     def _note_speed(self, member: str, message: membership_pb2.EpochPrepared) -> None:
+        if len(self._of(member)) > 1:  # the other ring may have had steps at that moment
+            return
         for deployment, ring in self.planned:
             for stage in ring.stages:
                 whole = not deployment.plan.spec.backend  # or a step tells nothing of layers
@@ -273,7 +275,8 @@ class Rings:
                 continue
             if health.attended:
                 running.machine.attended(health.epoch, self._clock())
-            running.pace.beaten(session.member, health.step_us, len(running.machine.members))
+            alone = len(self._of(session.member)) == 1  # else it depends on what the other ring does
+            running.pace.beaten(session.member, health.step_us if alone else 0, len(running.machine.members))
         self._tell_pace(session)
         if first:
             self._compare(session, heartbeat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from sealring.coordinator.auth.operators import OperatorAccess, needs
@@ -175,18 +176,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ListNodesRequest, actor: str
     ) -> admin_pb2.ListNodesResponse:
         """Every enrolled node and gateway, online or not, by name; and who was thrown out."""
-        places = {
-            stage.member: (ring.ring, stage)
-            for deployment in self._store.deployments.all()
-            for ring in deployment.plan.rings
-            for stage in ring.stages
-        }
+        places: dict[str, list[tuple[str, admin_pb2.StagePlan]]] = defaultdict(list)
+        for deployment in self._store.deployments.all():
+            for ring in deployment.plan.rings:
+                for stage in ring.stages:
+                    places[stage.member].append((ring.ring, stage))
         return admin_pb2.ListNodesResponse(
             nodes=[
                 describe_node(
                     member,
                     self._sessions.find(member.id),
-                    places.get(member.id),
+                    places[member.id],
                     self._standing.trust(member),
                     self._clock(),
                     self._sessions.trouble(member.id) or self._standing.refusal(member),

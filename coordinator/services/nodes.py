@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from sealring.coordinator.planning.planner import memory_of
 from sealring.coordinator.store import StoredMember
 from sealring.coordinator.streams.sessions import NodeSession
 from sealring.mesh.clock import monotonic_clock
@@ -11,12 +14,12 @@ from sealring.v1 import admin_pb2
 def describe_node(
     member: StoredMember,
     session: NodeSession | None,
-    place: tuple[str, admin_pb2.StagePlan] | None,
+    places: Sequence[tuple[str, admin_pb2.StagePlan]],
     trust: int,
     now: float,
     trouble: str,
 ) -> admin_pb2.Node:
-    """`place` is the ring and stage that the node is planned into, if any; `trust` is its score now;
+    """`places` are the rings and stages that the node is planned into; `trust` is its score now;
     `trouble` says why it does not come online, or counts for nothing."""
     node = admin_pb2.Node(
         id=member.id,
@@ -37,10 +40,17 @@ def describe_node(
         node.memory_used = session.heartbeat.memory_used
         node.load = session.heartbeat.load
         node.models.extend(session.heartbeat.models)
-    if place is not None:
-        ring, stage = place
-        node.ring, node.rank = ring, stage.rank
-        node.first_layer, node.end_layer = stage.first_layer, stage.end_layer
+    for ring, stage in sorted(places, key=lambda place: place[0]):
+        node.rings.add(
+            ring=ring,
+            rank=stage.rank,
+            first_layer=stage.first_layer,
+            end_layer=stage.end_layer,
+            memory=memory_of(stage),
+        )
+    for first in node.rings[:1]:
+        node.ring, node.rank = first.ring, first.rank
+        node.first_layer, node.end_layer = first.first_layer, first.end_layer
     return node
 
 

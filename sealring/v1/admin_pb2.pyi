@@ -358,6 +358,7 @@ class Node(_message.Message):
     TROUBLE_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    RINGS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     state: Global___NodeState.ValueType
@@ -370,6 +371,7 @@ class Node(_message.Message):
     load: _builtins.float
     last_seen: _builtins.int
     ring: _builtins.str
+    """the first of `rings`, as the next three are"""
     rank: _builtins.int
     first_layer: _builtins.int
     end_layer: _builtins.int
@@ -382,6 +384,10 @@ class Node(_message.Message):
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_membership_pb2.HeldModel]: ...
+    @_builtins.property
+    def rings(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeRing]:
+        """that it is planned into, by name"""
+
     def __init__(
         self,
         *,
@@ -404,14 +410,47 @@ class Node(_message.Message):
         trouble: _builtins.str = ...,
         manifest: _builtins.str = ...,
         models: _abc.Iterable[_membership_pb2.HeldModel] | None = ...,
+        rings: _abc.Iterable[Global___NodeRing] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "end_layer", b"end_layer", "first_layer", b"first_layer", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "rank", b"rank", "ring", b"ring", "software_version", b"software_version", "state", b"state", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "end_layer", b"end_layer", "first_layer", b"first_layer", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "rank", b"rank", "ring", b"ring", "rings", b"rings", "software_version", b"software_version", "state", b"state", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Node: _TypeAlias = Node  # noqa: Y015
+
+@_typing.final
+class NodeRing(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RING_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    END_LAYER_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    ring: _builtins.str
+    rank: _builtins.int
+    first_layer: _builtins.int
+    end_layer: _builtins.int
+    memory: _builtins.int
+    """bytes that it takes of the node: weights, and KV caches at most"""
+    def __init__(
+        self,
+        *,
+        ring: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        first_layer: _builtins.int = ...,
+        end_layer: _builtins.int = ...,
+        memory: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "first_layer", b"first_layer", "memory", b"memory", "rank", b"rank", "ring", b"ring"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeRing: _TypeAlias = NodeRing  # noqa: Y015
 
 @_typing.final
 class ListNodesRequest(_message.Message):
@@ -732,6 +771,7 @@ class StagePlan(_message.Message):
     KV_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_USABLE_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
+    KV_BUDGET_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     member_name: _builtins.str
     rank: _builtins.int
@@ -743,6 +783,8 @@ class StagePlan(_message.Message):
     """one row at the deployment's context"""
     memory_usable: _builtins.int
     trust: _builtins.int
+    kv_budget: _builtins.int
+    """bytes that it may spend on KV caches: of max_rows rows at the deployment's context"""
     def __init__(
         self,
         *,
@@ -755,10 +797,11 @@ class StagePlan(_message.Message):
         kv_bytes: _builtins.int = ...,
         memory_usable: _builtins.int = ...,
         trust: _builtins.int = ...,
+        kv_budget: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "first_layer", b"first_layer", "kv_bytes", b"kv_bytes", "member", b"member", "member_name", b"member_name", "memory_usable", b"memory_usable", "rank", b"rank", "trust", b"trust", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "first_layer", b"first_layer", "kv_budget", b"kv_budget", "kv_bytes", b"kv_bytes", "member", b"member", "member_name", b"member_name", "memory_usable", b"memory_usable", "rank", b"rank", "trust", b"trust", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -107,12 +107,14 @@ def test_nodes_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     node = admin_pb2.Node(
         id="a" * 52, name="node-0", state=admin_pb2.NODE_STATE_ONLINE, level="software", trust=10
     )
-    serving = admin_pb2.Node(name="node-1", ring="demo-0", first_layer=0, end_layer=5)
+    rings = [admin_pb2.NodeRing(ring=ring, end_layer=end) for ring, end in (("demo-0", 5), ("small-0", 3))]
+    serving = admin_pb2.Node(name="node-1", rings=rings)
     print_nodes([plain(node), plain(serving)])
     shown = capsys.readouterr().out
     assert "online" in shown
     assert "software" in shown
-    assert "0-4" in shown
+    assert "demo-0, small-0" in shown
+    assert "0-4, 0-2" in shown
 
 
 @pytest.mark.parametrize(

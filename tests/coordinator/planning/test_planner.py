@@ -53,6 +53,11 @@ def member(number: int, memory: int, *, trust: int = 10, obstacle: str = "") -> 
     return Candidate(encode_base32(bytes([number]) * 32), f"node-{number}", memory, trust, obstacle)
 
 
+def busy(number: int, memory: int, taken: int) -> Candidate:
+    """One of which another deployment's ring takes so much."""
+    return dataclasses.replace(member(number, memory), shares=("big-0",), taken=taken)
+
+
 def spec(**changes: object) -> admin_pb2.DeploymentSpec:
     return admin_pb2.DeploymentSpec(**({"name": "demo", "model": "demo"} | changes))  # type: ignore[arg-type]
 
@@ -453,3 +458,39 @@ def test_a_context_that_does_not_fit_a_split_by_hand_is_refused_and_not_lowered(
         plan(spec(split=[3, 3, 3], context=2048), tight, [member(1, GIB), *THREE[1:]])
     assert caught.value.reason == "DOES_NOT_FIT"
     assert caught.value.metadata["param"] == "split"
+
+
+def test_nodes_that_serve_another_ring_are_used_where_the_free_ones_do_not_hold_the_model() -> None:
+    large = busy(1, 8 * GIB, 4 * GIB)
+    for free, chosen in ((2 * GIB, "node-2"), (512 * MIB, "node-1")):
+        made = plan(spec(), profile(), [large, member(2, free)])
+        (stage,) = made.rings[0].stages
+        assert stage.member_name == chosen
+        shared = [one for one in made.reasons if "big-0" in one]
+        assert bool(shared) == (chosen == "node-1")
+    assert shared == ["node-1 also serves big-0, and has 3.2 GiB left: the free nodes do not hold it"]
+    by_hand = plan(spec(split=[5, 4]), profile(), [large, member(2, GIB), member(3, GIB)])
+    assert {one.member_name for one in by_hand.rings[0].stages} == {"node-2", "node-3"}
+    by_hand = plan(spec(split=[5, 4]), profile(), [large, member(2, GIB)])
+    assert len(by_hand.rings[0].stages) == 2
+    named = plan(spec(members=[large.id]), profile(), [large, member(2, 2 * GIB)])
+    assert named.reasons[-1].endswith("3.2 GiB left: as asked")
+
+
+def test_a_ring_is_granted_what_its_rows_may_take_and_leaves_the_rest() -> None:
+    whole, granted = (
+        plan(spec(max_rows=rows), profile(), [member(1, 8 * GIB)]).rings[0].stages[0] for rows in (0, 4)
+    )
+    assert whole.kv_budget > 64 * whole.kv_bytes
+    assert 4 * granted.kv_bytes < granted.kv_budget < 6 * granted.kv_bytes
+    tight = plan(spec(), profile(), [member(1, 2 * GIB)]).rings[0].stages[0]
+    assert tight.weight_bytes + tight.kv_budget == capacity(2 * GIB), "rows take all that there is"
+
+
+def test_who_takes_the_memory_that_is_missing_is_told() -> None:
+    with pytest.raises(ResourceExhausted) as caught:
+        plan(spec(), profile(), [busy(1, 4 * GIB, 3 * GIB)])
+    assert "1 node has 614.4 MiB to give" in caught.value.message
+    assert "big-0 would leave more with a lower --max-rows" in caught.value.hint
+    with pytest.raises(FailedPrecondition, match="big-0 may take all of its memory"):
+        plan(spec(), profile(), [busy(1, 4 * GIB, 4 * GIB)])

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from sealring.coordinator.planning import survey
+from sealring.coordinator.planning.demand import capacity
+from sealring.coordinator.planning.planner import memory_of
 from sealring.coordinator.planning.profiles import Answer
 from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.planning.survey import Survey
@@ -18,6 +20,7 @@ from sealring.v1 import admin_pb2
 from tests.coordinator.conftest import small_profile
 
 GIB = 1 << 30
+MIB = 1 << 20
 IDS = [encode_base32(bytes([number]) * 32) for number in range(4)]
 SPEC = admin_pb2.DeploymentSpec(name="demo", model="demo", trust_floor=10)
 
@@ -47,9 +50,15 @@ def failed(number: int) -> dict[str, Answer]:
     return {IDS[number]: Answer(IDS[number], None, Unavailable("away"))}
 
 
-def deployed(*stages: int) -> Any:
-    ring = admin_pb2.RingPlan(ring="other-0", stages=[admin_pb2.StagePlan(member=IDS[one]) for one in stages])
-    return SimpleNamespace(plan=admin_pb2.DeploymentPlan(rings=[ring]))
+def deployed(*stages: int, name: str = "other", memory: int = MIB) -> Any:
+    ring = admin_pb2.RingPlan(
+        ring=f"{name}-0",
+        stages=[
+            admin_pb2.StagePlan(member=IDS[one], weight_bytes=memory // 2, kv_budget=memory // 2)
+            for one in stages
+        ],
+    )
+    return SimpleNamespace(plan=admin_pb2.DeploymentPlan(spec={"name": name}, rings=[ring]))
 
 
 def make(
@@ -84,13 +93,39 @@ def test_the_clusters_floor_is_the_lowest() -> None:
         assert made.check(spec).trust_floor == floor
 
 
-async def test_only_who_is_here_and_free_is_asked() -> None:
+async def test_only_who_is_here_and_may_serve_it_is_asked() -> None:
+    """Not who serves the same deployment, nor who serves many."""
     members = [member(0), member(1, draining=True), member(2), member(3)]
-    made = make(members, [session(0), session(1), session(2)], deployments=(deployed(2),))
+    rings = (deployed(2), deployed(2, name="demo"))
+    made = make(members, [session(0), session(1), session(2)], deployments=rings)
     assert await made.ask(SPEC) == {}
-    await made.ask(SPEC, freed=[IDS[2]])
-    await made.ask(admin_pb2.DeploymentSpec(model="demo", members=[IDS[2]]), freed=[IDS[2]])
+    await made.ask(SPEC, replacing="demo-0")
+    await made.ask(admin_pb2.DeploymentSpec(model="demo", members=[IDS[2]]))
     assert made.asked == [[IDS[0]], [IDS[0], IDS[2]], [IDS[2]]]
+    assert made.able("more", "") == {IDS[0], IDS[2]}
+    assert made.free("") == made.free("demo-0") == {IDS[0]}
+    many = make(members, [session(2)], deployments=tuple(deployed(2, name=f"n{one}") for one in range(8)))
+    assert many.able("more", "") == set()
+    assert many.able("more", "n3-0") == {IDS[2]}
+
+
+async def test_what_other_rings_take_of_a_node_is_not_planned_again() -> None:
+    made = make([member(0)], [session(0)], deployments=(deployed(0, memory=GIB // 2),))
+    alone = (await make([member(0)], [session(0)]).plan(SPEC, answer(0))).rings[0].stages[0]
+    beside = await made.plan(SPEC, answer(0))
+    (stage,) = beside.rings[0].stages
+    assert stage == alone
+    assert [one for one in beside.reasons if "other-0" in one] == [
+        "node-0 also serves other-0, and has 409.6 MiB left: no node is free"
+    ]
+    assert (await made.plan(SPEC, answer(0), replacing="other-0")).rings[0].stages[0] == alone
+    left = memory_of(alone) - MIB
+    nearly = deployed(0, memory=capacity(GIB) - left)
+    tight = (await make([member(0)], [session(0)], deployments=(nearly,)).plan(SPEC, answer(0))).rings[0]
+    assert memory_of(tight.stages[0]) == left
+    full = make([member(0)], [session(0)], deployments=(deployed(0, memory=GIB),))
+    with pytest.raises(FailedPrecondition, match="other-0 may take all of its memory"):
+        await full.plan(SPEC, answer(0))
 
 
 async def test_who_has_not_told_its_memory_is_waited_for_and_then_left_out() -> None:

@@ -60,13 +60,13 @@ async def test_what_falls_back_keeps_its_nodes_and_promises_unless_it_was_made_a
     known = {"demo": StoredDeployment(asked, plan, 1)}
 
     class Survey(FakeSurvey):
-        async def ask(self, spec: Any, *, freed: Any) -> Any:
+        async def ask(self, spec: Any, *, replacing: str) -> Any:
             if remade:
                 known["demo"] = StoredDeployment(asked, plan, 2)
             return dict.fromkeys(["a", "b", "c", "d", "stranger"])
 
-        async def plan(self, spec: Any, answers: Any, *, digest: str, freed: Any) -> Any:
-            assert set(answers) == set(freed) == {"a", "b"}
+        async def plan(self, spec: Any, answers: Any, *, digest: str, replacing: str) -> Any:
+            assert (set(answers), replacing) == ({"a", "b"}, "demo-1")
             assert (spec.strategy, spec.replicas, spec.clear_links) == ("pipeline", 1, False)
             assert (spec.context, spec.max_rows) == (512, 4)
             return admin_pb2.DeploymentPlan(spec=spec, rings=[admin_pb2.RingPlan(ring="demo-0", min_trust=7)])

@@ -286,7 +286,7 @@ class Scene:
             offline=lambda member: None,
         )
         unused: Any = None
-        survey: Any = SimpleNamespace(free=lambda freed: self.free)
+        survey: Any = SimpleNamespace(free=lambda ring: self.free, able=lambda deployment, ring: self.free)
         settings = CoordinatorSettings(replace_after=30)
         sessions: Any = self
         self.moves = Moves(unused, unused, sessions, survey, rings, unused, settings, clock=lambda: 0.0)

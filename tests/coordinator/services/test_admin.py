@@ -199,12 +199,17 @@ async def test_a_name_is_taken_once_even_by_two_at_a_time(cluster: Cluster) -> N
     assert caught.value.metadata["param"] == "name"
 
 
-async def test_a_member_serves_one_ring_and_says_which(cluster: Cluster) -> None:
+async def test_a_member_serves_several_rings_and_says_which(cluster: Cluster) -> None:
     await cluster.node("alpha")
     await cluster.call("CreateDeployment", create())
-    with pytest.raises(SealringError) as caught:
-        await cluster.call("CreateDeployment", create(name="two"))
-    assert "alpha: it serves ring demo-0" in caught.value.message
+    made = await cluster.call("CreateDeployment", create(name="two"))
+    assert any("alpha also serves demo-0" in reason for reason in made.plan.reasons)
+    (alpha,) = (await cluster.call("ListNodes", admin_pb2.ListNodesRequest())).nodes
+    assert [(one.ring, one.rank, one.end_layer) for one in alpha.rings] == [("demo-0", 0, 9), ("two-0", 0, 9)]
+    assert (alpha.ring, alpha.end_layer) == ("demo-0", 9)
+    assert alpha.rings[1].memory == sum(
+        stage.weight_bytes + stage.kv_budget for ring in made.plan.rings for stage in ring.stages
+    )
 
 
 async def test_nobody_has_joined(cluster: Cluster) -> None:
