@@ -490,8 +490,9 @@ def test_the_tokens_of_all_caches(steps: list[control.Step]) -> None:
 def test_a_step_of_very_many_changes_is_not_taken() -> None:
     composition = make()
     change = control.Change(evict=control.Evict(row=1))
-    with pytest.raises(InvalidInput, match="changes"):
-        composition.apply(control.Step(number=1, changes=[change] * (MAX_CHANGES + 1)))
+    for number, why in ((MAX_CHANGES + 1, "changes"), (MAX_CHANGES, "row 1")):
+        with pytest.raises(InvalidInput, match=why):
+            composition.apply(control.Step(number=1, changes=[change] * number))
 
 
 def test_a_prefill_names_each_row_once() -> None:

@@ -16,9 +16,13 @@ from sealring.node.engine.params import RowParameters
 from sealring.v1 import control_pb2 as control
 
 
+ALWAYS = [family for family in FAMILIES if family not in ("qwen3", "gemma3_text:8")]
+"""Without what others are with quantized caches or without them."""
+
+
 @pytest.mark.parametrize(
     ("family", "size"),
-    combinations(FAMILIES, [1, 2, 3], always=[*((each, 3) for each in FAMILIES), ("llama", 1), ("llama", 2)]),
+    combinations(FAMILIES, [1, 2, 3], always=[*((each, 3) for each in ALWAYS), ("llama", 1), ("llama", 2)]),
 )
 def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
     lengths = {

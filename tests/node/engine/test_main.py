@@ -373,31 +373,24 @@ def carried_ring(engines: list[EngineProcess], epoch: int) -> Iterator[list[Carr
             carrier.end()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def shared() -> Iterator[EngineProcess]:
+    """An engine with all layers and without an epoch, and so it is left."""
+    made = EngineProcess()
+    made.load()
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
 def three() -> Iterator[list[EngineProcess]]:
-    """Engines with three layers each."""
+    """Engines with three layers each. Who ends them comes last."""
     made = [EngineProcess() for _ in range(3)]
     for rank, process in enumerate(made):
         assert isinstance(process.load(3 * rank, 3 * rank + 3), engine.StageLoaded)
     yield made
     for process in made:
         process.end()
-
-
-def test_a_sealed_ring_of_three_answers_as_mlx_lm(three: list[EngineProcess]) -> None:
-    for epoch in (1, 2):
-        with carried_ring(three, epoch):
-            for rank, process in enumerate(three):
-                assert isinstance(process.open_epoch(epoch, rank, 3), engine.EpochOpened)
-            gateway = Gateway(three, lanes=3)
-            gateway.run(open_rows(three[0]))
-            for row, question in enumerate(QUESTIONS, start=1):
-                assert gateway.texts[row] == expected(question, CONTEXT), question
-            for process in three:
-                assert isinstance(process.close_epoch(), engine.EpochClosed)
-    for process in three:
-        log = process.end()
-        assert not any(question in log for question in QUESTIONS if len(question) > 5)
 
 
 def test_a_lost_carrier_is_a_fault_and_the_engine_goes_on(three: list[EngineProcess]) -> None:
@@ -426,6 +419,22 @@ def test_a_lost_carrier_is_a_fault_and_the_engine_goes_on(three: list[EngineProc
     assert isinstance(three[1].load(3, 6), engine.StageLoaded)
 
 
+def test_a_sealed_ring_of_three_answers_as_mlx_lm(three: list[EngineProcess]) -> None:
+    for epoch in (1, 2):
+        with carried_ring(three, epoch):
+            for rank, process in enumerate(three):
+                assert isinstance(process.open_epoch(epoch, rank, 3), engine.EpochOpened)
+            gateway = Gateway(three, lanes=3)
+            gateway.run(open_rows(three[0]))
+            for row, question in enumerate(QUESTIONS, start=1):
+                assert gateway.texts[row] == expected(question, CONTEXT), question
+            for process in three:
+                assert isinstance(process.close_epoch(), engine.EpochClosed)
+    for process in three:
+        log = process.end()
+        assert not any(question in log for question in QUESTIONS if len(question) > 5)
+
+
 def test_commands_out_of_place_are_refused(process: EngineProcess) -> None:
     assert process.open_epoch().reason == "NO_STAGE"
     assert process.open_row(1, "hi").problem.reason == "NOT_HEAD"
@@ -446,36 +455,34 @@ def test_commands_out_of_place_are_refused(process: EngineProcess) -> None:
     assert small.weight_bytes > 0
 
 
-def test_a_trace_is_of_an_open_epoch(process: EngineProcess) -> None:
-    assert process.ask("trace", trace=engine.TakeTrace()).reason == "NO_EPOCH"
-    process.load()
-    process.open_epoch()
-    found = process.ask("trace", trace=engine.TakeTrace(since=5))
+def test_a_trace_is_of_an_open_epoch(shared: EngineProcess) -> None:
+    assert shared.ask("trace", trace=engine.TakeTrace()).reason == "NO_EPOCH"
+    shared.open_epoch()
+    found = shared.ask("trace", trace=engine.TakeTrace(since=5))
     assert (list(found.trace.spans), found.trace.since) == ([], 5)
-    process.close_epoch()
-    assert process.ask("trace", trace=engine.TakeTrace()).reason == "NO_EPOCH"
+    shared.close_epoch()
+    assert shared.ask("trace", trace=engine.TakeTrace()).reason == "NO_EPOCH"
 
 
-def test_a_bad_step_is_a_fault_and_later_steps_are_ignored(process: EngineProcess) -> None:
-    process.load()
-    process.open_epoch(7)
-    process.open_row(1, QUESTIONS[0])
-    process.send(step=control.Step(number=1, decode=control.Decode(lane=0)))
-    fault = process.wait_for("fault")
+def test_a_bad_step_is_a_fault_and_later_steps_are_ignored(shared: EngineProcess) -> None:
+    shared.open_epoch(7)
+    shared.open_row(1, QUESTIONS[0])
+    shared.send(step=control.Step(number=1, decode=control.Decode(lane=0)))
+    fault = shared.wait_for("fault")
     assert (fault.epoch, fault.problem.reason) == (7, "BAD_STEP")
-    process.send(step=control.Step(number=2))
-    assert process.open_row(2, "hi").problem.reason == "NOT_HEAD"
-    assert isinstance(process.close_epoch(), engine.EpochClosed)
-    assert not [event for event in process._events if event.WhichOneof("event") == "fault"]
+    shared.send(step=control.Step(number=2))
+    assert shared.open_row(2, "hi").problem.reason == "NOT_HEAD"
+    assert isinstance(shared.close_epoch(), engine.EpochClosed)
+    assert not [event for event in shared._events if event.WhichOneof("event") == "fault"]
 
 
-def test_a_profile_is_measured_beside_an_epoch(process: EngineProcess) -> None:
-    process.load()
-    process.open_epoch()
-    profile = process.ask("profiled", profile=engine.ProfileModel(path=str(MODEL))).profile
+def test_a_profile_is_measured_beside_an_epoch(shared: EngineProcess) -> None:
+    shared.open_epoch()
+    profile = shared.ask("profiled", profile=engine.ProfileModel(path=str(MODEL))).profile
     assert (profile.model_type, profile.layers) == ("llama", LAYERS)
     assert profile.digest == digest(MODEL)
-    assert process.ask("profiled", profile=engine.ProfileModel(path="/missing")).code == "FAILED_PRECONDITION"
+    assert shared.ask("profiled", profile=engine.ProfileModel(path="/missing")).code == "FAILED_PRECONDITION"
+    shared.close_epoch()
 
 
 def policies(pid: int) -> dict[int, int]:
