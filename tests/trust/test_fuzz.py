@@ -80,7 +80,7 @@ def clock() -> float:
 PAPER = PaperCluster(size=2, clock=clock)
 
 
-def fuzz(examples: int = 200) -> Callable[[Any], Any]:
+def fuzz(examples: int = 100) -> Callable[[Any], Any]:
     """So many, times SEALRING_FUZZ. An input that is not done within the limit of a test hangs."""
     return settings(max_examples=examples * HARD, suppress_health_check=list(HealthCheck))
 

@@ -15,7 +15,6 @@ from sealring.node.engine import params
 from sealring.node.engine.params import RowParameters
 from sealring.v1 import control_pb2 as control
 
-
 ALWAYS = [family for family in FAMILIES if family not in ("qwen3", "gemma3_text:8")]
 """Without what others are with quantized caches or without them."""
 

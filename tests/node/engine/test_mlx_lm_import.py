@@ -49,7 +49,7 @@ assert mlx_lm_import.import_utils() is mlx_lm.utils
 assert resource.setrlimit is real
 import sys, sealring.node.engine
 del sys.modules[mlx_lm_import.__name__], sealring.node.engine.mlx_lm_import
-from sealring.node.engine import mlx_lm_import as again  # which finds the package imported and leaves it alone
+from sealring.node.engine import mlx_lm_import as again  # which leaves what is imported alone
 again.install()
 assert again is not mlx_lm_import and again.import_utils() is mlx_lm.utils
 print(load.__module__, resource.getrlimit(resource.RLIMIT_NOFILE))
