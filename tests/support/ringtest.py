@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from sealring.cli.calls.operator import read_bundle
+from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.local.cluster import LocalCluster
 from sealring.client import AsyncClient
 from sealring.mesh.system.addresses import free_port
@@ -157,10 +158,12 @@ class Ring:
 
     def part(self, node: str, word: str = "") -> psutil.Process:
         """The daemon of a node, or the child of it whose command has the word."""
-        daemon = psutil.Process(self.cluster.processes[node])
-        if not word:
-            return daemon
-        return next(one for one in daemon.children(recursive=True) if word in " ".join(one.cmdline()))
+        return self.parts(node, word)[0] if word else psutil.Process(self.cluster.processes[node])
+
+    def parts(self, node: str, word: str) -> list[psutil.Process]:
+        """The children of a node's daemon whose command has the word."""
+        children = psutil.Process(self.cluster.processes[node]).children(recursive=True)
+        return [one for one in children if word in " ".join(one.cmdline())]
 
     def node_of(self, member: str) -> str:
         """The name of the node with this id."""
@@ -276,6 +279,21 @@ class Arrangements:
             self._spec, self._ring = spec, Ring(self.cluster, deployment, stub, self._key)
             await self._ring.offered(spec.get("replicas", 1))
         return self._ring
+
+    @asynccontextmanager
+    async def beside(self, **spec: Any) -> AsyncIterator[Ring]:
+        """A ring of another deployment, over nodes that serve the last one; deleted at the end."""
+        assert self._ring is not None
+        admin, name = self.cluster.admin, f"beside-{self._made}"
+        wanted = {"name": name, "model": str(MODEL)} | spec
+        await admin.call("CreateDeployment", spec=wanted, seconds=LIMIT_SECONDS)
+        try:
+            deployment = await wait_until_serving(admin, name, seconds=LIMIT_SECONDS)
+            ring = dataclasses.replace(self._ring, deployment=deployment)
+            await ring.offered(1)
+            yield ring
+        finally:
+            await admin.call("DeleteDeployment", name=name)
 
     async def clear(self) -> None:
         """Gives all nodes back."""
