@@ -1,8 +1,10 @@
 """Requests of different lengths that come and go: ours, mlx_lm.server, its pipeline, BatchGenerator alone.
 
-One seeded list of requests for all systems, which take turns: closed loops, in each of which so many requests
-are under way until the list ends, and open ones, in which they arrive at a rate. What counts of a closed loop
-is the time until its last request is sent, for after that there are fewer.
+One seeded list of requests for all systems: closed loops, in each of which so many requests are under way
+until the list ends, and open ones, in which they arrive at a rate. What counts of a closed loop is the time
+until its last request is sent, for after that there are fewer. Systems take turns, in another order every
+round. Each is started for its turn and ends with it, so that it has the machine to itself, with all of a
+GPU's memory.
 
 **Efficiency** is the time that the same tokens would take at the ring's own steady rates, measured in the
 same round, divided by the time that they took: prompt tokens at the rate of one prompt alone, tokens of
@@ -83,32 +85,41 @@ async def run(options: argparse.Namespace) -> Result:
     options.requests = max(options.at_once, default=options.open_rows)
     found: dict[str, dict[str, list[Result]]] = {}
     rates: list[dict[str, float]] = []
-    async with AsyncExitStack() as stack:
-        systems: dict[str, Any] = {}
-        for short in options.systems:
-            progress(f"starting {SYSTEMS[short]}")
-            systems[SYSTEMS[short]] = await start(stack, short, options)
-        names = list(systems)
-        for number in range(options.rounds):
-            own: dict[str, float] = {}
-            if OURS in systems:
-                progress(f"round {number + 1} of {options.rounds}: steady rates")
-                own = await _steady(systems[OURS].http_url, options)
-                rates.append(own)
-            loads = [*((rows, math.inf) for rows in options.at_once), *((0, rate) for rate in options.rates)]
-            for rows, rate in loads:
-                label = f"{rows} at a time" if rows else f"{rate:g} requests/s"
-                count = rows * options.each if rows else options.arrivals
-                seed = number * 1000 + rows + round(rate * 1000 if not rows else 0)
-                asked = requests(options.list, count, seed)
-                times = arrivals(random.Random(seed), count, rate, 1.0)
-                turn = number % len(names)
-                for name in names[turn:] + names[:turn]:
-                    progress(f"round {number + 1} of {options.rounds}: {label}, {name}")
-                    one = await _load(systems[name], options, asked, times, rows, own)
+    for number in range(options.rounds):
+        turn = number % len(options.systems)
+        for short in options.systems[turn:] + options.systems[:turn]:
+            name = SYSTEMS[short]
+            progress(f"round {number + 1} of {options.rounds}: starting {name}")
+            async with AsyncExitStack() as stack:
+                system = await start(stack, short, options)
+                for label, one in await _turn(system, options, number, rates):
                     found.setdefault(label, {}).setdefault(name, []).append(one)
     given = {key: value for key, value in vars(options).items() if key != "client_cores"}
     return {"options": given, "rates": rates, "rounds": found}
+
+
+async def _turn(
+    system: Any, options: argparse.Namespace, number: int, rates: list[dict[str, float]]
+) -> list[tuple[str, Result]]:
+    """All loads of a round, by what each is called; `rates` gets our ring's own."""
+    own: dict[str, float] = {}
+    if isinstance(system, Server):
+        system.resume()
+    elif isinstance(system, LocalCluster):
+        progress("steady rates")
+        own = await _steady(system.http_url, options)
+        rates.append(own)
+    found = []
+    loads = [*((rows, math.inf) for rows in options.at_once), *((0, rate) for rate in options.rates)]
+    for rows, rate in loads:
+        label = f"{rows} at a time" if rows else f"{rate:g} requests/s"
+        progress(label)
+        count = rows * options.each if rows else options.arrivals
+        seed = number * 1000 + rows + round(rate * 1000 if not rows else 0)
+        asked = requests(options.list, count, seed)
+        times = arrivals(random.Random(seed), count, rate, 1.0)
+        found.append((label, await _load(system, options, asked, times, rows, own)))
+    return found
 
 
 async def _steady(url: str, options: argparse.Namespace) -> dict[str, float]:
@@ -147,17 +158,11 @@ async def _load(
     else:
         ours = isinstance(system, LocalCluster)
         watched = asyncio.ensure_future(_shares(system, options)) if ours else None
-        if isinstance(system, Server):
-            system.resume()
-        try:
-            url, model = (system.http_url, "bench") if ours else (system.url, str(by_name(options.model)))
-            replies, _ = await send(url, model, asked, times, rows, seconds=options.answer_seconds)
-        finally:
-            if isinstance(system, Server):
-                system.pause()
-            if watched:
-                shares = await watched
-    return told(replies, rows, rates if isinstance(system, LocalCluster) else {}) | {"shares": shares}
+        url, model = (system.http_url, "bench") if ours else (system.url, str(by_name(options.model)))
+        replies, _ = await send(url, model, asked, times, rows, seconds=options.answer_seconds)
+        if watched:
+            shares = await watched
+    return told(replies, rows, rates) | {"shares": shares}
 
 
 async def _shares(made: LocalCluster, options: argparse.Namespace) -> dict[str, float]:
