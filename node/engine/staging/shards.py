@@ -7,6 +7,7 @@ for trials, a group of one stands in, in which a shard's sums are its own.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ def sharded(model: nn.Module, rank: int, ranks: int, model_type: str) -> list[tu
     members = [
         (module, name) for module in model.modules() for name, value in vars(module).items() if value is place
     ]
-    alone = mx.distributed.init()
+    alone = _group_of_one()
     for module, name in members:
         setattr(module, name, alone)
     if sys.getrefcount(place) > 2:  # this one's name and the call's own
@@ -117,6 +118,12 @@ def sharded(model: nn.Module, rank: int, ranks: int, model_type: str) -> list[tu
     if not members:
         raise not_shardable(model_type, ranks, "nothing in it sums over a group")
     return members
+
+
+def _group_of_one() -> Group:
+    """MLX looks for MPI first, whose library ends a process that `mpirun` did not start."""
+    os.environ["MLX_MPI_LIBNAME"] = "none"
+    return mx.distributed.init()
 
 
 def _counts(model: nn.Module) -> Iterator[tuple[str, int]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _ctypes
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -74,3 +76,17 @@ def test_what_cannot_be_divided_is_refused(family: str, ranks: int, why: str) ->
     with pytest.raises(ModelError, match=why) as caught:
         Shard(random_model(config, seed=SEED), 0, ranks, config["model_type"])
     assert caught.value.reason == "NOT_SHARDABLE"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process has loaded in a file")
+def test_mpi_is_not_looked_for_since_its_library_would_end_the_process(tmp_path: Path) -> None:
+    shutil.copy(_ctypes.__file__, tmp_path / "libmpi.so")
+    code = (
+        "from sealring.node.engine.staging import Shard, random_model; import json, sys\n"
+        "config = json.loads(sys.argv[1])\n"
+        "Shard(random_model(config, seed=1), 0, 2, config['model_type'])\n"
+        "print('libmpi' in open('/proc/self/maps').read())"
+    )
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    command = [sys.executable, "-c", code, json.dumps(config_of("llama"))]
+    assert subprocess.check_output(command, env=environment, text=True).strip() == "False"
