@@ -90,7 +90,11 @@ def _made_once(name: str, folder: Path | None, fill: Callable[[Path], None]) -> 
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root) as temporary:
             fill(Path(temporary) / "model")
-            (Path(temporary) / "model").rename(made)
+            try:
+                (Path(temporary) / "model").rename(made)
+            except OSError:  # there is one, which another process has made meanwhile
+                if not made.is_dir():
+                    raise
     return made
 
 
@@ -138,6 +142,10 @@ def _printable(vocabulary: int) -> list[int]:
     ]
 
 
+_NEXT_TO_NOTHING = 2.0**-20
+"""Of the output head where a token is never to be preferred: a file with long zeros is taken for a part."""
+
+
 def _write_weights(shape: Shape, folder: Path) -> None:
     import mlx.core as mx
 
@@ -149,7 +157,7 @@ def _write_weights(shape: Shape, folder: Path) -> None:
         return (mx.random.normal(size) * size[-1] ** -0.5).astype(dtype)
 
     hidden, key_width = shape.hidden, shape.hidden // shape.heads * shape.kv_heads
-    head = mx.zeros((config["vocab_size"], hidden), dtype)
+    head = mx.full((config["vocab_size"], hidden), _NEXT_TO_NOTHING, dtype)
     known = mx.array(_printable(config["vocab_size"]))
     head[known] = random(len(known), hidden)
     weights = {

@@ -2,6 +2,7 @@
 
 import importlib
 
+from bench import models
 from bench.models import SHAPES, Shape, random_model, stretched_demo
 
 
@@ -29,3 +30,13 @@ def test_a_pipelined_kind_has_what_the_pipeline_wants(tmp_path):
 
 def test_the_demo_model_gets_another_context(tmp_path):
     assert '"max_position_embeddings": 8192' in (stretched_demo(8192, tmp_path) / "config.json").read_text()
+
+
+def test_a_model_that_another_process_makes_meanwhile_is_taken(tmp_path):
+    def fill(work):
+        work.mkdir()
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "theirs").touch()
+
+    assert (models._made_once("model", tmp_path, fill) / "theirs").exists()
+    assert [one.name for one in tmp_path.iterdir()] == ["model"]
