@@ -40,7 +40,8 @@ class Request:
     `key` is who asks, for fairness, and `tenant` whose prompts may share prefixes with this one.
     `max_tokens` 0 means as many as the context holds. `answers` is how far its answers have come, from where
     a later epoch goes on. At the end of the last epoch `brought` counted the tokens of all of them and
-    `attempts` the epochs in a row that had brought none. `cached` is what the first that brought one reused.
+    `attempts` the epochs in a row that had tried and brought none. `cached` is what the first that brought
+    one reused.
     Of the tokens `drafted` for it so many were `accepted`.
 
     `routing_key` is the key by which a ring is preferred for it (mesh.prompt.routing), or empty.
@@ -79,12 +80,13 @@ class Request:
     def sealed(self) -> bool:
         return self.envelope.WhichOneof("content") == "sealed"
 
-    def broke(self, reused: int) -> None:
-        """Its epoch has ended, in which so many tokens of its prompt were reused."""
+    def broke(self, reused: int, *, tried: bool) -> None:
+        """Its epoch has ended, in which so many tokens of its prompt were reused. `tried`: a member had it to
+        work on when that happened. One that only waited for memory has ended nothing."""
         brought = sum(len(answer.tokens) for answer in self.answers)
         if not self.brought:
             self.cached = reused
-        self.attempts = 1 if brought > self.brought else self.attempts + 1
+        self.attempts = 1 if brought > self.brought else self.attempts + tried
         self.brought = brought
 
 

@@ -137,7 +137,7 @@ class FairQueue:
         if largest is None or len(self._keys.get(key, ())) + 1 >= len(self._keys[largest]):
             return None
         last = self._keys[largest].last()
-        return None if last.attempts else self.remove(last.id)
+        return None if last.begun or last.attempts else self.remove(last.id)
 
     def expired(self, now: float) -> list[Request]:
         """Takes out the requests whose deadlines have passed."""

@@ -55,8 +55,9 @@ OPEN_AHEAD = 16
 OPEN_SPARE = 2
 """How many of them may be more than can start now: what is opened is no longer subject to fairness."""
 
-MAX_ATTEMPTS = 3
-"""Epochs in a row that may end before they bring a request another token: it may be what ends them."""
+MAX_ATTEMPTS = 5
+"""Epochs in a row that may end while they work on a request, before its next token: it may be what ends them.
+More than as many faults as may hit the same prompts one after another on a slow machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +266,8 @@ class Scheduler:
         else:
             self._suspect = suspect
         for rows in reversed(ended.values()):
-            self._broke(rows[0].request, rows[0].reused, error)
+            tried = any(row.begun or row.phase is Phase.OPENING for row in rows)
+            self._broke(rows[0].request, rows[0].reused, error, tried=tried)
         return self._take()
 
     def settled(self, *, out_of_memory: bool) -> list[Action]:
@@ -284,11 +286,11 @@ class Scheduler:
         for request in reversed(waiting):
             self._queue.push_front(request)
         for request in reversed(begun):
-            self._broke(request, 0, error)
+            self._broke(request, 0, error, tried=True)  # as far as is known here
         return self._take()
 
-    def _broke(self, request: Request, reused: int, error: EpochEnded) -> None:
-        request.broke(reused)
+    def _broke(self, request: Request, reused: int, error: EpochEnded, *, tried: bool) -> None:
+        request.broke(reused, tried=tried)
         if request.attempts >= MAX_ATTEMPTS or (request.sealed and request.brought):
             self._actions.append(Fail(request, error))
         else:

@@ -21,6 +21,7 @@ from sealring.gateway.scheduler import (
     StepCosts,
 )
 from sealring.gateway.scheduler.planner import AHEAD, EXTENSION
+from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import EpochEnded, Internal, InvalidInput
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -498,14 +499,17 @@ def test_what_an_epoch_has_left_goes_on_in_the_next_one() -> None:
 
 
 def test_a_request_that_ends_every_epoch_is_given_up() -> None:
-    driver = Driver(1)
+    """And not one that was known to the head, and had to wait for memory each time."""
+    driver = Driver(1, budget=10_000)
     driver.ask("poison", prompt=5000)
-    for _ in range(3):
+    driver.ask("waiting", prompt=9000)
+    for _ in range(MAX_ATTEMPTS):
         assert not driver.failed
         driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
         driver.under_way.clear()
         driver.take(driver.scheduler.attach(driver.facts))
     assert driver.failed == {"poison": "EPOCH_ENDED"}
+    assert driver.scheduler.load().running == 1
 
 
 def test_of_an_epoch_without_memory_the_request_fails_whose_prompt_was_computed() -> None:
