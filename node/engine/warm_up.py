@@ -26,10 +26,8 @@ from sealring.v1 import control_pb2 as control
 
 log = structlog.get_logger()
 
-TIMED_ROWS, TIMED_TOKENS = 16, (1, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Rows of a decode step, and tokens of chunks, that are timed; of these also the longest that is allowed, and
-the lengths that the device computes chunks as. The scheduler chooses among these alone, unless rows are
-computed in turn (gateway.scheduler.budget), so what lies between two of them is lost to it."""
+TIMED_ROWS, TIMED_TOKENS = 16, (1, 4, 8, 16, 32, 128, 512)
+"""Rows of a decode step, and tokens of chunks, that are timed; of these also the longest that is allowed."""
 
 LONG = 0.25
 """Seconds: a chunk that would take longer, by what the two before took, is not timed. After a fault all
@@ -55,8 +53,7 @@ def timed(stage: Stage, longest: int) -> list[control.StepTime]:
     `longest` tokens at the beginning of a prompt."""
     made = transfer()
     found: list[control.StepTime] = []
-    lengths = {*TIMED_TOKENS, *device.warm_up_lengths()}
-    for tokens in sorted({tokens for tokens in lengths if tokens < longest} | {longest}):
+    for tokens in sorted({tokens for tokens in TIMED_TOKENS if tokens < longest} | {longest}):
         if _expected(found, tokens) > LONG:
             break
         took = min(_seconds(stage, made, stage.make_cache(), 1, tokens) for _ in range(_times()))
