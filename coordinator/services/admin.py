@@ -253,7 +253,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.PullModelRequest, actor: str
     ) -> admin_pb2.PullModelResponse:
         """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID), and what `Models.change` raises."""
-        await self._change_model(request.id, request.model, actor, remove=False)
+        await self._change_model(request.id, request.model, actor, remove=False, to_plan=request.to_plan)
         return admin_pb2.PullModelResponse()
 
     @needs(OperatorRole.ADMIN)
@@ -264,9 +264,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         await self._change_model(request.id, request.model, actor, remove=True)
         return admin_pb2.RemoveModelResponse()
 
-    async def _change_model(self, node: str, model: str, actor: str, *, remove: bool) -> None:
+    async def _change_model(
+        self, node: str, model: str, actor: str, *, remove: bool, to_plan: bool = False
+    ) -> None:
         member = self._store.members.get(_member_id(node))
-        await self._models.change(member.id, model, remove=remove)
+        await self._models.change(member.id, model, remove=remove, to_plan=to_plan)
         details = {"name": member.name, "model": model}
         action = "remove_model" if remove else "pull_model"
         self._store.audit.append(self._clock(), actor, action, member.id, details)

@@ -26,8 +26,8 @@ class Models:
         self._timeout = timeout
         self._questions: Questions[membership_pb2.ModelChanged] = Questions(sessions)
 
-    async def change(self, member: str, model: str, *, remove: bool) -> None:
-        """Has a node remove a model, or begin to fetch it.
+    async def change(self, member: str, model: str, *, remove: bool, to_plan: bool = False) -> None:
+        """Has a node remove a model, or begin to fetch it, or `to_plan` all of it but the weights.
 
         Raises InvalidInput (BAD_MODEL_NAME), Unavailable (MEMBER_OFFLINE), DeadlineExceeded (MODEL_TIMEOUT),
         and the problem that the node had.
@@ -36,7 +36,7 @@ class Models:
             raise InvalidInput("a model's name is empty or too long", reason="BAD_MODEL_NAME", param="model")
 
         def question(number: int) -> CoordinatorMessage:
-            asked = membership_pb2.ChangeModel(id=number, model=model, remove=remove)
+            asked = membership_pb2.ChangeModel(id=number, model=model, remove=remove, to_plan=to_plan)
             return CoordinatorMessage(change_model=asked)
 
         try:

@@ -41,7 +41,7 @@ from sealring.node.daemon.diagnosis import Diagnosis
 from sealring.node.daemon.doing import Doing, note_doing
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.epoch import MemberEpoch, Phase
-from sealring.node.daemon.fetching import Fetcher
+from sealring.node.daemon.fetching import Fetcher, no_layers
 from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.daemon.plan import plan_epoch
 from sealring.node.daemon.sealed_rows import Unsealer
@@ -296,7 +296,7 @@ class Daemon:
             if asked.remove:
                 await self._remove_model(asked.model)
             else:
-                self._fetcher.begin(asked.model)
+                self._fetcher.begin(asked.model, no_layers if asked.to_plan else None)
         except SealringError as error:
             answer.problem.CopyFrom(to_problem(error))
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -22,8 +23,10 @@ from sealring.mesh.errors import (
     Unavailable,
 )
 from sealring.mesh.rpc.problem import from_problem
+from sealring.mesh.system.files import write_atomic
 from sealring.node.daemon.supervisor import Child, variables
 from sealring.node.models.asking import ModelAsker, Needs
+from sealring.node.models.fetch import WANTED
 from sealring.node.models.folders import HUB_ID, NAME, local_model, not_found
 from sealring.node.models.kept import is_part, note_of
 from sealring.node.models.landing import Landing, places
@@ -33,13 +36,12 @@ log = structlog.get_logger()
 
 FETCH_MODULE = "sealring.node.models.fetch"
 _FOR_HUB = (
-    *("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_DISABLE_XET"),
+    *("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN", "HF_TOKEN_PATH"),
     *("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"),
 )
 """What only the process that asks the hub gets, its token among it."""
 
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-_LOOK_SECONDS = 1.0
 _MAX_PROBLEM = 500
 MAX_MODELS = 64
 """So many are told of."""
@@ -63,6 +65,11 @@ class Pull:
     done: int = 0
     size: int = 0
     problem: str = ""
+
+
+async def no_layers(path: Path) -> list[tuple[str, int, int]]:
+    """What is needed of the weights to plan with a model: nothing beside their headers."""
+    return []
 
 
 class Fetcher:
@@ -222,42 +229,43 @@ class Fetcher:
                 pull.done, pull.size = done, size
 
             if self._asker is None or not await self._asker.fetch(name, landing, progress, needs):
-                await self._from_hub(name, landing, pull)
+                await self._from_hub(name, landing, pull, needs)
             found = await asyncio.to_thread(landing.publish)
         await self.look()
         log.info("model_fetched", model=name, size=pull.size)
         return found
 
-    async def _from_hub(self, name: str, landing: Landing, pull: Pull) -> None:
+    async def _from_hub(self, name: str, landing: Landing, pull: Pull, needs: Needs | None) -> None:
         if HUB_ID.fullmatch(name) is None:
             raise not_found(name, "no member has it; the hub's models are named org/name")
-        if landing.path == landing.target:
-            raise Unavailable(
-                f"no member has more of {name} than the part that is here",
-                hint=f"fetch all of it anew: sealring model remove {name}, then pull it",
-                reason="MODEL_NOT_FETCHED",
-            )
+        if needs is None:
+            await self._ask_hub(name, pull)
+            return
+        await self._ask_hub(name, pull, "--part")
+        ranges = json.dumps(await needs(landing.path)).encode()
+        await asyncio.to_thread(write_atomic, landing.path / WANTED, ranges)
+        await self._ask_hub(name, pull, "--part")
+
+    async def _ask_hub(self, name: str, pull: Pull, *options: str) -> None:
+        """By a process of its own. Raises what it says."""
         ended, problems = asyncio.Event(), []
 
         def heard(body: bytes) -> None:
             event = engine_pb2.HubEvent.FromString(body)
             if event.HasField("problem"):
                 problems.append(from_problem(event.problem))
-            pull.size = event.size or pull.size
+            if event.size:
+                pull.done, pull.size = event.done, event.size
 
         child = await Child.spawn(
             "fetch",
-            ["-m", FETCH_MODULE, name, "--into", str(landing.path)],
+            ["-m", FETCH_MODULE, name, "--home", str(self._home), *options],
             on_message=heard,
             on_end=ended.set,
             environment={**_QUIET, **variables(_FOR_HUB)},
         )
         try:
-            while not ended.is_set():
-                pull.done = await asyncio.to_thread(_size, landing.path)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_SECONDS):
-                        await ended.wait()
+            await ended.wait()
         finally:
             status = await child.stop()
         if problems:

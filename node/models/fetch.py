@@ -1,21 +1,23 @@
-"""Fetches one model from the Hugging Face hub: a process of its own, started by the daemon.
+"""Fetches a model from the Hugging Face hub, or a part: a process of its own, started by the daemon.
 
-`python -m sealring.node.models.fetch ORG/NAME --into FOLDER --control-fd N`. Exit status 0 when all of it is
-in the folder, checked against the hub's hashes; what an earlier process has fetched is kept. HubEvents go out
-on N. The end of the control socket, and so of the daemon, ends it. Python files are never fetched: no code
-comes with a model.
+`python -m sealring.node.models.fetch ORG/NAME --home FOLDER --control-fd N`: into where `Landing` puts it.
+With `--part` only the headers of weights, and what the file `.wanted` there asks for. What an earlier process
+has fetched is kept, and its commit; a file of which all is there is checked against the hub's hash. HubEvents
+go out on N. The end of the control socket, and so of the daemon, ends it. Python files are never fetched: no
+code comes with a model.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import json
 import os
 import socket
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -25,11 +27,22 @@ from sealring.mesh.system import logging
 from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.node.ipc.frames import FrameSocket
 from sealring.node.models.folders import not_found
-from sealring.node.models.landing import check_disk
-from sealring.node.models.manifest import MAX_BYTES, MAX_FILES, belongs
+from sealring.node.models.hub import Repository
+from sealring.node.models.kept import beginnings, every_part, headers, note_of, runs, with_ranges
+from sealring.node.models.landing import Landing
+from sealring.node.models.manifest import PART, Manifest
 from sealring.v1 import engine_pb2
 
 log = structlog.get_logger()
+
+WANTED = ".wanted"
+"""In the folder that is filled: bytes [first, end) of files, as JSON."""
+
+_RUN = 128
+"""Parts of one request; an address that the hub gives out expires."""
+
+_KEEP_SECONDS = 2.0
+"""What came since the last note is fetched again after a crash."""
 
 
 def main() -> None:
@@ -39,7 +52,8 @@ def main() -> None:
         prog="python -m sealring.node.models.fetch", description="started by the node daemon"
     )
     parser.add_argument("model")
-    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--part", action="store_true", help="headers, and what the file .wanted names")
     parser.add_argument("--control-fd", type=int, required=True)
     arguments = parser.parse_args()
     logging.configure("fetch")
@@ -47,84 +61,120 @@ def main() -> None:
     frames = FrameSocket(control)
     threading.Thread(target=_die_with_daemon, args=(control,), daemon=True).start()
     try:
-        fetch(arguments.model, arguments.into, frames)
+        fetch(arguments.model, arguments.home, frames, part=arguments.part)
     except SealringError as error:
         log.error("model_not_fetched", reason=error.reason, why=error.message)
         frames.send(engine_pb2.HubEvent(problem=to_problem(error)))
         sys.exit(1)
 
 
-def fetch(model: str, into: Path, frames: FrameSocket) -> None:
+def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False) -> None:
     """Raises NotFound (MODEL_NOT_FOUND), Unavailable (HUB_OFFLINE, HUB_UNREACHABLE), ResourceExhausted
-    (DISK_FULL), ModelError (MODEL_TOO_LARGE, MODEL_PART_DAMAGED)."""
-    import huggingface_hub
-
+    (DISK_FULL), ModelError (MODEL_TOO_LARGE, MODEL_PART_DAMAGED, OTHER_MODEL_VERSION, BAD_HUB_ANSWER)."""
     try:
-        info = huggingface_hub.HfApi().model_info(model, files_metadata=True)
-        files = [file for file in info.siblings or () if belongs(file.rfilename)]
-        if all(file.rfilename != "config.json" for file in files):
-            raise not_found(model, "the repository holds no model")
-        size = sum(file.size or 0 for file in files)
-        if len(files) > MAX_FILES or size > MAX_BYTES:
-            raise ModelError(
-                f"the repository of {model} holds {len(files)} files of a model, {size >> 30} GiB",
-                hint=f"at most {MAX_FILES} and {MAX_BYTES >> 30} GiB can be passed on to other nodes",
-                reason="MODEL_TOO_LARGE",
-            )
-        frames.send(engine_pb2.HubEvent(size=size))
-        check_disk(into, size - sum(_written(path) for path in into.rglob("*") if path.is_file()))
-        for file in files:
-            if file.lfs is None:
-                huggingface_hub.hf_hub_download(model, file.rfilename, revision=info.sha, local_dir=into)
-            else:
-                _fetch_large(model, str(info.sha), file.rfilename, file.lfs.sha256, into)
+        landing = Landing(home, model)
+        note = note_of(landing.path)
+        repository = Repository(model, note.commit if note is not None else "")
+        manifest = repository.manifest()
+        if note is not None:
+            if _shape(note.manifest) != _shape(manifest):
+                raise ModelError(
+                    f"the hub has another version of {model} than the part that is here",
+                    hint="remove it first: sealring model remove",
+                    reason="OTHER_MODEL_VERSION",
+                )
+            manifest = note.manifest
+        fetching = _Fetching(repository, landing, frames)
+        ranges = _wanted(landing.path / WANTED) if part else ()
+        commit = repository.commit if note is None or note.commit else ""
+        wanted = beginnings(manifest) if part else every_part(manifest)
+        landing.begin(manifest, wanted, commit)
+        fetching.fill()
+        if part:
+            wanted = headers(manifest, wanted, landing.path)
+            landing.want(wanted)
+            fetching.fill()
+            landing.want(with_ranges(manifest, wanted, ranges))
+            fetching.fill()
     except SealringError:
         raise
     except Exception as error:
         raise _refusal(error, model) from error
 
 
-def _fetch_large(model: str, revision: str, name: str, digest: str, into: Path) -> None:
-    """One file of weights, from where an earlier process has left it: huggingface_hub begins anew."""
-    import huggingface_hub
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils._headers import build_hf_headers
+class _Fetching:
+    """Fills a landing from a repository."""
 
-    path, partial = into / name, into / ".hub" / digest
-    if path.is_file() and _digest(path) == digest:
-        return
-    url = huggingface_hub.hf_hub_url(model, name, revision=revision)
-    found = huggingface_hub.get_hf_file_metadata(url)
-    headers = build_hf_headers()
-    if urlsplit(found.location).netloc != urlsplit(url).netloc:
-        headers.pop("authorization", None)  # the storage's address is signed
-    partial.parent.mkdir(exist_ok=True)
-    partial.touch()
-    with partial.open("r+b") as stream:
-        stream.seek(0, os.SEEK_END)
-        http_get(
-            found.location,
-            stream,
-            resume_size=stream.tell(),
-            headers=headers,
-            expected_size=found.size,
-            tqdm_class=None,
-        )
-    if _digest(partial) != digest:
-        partial.unlink()
-        raise ModelError(f"{name} is not what the hub says", hint="try again", reason="MODEL_PART_DAMAGED")
-    partial.replace(path)
+    def __init__(self, repository: Repository, landing: Landing, frames: FrameSocket) -> None:
+        self._repository = repository
+        self._landing = landing
+        self._frames = frames
+        self._kept = time.monotonic()
+        self._checked: set[int] = set()
+
+    def fill(self) -> None:
+        """Brings what is missing of what is wanted, and notes it."""
+        self._tell()
+        for index, parts in enumerate(self._landing.missing()):
+            if not parts:
+                continue
+            file = self._repository.files[index]
+            if not file.sha256:
+                self._add(index, 0, [self._repository.small(index)])
+                continue
+            for run in runs(parts):
+                for first in range(run.start, run.stop, _RUN):
+                    self._bring(index, range(first, run.stop)[:_RUN])
+        complete = [index for index in range(len(self._repository.files)) if self._landing.complete(index)]
+        for index in complete:
+            self._check(index)
+        self._landing.keep(checked=len(complete) == len(self._repository.files))
+
+    def _check(self, index: int) -> None:
+        """Of a file that is all there, also where an earlier process has fetched it and came no further."""
+        file = self._repository.files[index]
+        if file.sha256 and index not in self._checked:
+            try:
+                self._repository.check(index, self._landing.path / file.name)
+            except ModelError:
+                self._landing.forget(index)
+                raise
+            self._checked.add(index)
+
+    def _bring(self, index: int, parts: range) -> None:
+        size, end = self._repository.files[index].size, parts.stop * PART
+        part, pieces, length = parts.start, list[memoryview](), 0
+        for data in self._repository.read(index, parts.start * PART, min(end, size)):
+            left = memoryview(data)
+            while left:
+                piece = left[: min(PART, size - part * PART) - length]
+                pieces.append(piece)
+                length, left = length + len(piece), left[len(piece) :]
+                if length == min(PART, size - part * PART):
+                    self._add(index, part, pieces)
+                    part, pieces, length = part + 1, [], 0
+
+    def _add(self, index: int, part: int, pieces: Sequence[bytes | memoryview]) -> None:
+        self._landing.add(index, part, pieces)
+        self._tell()
+        if time.monotonic() >= self._kept + _KEEP_SECONDS:
+            self._landing.keep()
+            self._kept = time.monotonic()
+
+    def _tell(self) -> None:
+        self._frames.send(engine_pb2.HubEvent(size=self._landing.size, done=self._landing.done))
 
 
-def _written(path: Path) -> int:
-    """Bytes of a file that need no more room: what a member has begun has holes, POSIX blocks are of 512."""
-    status = path.stat()
-    return min(status.st_size, status.st_blocks * 512)
+def _shape(manifest: Manifest) -> list[tuple[str, int]]:
+    return [(one.name, one.size) for one in manifest.files]
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _wanted(file: Path) -> list[tuple[str, int, int]]:
+    """What the daemon has written there; nothing before it has."""
+    try:
+        return [(name, first, end) for name, first, end in json.loads(file.read_bytes())]
+    except FileNotFoundError:
+        return []
 
 
 def _refusal(error: BaseException, model: str) -> SealringError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,10 @@ from sealring.node.models.manifest import PART, Manifest, ModelFile
 from sealring.v1 import models_pb2
 
 _MAX_NOTE = 64 << 20
+_MAX_HEADER = 100 << 20
+"""Bytes; safetensors itself takes no longer ones."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Parts = Sequence[frozenset[int]]
 """The parts of each file of a manifest."""
@@ -56,11 +61,15 @@ def parts_of(message: models_pb2.ModelManifest, manifest: Manifest) -> Parts:
 
 @dataclass(frozen=True)
 class Note:
-    """`state` is the folder as it was when the note was written."""
+    """`state` is the folder as it was when the note was written.
+
+    With a `commit` its parts came from the hub as it was then, and the hashes of the others are not known.
+    """
 
     manifest: Manifest
     have: Parts
     state: FolderState
+    commit: str = ""
 
     @property
     def whole(self) -> bool:
@@ -78,6 +87,17 @@ class Note:
             name in here and here[name].issuperset(parts_between(first, end)) for name, first, end in ranges
         )
 
+    def agrees(self, manifest: Manifest) -> bool:
+        """Whether the files are the same, as far as the parts go that are here."""
+        pairs = list(zip(self.manifest.files, manifest.files, strict=False))
+        return [(one.name, one.size) for one in self.manifest.files] == [
+            (one.name, one.size) for one in manifest.files
+        ] and all(
+            own.hash_of(part) == other.hash_of(part)
+            for (own, other), here in zip(pairs, self.have, strict=True)
+            for part in here
+        )
+
     def write(self, file: Path) -> None:
         """Durably. Raises OSError."""
         message = to_message(self.manifest, self.have)
@@ -86,6 +106,7 @@ class Note:
             for one in message.files
         ]
         told = {"digest": self.manifest.digest.hex(), "files": files, "state": self.state.files}
+        told |= {"commit": self.commit} if self.commit else {}
         write_atomic(file, json.dumps(told, indent=1).encode())
 
     @classmethod
@@ -113,7 +134,10 @@ class Note:
             if manifest.digest.hex() != told["digest"]:
                 raise ValueError
             state = FolderState(folder, tuple((name, size, time) for name, size, time in told["state"]))
-            return cls(manifest, parts_of(message, manifest), state)
+            commit = told.get("commit", "")
+            if commit and _COMMIT.fullmatch(commit) is None:
+                raise ValueError
+            return cls(manifest, parts_of(message, manifest), state, commit)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError, ModelError):
@@ -145,13 +169,19 @@ def beginnings(manifest: Manifest) -> Parts:
 def headers(manifest: Manifest, wanted: Parts, folder: Path) -> Parts:
     """With all parts that the header of a weight file reaches into: its first 8 bytes say how long it is.
 
-    `folder` has the first parts. Raises OSError.
+    `folder` has the first parts. Raises ModelError (WEIGHTS_CORRUPT), OSError.
     """
     more = []
     for file, parts in zip(manifest.files, wanted, strict=True):
         if file.is_weights:
             with (folder / file.name).open("rb") as stream:
                 end = 8 + int.from_bytes(stream.read(8), "little")
+            if end > _MAX_HEADER:
+                raise ModelError(
+                    f"the header of {file.name} is too long",
+                    hint="fetch the model by other means",
+                    reason="WEIGHTS_CORRUPT",
+                )
             parts |= frozenset(parts_between(0, min(file.size, end)))
         more.append(parts)
     return more

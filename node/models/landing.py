@@ -35,21 +35,24 @@ class Landing:
         self._have: list[set[int]] = []
         self._wanted: Parts = ()
         self._manifest: Manifest | None = None
+        self._commit = ""
 
     def prepare(self) -> None:
         """Makes the folder. Raises ConfigError (STATE_UNWRITABLE)."""
         with _writing(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def begin(self, manifest: Manifest, wanted: Parts | None = None) -> None:
+    def begin(self, manifest: Manifest, wanted: Parts | None = None, commit: str = "") -> None:
         """Keeps every part that is right, and drops what does not belong to the model.
 
-        `wanted` are the parts that are to come, all where it is None. Raises ResourceExhausted (DISK_FULL)
+        `wanted` are the parts that are to come, all where it is None. With the hub's `commit` the hash of a
+        part that has none in the manifest is that of what comes. Raises ResourceExhausted (DISK_FULL)
         where they would not fit, ModelError (OTHER_MODEL_VERSION), ConfigError (STATE_UNWRITABLE).
         """
         self.prepare()
         note = note_of(self.path)
-        if note is not None and note.manifest.digest != manifest.digest:
+        self._commit = commit
+        if note is not None and self.path == self.target and not note.agrees(manifest):
             raise ModelError(
                 f"the part of {self.path.name} that is here is of another version",
                 hint="remove it first: sealring model remove",
@@ -88,6 +91,11 @@ class Landing:
         """The parts of each file that are wanted and not here."""
         return [wanted - have for wanted, have in zip(self._wanted, self._have, strict=True)]
 
+    def complete(self, file: int) -> bool:
+        """Whether all of a file is here."""
+        assert self._manifest is not None
+        return len(self._have[file]) == self._manifest.files[file].parts
+
     def add(self, file: int, part: int, pieces: Sequence[bytes | memoryview]) -> None:
         """A part of a file, in the pieces that it came in.
 
@@ -97,7 +105,9 @@ class Landing:
         one, total = self._manifest.files[file], hashlib.sha256()
         for piece in pieces:
             total.update(piece)
-        if not one.fits(part, total.digest()):
+        if self._commit and not one.knows(part):
+            self._learn(file, part, total.digest())
+        elif not one.fits(part, total.digest()):
             raise ModelError(
                 f"part {part} of {one.name} is not what its manifest says", reason="MODEL_PART_DAMAGED"
             )
@@ -109,6 +119,38 @@ class Landing:
                     written += stream.write(memoryview(piece)[written:])
         self._have[file].add(part)
 
+    def keep(self, *, checked: bool = False) -> None:
+        """Notes durably what is here, so that another process goes on behind it.
+
+        `checked` where all of it is, and the hub's hashes confirm it. Raises ConfigError (STATE_UNWRITABLE).
+        """
+        assert self._manifest is not None
+        with _writing(self.path):
+            for file in self._manifest.files:
+                with (self.path / file.name).open("rb") as stream:
+                    sync(stream.fileno())
+            have = [frozenset(here) for here in self._have]
+            commit = "" if checked else self._commit
+            Note(self._manifest, have, FolderState.read(self.path), commit).write(self.path / NOTE)
+
+    def forget(self, file: int) -> None:
+        """Drops a file that turned out to be wrong as a whole. Raises ConfigError (STATE_UNWRITABLE)."""
+        assert self._manifest is not None
+        one = self._manifest.files[file]
+        for part in self._have[file]:
+            self._learn(file, part, bytes(hashlib.sha256().digest_size))
+        self._have[file].clear()
+        with _writing(self.path):
+            os.truncate(self.path / one.name, 0)
+            os.truncate(self.path / one.name, one.size)
+        self.keep()
+
+    def _learn(self, file: int, part: int, digest: bytes) -> None:
+        assert self._manifest is not None
+        files = list(self._manifest.files)
+        files[file] = files[file].with_hash(part, digest)
+        self._manifest = Manifest(tuple(files))
+
     def publish(self) -> Path:
         """The folder under its own name, once all of it is on the disk, noted with its manifest.
 
@@ -117,13 +159,12 @@ class Landing:
         with _writing(self.target):
             for entry in list(os.scandir(self.path)):
                 if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path)  # what huggingface_hub notes down
+                    shutil.rmtree(entry.path)
                     continue
                 with open(entry.path, "rb") as stream:
                     sync(stream.fileno())
             if self._manifest is not None:
-                have = [frozenset(here) for here in self._have]
-                Note(self._manifest, have, FolderState.read(self.path)).write(self.path / NOTE)
+                self.keep()
             sync_folder(self.path)
             if self.path == self.target:
                 return self.target

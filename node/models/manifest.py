@@ -7,7 +7,8 @@ import os
 import re
 import stat
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
@@ -53,9 +54,21 @@ class ModelFile:
         """Bytes of a part; the last one is shorter."""
         return min(PART, self.size - part * PART)
 
+    def knows(self, part: int) -> bool:
+        """Whether there is a hash of a part; the hub tells none before the part has come."""
+        return not self.fits(part, bytes(_DIGEST))
+
+    def with_hash(self, part: int, digest: bytes) -> ModelFile:
+        """The same with the hash of a part."""
+        at = part * _DIGEST
+        return replace(self, hashes=self.hashes[:at] + digest + self.hashes[at + _DIGEST :])
+
     def fits(self, part: int, digest: bytes) -> bool:
         """Whether a part's SHA-256 is the right one."""
-        return self.hashes[part * _DIGEST :][:_DIGEST] == digest
+        return self.hash_of(part) == digest
+
+    def hash_of(self, part: int) -> bytes:
+        return self.hashes[part * _DIGEST : (part + 1) * _DIGEST]
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,12 @@ class Manifest:
         if "config.json" not in folded or any(len(one.hashes) != _DIGEST * one.parts for one in files):
             raise _bad("it has no config.json, or not one hash for every part")
         return cls(files)
+
+    @classmethod
+    def unhashed(cls, files: Sequence[tuple[str, int]]) -> Manifest:
+        """By names and sizes alone. Raises ModelError (BAD_MANIFEST)."""
+        made = cls(tuple(ModelFile(name, size, bytes(_DIGEST * -(-size // PART))) for name, size in files))
+        return cls.from_message(made.message())
 
     @classmethod
     def of(cls, folder: Path, stop: threading.Event | None = None) -> Manifest:

@@ -886,19 +886,23 @@ class PullModelRequest(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    TO_PLAN_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """of a node"""
     model: _builtins.str
     """a hub id, or a folder's name on another node"""
+    to_plan: _builtins.bool
+    """only what is needed to plan with it: no weights but their headers"""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         model: _builtins.str = ...,
+        to_plan: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model", "to_plan", b"to_plan"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

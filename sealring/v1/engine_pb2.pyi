@@ -1135,8 +1135,11 @@ class HubEvent(_message.Message):
 
     SIZE_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
     size: _builtins.int
-    """of all files, bytes"""
+    """of what is wanted, bytes"""
+    done: _builtins.int
+    """of them are here"""
     @_builtins.property
     def problem(self) -> _membership_pb2.Problem:
         """it ends"""
@@ -1146,10 +1149,11 @@ class HubEvent(_message.Message):
         *,
         size: _builtins.int = ...,
         problem: _membership_pb2.Problem | None = ...,
+        done: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "problem", b"problem", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -782,20 +782,24 @@ class ChangeModel(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     REMOVE_FIELD_NUMBER: _builtins.int
+    TO_PLAN_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     model: _builtins.str
     remove: _builtins.bool
     """else fetch it"""
+    to_plan: _builtins.bool
+    """of what is fetched only what is needed to plan with it"""
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         model: _builtins.str = ...,
         remove: _builtins.bool = ...,
+        to_plan: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model", "remove", b"remove"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model", "remove", b"remove", "to_plan", b"to_plan"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,6 +21,11 @@ class LocalHub:
         self.files = files
         self.asked: list[tuple[str, str, str]] = []
         """Method, path and range of every request."""
+        self.etags: dict[str, str] = {}
+        """Those that it told before a file was changed."""
+        self.commit = COMMIT
+        self.lie = ""
+        """What it does wrong: "range", "whole", "longer" or "commit"."""
         self.breaks_after: int | None = None
         """Bytes of a body after which the connection is cut, once."""
         self.stalls: threading.Event | None = None
@@ -32,6 +37,8 @@ class LocalHub:
         return name.endswith(".safetensors")
 
     def etag(self, name: str) -> str:
+        if name in self.etags:
+            return self.etags[name]
         content = self.files[name]
         if self.large(name):
             return hashlib.sha256(content).hexdigest()
@@ -45,7 +52,7 @@ class LocalHub:
 def _siblings(hub: LocalHub) -> list[dict[str, Any]]:
     found = []
     for name, content in hub.files.items():
-        one: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": "b" * 40}
+        one: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": hub.etag(name)}
         if hub.large(name):
             one["lfs"] = {"sha256": hub.etag(name), "size": len(content), "pointerSize": 134}
         found.append(one)
@@ -82,7 +89,13 @@ def local_hub(repository: str, files: dict[str, bytes]) -> Iterator[LocalHub]:
             path = self.path.partition("?")[0]
             hub.asked.append((self.command, path, self.headers.get("range", "")))
             name = path.rpartition("/")[2]
-            model = {"id": repository, "sha": COMMIT, "siblings": _siblings(hub), "private": False}
+            revision = path.partition("/revision/")[2]
+            model = {
+                "id": repository,
+                "sha": revision or hub.commit,
+                "siblings": _siblings(hub),
+                "private": False,
+            }
             if path.startswith(f"/api/models/{repository}/tree/"):
                 self.give_json(_tree(hub))
             elif path.startswith(f"/api/models/{repository}"):
@@ -98,7 +111,11 @@ def local_hub(repository: str, files: dict[str, bytes]) -> Iterator[LocalHub]:
                 self.end_headers()
 
         def resolve(self, name: str, *, body: bool) -> None:
-            headers = {"x-repo-commit": COMMIT, "etag": f'"{hub.etag(name)}"'}
+            commit = self.path.split("/resolve/")[1].split("/")[0]
+            headers = {
+                "x-repo-commit": "d" * 40 if hub.lie == "commit" else commit,
+                "etag": f'"{hub.etag(name)}"',
+            }
             if not hub.large(name):
                 self.give(hub.files[name], headers, body=body)
                 return
@@ -116,11 +133,14 @@ def local_hub(repository: str, files: dict[str, bytes]) -> Iterator[LocalHub]:
         def give(self, content: bytes, headers: dict[str, str], *, body: bool) -> None:
             start, total, status = 0, len(content), 200
             asked = self.headers.get("range", "")
-            if asked.startswith("bytes="):
+            if asked.startswith("bytes=") and hub.lie != "whole":
                 first, _, last = asked[6:].partition("-")
                 start, end = int(first), int(last) + 1 if last else total
+                start += hub.lie == "range"
                 content, status = content[start:end], 206
                 headers = {**headers, "content-range": f"bytes {start}-{start + len(content) - 1}/{total}"}
+            if hub.lie == "longer" and status == 206:
+                content += b"more"
             self.send_response(status)
             for key, value in {**headers, "accept-ranges": "bytes"}.items():
                 self.send_header(key, value)

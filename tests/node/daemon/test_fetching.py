@@ -16,6 +16,8 @@ from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.models import kept, landing, manifest
+from sealring.node.models.folders import NOTE
+from sealring.node.models.giving import ModelGiver
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import Manifest
 
@@ -46,7 +48,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LocalHub]:
     with local_hub("org/model", {"config.json": b"{}", "model.safetensors": b"weights"}) as running:
         monkeypatch.setenv("HF_ENDPOINT", running.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
         yield running
 
 
@@ -67,8 +68,35 @@ async def test_members_are_asked_before_the_hub(hub: LocalHub, tmp_path: Path) -
 async def test_what_no_member_has_comes_from_the_hub(hub: LocalHub, tmp_path: Path) -> None:
     fetcher = make(tmp_path, Members())
     found = await fetcher.fetch("org/model")
-    assert {path.name for path in found.iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in found.iterdir()} == {"config.json", "model.safetensors", NOTE}
     assert not Landing(tmp_path / "fetched", "org/model").path.exists()
+
+
+async def test_what_a_stage_needs_comes_from_the_hub_once_its_headers_are_here(
+    hub: LocalHub, tmp_path: Path
+) -> None:
+    header = b'{"a":{"dtype":"U8","shape":[33554432],"data_offsets":[0,33554432]}}'
+    weights = len(header).to_bytes(8, "little") + header + bytes(range(256)) * (1 << 17)
+    hub.files["model.safetensors"] = weights
+    fetcher = make(tmp_path, Members())
+    looked = []
+
+    async def needs(path: Path) -> list[tuple[str, int, int]]:
+        looked.append((path / "model.safetensors").read_bytes())
+        return [("model.safetensors", (16 << 20) + 1, (16 << 20) + 2)]
+
+    found = await fetcher.fetch("org/model", needs)
+    (before,) = looked
+    part, hole = 8 << 20, bytes(8 << 20)
+    assert before == weights[:part] + bytes(len(weights) - part)
+    assert (found / "model.safetensors").read_bytes() == (
+        weights[:part] + hole + weights[2 * part : 3 * part] + bytes(len(weights) - 3 * part)
+    )
+    assert {path.name for path in found.iterdir()} == {"config.json", "model.safetensors", NOTE}
+    with pytest.raises(NotFound):
+        await ModelGiver("demo", [tmp_path / "fetched"], tmp_path, lambda: None).manifest(found)
+    assert await fetcher.fetch("org/model") == found
+    assert (found / "model.safetensors").read_bytes() == weights
 
 
 async def test_a_fetch_that_fails_says_why_until_the_next(hub: LocalHub, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import socket
 import subprocess
@@ -15,14 +16,21 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from localhub import LocalHub, local_hub
+from localhub import COMMIT, LocalHub, local_hub
 
 from sealring.mesh.errors import ModelError
 from sealring.node.ipc.frames import FrameSocket, socket_pair
 from sealring.node.models import fetch
+from sealring.node.models.fetch import WANTED
+from sealring.node.models.folders import NOTE
+from sealring.node.models.kept import Note, note_of
+from sealring.node.models.landing import Landing
+from sealring.node.models.manifest import PART, Manifest
 from sealring.v1 import engine_pb2
 
-WEIGHTS = random.Random(1).randbytes(24 << 20)
+LENGTH = 24 << 20
+HEADER = b'{"a":{"dtype":"U8","shape":[25165824],"data_offsets":[0,25165824]}}'
+WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + random.Random(1).randbytes(LENGTH)
 FILES = {
     "config.json": b"{}",
     "model.safetensors": WEIGHTS,
@@ -37,20 +45,23 @@ def hub() -> Iterator[LocalHub]:
         yield running
 
 
-def start(hub: LocalHub, into: Path, model: str = "org/model", **more: str) -> tuple[Any, FrameSocket]:
-    into.mkdir(exist_ok=True)
+def start(
+    hub: LocalHub, home: Path, model: str = "org/model", *options: str, **more: str
+) -> tuple[Any, FrameSocket]:
+    """The real process, which notes every part that comes."""
+    home.mkdir(exist_ok=True)
     ours, theirs = socket_pair()
+    code = "from sealring.node.models import fetch; fetch._KEEP_SECONDS = 0; fetch.main()"
     with theirs:
         child = subprocess.Popen(
             [
-                *(sys.executable, "-P", "-m", "sealring.node.models.fetch", model),
-                *("--into", str(into), "--control-fd", str(theirs.fileno())),
+                *(sys.executable, "-P", "-c", code, model, *options),
+                *("--home", str(home), "--control-fd", str(theirs.fileno())),
             ],
             pass_fds=(theirs.fileno(),),
             env={
                 "HF_ENDPOINT": hub.url,
-                "HF_HOME": str(into.parent / "home"),
-                "HF_HUB_DISABLE_XET": "1",
+                "HF_HOME": str(home.parent / "home"),
                 "HF_HUB_DISABLE_TELEMETRY": "1",
                 "PATH": "/usr/bin:/bin",
                 **more,
@@ -60,9 +71,11 @@ def start(hub: LocalHub, into: Path, model: str = "org/model", **more: str) -> t
     return child, FrameSocket(ours)
 
 
-def run(hub: LocalHub, into: Path, model: str = "org/model", **more: str) -> list[engine_pb2.HubEvent]:
+def run(
+    hub: LocalHub, home: Path, model: str = "org/model", *options: str, **more: str
+) -> list[engine_pb2.HubEvent]:
     """What the real process says until it ends."""
-    child, frames = start(hub, into, model, **more)
+    child, frames = start(hub, home, model, *options, **more)
     events = []
     while (event := frames.receive(engine_pb2.HubEvent)) is not None:
         events.append(event)
@@ -72,32 +85,82 @@ def run(hub: LocalHub, into: Path, model: str = "org/model", **more: str) -> lis
     return events
 
 
+def folder(home: Path) -> Path:
+    return Landing(home, "org/model").path
+
+
+def kept(home: Path) -> Note:
+    note = note_of(folder(home))
+    assert note is not None
+    return note
+
+
 def test_the_files_of_a_model_come_and_no_code(hub: LocalHub, tmp_path: Path) -> None:
-    (event,) = run(hub, tmp_path / "into")
-    assert event.size == len(WEIGHTS) + 2
-    files = {path.name for path in (tmp_path / "into").iterdir() if path.is_file()}
-    assert files == {"config.json", "model.safetensors"}
-    assert (tmp_path / "into" / "model.safetensors").read_bytes() == WEIGHTS
+    event = run(hub, tmp_path)[-1]
+    assert event.size == event.done == len(WEIGHTS) + 2
+    files = {path.name for path in folder(tmp_path).iterdir()}
+    assert files == {"config.json", "model.safetensors", NOTE}
+    assert (folder(tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
+    assert (kept(tmp_path).whole, kept(tmp_path).commit) == (True, "")
+    assert kept(tmp_path).manifest == Manifest.of(folder(tmp_path))
     before = len(hub.sent("GET", "/storage/"))
-    run(hub, tmp_path / "into")
+    run(hub, tmp_path)
     assert len(hub.sent("GET", "/storage/")) == before
 
 
 def test_a_download_that_was_killed_goes_on_where_it_was(hub: LocalHub, tmp_path: Path) -> None:
     hub.breaks_after, hub.stalls = 21 << 20, threading.Event()
-    child, frames = start(hub, tmp_path / "into")
+    child, frames = start(hub, tmp_path)
     assert hub.stalled.wait(200)
-    partial = tmp_path / "into" / ".hub" / hub.etag("model.safetensors")
-    while partial.stat().st_size < 20 << 20:
+    while (event := frames.receive(engine_pb2.HubEvent)) is not None and event.done < 2 * PART + 2:
+        pass
+    while kept(tmp_path).done < 2 * PART + 2:
         assert child.poll() is None
         time.sleep(0.01)
     child.kill()
     child.wait(200)
     frames.close()
     hub.stalls.set()
-    run(hub, tmp_path / "into")
-    assert (tmp_path / "into" / "model.safetensors").read_bytes() == WEIGHTS
-    assert hub.sent("GET", "/storage/") == ["", f"bytes={20 << 20}-"]
+    run(hub, tmp_path)
+    assert (folder(tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.sent("GET", "/storage/") == ["", f"bytes={2 * PART}-{len(WEIGHTS) - 1}"]
+
+
+def test_a_connection_that_breaks_is_made_again(hub: LocalHub, tmp_path: Path) -> None:
+    hub.breaks_after = 21 << 20
+    run(hub, tmp_path)
+    assert (folder(tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
+    assert len(hub.sent("GET", "/storage/")) == 2
+
+
+def test_a_part_comes_at_its_commit_and_the_rest_later(hub: LocalHub, tmp_path: Path) -> None:
+    """Of what is a part the hub knows no hash; of the whole it does."""
+    run(hub, tmp_path, "org/model", "--part")
+    assert hub.sent("GET", "/storage/") == [f"bytes=0-{PART - 1}"]
+    (folder(tmp_path) / WANTED).write_text(json.dumps([["model.safetensors", 2 * PART + 5, 2 * PART + 9]]))
+    run(hub, tmp_path, "org/model", "--part")
+    assert hub.sent("GET", "/storage/")[1:] == [f"bytes={2 * PART}-{3 * PART - 1}"]
+    note = kept(tmp_path)
+    assert ([sorted(one) for one in note.have], note.commit) == ([[0], [0, 2]], COMMIT)
+    hub.commit = "e" * 40  # it has moved on
+    run(hub, tmp_path)
+    assert all(COMMIT in path for _, path, _ in hub.asked if "/resolve/" in path)
+    assert hub.sent("GET", "/storage/")[2:] == [
+        f"bytes={PART}-{2 * PART - 1}",
+        f"bytes={3 * PART}-{len(WEIGHTS) - 1}",
+    ]
+    assert (folder(tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
+    assert (kept(tmp_path).whole, kept(tmp_path).commit) == (True, "")
+
+
+@pytest.mark.parametrize("lie", ["range", "whole", "longer", "commit", "header"])
+def test_a_hub_that_answers_something_else_is_refused(hub: LocalHub, tmp_path: Path, lie: str) -> None:
+    hub.lie = lie
+    if lie == "header":
+        hub.files["model.safetensors"] = (1 << 40).to_bytes(8, "little") + WEIGHTS
+    event = run(hub, tmp_path, "org/model", "--part")[-1]
+    assert event.problem.reason == ("WEIGHTS_CORRUPT" if lie == "header" else "BAD_HUB_ANSWER")
+    assert len(hub.sent("GET", "/storage/")) <= 1
 
 
 @pytest.mark.parametrize(
@@ -111,38 +174,33 @@ def test_a_download_that_was_killed_goes_on_where_it_was(hub: LocalHub, tmp_path
 def test_a_fetch_that_fails_says_why(
     hub: LocalHub, tmp_path: Path, model: str, more: dict[str, str], reason: str
 ) -> None:
-    (event,) = run(hub, tmp_path / "into", model, **more)
+    (event,) = run(hub, tmp_path, model, **more)
     assert event.problem.reason == reason
     if "HF_HUB_OFFLINE" in more:
         assert not hub.asked
 
 
-def test_a_file_that_is_not_what_the_hub_says_is_dropped(
-    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hub, "etag", lambda name: "0" * 64)
-    (_, event) = run(hub, tmp_path / "into")
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_that_is_not_what_the_hub_says_is_dropped(hub: LocalHub, tmp_path: Path, name: str) -> None:
+    listed = dict(hub.files)
+    hub.etags = {one: hub.etag(one) for one in listed}
+    hub.files[name] = listed[name][:-1] + b"!"
+    event = run(hub, tmp_path)[-1]
     assert event.problem.reason == "MODEL_PART_DAMAGED"
-    assert {path.name for path in (tmp_path / "into").rglob("*") if path.is_file()} >= {"config.json"}
-    assert not list((tmp_path / "into").rglob("*" + "0" * 64))
+    hub.files[name] = listed[name]
+    run(hub, tmp_path)
+    assert (folder(tmp_path) / name).read_bytes() == listed[name]
 
 
 def test_a_repository_of_very_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is asked for: 20,000 files are listed, of which the model's are too many."""
     names = ["config.json", *(f"model-{number}.safetensors" for number in range(20_000))]
-    listed = [SimpleNamespace(rfilename=name, size=1, lfs=None) for name in names]
+    listed = [SimpleNamespace(rfilename=name, size=1, lfs=None, blob_id="0" * 40) for name in names]
     info = SimpleNamespace(siblings=listed, sha="0" * 40)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: info)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", None)
     with pytest.raises(ModelError) as raised:
         fetch.fetch("org/model", tmp_path, None)  # type: ignore[arg-type]
     assert raised.value.reason == "MODEL_TOO_LARGE"
-
-
-def test_holes_take_no_room_yet(tmp_path: Path) -> None:
-    with (tmp_path / "file").open("wb") as stream:
-        stream.truncate(1 << 20)
-    assert fetch._written(tmp_path / "file") < 1 << 20
 
 
 def test_it_dies_with_its_daemon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,167 @@
+"""A repository of the Hugging Face hub as it was at one commit: its files, and ranges of their bytes.
+
+What the hub tells is checked: names, sizes and commit of every file, and that the answer to a request for a
+range is that range. It has hashes of whole files only; whoever has all of one checks it by them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sealring.mesh.errors import ModelError, SealringError, Unavailable
+from sealring.node.models.folders import not_found
+from sealring.node.models.manifest import MAX_BYTES, MAX_FILES, Manifest, belongs
+
+_MAX_SMALL = 64 << 20
+"""Bytes of a file that is in git itself; the hub takes none above 10 MB."""
+
+_TRIES = 5
+"""So often in a row a request may fail that brought nothing."""
+
+_WAIT_SECONDS = 1.0
+_PIECE = 1 << 20
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file: its size in bytes, and its SHA-256, or for a small one the SHA-1 of its git blob."""
+
+    name: str
+    size: int
+    sha256: str
+    blob: str
+
+
+class Repository:
+    """Raises what huggingface_hub raises, NotFound (MODEL_NOT_FOUND), ModelError (BAD_HUB_ANSWER)."""
+
+    def __init__(self, model: str, commit: str = "") -> None:
+        """As it was at `commit`, else as it is now. Raises ModelError (MODEL_TOO_LARGE), too."""
+        from huggingface_hub import HfApi
+
+        info = HfApi().model_info(model, revision=commit or None, files_metadata=True)
+        found = [file for file in info.siblings or () if belongs(file.rfilename)]
+        if all(file.rfilename != "config.json" for file in found):
+            raise not_found(model, "the repository holds no model")
+        files = sorted((_checked(file) for file in found), key=lambda one: one.name)
+        size = sum(one.size for one in files)
+        if len(files) > MAX_FILES or size > MAX_BYTES:
+            raise ModelError(
+                f"the repository of {model} holds {len(files)} files of a model, {size >> 30} GiB",
+                hint=f"at most {MAX_FILES} and {MAX_BYTES >> 30} GiB can be passed on to other nodes",
+                reason="MODEL_TOO_LARGE",
+            )
+        self.commit = info.sha or ""
+        if _COMMIT.fullmatch(self.commit) is None or (commit and commit != self.commit):
+            raise _bad("it names another commit than was asked for")
+        self.files = tuple(files)
+        self._model = model
+
+    def manifest(self) -> Manifest:
+        """Its files, without the hash of any part. Raises ModelError (BAD_MANIFEST)."""
+        return Manifest.unhashed([(one.name, one.size) for one in self.files])
+
+    def read(self, index: int, first: int, end: int) -> Iterator[bytes]:
+        """The bytes [first, end) of a file, in pieces; goes on where a connection broke."""
+        at, tries = first, 0
+        while at < end:
+            try:
+                for piece in self._stream(self.files[index], at, end):
+                    at, tries = at + len(piece), 0
+                    yield piece
+                tries += at < end
+            except SealringError:
+                raise
+            except Exception:  # of any layer below: connection, TLS, HTTP, an address that has expired
+                tries += 1
+                if tries >= _TRIES:
+                    raise
+                time.sleep(_WAIT_SECONDS)
+            if tries >= _TRIES:
+                raise Unavailable("the hub sends nothing", hint="try again", reason="HUB_UNREACHABLE")
+
+    def small(self, index: int) -> bytes:
+        """All of a file that is in git itself, by its hash. Raises ModelError (MODEL_PART_DAMAGED)."""
+        file = self.files[index]
+        content = b"".join(self.read(index, 0, file.size))
+        blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        if blob != file.blob:
+            raise damaged(file.name)
+        return content
+
+    def check(self, index: int, path: Path) -> None:
+        """Raises ModelError (MODEL_PART_DAMAGED) for a file that has all its bytes and another hash."""
+        with path.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != self.files[index].sha256:
+                raise damaged(self.files[index].name)
+
+    def _stream(self, file: HubFile, first: int, end: int) -> Iterator[bytes]:
+        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.utils._headers import build_hf_headers
+        from huggingface_hub.utils._http import hf_raise_for_status, http_stream_backoff
+
+        url = hf_hub_url(self._model, file.name, revision=self.commit)
+        found = get_hf_file_metadata(url)
+        told = found.commit_hash, found.size, found.etag if file.sha256 else file.sha256
+        if told != (self.commit, file.size, file.sha256):
+            raise _bad(f"it has another {file.name} than it listed")
+        ours, theirs = urlsplit(url), urlsplit(found.location)
+        if theirs.scheme not in ("https", ours.scheme):
+            raise _bad(f"it leads to an address that is not encrypted for {file.name}")
+        headers = build_hf_headers() | {"Accept-Encoding": "identity"}
+        if theirs.netloc != ours.netloc:
+            headers.pop("authorization", None)  # the storage's address is signed
+        whole = first == 0 and end == file.size
+        if not whole:
+            headers["Range"] = f"bytes={first}-{end - 1}"
+        with http_stream_backoff(
+            "GET",
+            found.location,
+            headers=headers,
+            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+            retry_on_exceptions=(),
+            retry_on_status_codes=(408, 429),
+        ) as response:
+            hf_raise_for_status(response)
+            expected = (200, None) if whole else (206, f"bytes {first}-{end - 1}/{file.size}")
+            if (response.status_code, response.headers.get("content-range")) != expected:
+                raise _bad(f"it does not give the range of {file.name} that it was asked for")
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise _bad(f"it gives {file.name} in another encoding")
+            left = end - first
+            for piece in response.iter_bytes(chunk_size=_PIECE):
+                left -= len(piece)
+                if left < 0:
+                    raise _bad(f"it sends more of {file.name} than it was asked for")
+                yield piece
+
+
+def damaged(name: str) -> ModelError:
+    return ModelError(f"{name} is not what the hub says", hint="try again", reason="MODEL_PART_DAMAGED")
+
+
+def _checked(file: Any) -> HubFile:
+    sha256 = file.lfs.sha256 if file.lfs is not None else ""
+    blob = file.blob_id or ""
+    if not isinstance(file.size, int) or file.size < 0 or (sha256 and _SHA256.fullmatch(sha256) is None):
+        raise _bad(f"its list has no size or hash of {file.rfilename[:80]}")
+    if not sha256 and (file.size > _MAX_SMALL or _COMMIT.fullmatch(blob) is None):
+        raise _bad(f"its list has no hash of {file.rfilename[:80]}")
+    return HubFile(file.rfilename, file.size, sha256, blob)
+
+
+def _bad(why: str) -> ModelError:
+    return ModelError(
+        f"the hub's answer is not to be used: {why}",
+        hint="try again; if it stays so, fetch the model by other means and put it into a models folder",
+        reason="BAD_HUB_ANSWER",
+    )
