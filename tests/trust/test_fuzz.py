@@ -208,7 +208,7 @@ def test_signing_requests(tmp_path: Path) -> None:
     ca = ClusterCA.create(tmp_path, "demo", now=NOW)
     peer = PeerIdentity("demo", Role.MEMBER, "a" * 52)
 
-    @fuzz(150)
+    @fuzz()
     @given(damaged(LeafKey().csr()))
     def run(csr: bytes) -> None:
         survives(ca.issue, csr, peer, lifetime=60, now=NOW)
@@ -243,7 +243,7 @@ def keys() -> tuple[SessionKeys, SessionKeys]:
     return initiator.on_message(last.message).session, last.session
 
 
-@fuzz(200)
+@fuzz()
 @given(st.integers(0, 3), st.data())
 def test_handshake_messages(turn: int, data: st.DataObject) -> None:
     """One message of the four is damaged; whatever comes of it, whoever got it has no keys."""
@@ -271,7 +271,7 @@ def test_carrier_keys(data: bytes) -> None:
     survives(SessionKeys.from_carrier, data)
 
 
-@fuzz(200)
+@fuzz()
 @given(st.data())
 def test_notes_and_records(data: st.DataObject) -> None:
     first, second = keys()
@@ -314,7 +314,7 @@ def test_sealed_requests_and_replies(data: st.DataObject) -> None:
 def test_frames() -> None:
     body = engine_pb2.EngineCommand(discard=control_pb2.DiscardRow(row=7)).SerializeToString()
 
-    @fuzz(200)
+    @fuzz()
     @given(damaged(struct.pack(">I", len(body)) + body))
     def run(data: bytes) -> None:
         left, right = socket.socketpair()
@@ -497,7 +497,7 @@ CHAT = (
 COMPLETION = b'{"model":"demo","prompt":"a","max_tokens":5,"top_p":0.9,"seed":1,"stop":"x","echo":false}'
 
 
-@fuzz(300)
+@fuzz(150)
 @given(damaged(CHAT, COMPLETION))
 def test_http_bodies(data: bytes) -> None:
     value = survives(parse_object, data)
@@ -555,7 +555,7 @@ def test_enrolments(tmp_path: Path) -> None:
         name: (folder / name).read_bytes() for name in ("member.json", "tls.pem", "root.dsse", "tls.key")
     }
 
-    @fuzz(200)
+    @fuzz()
     @given(st.sampled_from(sorted(goods)), st.data())
     def run(name: str, data: st.DataObject) -> None:
         (folder / name).write_bytes(data.draw(damaged(goods[name])))
@@ -587,7 +587,7 @@ def test_weights(tmp_path: Path) -> None:
 def test_model_configurations(tmp_path: Path) -> None:
     from sealring.node.engine.weights import read_config
 
-    @fuzz(200)
+    @fuzz()
     @given(damaged((MODEL / "config.json").read_bytes()))
     def run(data: bytes) -> None:
         (tmp_path / "config.json").write_bytes(data)
