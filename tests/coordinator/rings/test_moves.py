@@ -199,16 +199,20 @@ async def test_what_was_asked_for_by_hand_is_kept(start_cluster: Any) -> None:
         await cluster.close()
 
 
-async def test_a_drained_member_hands_over_to_a_free_one(cluster: Cluster) -> None:
+async def test_a_drained_member_hands_all_its_rings_over_to_a_free_one(cluster: Cluster) -> None:
     await three(cluster)
-    await cluster.node("spare")
     plan = await deploy(cluster)
-    await ring_state(cluster, SERVING)
-    leaving = plan.rings[0].stages[1].member
+    leaving = (await deploy(cluster, name="small", stages=1)).rings[0].stages[0].member
+    spare = await cluster.node("spare")
+    for number in (0, 1):
+        await ring_state(cluster, SERVING, deployment=number)
     await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=leaving))
-    await ring_state(cluster, SERVING, epoch=2)
+    for number in (0, 1):
+        await ring_state(cluster, SERVING, epoch=2, deployment=number)
     answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
-    assert leaving not in {stage.member for stage in answer.deployments[0].plan.rings[0].stages}
+    large, small = ([one.member for one in made.plan.rings[0].stages] for made in answer.deployments)
+    assert leaving not in {*large, *small}
+    assert spare.id in large
     assert answer.deployments[0].plan.plan_hash != plan.plan_hash
 
 

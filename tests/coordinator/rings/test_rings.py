@@ -31,11 +31,14 @@ async def deploy(cluster: Cluster, **spec: Any) -> admin_pb2.DeploymentPlan:
     return plan
 
 
-async def ring_state(cluster: Cluster, phase: int, *, epoch: int = 0) -> admin_pb2.RingStatus:
+async def ring_state(
+    cluster: Cluster, phase: int, *, epoch: int = 0, deployment: int = 0
+) -> admin_pb2.RingStatus:
+    """Of the first ring of the deployment with this number, by their names."""
     async with asyncio.timeout(200):
         while True:
             answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
-            status: admin_pb2.RingStatus = answer.deployments[0].rings[0]
+            status: admin_pb2.RingStatus = answer.deployments[deployment].rings[0]
             if status.phase == phase and status.epoch >= epoch:
                 return status
             await asyncio.sleep(0.05)
@@ -238,18 +241,21 @@ async def test_an_epoch_number_is_never_used_twice_even_after_a_restart(
         await again.close()
 
 
-async def test_a_ring_that_outlived_the_coordinator_goes_on(cluster: Cluster, start_cluster: Any) -> None:
-    """Nothing of it is told to a gateway before it is known to serve."""
+async def test_rings_that_outlived_the_coordinator_go_on(cluster: Cluster, start_cluster: Any) -> None:
+    """Nothing of them is told to a gateway before they are known to serve."""
     nodes = await three(cluster)
     await deploy(cluster)
-    await ring_state(cluster, SERVING)
+    await deploy(cluster, name="small", stages=2)
+    for number in (0, 1):
+        await ring_state(cluster, SERVING, deployment=number)
     await cluster.close()
     again = await start_cluster()
     try:
         assert [told.WhichOneof("event") for told in again.coordinator.rings.snapshot()] == ["roster"]
         back = [await again.back(node) for node in nodes]
-        assert (await ring_state(again, SERVING)).epoch == 1
-        assert again.coordinator.rings.snapshot()[1].ring.phase == SERVING
+        for number in (0, 1):
+            assert (await ring_state(again, SERVING, deployment=number)).epoch == 1
+            assert again.coordinator.rings.snapshot()[1 + number].ring.phase == SERVING
         for node in back:
             node.memory += 1
             await until(lambda node=node: usable(again, node) == node.memory)
