@@ -25,6 +25,10 @@ OWN_PROMPTS = 512
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_model" / "model"
 
 
+SAID = 3.0
+"""The logit of the token whose turn it is, in a model that `says` some; those of the others are near 0."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """A llama, or a qwen2: one with biases, which mlx_lm.server can pipeline. `dtype` is a name of mlx's."""
@@ -39,6 +43,9 @@ class Shape:
     dtype: str = "float32"
     vocabulary: int = 0
     """Tokens; 0: the tokenizer's."""
+    says: int = 0
+    """It says so many tokens in turn, over and over, and others by chance where it is drawn from; 0: whatever
+    random weights say."""
 
 
 SHAPES = {
@@ -112,6 +119,11 @@ def drawn_prompt(row: int, length: int, vocabulary: int) -> list[int]:
     return drawn
 
 
+def printable(count: int) -> list[int]:
+    """The tokens that a model `says`, in their turn."""
+    return _printable(configuration(Shape())["vocab_size"])[:count]
+
+
 def configuration(shape: Shape) -> dict[str, Any]:
     """The config.json of a model of that shape."""
     demo: dict[str, Any] = json.loads((DEMO / "config.json").read_text())
@@ -159,9 +171,16 @@ def _write_weights(shape: Shape, folder: Path) -> None:
     hidden, key_width = shape.hidden, shape.hidden // shape.heads * shape.kv_heads
     head = mx.full((config["vocab_size"], hidden), _NEXT_TO_NOTHING, dtype)
     known = mx.array(_printable(config["vocab_size"]))
-    head[known] = random(len(known), hidden)
+    embedded = random(config["vocab_size"], hidden)
+    if shape.says:
+        known = known[: shape.says]
+        embedded[:, 0] = shape.hidden**-0.5  # 1 behind the norm, so that no others are ever drawn
+        head[:, 0] = -30.0
+        head[mx.roll(known, -1)] = embedded[known] * (SAID * shape.hidden**-0.5)
+    else:
+        head[known] = random(len(known), hidden)
     weights = {
-        "model.embed_tokens.weight": random(config["vocab_size"], hidden),
+        "model.embed_tokens.weight": embedded,
         "model.norm.weight": mx.ones((hidden,), dtype),
         "lm_head.weight": head,
     }
@@ -177,7 +196,11 @@ def _write_weights(shape: Shape, folder: Path) -> None:
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{name}.{norm}.weight"] = mx.ones((hidden,), dtype)
         for part, (rows, columns) in projections.items():
-            weights[f"{name}.{part}.weight"] = random(rows, columns)
+            quiet = shape.says and part in (
+                "self_attn.o_proj",
+                "mlp.down_proj",
+            )
+            weights[f"{name}.{part}.weight"] = random(rows, columns) * (1e-4 if quiet else 1)
             if part in biased:
                 weights[f"{name}.{part}.bias"] = mx.zeros((rows,), dtype)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})

@@ -1,20 +1,24 @@
-"""One request on a ring of three: tokens guessed and verified several a step, against one token a step.
+"""Requests on a ring of three with tokens guessed and verified several at a time, against one token a step.
 
-The same requests take turns on one ring, once as the deployment speculates and once with `num_draft_tokens`
-0. The answer of the first kind repeats itself, as greedy answers of a model with random weights do sooner or
-later; it begins with what the same model has said already. Those of the second kind are drawn at temperature
-2, so that next to no guess is right.
+The model says some tokens in turn, over and over (bench.models), and others by chance where it is drawn from.
+One request: its answer repeats its prompt (a summary that quotes), or does so but for every twelfth token
+(an edit), or is drawn from all of these tokens alike, with a prompt in which most pairs of them occur, so
+that guesses are offered and wrong. Four requests take all rows of the ring, which then guesses nothing.
+The same requests take turns on one ring, with drafts and with `num_draft_tokens` 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import dataclasses
+import random
 import time
 from typing import Any
 
 from bench.clusters import Deployment, cluster
 from bench.frame import Result, Table, progress
-from bench.models import by_name
+from bench.models import SAID, SHAPES, printable, random_model
 from bench.verdict import Check, ratios
 from sealring.cli.calls.client import inference
 from sealring.v1 import inference_pb2
@@ -22,44 +26,69 @@ from sealring.v1 import inference_pb2
 QUICK = ("--rounds", "1", "--tokens", "64")
 QUICK_SECONDS = 120.0
 
-KINDS = {"repeats": inference_pb2.Sampling(), "at random": inference_pb2.Sampling(temperature=2.0, seed=1)}
+SAYS = 64
+ROWS = 4
+KINDS = ("quotes", "edits", "wrong", "full")
+SHOWN = {
+    "quotes": "drafts, one answer that repeats, 3 stages",
+    "edits": "drafts, one answer that repeats but for every twelfth token, 3 stages",
+    "wrong": "drafts that are wrong, 3 stages",
+    "full": "drafts, all rows taken, 3 stages",
+}
+TARGETS = {"quotes": 2.0, "edits": 2.0, "wrong": 0.97, "full": 0.99}
 
 
 async def run(options: argparse.Namespace) -> Result:
     """Tokens a second of each round, by kind, with and without; tokens guessed and right; whether the answers
     were the same."""
-    model = by_name(options.model)
-    deployment = Deployment("bench", model, 3, spec={"speculate": True, "max_rows": 4})
+    shape = dataclasses.replace(SHAPES[options.model], says=SAYS)
+    deployment = Deployment("bench", random_model(shape), 3, spec={"speculate": True, "max_rows": ROWS})
     found: dict[str, dict[str, list[float]]] = {kind: {"with": [], "without": []} for kind in KINDS}
     counted: dict[str, list[list[int]]] = {kind: [] for kind in KINDS}
     same = True
     async with cluster([deployment]) as made, inference(made.grpc_address) as client:
-        text = "one two three"
-        for _ in range(2):
-            text += (await _ask(client.stub, text, KINDS["repeats"], options.tokens))[0]
-        for number in range(options.rounds):
-            for kind, sampling in KINDS.items():
+        for number in range(options.rounds + 1):  # in the first one prompts are computed that are kept then
+            for kind in KINDS:
                 answers = {}
                 for way in ("with", "without") if number % 2 else ("without", "with"):
-                    asked = inference_pb2.Sampling()
-                    asked.CopyFrom(sampling)
-                    if way == "without":
-                        asked.num_draft_tokens = 0
-                    answers[way], rate, drafts = await _ask(client.stub, text, asked, options.tokens)
-                    found[kind][way].append(rate)
-                    progress(f"{kind}, {way} drafts: {rate:.1f} tokens/s, {drafts[1]} of {drafts[0]} right")
-                    if way == "with":
+                    request = _request(kind, options.tokens, drafts=way == "with")
+                    rows = ROWS if kind == "full" else 1
+                    got = await asyncio.gather(*(_ask(client.stub, request) for _ in range(rows)))
+                    answers[way] = got[0][0]
+                    rate, drafts = sum(each[1] for each in got), got[0][2]
+                    if number:
+                        found[kind][way].append(rate)
+                        progress(f"{kind}, {way} drafts: {rate:.1f}/s, {drafts[1]} of {drafts[0]} right")
+                    if number and way == "with":
                         counted[kind].append(drafts)
                 same = same and answers["with"] == answers["without"]
-    return {"model": options.model, "tokens": options.tokens, "kinds": found, "drafts": counted, "same": same}
+    return {
+        "model": options.model,
+        "tokens": options.tokens,
+        "kinds": found,
+        "drafts": counted,
+        "same": same,
+    }
 
 
-async def _ask(
-    stub: Any, text: str, sampling: inference_pb2.Sampling, tokens: int
-) -> tuple[str, float, list[int]]:
+def _request(kind: str, tokens: int, *, drafts: bool) -> inference_pb2.GenerateRequest:
+    said = printable(SAYS)
+    sampling = inference_pb2.Sampling(seed=1)
+    ids = said * 2
+    if kind == "edits":
+        sampling.temperature = SAID / 6.6  # exp(6.6) is 11 times what 63 others have
+    elif kind == "wrong":
+        sampling.temperature = 2.0
+        ids = random.Random(1).choices(said, k=1024)
+    if not drafts:
+        sampling.num_draft_tokens = 0
+    prompt = inference_pb2.Prompt(tokens=inference_pb2.TokenIds(ids=ids), sampling=sampling)
+    envelope = inference_pb2.Envelope(clear=prompt)
+    return inference_pb2.GenerateRequest(model="bench", envelope=envelope, max_tokens=tokens)
+
+
+async def _ask(stub: Any, request: inference_pb2.GenerateRequest) -> tuple[str, float, list[int]]:
     """The answer, tokens a second after its first piece, and tokens guessed and right."""
-    envelope = inference_pb2.Envelope(clear=inference_pb2.Prompt(text=text, sampling=sampling))
-    request = inference_pb2.GenerateRequest(model="bench", envelope=envelope, max_tokens=tokens)
     answer, first, counted, drafts = "", 0.0, 0, [0, 0]
     async for event in stub.Generate(request):
         if event.HasField("delta"):
@@ -68,7 +97,7 @@ async def _ask(
                 first, counted = time.perf_counter(), event.delta.tokens
         elif event.HasField("finished"):
             drafts = [event.finished.drafted_tokens, event.finished.accepted_tokens]
-    return answer, (tokens - counted) / (time.perf_counter() - first), drafts
+    return answer, (request.max_tokens - counted) / (time.perf_counter() - first), drafts
 
 
 def _gains(result: Result, kind: str) -> list[float | None]:
@@ -76,21 +105,20 @@ def _gains(result: Result, kind: str) -> list[float | None]:
 
 
 def checks(result: Result) -> list[Check]:
-    return [
-        Check("drafts, one answer that repeats, 3 stages", _gains(result, "repeats"), 2.0, True),
-        Check("drafts that are wrong, 3 stages", _gains(result, "at random"), 0.97, True),
-    ]
+    return [Check(SHOWN[kind], _gains(result, kind), TARGETS[kind], True) for kind in KINDS]
 
 
 def tables(result: Result) -> list[Table]:
     rows = []
     for kind, rates in result["kinds"].items():
         told = [" ".join(f"{rate:.1f}" for rate in rates[way]) for way in ("with", "without")]
-        rows.append([kind, *told, " ".join(map(str, _gains(result, kind)))])
-    return [Table("Tokens a second, round by round", ["answer", "with", "without", "ratio"], rows)]
+        right = " ".join(f"{right}/{drafted}" for drafted, right in result["drafts"][kind])
+        rows.append([kind, *told, " ".join(map(str, _gains(result, kind))), right])
+    columns = ["answer", "with", "without", "ratio", "drafts right"]
+    return [Table("Tokens a second, round by round", columns, rows)]
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="12x256")
+    parser.add_argument("--model", default="12x256", choices=[name for name in SHAPES if "qwen" not in name])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256, help="of each answer")

@@ -34,7 +34,7 @@ _RIGHT, _TRIED = 1.0, 2.0
 _KEPT, _WEIGHT = 0.7, 0.125
 """What the drafts before weigh after a run, and what one time weighs in a mean."""
 
-_FURTHEST = 4.0
+_FURTHEST = 2.0
 """Times that a run may differ from what is expected of it: what is beyond is something else."""
 
 
@@ -46,8 +46,8 @@ class Depth:
     `_crowd` corrects. With `_right` of `_tried` drafts right, d are chosen such that a chain brings most
     tokens a second.
 
-    What an answer lost by drafts comes out of a credit that only its time without them fills, at a
-    rate of LOSS; without credit nothing is guessed.
+    What an answer loses by drafts comes out of a credit. What it gains by them fills that, and its time
+    without them at a rate of LOSS; without credit nothing is guessed.
     """
 
     def __init__(self, costs: StepCosts, stages: int) -> None:
@@ -81,7 +81,8 @@ class Depth:
             self._plain = seconds
         seconds = min(seconds, _FURTHEST * self._plain)
         self._plain += _WEIGHT * (seconds - self._plain)
-        self._credit = min(self._credit + LOSS * seconds, self._trial(self._plain))
+        if self._credit < self._trial(self._plain):
+            self._credit += LOSS * seconds
 
     def run(self, drafts: int, right: int, tried: int, tokens: int, seconds: float, *, first: bool) -> None:
         """A run has brought so many tokens, `seconds` after what came before it."""
@@ -97,7 +98,7 @@ class Depth:
             self._drift += _WEIGHT * (drift - self._drift)
         else:
             self._crowd += _WEIGHT * (self._crowd * seconds / expected - self._crowd)
-        self._credit = min(self._credit + tokens * self._plain - seconds, self._trial(self._plain))
+        self._credit += tokens * self._plain - seconds
 
     def _rate(self, drafts: int) -> float:
         """Tokens a second of a chain until it breaks, each draft as likely right as the last ones were."""
