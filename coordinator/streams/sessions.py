@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,13 @@ _LOOKS = 6
 _REPLACED = 8
 _TROUBLE_SECONDS = 60.0
 log = structlog.get_logger()
+
+
+@functools.lru_cache(maxsize=1)
+def _whole(envelope: bytes) -> CoordinatorMessage:
+    """One message for all to whom it goes: a thousand members come at once when a coordinator starts again,
+    and their roster has 650 KB."""
+    return CoordinatorMessage(roster=roster_update(envelope))
 
 
 class NodeSession:
@@ -68,7 +76,7 @@ class NodeSession:
     def send_roster(self, roster: StoredRoster) -> None:
         """Queue a whole roster for the node."""
         self.roster = roster.envelope
-        self.send(CoordinatorMessage(roster=roster_update(roster.envelope)))
+        self.send(_whole(roster.envelope))
 
     def close(self, reason: str, error: SealringError | None = None) -> None:
         """End the stream with a goodbye that says why."""

@@ -179,11 +179,17 @@ async def test_who_was_sent_the_roster_before_is_sent_what_is_new() -> None:
     sessions.roster_published(rosters[1])
     sessions.open(late)  # nothing was sent to it yet
     sessions.roster_published(rosters[2])
-    for one, expected, differences in ((early, rosters, 2), (late, rosters[2:], 0)):
+    last = session("last")
+    last.send_roster(rosters[2])
+    whole = []
+    for one, expected, differences in ((early, rosters, 2), (late, rosters[2:], 0), (last, rosters[2:], 0)):
         one.close("that is all")
-        updates = [message.roster async for message in one.outbox.messages() if message.HasField("roster")]
+        told = [message async for message in one.outbox.messages() if message.HasField("roster")]
+        updates = [message.roster for message in told]
+        whole.append(told[0])
         assert sum(update.HasField("difference") for update in updates) == differences
         held = b""
         for update, roster in zip(updates, expected, strict=True):
             held = whole_roster(update, held)
             assert held == roster.envelope
+    assert whole[1] is whole[2], "a thousand members that come at once take the memory of one roster"
