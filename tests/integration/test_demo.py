@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ringtest import share_kernels
+from kernels import share_kernels
 
 from sealring.cli.local.leftovers import PORTS
 
@@ -20,9 +20,8 @@ SEALRING = Path(sys.executable).with_name("sealring")
 
 def test_demo_once_prints_one_json_object(tmp_path):
     state = tmp_path / "state"
-    (state / "tmp").mkdir(mode=0o700, parents=True)
-    (state / PORTS).write_text("{}")  # as an earlier one left it, which had its kernels compiled
     share_kernels(state)
+    (state / PORTS).write_text("{}")  # as an earlier one left it, which had its kernels compiled
     command = [SEALRING, "demo", "--once", "--json", "--state-dir", state]
     done = subprocess.run(command, capture_output=True, check=True)
     shown = json.loads(done.stdout)
@@ -39,10 +38,15 @@ def test_demo_once_prints_one_json_object(tmp_path):
 @pytest.mark.parametrize(("blow", "nodes", "processes"), [(signal.SIGTERM, 1, 6), (signal.SIGKILL, 2, 10)])
 def test_ending_the_demo_leaves_nothing_running(tmp_path, blow, nodes, processes):
     """In order from one node, of which a ring has no carrier; at once with all that there can be."""
-    temporary = tmp_path / "tmp"
+    temporary, state = tmp_path / "tmp", tmp_path / "state"
     temporary.mkdir()
+    command = [SEALRING, "demo", "--nodes", str(nodes)]
+    if blow == signal.SIGKILL:
+        share_kernels(state)
+        (state / PORTS).write_text("{}")
+        command += ["--state-dir", state]
     process = subprocess.Popen(
-        [SEALRING, "demo", "--nodes", str(nodes)],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"TMPDIR": str(temporary)},

@@ -15,8 +15,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 import pytest_asyncio
+from kernels import share_kernels
 from mlx.utils import tree_flatten
-from ringtest import CLUSTER, MODEL, Reference, share_kernels
+from ringtest import CLUSTER, MODEL, Reference
 
 from sealring.cli.local.cluster import LocalCluster
 from sealring.node.engine.staging import random_model
@@ -51,7 +52,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
         make_model(state / "node-0" / "models" / kind, archs[kind] | {"vocab_size": 1536})
     settings = {"node": {"allow_downloads": True}}
     async with LocalCluster(state, KINDS[0], nodes=3, settings=settings) as cluster:
-        share_kernels(cluster)
+        share_kernels(state)
         await cluster.start()
         yield cluster
 

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-
-from sealring.node import scratch
+from kernels import share_kernels
 
 SEALRING = str(Path(sys.executable).with_name("sealring"))
 
@@ -23,11 +22,11 @@ class Machine:
 
     def __init__(self, folder: Path, within: Sequence[str] = ()) -> None:
         folder.mkdir(mode=0o700, parents=True)
-        scratch.claim()  # so that a machine that joins finds what MLX had to compile for others
         self.folder = folder
         self.within = within
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
         self.environment = kept | {"HOME": str(folder), "XDG_STATE_HOME": "", "XDG_CONFIG_HOME": ""}
+        share_kernels(self.state)
 
     @property
     def state(self) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -19,13 +18,13 @@ import httpx
 import openai
 import psutil
 import pytest
+from kernels import share_kernels
 
 from sealring.cli.calls.operator import read_bundle
 from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.local.cluster import LocalCluster
 from sealring.client import AsyncClient
 from sealring.mesh.system.addresses import free_port
-from sealring.node import scratch
 from sealring.v1 import inference_pb2, inference_pb2_grpc, membership_pb2
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
@@ -203,15 +202,6 @@ async def started(cluster: LocalCluster, **spec: Any) -> AsyncIterator[Ring]:
     deployment = await cluster.deploy(**spec)
     async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
         yield Ring(cluster, deployment, inference_pb2_grpc.InferenceStub(channel))
-
-
-def share_kernels(state_dir: Path) -> None:
-    """Has a local cluster find what MLX had to compile for the CPU in any test before."""
-    scratch.claim()
-    kept, found = Path(os.environ["TMPDIR"]) / "mlx", state_dir / "tmp" / "mlx"
-    kept.mkdir(exist_ok=True)
-    if not found.exists():
-        found.symlink_to(kept)
 
 
 @asynccontextmanager

@@ -3,7 +3,8 @@ import sys
 import hasty
 import pytest
 import pytest_asyncio
-from ringtest import HASTY, MODEL, Arrangements, share_kernels
+from kernels import share_kernels
+from ringtest import HASTY, MODEL, Arrangements
 
 from sealring.cli.local.cluster import LocalCluster
 from sealring.gateway.access.keyfile import KeyFile
