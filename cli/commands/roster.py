@@ -160,14 +160,20 @@ def print_roster(found: dict[str, Any]) -> None:
     print_data(f"issued {moment(found['issued'])}, expires {moment(found['expires'])}")
     print_data(f"minimum trust {found['min_trust']}, floor {found['trust_floor']}")
     print_data(f"suites allowed: {', '.join(found['suites'])}\n")
-    places = {place["id"]: (ring, place) for ring in found["rings"] for place in ring["members"]}
+    places: dict[str, list[Any]] = {}
+    for ring in found["rings"]:
+        for place in ring["members"]:
+            first, end = place["layers"]
+            places.setdefault(place["id"], []).append([ring["id"], place["rank"], f"{first}-{end - 1}"])
     rows = []
     for one in found["members"]:
-        ring, place = places.get(one["id"], ({"id": ""}, None))
-        layers = f"{place['layers'][0]}-{place['layers'][1] - 1}" if place else ""
-        rank = place["rank"] if place else ""
+        serves = [", ".join(map(str, column)) for column in zip(*places.get(one["id"], []), strict=True)]
         rows.append(
-            [one["id"], one["trust"], one["key_type"], ring["id"], rank, layers, moment(one["attested_at"])]
+            [
+                *(one["id"], one["trust"], one["key_type"]),
+                *(serves or ["", "", ""]),
+                moment(one["attested_at"]),
+            ]
         )
     print_table(["member", "trust", "key", "ring", "rank", "layers", "attested"], rows)
     for gateway in found["gateways"]:

@@ -20,7 +20,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def check(system: System, view: View) -> Iterator[Finding]:
-    """Disk, the folders of `models`, and the model of the ring that this node is planned into."""
+    """Disk, the folders of `models`, and the models of the rings that this node is planned into."""
     yield _space(system, view.settings.state_dir)
     if not view.settings.models:
         yield note(
@@ -32,8 +32,8 @@ def check(system: System, view: View) -> Iterator[Finding]:
         )
     for folder in view.settings.models:
         yield _folder(system, folder)
-    if view.ring is not None:
-        yield _planned(system, view, view.ring.model, view.ring.model_digest.hex())
+    for model, digest in sorted({(ring.model, ring.model_digest.hex()) for ring in view.rings}):
+        yield _planned(system, view, model, digest)
 
 
 def parse_profile(text: str) -> str | None:

@@ -46,12 +46,11 @@ class View:
         return next((one for one in self.roster.members if one.id == self.state.peer.id), None)
 
     @property
-    def ring(self) -> Ring | None:
-        """The ring that this node is planned into."""
+    def rings(self) -> tuple[Ring, ...]:
+        """The rings that this node is planned into."""
         if self.state is None or self.roster is None:
-            return None
-        own = self.state.peer.id
-        return next((one for one in self.roster.rings if any(at.id == own for at in one.members)), None)
+            return ()
+        return self.roster.rings_of(self.state.peer.id)
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sealring.cli.calls.client import Answer
@@ -8,9 +10,11 @@ from sealring.cli.commands.deployment import (
     default_name,
     make_spec,
     parse_split,
+    print_change,
     print_deployments,
     print_plan,
 )
+from sealring.cli.commands.roster import print_roster
 from sealring.cli.local.output import print_ring, report
 from sealring.cli.terminal.output import plain
 from sealring.mesh.errors import InvalidInput
@@ -146,3 +150,30 @@ def test_a_spec_keeps_hub_ids_and_resolves_folders(tmp_path: object, monkeypatch
     spec = make_spec("org/name", split="4,5", kv_bits=8)
     assert (spec.model, spec.name, list(spec.split), spec.kv_bits) == ("org/name", "name", [4, 5], 8)
     assert make_spec(".", "here").model == str(tmp_path)
+
+
+def test_a_node_of_several_rings_is_shown_with_all_of_them(
+    deployment: admin_pb2.Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By what each takes of its memory; and in the roster."""
+    mib = 1 << 20
+    stage = deployment.plan.rings[0].stages[0]
+    stage.weight_bytes, stage.kv_budget = 100 * mib, 28 * mib
+    other = admin_pb2.NodeRing(ring="other-0", end_layer=9, memory=512 * mib)
+    node = admin_pb2.Node(
+        id=stage.member, name="mac", memory_usable=1024 * mib, memory_used=50 * mib, rings=[other]
+    )
+    print_change(deployment.plan, [plain(node)])
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("mac"))
+    assert " ".join(row.split()) == "mac 1.0 GiB 512.0 MiB 640.0 MiB 384.0 MiB other-0, demo-0 0-2"
+
+    rings = [
+        {"id": f"{name}-0", "members": [{"id": "m", "rank": rank, "layers": [0, end]}]}
+        for name, rank, end in (("demo", 1, 3), ("other", 0, 9))
+    ]
+    member = {"id": "m", "trust": "software", "key_type": "software", "attested_at": 0}
+    empty: dict[str, Any] = dict.fromkeys(("gateways", "revoked", "suites"), ())
+    said = dict.fromkeys(("cluster", "version", "hash", "min_trust", "trust_floor"), "1")
+    times = {"issued": 0, "expires": 0}
+    print_roster({**empty, **said, **times, "members": [member], "rings": rings})
+    assert "demo-0, other-0  1, 0  0-2, 0-8" in capsys.readouterr().out
