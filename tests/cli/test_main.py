@@ -96,6 +96,26 @@ def test_exit_statuses_are_stable(here: Any, arguments: list[str], status: int) 
     assert "FAULT" not in done.err
 
 
+GROUPS = (
+    *("audit", "config", "coordinator", "deployment", "gateway", "key", "model"),
+    *("node", "operator", "root", "roster", "service", "token"),
+)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_without_a_command_shows_its_commands(here: Any, group: str) -> None:
+    done = here(group)
+    assert done.status == 2
+    assert "Commands" in done.out + done.err
+
+
+def test_benchmarks_are_listed(here: Any) -> None:
+    done = here("bench", "list")
+    assert done.status == 0, done.err
+    assert done.out.startswith("benchmark")
+    assert "\nring " in done.out
+
+
 def test_a_file_that_cannot_be_made_is_named(here: Any, home: Path) -> None:
     (home / "file").write_text("")
     place = str(home / "file" / "key")

@@ -29,6 +29,8 @@ class Admin:
     async def call(self, method: str, *, spec: Any = None, **_: Any) -> Any:
         stage = admin_pb2.StagePlan(member="a", member_name="a", end_layer=4)
         plan = admin_pb2.DeploymentPlan(spec=spec, rings=[admin_pb2.RingPlan(ring="m-0", stages=[stage])])
+        if method == "PlanDeployment":
+            return admin_pb2.PlanDeploymentResponse(plan=plan)
         if method == "CreateDeployment":
             return admin_pb2.CreateDeploymentResponse(plan=plan)
         if method == "ListNodes":
@@ -50,6 +52,13 @@ def deploy(here: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         return here("deploy", "m", *arguments)
 
     return run
+
+
+def test_a_plan_is_shown_as_a_table_or_as_json(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment, "run_admin", lambda context, work: asyncio.run(work(Admin(serves=True))))
+    stage = here("deployment", "plan", "m", "--json").data["rings"][0]["stages"][0]
+    assert (stage["member"], stage["end_layer"]) == ("a", 4)
+    assert "m-0" in here("deployment", "plan", "m").out
 
 
 def test_it_says_how_many_nodes_are_left_out(deploy: Any) -> None:

@@ -43,6 +43,20 @@ def test_all_configurations_of_a_file(tmp_path: Path) -> None:
     assert (found["two"]["outcome"], found["two"]["reason"]) == ("refused", "MODEL_TYPE_UNKNOWN")
 
 
+@pytest.mark.parametrize(("largest", "shown"), [(0.25, "0.25"), (None, "not a number")])
+def test_how_far_stages_are_off_is_told(
+    largest: float | None, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = {"model_type": "llama", "layers": 3, "stages": [[0, 2], [2, 3]], "weights": "random"}
+    answers = {"exact": False, "tokens_equal": True, "alone_equal": True, "right": False}
+    told = report | answers | {"max_abs_diff": largest}
+    monkeypatch.setattr("sealring.cli.commands.model.ask_apart", lambda *_: told)
+    done = CliRunner().invoke(app, ["check", "config.json"])
+    assert done.exit_code == CHECK_FAILED
+    assert f" 0-1 2-2  random   no     {shown} " in done.output
+    assert "do not compute what the whole model computes" in done.output
+
+
 def test_wrong_ones_fail_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "models.json"
     file.write_text(json.dumps({"one": CONFIG}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +51,11 @@ def verify(paper: PaperCluster, *more: str, pin: str = "") -> tuple[str, ...]:
 def test_a_roster_is_verified_from_files_and_the_roots_hash(here: Sealring, paper: PaperCluster) -> None:
     done = here(*verify(paper, "--json"))
     assert (done.status, done.data["hash"]) == (0, paper.roster.hash.hex())
-    assert "holds" in here(*verify(paper)).err
+    shown = here(*verify(paper))
+    assert "holds" in shown.err
+    for one in paper.roster.rings[0].members:
+        place = rf" {one.rank}  {one.layers[0]}-{one.layers[1] - 1} "
+        assert re.search(rf"^{one.id} .*{place}", shown.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("how", ["pin", "roster", "root", "expired", "not hex", "missing"])

@@ -11,6 +11,8 @@ import typer.testing
 from doctortest import FakeSystem, recording
 
 from sealring.cli.doctor import system
+from sealring.cli.doctor.cluster import Node
+from sealring.cli.doctor.report import Report, ok, problem
 from sealring.cli.main import app
 
 
@@ -64,6 +66,23 @@ def test_settings_that_up_and_join_left_beside_the_folder(doctor: Any, tmp_path:
     told = json.loads(done.stdout)
     assert told["facts"]["name"] == "from-join"
     assert "the model folder /nowhere is not there" in {one["what"] for one in told["findings"]}
+
+
+def test_the_cluster_is_shown_node_by_node(doctor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = (problem("disk.space", "the disk is full"), ok("memory", "there is memory"))
+    nodes = [
+        Node("1", "mini", online=True, report=Report(findings=own)),
+        Node("2", "studio", online=True, failure="it did not answer"),
+    ]
+    monkeypatch.setattr("sealring.cli.commands.doctor.run_admin", lambda *_: nodes)
+    done = doctor(FakeSystem(), "--cluster")
+    assert done.exit_code == 13
+    together, shown = done.stdout.split("\nmini: 1 problem, 0 warnings, 0 notes, 1 ok\n")
+    assert "it did not answer" in together
+    assert "the disk is full" in shown
+    assert "there is memory" not in shown
+    assert "studio" not in shown
+    assert len(json.loads(doctor(FakeSystem(), "--cluster", "--json").stdout)["nodes"]) == 2
 
 
 def test_the_cluster_needs_an_operator(doctor: Any, sealring: Any) -> None:

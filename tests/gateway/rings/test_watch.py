@@ -284,6 +284,10 @@ async def test_a_stream_that_ends_is_opened_anew(watching: Watching) -> None:
     assert watching.channel.turned == [("the standby",)]
 
 
+def _raise(error: Exception) -> Any:
+    raise error
+
+
 async def test_another_who_answers_does_not_make_the_gateway_end(watching: Watching) -> None:
     """Whatever it says: that it cannot prove who it is, or that this gateway is not enrolled."""
     await serving(watching)
@@ -295,5 +299,11 @@ async def test_another_who_answers_does_not_make_the_gateway_end(watching: Watch
     ]
     await watching.channel.retire()
     await serving(watching)
+    unreachable = [HandshakeError("not the coordinator either", reason="BAD_PROOF")]
+    genuine = watching.channel.get
+    watching.channel.get = lambda: _raise(unreachable.pop()) if unreachable else genuine()  # type: ignore[method-assign]
+    await watching.channel.retire()
+    await serving(watching)
+    assert not unreachable
     assert not watching.introduction.failures
     assert not watching.task.done()

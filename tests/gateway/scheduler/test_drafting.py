@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sealring.gateway.scheduler.costs import StepCosts
-from sealring.gateway.scheduler.drafting import DEPTHS, LOSS, Depth
+from sealring.gateway.scheduler.drafting import DEPTHS, LOSS, Depth, Drafting
+from sealring.mesh.errors import InvalidInput
 
 STAGES = 3
 COSTS = StepCosts(rows=((1, 1.0),), tokens=((1, 1.0), (2, 1.1), (4, 1.3), (8, 1.8), (16, 3.0)))
@@ -79,3 +83,20 @@ def test_no_more_is_wanted_than_may_be(most: int) -> None:
     assert depth.wanted(15) in DEPTHS
     assert depth.wanted(most) in [0, *DEPTHS]
     assert depth.wanted(most) <= max(most, 0)
+
+
+def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
+    facts: Any = SimpleNamespace(speculates=True, costs=COSTS, stages=STAGES)
+    for brought in (0, 1):
+        request = SimpleNamespace(drafted=0, accepted=0)
+        row = SimpleNamespace(number=1, closed=False, request=request)
+        lane: Any = SimpleNamespace(rows={1: row}, steps=0)
+        drafting = Drafting(facts)
+        for _ in range(3):
+            drafting.announced(lane, 2)
+        for tokens in (3, 1):  # as many as there can be, and a wrong draft
+            drafting.done(tokens, 0.0, knows=True)
+        with pytest.raises(InvalidInput) if brought else nullcontext():
+            drafting.done(brought, 0.0, knows=True)
+        assert lane.steps == 4
+        assert drafting.under_way(lane) == 0
