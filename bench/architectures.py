@@ -1,7 +1,7 @@
 """Writes docs/models.md from docs/models.json: what sealring can do with each architecture of mlx-lm.
 
 `python -m bench.architectures FILE...` first makes docs/models.json of what `sealring model check --all
---json` printed. The page says how to make that.
+--json` and `python -m bench.shards` printed. The page says how to make that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ This page is made of `docs/models.json` by `python -m bench.architectures`. To c
 ```
 python tests/support/small_models.py > models.json
 sealring model check models.json --all --stages 3 --json > found.json
-python -m bench.architectures found.json
+python -m bench.shards models.json > shards.json
+python -m bench.architectures found.json shards.json
 ```
 
 ## Served in stages
@@ -42,6 +43,8 @@ and leave, states that pass through records. A row's logits are those that it ge
   multiple of 32 wide for that, which those of some configurations here are not: a model's profile tells.
 - **prefixes**: *any* if a kept prefix can be used as far as it is equal; *whole* if only as a whole, for a
   state or a sliding window cannot be cut.
+- **tensor**: on how many nodes `deploy --strategy tensor` gave the whole model's logits, but for rounding,
+  with numbers of heads that the nodes divide (`bench/shards.py`); *no* where mlx-lm does not shard it.
 - **drafts**: whether `deploy --speculate` guesses tokens ahead, as [sampling.md](sampling.md#drafts) has it,
   on rings of two or more. Wrong ones have to be cut off, so it is where prefixes are *any*.
 """
@@ -53,8 +56,9 @@ of every layer, instead of all of some layers. It needs connections that answer 
 what nodes add up crosses them unsealed ([what that means](trust.md#what-is-not-promised)). Embedding and
 output head are whole on every node, and all of them need the memory of the smallest part.
 
-* Architectures: those that mlx-lm shards. Heads, and heads of keys and values, have to be divisible by the
-  number of nodes. `sealring deployment plan` tells. Tested token for token: llama, qwen3_moe, gpt_oss.
+* Architectures: those that mlx-lm shards, in the tables' column *tensor*. Heads, and heads of keys and
+  values, have to be divisible by the number of nodes. `sealring deployment plan` tells. On 8 nodes none was
+  tried. Tested token for token, with rows that come and go: llama, qwen3_moe, gpt_oss.
 * `--backend ring` (default) is TCP between the nodes' `ring_host` addresses, on ports that change with each
   epoch. `--backend nccl` is for NVIDIA GPUs of one host.
 * `--backend jaccl` is RDMA over Thunderbolt 5. It was never run on hardware. It needs the same build of
@@ -71,8 +75,8 @@ output head are whole on every node, and all of them need the memory of the smal
 REFUSED = """\
 ## Refused
 
-A deployment of these fails before it serves, with this reason. Those that cannot be split can be served by
-one machine.
+A deployment of these in stages fails before it serves, with this reason. Those that cannot be split can be
+served by one machine. The last column is of parts of every layer, as above.
 """
 
 GRAMMARS = """\
@@ -93,12 +97,12 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     assert not wrong, f"wrong in stages: {wrong}"
     refused = [name for name in names if name not in exact]
     served = _table(
-        ["architecture", "hook", "rows", "kv-bits", "prefixes", "drafts"],
+        ["architecture", "hook", "rows", "kv-bits", "prefixes", "drafts", "tensor"],
         [[name, *_abilities(found[name])] for name in exact],
     )
     why = _table(
-        ["architecture", "reason", "why"],
-        [[name, f"`{found[name]['reason']}`", found[name]["why"]] for name in refused],
+        ["architecture", "reason", "why", "tensor"],
+        [[name, f"`{found[name]['reason']}`", found[name]["why"], _ranks(found[name])] for name in refused],
     )
     count = f"{len(exact)} configurations are served in stages, {len(refused)} are refused, none is wrong.\n"
     return "\n".join([INTRODUCTION, count, served, TENSOR, REFUSED, why, GRAMMARS])
@@ -111,7 +115,12 @@ def _abilities(one: dict[str, Any]) -> list[str]:
         "yes" if one["kv_bits"] else "no",
         one["prefixes"],
         "yes" if one["prefixes"] == "any" else "no",
+        _ranks(one),
     ]
+
+
+def _ranks(one: dict[str, Any]) -> str:
+    return ", ".join(ranks for ranks, outcome in one["ranks"].items() if outcome == "exact") or "no"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -123,7 +132,8 @@ def main() -> None:
     if files := sys.argv[1:]:
         merged: dict[str, Any] = {}
         for file in files:
-            merged |= json.loads(Path(file).read_bytes())
+            for name, told in json.loads(Path(file).read_bytes()).items():
+                merged[name] = merged.get(name, {"ranks": {}}) | told
         lines = [
             f"  {json.dumps(name)}: {json.dumps(merged[name])}" for name in sorted(merged, key=str.lower)
         ]

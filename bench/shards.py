@@ -100,7 +100,9 @@ def work(file: Path, keys: Sequence[str]) -> None:
     from sealring.node.engine import device
 
     device.compute_in_batches()
-    mx.distributed.init()
+    hosts = os.environ.pop("MLX_HOSTFILE")
+    mx.distributed.init()  # of one, as in an engine that loads before its group is formed
+    os.environ["MLX_HOSTFILE"] = hosts
     group = mx.distributed.init(strict=True, backend="ring")
     configurations = json.loads(file.read_bytes())
     for key in keys:

@@ -35,16 +35,24 @@ def print_models(nodes: list[dict[str, Any]]) -> None:
 
 
 async def pull(
-    admin: Admin, model: str, nodes: Sequence[str], tell: Callable[[str], None], *, wait: bool = True
+    admin: Admin,
+    model: str,
+    nodes: Sequence[str],
+    tell: Callable[[str], None],
+    *,
+    wait: bool = True,
+    to_plan: bool = False,
 ) -> list[str]:
     """Has nodes fetch a model, and waits until it is there; their names.
 
-    Without `nodes` it is one that is online: one with a part of it, else that with the most memory.
+    With `to_plan` it is all but the weights, of which only the headers come. Without `nodes` it is one that
+    is online: one with a part of it, else that with the most memory.
+
     Raises NotFound, Unavailable (NO_NODE_ONLINE), FailedPrecondition (MODEL_NOT_FETCHED).
     """
     ids = [await find_node(admin, node) for node in nodes] or [await _best(admin, model)]
     for one in ids:
-        await admin.call("PullModel", id=one, model=model)
+        await admin.call("PullModel", id=one, model=model, to_plan=to_plan)
     loop = asyncio.get_running_loop()
     started = loop.time()
     while True:
@@ -57,7 +65,7 @@ async def pull(
                         f"{known[one].name} does not get {model}: {held.problem}", reason="MODEL_NOT_FETCHED"
                     )
         names = [known[one].name for one in known]
-        if not wait or all(any(held.done == held.size > 0 for held in there) for there in found.values()):
+        if not wait or all(any(_is_there(held, to_plan) for held in there) for there in found.values()):
             return names
         done, total = (
             sum(getattr(held, name) for there in found.values() for held in there)
@@ -66,6 +74,10 @@ async def pull(
         share = f"{done / total:.0%} of {size(total)}" if total else "asking who has it"
         tell(f"fetching {model} to {', '.join(names)}: {share}")
         await asyncio.sleep(_POLL_SECONDS)
+
+
+def _is_there(held: Any, to_plan: bool) -> bool:
+    return bool(held.fetched if to_plan else held.done == held.size > 0)
 
 
 async def remove(admin: Admin, model: str, nodes: Sequence[str]) -> list[str]:

@@ -274,13 +274,15 @@ def create(
 
 
 async def _create(admin: Admin, spec: Any, shown: Callable[[str], None]) -> Any:
-    """Creates the deployment; a model that no node has is fetched to one of them first."""
+    """Creates the deployment; of a model that no node has one of them fetches first what planning needs."""
     try:
         return await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS)
     except NotFound as error:
         if error.metadata.get("fetchable") != "yes":
             raise
-    await pull(admin, spec.model, spec.members[:1], shown)
+    # Each node of the one ring fetches its own part; where several need the same, one fetches it for all.
+    apart = spec.strategy == "pipeline" and spec.replicas <= 1
+    await pull(admin, spec.model, spec.members[:1], shown, to_plan=apart)
     shown(f"planning {spec.name}")
     return await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS)
 

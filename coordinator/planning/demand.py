@@ -20,6 +20,7 @@ _MAX_BYTES = 1 << 50
 _MAX_QUANTIZED = 8
 _MAX_WHY = 1000
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 
@@ -142,6 +143,8 @@ def check_profile(profile: model_pb2.ModelProfile) -> None:
         raise _bad("context")
     if not _DIGEST.match(profile.digest) or not _WORD.match(profile.model_type):
         raise _bad("digest or model type")
+    if profile.commit and not _COMMIT.match(profile.commit):
+        raise _bad("commit")
 
 
 def _bad(what: str) -> ModelError:

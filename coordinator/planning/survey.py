@@ -143,7 +143,8 @@ class Survey:
             for member in self._store.members.all(Role.MEMBER)
         ]
         usable(spec, candidates)  # raises where nobody agrees
-        return next(iter(agreeing.values())), candidates
+        partly = (one for one in agreeing.values() if one.commit)  # what it lacks has to be of that commit
+        return next(partly, None) or next(iter(agreeing.values())), candidates
 
     def _obstacle(self, member: StoredMember, deployment: str, serving: Mapping[str, list[_Serves]]) -> str:
         session = self._sessions.find(member.id)

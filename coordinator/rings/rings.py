@@ -136,7 +136,8 @@ class Rings:
         )
         self._not_moved.pop(ring.ring, None)
         self._running[ring.ring] = RunningRing(
-            ring, plan.spec, plan.profile.digest, plan.profile.model_type, machine, self._patience
+            *(ring, plan.spec, plan.profile.digest, plan.profile.model_type, machine, self._patience),
+            commit=plan.profile.commit,
         )
         self._watchers.tell(WatchResponse(ring=self._running[ring.ring].state()))
         for stage in ring.stages:

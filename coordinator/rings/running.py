@@ -30,6 +30,9 @@ class RunningRing:
     machine: RingEpochs
     patience: int
     protocol: int = 0
+    commit: str = ""
+    """Of the hub, from which members fetch what no member has."""
+
     pace: Pace = field(default_factory=Pace)
     served: int = 0
     """The last epoch that served."""
@@ -99,6 +102,7 @@ class RunningRing:
             kv_bits=self.spec.kv_bits,
             protocol=protocol,
             backend=self.backend,
+            commit=self.commit,
         )
 
     def name_of(self, member: str) -> str:

@@ -90,8 +90,10 @@ class Fetcher:
         self._running: dict[tuple[str, bool], asyncio.Task[Path]] = {}
         """By the model's name, and whether it is all of it that is asked for."""
 
-    def begin(self, name: str, needs: Needs | None = None) -> asyncio.Task[Path]:
+    def begin(self, name: str, needs: Needs | None = None, commit: str = "") -> asyncio.Task[Path]:
         """Begins to bring a model here, or what `needs` asks of it, or joins what is under way.
+
+        What comes from the hub is as it was at `commit`, else at that of what is here, else as it is.
 
         Raises FailedPrecondition (DOWNLOADS_NOT_ALLOWED), InvalidInput (BAD_MODEL_NAME).
         """
@@ -104,7 +106,7 @@ class Fetcher:
         key = _checked(name), needs is None
         if key not in self._running:
             pull = self.pulls[name] = Pull(name)
-            task = asyncio.get_running_loop().create_task(self._fetch(pull, needs))
+            task = asyncio.get_running_loop().create_task(self._fetch(pull, needs, commit))
             self._running[key] = task
             task.add_done_callback(partial(self._over, key, pull))
         return self._running[key]
@@ -112,7 +114,7 @@ class Fetcher:
     def _under_way(self, name: str) -> list[asyncio.Task[Path]]:
         return [task for (one, _), task in self._running.items() if one == name]
 
-    async def fetch(self, name: str, needs: Needs | None = None) -> Path:
+    async def fetch(self, name: str, needs: Needs | None = None, commit: str = "") -> Path:
         """The folder of a model, which is brought here first; with `needs` what that asks of it, where a
         member has that. Who gives up waiting does not end it.
 
@@ -121,7 +123,7 @@ class Fetcher:
         under_way = self._under_way(name)
         if under_way:  # perhaps for something else of it
             await asyncio.wait(under_way)
-        return await asyncio.shield(self.begin(name, needs))
+        return await asyncio.shield(self.begin(name, needs, commit))
 
     def place(self, name: str) -> Path:
         """Where a model lies once it has been fetched."""
@@ -216,7 +218,7 @@ class Fetcher:
             pull.problem = "".join(one if one.isprintable() else " " for one in told)[:_MAX_PROBLEM]
             log.warning("model_not_fetched", model=pull.name, why=pull.problem)
 
-    async def _fetch(self, pull: Pull, needs: Needs | None) -> Path:
+    async def _fetch(self, pull: Pull, needs: Needs | None, commit: str) -> Path:
         name = pull.name
         async with self._turn:
             found = await asyncio.to_thread(_whole, name, (self._home, *self._folders))
@@ -229,22 +231,25 @@ class Fetcher:
                 pull.done, pull.size = done, size
 
             if self._asker is None or not await self._asker.fetch(name, landing, progress, needs):
-                await self._from_hub(name, landing, pull, needs)
+                await self._from_hub(name, landing, pull, needs, commit)
             found = await asyncio.to_thread(landing.publish)
         await self.look()
         log.info("model_fetched", model=name, size=pull.size)
         return found
 
-    async def _from_hub(self, name: str, landing: Landing, pull: Pull, needs: Needs | None) -> None:
+    async def _from_hub(
+        self, name: str, landing: Landing, pull: Pull, needs: Needs | None, commit: str
+    ) -> None:
         if HUB_ID.fullmatch(name) is None:
             raise not_found(name, "no member has it; the hub's models are named org/name")
+        options = ["--commit", commit] if commit else []
         if needs is None:
-            await self._ask_hub(name, pull)
+            await self._ask_hub(name, pull, *options)
             return
-        await self._ask_hub(name, pull, "--part")
+        await self._ask_hub(name, pull, "--part", *options)
         ranges = json.dumps(await needs(landing.path)).encode()
         await asyncio.to_thread(write_atomic, landing.path / WANTED, ranges)
-        await self._ask_hub(name, pull, "--part")
+        await self._ask_hub(name, pull, "--part", *options)
 
     async def _ask_hub(self, name: str, pull: Pull, *options: str) -> None:
         """By a process of its own. Raises what it says."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from sealring.node.link.params import LinkParams
 from sealring.v1 import membership_pb2
 
 KV_BITS = (0, 4, 8)
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class EpochPlan:
     backend: str
     """Of the group in which members compute together, each a part of every layer; none in a pipeline."""
     links: tuple[LinkPlan, ...]
+    commit: str = ""
+    """Of the hub, of which what is fetched from there has to be."""
 
 
 def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str) -> EpochPlan:
@@ -85,6 +89,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         kv_bits=prepare.kv_bits,
         backend=prepare.backend,
         links=_links(ring, prepare.epoch, own, roster),
+        commit=prepare.commit,
     )
 
 
@@ -113,6 +118,7 @@ def _check_bounds(prepare: membership_pb2.PrepareEpoch) -> None:
         and 1 <= prepare.prefill_chunk <= MAX_PREFILL_CHUNK
         and prepare.kv_budget >= 1
         and prepare.kv_bits in KV_BITS
+        and (not prepare.commit or COMMIT.fullmatch(prepare.commit))
     ):
         raise InvalidInput("the epoch's limits are out of bounds", reason="BAD_EPOCH")
 

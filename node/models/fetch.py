@@ -28,7 +28,15 @@ from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.node.ipc.frames import FrameSocket
 from sealring.node.models.folders import not_found
 from sealring.node.models.hub import Repository
-from sealring.node.models.kept import beginnings, every_part, headers, note_of, runs, with_ranges
+from sealring.node.models.kept import (
+    beginnings,
+    check_commit,
+    every_part,
+    headers,
+    note_of,
+    runs,
+    with_ranges,
+)
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import PART, Manifest
 from sealring.v1 import engine_pb2
@@ -54,6 +62,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--part", action="store_true", help="headers, and what the file .wanted names")
+    parser.add_argument("--commit", default="", help="of the repository, if nothing of it is here yet")
     parser.add_argument("--control-fd", type=int, required=True)
     arguments = parser.parse_args()
     logging.configure("fetch")
@@ -61,20 +70,23 @@ def main() -> None:
     frames = FrameSocket(control)
     threading.Thread(target=_die_with_daemon, args=(control,), daemon=True).start()
     try:
-        fetch(arguments.model, arguments.home, frames, part=arguments.part)
+        fetch(arguments.model, arguments.home, frames, part=arguments.part, commit=arguments.commit)
     except SealringError as error:
         log.error("model_not_fetched", reason=error.reason, why=error.message)
         frames.send(engine_pb2.HubEvent(problem=to_problem(error)))
         sys.exit(1)
 
 
-def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False) -> None:
-    """Raises NotFound (MODEL_NOT_FOUND), Unavailable (HUB_OFFLINE, HUB_UNREACHABLE), ResourceExhausted
+def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, commit: str = "") -> None:
+    """Fetches it as it was at `commit`, else as it is, if nothing of it is here yet.
+
+    Raises NotFound (MODEL_NOT_FOUND), Unavailable (HUB_OFFLINE, HUB_UNREACHABLE), ResourceExhausted
     (DISK_FULL), ModelError (MODEL_TOO_LARGE, MODEL_PART_DAMAGED, OTHER_MODEL_VERSION, BAD_HUB_ANSWER)."""
     try:
         landing = Landing(home, model)
         note = note_of(landing.path)
-        repository = Repository(model, note.commit if note is not None else "")
+        check_commit(model, note, commit)
+        repository = Repository(model, (note.commit if note is not None else "") or commit)
         manifest = repository.manifest()
         if note is not None:
             if _shape(note.manifest) != _shape(manifest):
@@ -86,9 +98,9 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False) ->
             manifest = note.manifest
         fetching = _Fetching(repository, landing, frames)
         ranges = _wanted(landing.path / WANTED) if part else ()
-        commit = repository.commit if note is None or note.commit else ""
+        unhashed = note is None or note.commit != ""
         wanted = beginnings(manifest) if part else every_part(manifest)
-        landing.begin(manifest, wanted, commit)
+        landing.begin(manifest, wanted, repository.commit if unhashed else "")
         fetching.fill()
         if part:
             wanted = headers(manifest, wanted, landing.path)

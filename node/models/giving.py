@@ -35,7 +35,7 @@ from sealring.mesh.rpc.limits import Buckets
 from sealring.mesh.rpc.tls import peer_identity
 from sealring.node.models.folders import FolderState, local_model, not_found
 from sealring.node.models.kept import Note, Parts, every_part, note_of, to_message
-from sealring.node.models.manifest import PART, Manifest, open_inside
+from sealring.node.models.manifest import PART, Manifest, hash_part, open_inside
 from sealring.v1 import models_pb2, models_pb2_grpc
 
 log = structlog.get_logger()
@@ -161,20 +161,43 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         own = note_of(state.path)
         if own is not None and own.commit:
             raise not_found(state.path.name, "this node has parts of it, and of the others not even hashes")
-        for note in (own, Note.read(apart, state.path)):
+        part = own if own is not None and not own.whole else None
+        beside = Note.read(apart, state.path)
+        if beside is not None and part is not None and not beside.is_of(part):
+            beside = None  # of what lay there before
+        for note in (own, beside):
             if note is not None and note.state == state:
                 return _Known(state, note.manifest, note.have)
-        if own is not None and not own.whole:
-            raise _changed(state.path)  # more of it is on its way
-        manifest = Manifest.of(state.path, self._stop)
+        if part is not None:  # it was copied, perhaps without some of it
+            manifest, have = part.manifest, self._still_there(state.path, part)
+        else:
+            manifest = Manifest.of(state.path, self._stop)
+            have = every_part(manifest)
         if FolderState.read(state.path) != state:
             raise _changed(state.path)
-        note = Note(manifest, every_part(manifest), state)
+        note = Note(manifest, have, state)
         try:
             note.write(apart)
         except OSError as error:
             log.warning("manifest_not_noted", model=state.path.name, error=error.strerror)
         return _Known(state, manifest, note.have)
+
+    def _still_there(self, folder: Path, note: Note) -> Parts:
+        """The parts that a note names and that are what it says. Raises ModelError (MODEL_CHANGED)."""
+        found = []
+        try:
+            for file, have in zip(note.manifest.files, note.have, strict=True):
+                descriptor = open_inside(folder, file.name)
+                try:
+                    if os.fstat(descriptor).st_size != file.size:
+                        raise _changed(folder)
+                    hashes = {part: hash_part(descriptor, file.size, part, self._stop) for part in have}
+                finally:
+                    os.close(descriptor)
+                found.append(frozenset(part for part, digest in hashes.items() if file.fits(part, digest)))
+        except OSError:
+            raise _changed(folder) from None
+        return found
 
     def _made(self, state: FolderState, task: asyncio.Task[_Known]) -> None:
         del self._making[state]

@@ -98,6 +98,12 @@ class Note:
             for part in here
         )
 
+    def is_of(self, other: Note) -> bool:
+        """Whether it tells of parts of the same model, and of none that the other does not."""
+        return self.manifest.digest == other.manifest.digest and all(
+            mine <= theirs for mine, theirs in zip(self.have, other.have, strict=True)
+        )
+
     def write(self, file: Path) -> None:
         """Durably. Raises OSError."""
         message = to_message(self.manifest, self.have)
@@ -151,6 +157,16 @@ class Note:
 def note_of(folder: Path) -> Note | None:
     """What a folder says of itself. Raises ModelError (BAD_MODEL_NOTE)."""
     return Note.read(folder / NOTE, folder)
+
+
+def check_commit(name: str, note: Note | None, commit: str) -> None:
+    """Raises ModelError (OTHER_MODEL_VERSION) for a part from the hub as it was at another commit."""
+    if note is not None and commit and note.commit not in ("", commit):
+        raise ModelError(
+            f"the part of {name} that is here is of commit {note.commit[:8]}, and {commit[:8]} is deployed",
+            hint="remove it first: sealring model remove",
+            reason="OTHER_MODEL_VERSION",
+        )
 
 
 def is_part(folder: Path) -> bool:

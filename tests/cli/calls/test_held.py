@@ -24,6 +24,7 @@ class Admin:
         self.state = admin_pb2.NODE_STATE_ONLINE if online else admin_pb2.NODE_STATE_OFFLINE
         self.ordered: list[tuple[str, str, str]] = []
         self.unknown = True
+        self.to_plan: bool | None = None
 
     async def call(self, method: str, **asked: Any) -> Any:
         if method == "ListNodes":
@@ -36,6 +37,7 @@ class Admin:
             if not self.ordered:
                 raise NotFound("no node has it", fetchable="yes" if self.unknown else "")
             return "created"
+        self.to_plan = asked.get("to_plan")
         self.ordered.append((method, asked["id"], asked["model"]))
         return None
 
@@ -78,6 +80,19 @@ async def test_deploy_fetches_what_no_node_has() -> None:
     admin, spec = Admin(WHOLE), admin_pb2.DeploymentSpec(name="m", model=MODEL)
     assert await _create(admin, spec, lambda text: None) == "created"  # type: ignore[arg-type]
     assert admin.ordered == [("PullModel", "b", MODEL)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "to_plan"), [({}, True), ({"replicas": 2}, False), ({"strategy": "tensor"}, False)]
+)
+async def test_deploy_fetches_what_planning_needs_where_each_node_fetches_its_own_part(
+    fields: dict[str, Any], to_plan: bool
+) -> None:
+    headers = [Held(name=MODEL, size=10, done=1, fetched=True)]
+    admin = Admin(headers if to_plan else WHOLE)
+    spec = admin_pb2.DeploymentSpec(**{"name": "m", "model": MODEL, "strategy": "pipeline"} | fields)
+    assert await _create(admin, spec, lambda text: None) == "created"  # type: ignore[arg-type]
+    assert admin.to_plan == to_plan
     admin = Admin(WHOLE)
     admin.unknown = False
     with pytest.raises(NotFound):

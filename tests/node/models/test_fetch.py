@@ -143,7 +143,8 @@ def test_a_part_comes_at_its_commit_and_the_rest_later(hub: LocalHub, tmp_path: 
     note = kept(tmp_path)
     assert ([sorted(one) for one in note.have], note.commit) == ([[0], [0, 2]], COMMIT)
     hub.commit = "e" * 40  # it has moved on
-    run(hub, tmp_path)
+    assert run(hub, tmp_path, "org/model", "--commit", hub.commit)[-1].problem.reason == "OTHER_MODEL_VERSION"
+    run(hub, tmp_path, "org/model", "--commit", COMMIT)
     assert all(COMMIT in path for _, path, _ in hub.asked if "/resolve/" in path)
     assert hub.sent("GET", "/storage/")[2:] == [
         f"bytes={PART}-{2 * PART - 1}",

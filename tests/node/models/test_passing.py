@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import multiprocessing
 import os
 import random
@@ -23,9 +24,9 @@ from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, server_cre
 from sealring.node.models import giving, kept, landing, manifest
 from sealring.node.models import landing as landing_module
 from sealring.node.models.asking import ModelAsker
-from sealring.node.models.folders import NOTE
+from sealring.node.models.folders import NOTE, FolderState
 from sealring.node.models.giving import SERVICE, ModelGiver
-from sealring.node.models.kept import note_of
+from sealring.node.models.kept import Note, every_part, note_of
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import Manifest
 from sealring.v1 import models_pb2, models_pb2_grpc
@@ -299,6 +300,34 @@ async def test_what_a_stage_needs_comes_and_no_more(world: World, monkeypatch: p
         asked = models_pb2.ReadModelRequest(manifest=digest, file=2, first=3, parts=1)
         assert await refusal(stub.Read(asked)) == "BAD_MODEL_RANGE"
     world.members.append(member)
+
+
+async def test_a_part_that_was_copied_is_looked_at_again(world: World) -> None:
+    """It has other times, perhaps not all of its parts. A note of when more lay there is not believed."""
+    folder = make_model(world.tmp_path / "a" / "model", parts=6)
+    with (folder / "model.safetensors").open("r+b") as header:
+        header.write((8).to_bytes(8, "little"))
+    await world.add("a")
+    world.sign()
+    landing = world.landing()
+    wanted = ("model.safetensors", 3 * PART, 5 * PART)
+    assert await world.asker().fetch("org/model", landing, ignore, ranges(wanted))
+    found = landing.publish()
+    before = note_of(found)
+    assert before is not None
+    with (found / "model.safetensors").open("r+b") as stream:
+        stream.seek(3 * PART)
+        stream.write(bytes(PART))
+    for path in found.iterdir():
+        os.utime(path, ns=(5, 5))
+    notes = world.tmp_path / "own-notes"
+    notes.mkdir()
+    stale = Note(before.manifest, every_part(before.manifest), FolderState.read(found))
+    stale.write(notes / f"{hashlib.sha256(bytes(found.resolve())).hexdigest()}.json")
+    for _ in range(2):  # the second time by the note that the first has written
+        known = await (await world.add("own")).giver._manifest(found)
+        assert known.manifest.digest == before.manifest.digest
+        assert known.have[2] == before.have[2] - {3}
 
 
 def give_and_stall(pipe: Any, material: TlsMaterial, folder: Path, caller: str) -> None:
