@@ -30,6 +30,7 @@ REVIEWED_READERS = {
     "node/carrier/ring.py",  # sets what MLX reads
     "node/engine/group.py",  # likewise
     "node/engine/nvidia.py",  # likewise
+    "node/engine/staging/shards.py",  # likewise
     "node/main.py",  # likewise
     "node/scratch.py",  # likewise
     "node/models/folders.py",  # where the Hugging Face library keeps models
