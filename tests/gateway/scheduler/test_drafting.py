@@ -1,15 +1,28 @@
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sealring.gateway.scheduler import (
+    Action,
+    AnnounceStep,
+    Finish,
+    MemberMemory,
+    OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+)
 from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.drafting import DEPTHS, LOSS, Depth, Drafting
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.composition import Composition
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
 
 STAGES = 3
 COSTS = StepCosts(rows=((1, 1.0),), tokens=((1, 1.0), (2, 1.1), (4, 1.3), (8, 1.8), (16, 3.0)))
@@ -100,3 +113,38 @@ def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
             drafting.done(brought, 0.0, knows=True)
         assert lane.steps == 4
         assert drafting.under_way(lane) == 0
+
+
+def test_what_steps_with_drafts_brought_is_counted() -> None:
+    """Each draft is right."""
+    any_prefix = control.PREFIX_SUPPORT_ANY
+    members = (MemberMemory(1, 0, 1 << 40),) * STAGES
+    facts = RingFacts(members, 4, 64, prefixes=any_prefix, speculate=True, costs=COSTS)
+    scheduler = Scheduler(queue_limit=1)
+    composition = Composition(epoch=1, max_rows=4, prefill_chunk=64)
+    request = Request("a", "", 60, inference.Envelope())
+    todo: deque[Action] = deque([*scheduler.attach(facts), *scheduler.submit(request, 0.0)])
+    under_way: deque[control.StepDone] = deque()
+    said, ends = 0, []
+    for now in range(200):
+        while todo:
+            action = todo.popleft()
+            if isinstance(action, OpenRow):
+                todo += scheduler.row_opened(
+                    action.row, prompt_tokens=4, params_bytes=64, max_tokens=60, drafts=15
+                )
+            elif isinstance(action, AnnounceStep):
+                done = control.StepDone(step=action.step.number, guesses=True)
+                for row in composition.apply(action.step).sampled:
+                    done.outputs.add(row=row, text="x")
+                under_way += [done] if done.outputs else []
+            elif isinstance(action, Finish):
+                ends.append(action.completion_tokens)
+        if under_way:
+            done = under_way.popleft()
+            for output in done.outputs:
+                said += 1
+                output.tokens = said
+            todo += scheduler.step_done(done, float(now))
+    assert (said, ends) == (60, [60])
+    assert request.accepted == request.drafted > 20
