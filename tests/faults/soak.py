@@ -25,7 +25,6 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from statistics import median
 
 import psutil
 from acts import ACTS
@@ -50,9 +49,10 @@ SHARE = 0.25
 MEASURED = 8
 """Answers of each kind by which that is measured."""
 WARM_SECONDS = 300.0
-"""Until memory has to be flat; of a run of less than twice that it tells nothing."""
+"""Until memory has to be flat; of a run of less than three times that it tells nothing."""
 GROWTH = 1.15, 16 << 20
-"""The share and the bytes on top of it by which a process's memory may be above what it was."""
+"""The share and the bytes on top of it by which the most that a process needs may be above what it was. What
+it needs at other times says little: one that was just killed has nothing yet."""
 
 
 async def main(options: argparse.Namespace) -> int:
@@ -75,7 +75,7 @@ async def main(options: argparse.Namespace) -> int:
     )
     say(
         "\n".join(
-            grown or ["memory: flat" if options.seconds >= 2 * WARM_SECONDS else "memory: too short to tell"]
+            grown or ["memory: flat" if options.seconds >= 3 * WARM_SECONDS else "memory: too short to tell"]
         )
     )
     return int(bool(outcome.lost or outcome.wrong or late or grown))
@@ -139,7 +139,7 @@ async def soak(place: SeparatePlace, seed: int, seconds: float, requests: int) -
         breaking = group.create_task(break_it())
         await asyncio.gather(breaking, *(group.create_task(ask(*each)) for each in asked))
         watching.cancel()
-    if seconds < 2 * WARM_SECONDS:
+    if seconds < 3 * WARM_SECONDS:
         return outcome, []
     return outcome, list(filter(None, (grown(name, all_of) for name, all_of in memory.items())))
 
@@ -161,7 +161,7 @@ def grown(name: str, samples: list[tuple[float, int]]) -> str:
     after = [size for at, size in samples if at >= WARM_SECONDS]
     if not after:
         return ""
-    first, last = median(after[: len(after) // 3 or 1]), median(after[-(len(after) // 3 or 1) :])
+    first, last = max(after[: len(after) // 3 or 1]), max(after[-(len(after) // 3 or 1) :])
     if last <= first * GROWTH[0] + GROWTH[1]:
         return ""
     return f"memory of {name}: {first / 2**20:.0f} to {last / 2**20:.0f} MiB"
