@@ -435,7 +435,8 @@ class Daemon:
                 await self._take_roster(self._unsaved[0])
 
     async def _vacate(self, seat: Seat, epoch: MemberEpoch) -> None:
-        if await seat.vacate(epoch) and self._seats.get(seat.ring) is seat:
+        await seat.vacate(epoch)
+        if seat.epoch is None and self._seats.get(seat.ring) is seat:  # or another began meanwhile
             del self._seats[seat.ring]
 
     async def _stop(self, reason: str) -> None:

@@ -116,19 +116,18 @@ class Seat:
             attended=epoch.gateway is not None and epoch.gateway.used,
         )
 
-    async def vacate(self, epoch: MemberEpoch) -> bool:
+    async def vacate(self, epoch: MemberEpoch) -> None:
         """Frees the weights once this epoch has left nothing behind, unless another one wants them by now.
 
-        Whether the seat is empty. Nothing is loaded in any seat meanwhile.
+        Nothing is loaded in any seat meanwhile.
         """
-        return await asyncio.shield(self._around.engines.ending(self._vacate(epoch)))
+        await asyncio.shield(self._around.engines.ending(self._vacate(epoch)))
 
-    async def _vacate(self, epoch: MemberEpoch) -> bool:
+    async def _vacate(self, epoch: MemberEpoch) -> None:
         await epoch.closed()
         if self.epoch is epoch:
             self.epoch = None
             await self._engine.drop()
-        return self.epoch is None
 
     # Parts of an epoch
 
