@@ -35,6 +35,9 @@ python -m bench.architectures found.json shards.json
 Each of these gives the same logits in three stages as whole, bit for bit: prompts in chunks, rows that join
 and leave, states that pass through records. A row's logits are those that it gets alone, but for rounding.
 
+Tokens over real rings of three nodes are those of mlx-lm, too, for the configurations that
+`tests/integration/test_unusual.py` names (`make sweep`): those with hooks, and recurrent_gemma and nanochat.
+
 - **hook**: sealring has code of its own for it: its layers do more than hand one state on, or mlx-lm's code
   knows the position of one row only.
 - **rows**: *together* if the rows that decode share a step, so that weights are read once for all of them;

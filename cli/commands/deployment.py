@@ -45,6 +45,8 @@ short = typer.Typer()
 PLAN_SECONDS = 180.0
 """A node that sees a large model for the first time reads the headers of all its weights."""
 
+_FETCH_SECONDS = 86400.0
+
 _SHAPE = "What a ring holds"
 _NODES = "Which nodes"
 
@@ -235,7 +237,8 @@ def create(
     spec: Any,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait until it serves")] = True,
     wait_timeout: Annotated[
-        Seconds, Seconds.option("how long to wait at most", least=1, most=86400)
+        Seconds,
+        Seconds.option("how long to wait at most, but for what comes from the hub", least=1, most=86400),
     ] = Seconds(600),
     as_json: AsJson = False,
 ) -> None:
@@ -250,9 +253,10 @@ def create(
         await name_members(admin, spec)
         with progress(f"planning {spec.name}") as shown:
             asked = True
-            answer = await _create(admin, spec, shown.update)
+            answer, fetches = await _create(admin, spec, shown.update)
             if wait:
-                await wait_until_serving(admin, spec.name, seconds=wait_timeout, say=shown.update)
+                most = _FETCH_SECONDS if fetches else wait_timeout
+                await wait_until_serving(admin, spec.name, seconds=most, say=shown.update)
         return answer.plan, await count_idle(admin, answer.plan)
 
     try:
@@ -273,10 +277,11 @@ def create(
         say(f"as few nodes hold it as can: {idle} online hold none of it (hint: --stages N, --replicas N)")
 
 
-async def _create(admin: Admin, spec: Any, shown: Callable[[str], None]) -> Any:
-    """Creates the deployment; of a model that no node has one of them fetches first what planning needs."""
+async def _create(admin: Admin, spec: Any, shown: Callable[[str], None]) -> tuple[Any, bool]:
+    """Creates the deployment; of a model that no node has one of them fetches first what planning needs. The
+    answer, and whether its nodes fetch their parts from the hub now, which takes as long as it does."""
     try:
-        return await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS)
+        return await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS), False
     except NotFound as error:
         if error.metadata.get("fetchable") != "yes":
             raise
@@ -284,7 +289,7 @@ async def _create(admin: Admin, spec: Any, shown: Callable[[str], None]) -> Any:
     apart = spec.strategy == "pipeline" and spec.replicas <= 1
     await pull(admin, spec.model, spec.members[:1], shown, to_plan=apart)
     shown(f"planning {spec.name}")
-    return await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS)
+    return await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS), apart
 
 
 command(

@@ -80,9 +80,16 @@ class EngineKeeper:
             self._profiles.popitem(last=False)
         return profile
 
-    async def for_stage(self, name: str, layers: tuple[int, int] | None, commit: str = "") -> Path:
+    async def for_stage(
+        self,
+        name: str,
+        layers: tuple[int, int] | None,
+        commit: str = "",
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> Path:
         """A model's folder with what these layers need, None: with all. What is not here is brought here,
-        where the owner allows it: from the hub as it was at `commit`, if that is given.
+        where the owner allows it: from the hub as it was at `commit`, if that is given. `progress` is told
+        the share of it that has come, 0 to 1.
 
         Raises as `find`, what `Fetcher.fetch` raises, and what measuring raises.
         """
@@ -99,7 +106,7 @@ class EngineKeeper:
                 check_commit(name, note, commit)
                 if note is None or note.whole or (needs is not None and note.holds(await needs(place))):
                     return place
-        return await self._fetcher.fetch(name, needs, commit)
+        return await self._fetcher.fetch(name, needs, commit, progress)
 
     async def _ranges(self, lo: int, hi: int, path: Path) -> list[tuple[str, int, int]]:
         return await self.shielded(self._measure(lambda engine: engine.ranges(str(path), lo, hi)))

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ _FOR_HUB = (
 
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _MAX_PROBLEM = 500
+_TELL_SECONDS = 1.0
 MAX_MODELS = 64
 """So many are told of."""
 
@@ -114,7 +115,13 @@ class Fetcher:
     def _under_way(self, name: str) -> list[asyncio.Task[Path]]:
         return [task for (one, _), task in self._running.items() if one == name]
 
-    async def fetch(self, name: str, needs: Needs | None = None, commit: str = "") -> Path:
+    async def fetch(
+        self,
+        name: str,
+        needs: Needs | None = None,
+        commit: str = "",
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> Path:
         """The folder of a model, which is brought here first; with `needs` what that asks of it, where a
         member has that. Who gives up waiting does not end it.
 
@@ -123,7 +130,12 @@ class Fetcher:
         under_way = self._under_way(name)
         if under_way:  # perhaps for something else of it
             await asyncio.wait(under_way)
-        return await asyncio.shield(self.begin(name, needs, commit))
+        task = self.begin(name, needs, commit)
+        while not task.done():
+            await asyncio.wait((task,), timeout=_TELL_SECONDS)
+            pull = self.pulls.get(name)
+            progress(pull.done / pull.size if pull is not None and pull.size else 0.0)
+        return await asyncio.shield(task)
 
     def place(self, name: str) -> Path:
         """Where a model lies once it has been fetched."""

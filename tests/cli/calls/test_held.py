@@ -78,7 +78,7 @@ async def test_only_nodes_that_fetched_it_are_asked_to_remove_it() -> None:
 
 async def test_deploy_fetches_what_no_node_has() -> None:
     admin, spec = Admin(WHOLE), admin_pb2.DeploymentSpec(name="m", model=MODEL)
-    assert await _create(admin, spec, lambda text: None) == "created"  # type: ignore[arg-type]
+    assert await _create(admin, spec, lambda text: None) == ("created", False)  # type: ignore[arg-type]
     assert admin.ordered == [("PullModel", "b", MODEL)]
 
 
@@ -91,7 +91,7 @@ async def test_deploy_fetches_what_planning_needs_where_each_node_fetches_its_ow
     headers = [Held(name=MODEL, size=10, done=1, fetched=True)]
     admin = Admin(headers if to_plan else WHOLE)
     spec = admin_pb2.DeploymentSpec(**{"name": "m", "model": MODEL, "strategy": "pipeline"} | fields)
-    assert await _create(admin, spec, lambda text: None) == "created"  # type: ignore[arg-type]
+    assert await _create(admin, spec, lambda text: None) == ("created", to_plan)  # type: ignore[arg-type]
     assert admin.to_plan == to_plan
     admin = Admin(WHOLE)
     admin.unknown = False
