@@ -42,34 +42,35 @@ class Depth:
     """How many drafts pay, for the answer of one row after the other.
 
     A run of d drafts takes all stages as long as a step without, and what the table of costs says that d more
-    tokens take, which `_drift` corrects; in a chain another is done after a stage's part of that, which
-    `_crowd` corrects. With `_right` of `_tried` drafts right, d are chosen such that a chain brings most
-    tokens a second.
+    tokens take, until such runs have been timed. In a chain another is done after a stage's part of that,
+    which `_crowd` corrects. With `_right` of `_tried` drafts right, d are chosen such that a chain brings
+    most tokens a second.
 
     What an answer loses by drafts comes out of a credit. What it gains by them fills that, and its time
-    without them at a rate of LOSS; without credit nothing is guessed.
+    without them at a rate of LOSS. No run is longer than the credit allows if all of its drafts are wrong;
+    an answer begins with what the shortest may lose.
     """
 
     def __init__(self, costs: StepCosts, stages: int) -> None:
         self._stages = stages
         self._more = {depth: stages * (costs.chunk(1 + depth) - costs.chunk(1)) for depth in DEPTHS}
-        self._drift = self._crowd = 1.0
+        self._timed: set[int] = set()
+        self._crowd = 1.0
         self._plain: float | None = None
         self.begin()
 
     def begin(self) -> None:
         """Another answer."""
-        self._right = self._tried = self._credit = 0.0
+        self._right = self._tried = 0.0
+        self._credit = self._loss(DEPTHS[0])
 
     def wanted(self, most: int) -> int:
         """Drafts of a chain's first run, at most so many; 0 where none are worth it."""
-        depths = [depth for depth in DEPTHS if depth <= most]
-        if self._plain is None or not depths or self._credit < 0:
+        depths = [depth for depth in DEPTHS if depth <= most and self._loss(depth) <= self._credit]
+        if self._plain is None or not depths:
             return 0
         best = max(depths, key=self._rate)
-        if self.pays(best):
-            return best
-        return DEPTHS[0] if self._credit >= self._trial(self._plain) else 0
+        return best if self.pays(best) else DEPTHS[0]
 
     def pays(self, drafts: int) -> bool:
         """Whether a chain of such runs is expected to bring more than steps without."""
@@ -81,8 +82,13 @@ class Depth:
             self._plain = seconds
         seconds = min(seconds, _FURTHEST * self._plain)
         self._plain += _WEIGHT * (seconds - self._plain)
-        if self._credit < self._trial(self._plain):
+        if self._credit < self._loss(DEPTHS[0]):
             self._credit += LOSS * seconds
+
+    def waited(self, seconds: float) -> None:
+        """What a step without drafts took that was not announced ahead, because of drafts."""
+        if self._plain is not None:
+            self._credit -= max(0.0, min(seconds, _FURTHEST * self._plain) - self._plain)
 
     def run(self, drafts: int, right: int, tried: int, tokens: int, seconds: float, *, first: bool) -> None:
         """A run has brought so many tokens, `seconds` after what came before it."""
@@ -93,9 +99,9 @@ class Depth:
         expected = self._first(drafts) if first else self._next(drafts)
         seconds = min(seconds, _FURTHEST * expected)
         if first:
-            drift = (seconds - self._plain) / max(self._more[drafts], 1e-9)
-            drift = min(max(drift, 1 / _FURTHEST), _FURTHEST)
-            self._drift += _WEIGHT * (drift - self._drift)
+            weight = _WEIGHT if drafts in self._timed else 1.0
+            self._timed.add(drafts)
+            self._more[drafts] += weight * (max(0.0, seconds - self._plain) - self._more[drafts])
         else:
             self._crowd += _WEIGHT * (self._crowd * seconds / expected - self._crowd)
         self._credit += tokens * self._plain - seconds
@@ -107,14 +113,14 @@ class Depth:
         return 1 / (1 - right) / (self._first(drafts) + self._next(drafts) * whole / (1 - whole))
 
     def _first(self, drafts: int) -> float:
-        return (self._plain or 0.0) + self._drift * self._more[drafts]
+        return (self._plain or 0.0) + self._loss(drafts)
 
     def _next(self, drafts: int) -> float:
         return self._crowd * self._first(drafts) / self._stages
 
-    def _trial(self, plain: float) -> float:
-        """Seconds that a run of fewest drafts loses where none is right."""
-        return self._first(DEPTHS[0]) - plain
+    def _loss(self, drafts: int) -> float:
+        """Seconds that a run loses where no draft is right: more drafts take no less time."""
+        return max(more for depth, more in self._more.items() if depth <= drafts)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,6 +159,7 @@ class Drafting:
         self._chain: _Chain | None = None
         self._runs: deque[_Run] = deque()
         self._at: float | None = None
+        self._waits = False  # the next step without drafts could not be announced ahead
 
     def under_way(self, lane: Lane) -> int:
         """Steps of the lane with drafts."""
@@ -175,7 +182,14 @@ class Drafting:
         if row.closed or not self._knows:
             return 0
         drafts = self._depth.wanted(min(row.drafts, lane.left(row) - 2))  # the limit is left to other steps
-        return None if drafts and lane.outstanding > self.under_way(lane) else drafts
+        if not drafts or lane.outstanding == self.under_way(lane):
+            return drafts
+        self._waits = True
+        return None
+
+    def asks(self, lane: Lane) -> bool:
+        """Whether it matters if the head could guess how the lane's row goes on; else it is not to tell."""
+        return self._possible and any(row.drafts for row in lane.rows.values()) and len(lane.rows) == 1
 
     def announced(self, lane: Lane, drafts: int) -> None:
         chain = self._chain
@@ -183,15 +197,21 @@ class Drafting:
         if chain is None:
             (row,) = lane.rows.values()
             chain = self._chain = _Chain(lane, row, drafts)
+        self._waits = True
         chain.runs += 1
         chain.live += 1
         chain.row.request.drafted += drafts + (not first)
         self._runs.append(_Run(chain, first))
 
     def plain(self, now: float, *, follows: bool, knows: bool) -> None:
-        """A step without drafts is done; `follows` another that was under way with it, and nothing else."""
-        if follows and self._possible and self._at is not None:
-            self._depth.plain(now - self._at)
+        """A step without drafts is done; `follows` another that was under way with it, and nothing else.
+        `knows`: the head could guess how the row goes on."""
+        if self._possible and self._at is not None:
+            if follows:
+                self._depth.plain(now - self._at)
+            elif self._waits:
+                self._depth.waited(now - self._at)
+        self._waits = self._waits and follows
         self._at, self._knows = now, knows
 
     def done(self, tokens: int, now: float, *, knows: bool) -> None:

@@ -313,6 +313,7 @@ class StepPlanner:
             step = self._step(leaving, joining)
             self._before = *self._before[:2], self._before[2] + 1
         step.decode.lane, step.decode.drafts = lane.number, drafts
+        step.decode.asks = self._drafting.asks(lane)
         follows = lane.outstanding > self._drafting.under_way(lane)
         if drafts:
             self._drafting.announced(lane, drafts)

@@ -142,7 +142,8 @@ class ResolvedStep:
     `changes` are in order: adoptions, settled rows, keeps and drops, all others. Exactly one of
     `chunks` and `rows` is non-empty, or neither. `sampled` are the rows that get a token, in the order of the
     token record on the closing edge (uint32 [len(sampled)]); a row with `drafts` is there once more for each.
-    Where the step `continues`, it computes a draft in place of the row's last token.
+    Where the step `continues`, it computes a draft in place of the row's last token. `asks`: the gateway
+    wants to know whether the head could guess how its one row goes on.
     `digest` is 32 bytes over the composition after the changes and this step's work.
     """
 
@@ -155,6 +156,7 @@ class ResolvedStep:
     sampled: tuple[int, ...]
     drafts: int = 0
     continues: bool = False
+    asks: bool = False
 
 
 class Composition:
@@ -229,7 +231,7 @@ class Composition:
         chunks: tuple[Chunk, ...] = ()
         lane: int | None = None
         rows: tuple[int, ...] = ()
-        drafts, continues = 0, False
+        drafts, continues, asks = 0, False, False
         if work == "prefill":
             chunks = self._prefill(step.prefill.chunks)
             sampled = tuple(row for chunk in chunks for row in chunk.sampled)
@@ -238,7 +240,7 @@ class Composition:
             rows = self.lane_rows(lane)
             if not rows:
                 raise _bad(f"lane {lane} has no rows to decode")
-            drafts = step.decode.drafts
+            drafts, asks = step.decode.drafts, step.decode.asks and len(rows) == 1
             if drafts:
                 continues = rows[0] in self._drafted
                 sampled = self._draft(rows, drafts)
@@ -250,7 +252,9 @@ class Composition:
             sampled = ()
         self._tokens = self._count() if changes or chunks else self._tokens + len(rows) * (1 + drafts)
         digest = self._digest(lane, chunks, drafts, changes)
-        return ResolvedStep(step.number, digest, changes, chunks, lane, rows, sampled, drafts, continues)
+        return ResolvedStep(
+            step.number, digest, changes, chunks, lane, rows, sampled, drafts, continues, asks
+        )
 
     def _draft(self, rows: tuple[int, ...], drafts: int) -> tuple[int, ...]:
         if len(rows) != 1 or drafts > MAX_DRAFTS:

@@ -908,21 +908,25 @@ class Decode(_message.Message):
 
     LANE_FIELD_NUMBER: _builtins.int
     DRAFTS_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
     lane: _builtins.int
     drafts: _builtins.int
     """Of a lane of one row: so many tokens that the head guesses are computed along with the last one, and a token
     is sampled behind each. StepDone has an output for each that counts. Where drafts of the row are not settled,
     the step goes on behind them with one draft more, and counts only if all of them were right.
     """
+    asks: _builtins.bool
+    """of a lane of one row: StepDone is to say whether the head knows tokens that may follow"""
     def __init__(
         self,
         *,
         lane: _builtins.int = ...,
         drafts: _builtins.int = ...,
+        asks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "lane", b"lane"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "drafts", b"drafts", "lane", b"lane"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -944,7 +948,7 @@ class StepDone(_message.Message):
     more: _builtins.bool
     """of this step: another message follows"""
     guesses: _builtins.bool
-    """of a step of one row: the head knows tokens that may follow"""
+    """where the step asks: the head knows tokens that may follow"""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowOutput]: ...
     def __init__(

@@ -505,7 +505,7 @@ class Front:
                 self._emit(engine.EngineEvent(done=done))
         rest = [output for output in outputs if not (output.logprobs and output.logprobs[0].prompt)]
         done = control.StepDone(step=step.number, outputs=rest)
-        if outputs and len(step.rows) == 1 and opened is not None and opened.drafts:
+        if step.asks and outputs and opened is not None and opened.drafts:
             done.guesses = opened.lookup.knows()
         self._emit(engine.EngineEvent(done=done))
         for event in failed:

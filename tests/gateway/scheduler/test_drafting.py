@@ -30,7 +30,9 @@ DEAR = StepCosts(rows=((1, 1.0),), tokens=((1, 1.0), (16, 16.0)))
 PLAIN = float(STAGES)
 
 
-def spent(depth: Depth, tokens: int, right: int, dear: float = 1.0) -> tuple[float, Counter[int]]:
+def spent(
+    depth: Depth, tokens: int, right: int, dear: float = 1.0, costs: StepCosts = COSTS
+) -> tuple[float, Counter[int]]:
     """How fast an answer comes of which so many drafts are right and then one is wrong, against one without;
     its steps by depth. What drafts take is `dear` times what the table says."""
     seconds, steps, said = 0.0, Counter[int](), 0
@@ -42,7 +44,7 @@ def spent(depth: Depth, tokens: int, right: int, dear: float = 1.0) -> tuple[flo
             depth.plain(PLAIN)
             seconds, said = seconds + PLAIN, said + 1
             continue
-        took = PLAIN + dear * depth._more[drafts]
+        took = PLAIN + dear * STAGES * (costs.chunk(1 + drafts) - costs.chunk(1))
         brought = min(right, drafts)
         depth.run(drafts, brought, min(right + 1, drafts), 1 + brought, took, first=True)
         seconds, said, left = seconds + took, said + 1 + brought, right - brought
@@ -60,7 +62,7 @@ def test_wrong_drafts_cost_next_to_nothing(costs: StepCosts, dear: float) -> Non
     """Also where they take longer than was timed."""
     depth = Depth(costs, STAGES)
     for _ in range(4):
-        faster, _ = spent(depth, 400, right=0, dear=dear)
+        faster, _ = spent(depth, 400, right=0, dear=dear, costs=costs)
         assert faster > 0.97
 
 
@@ -75,7 +77,7 @@ def test_right_drafts_go_as_deep_as_it_pays() -> None:
 
 def test_chains_pay_where_a_step_with_drafts_alone_would_not() -> None:
     """A token of a step takes as long as a step; stages that would be idle compute them."""
-    faster, _ = spent(Depth(DEAR, STAGES), 400, right=1000)
+    faster, _ = spent(Depth(DEAR, STAGES), 400, right=1000, costs=DEAR)
     assert faster > 1.5
 
 
@@ -148,3 +150,15 @@ def test_what_steps_with_drafts_brought_is_counted() -> None:
             todo += scheduler.step_done(done, float(now))
     assert (said, ends) == (60, [60])
     assert request.accepted == request.drafted > 20
+
+
+def test_a_step_that_waited_in_vain_is_paid_for() -> None:
+    depth = Depth(COSTS, STAGES)
+    for _ in range(100):
+        depth.plain(PLAIN)
+    assert depth.wanted(15) > 0
+    depth.waited(1.5 * PLAIN)
+    assert depth.wanted(15) == 0
+    for _ in range(50):
+        depth.plain(PLAIN)
+    assert depth.wanted(15) > 0

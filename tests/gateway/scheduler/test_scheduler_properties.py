@@ -100,6 +100,7 @@ class ModelRing:
         self.guessed = 0
         self.wrong: set[int] = set()  # rows of which a draft was, since they were settled
         self.chains = 0
+        self.asked: set[int] = set()
 
     def execute(self, step: control.Step) -> None:
         resolved = self.composition.apply(step)
@@ -127,6 +128,9 @@ class ModelRing:
             limit = self.limits[row]
             assert self.lengths[row] <= self.prompts[row] + limit - 1, "stepped at its limit"
         self.check_memory()
+        if resolved.asks:
+            assert self.facts.speculates
+            self.asked.add(step.number)
         if resolved.chunks or resolved.rows:
             sampled = self.right(resolved) if resolved.drafts else resolved.sampled
             self.running.append((step.number, sampled, resolved.lane, resolved.drafts))
@@ -179,7 +183,7 @@ class ModelRing:
     def finish_one(self) -> control.StepDone:
         """As the head does it: rows that have finished or are evicted by now are left out."""
         number, sampled, _, _ = self.running.popleft()
-        done = control.StepDone(step=number, guesses=number % 5 > 0)
+        done = control.StepDone(step=number, guesses=number in self.asked and number % 5 > 0)
         for row in sampled:
             if row in self.finished or row not in self.lengths:
                 continue
