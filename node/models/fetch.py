@@ -203,7 +203,8 @@ def _refusal(error: BaseException, model: str) -> SealringError:
     log.error("hub_error", exc_info=error)
     return Unavailable(
         f"the hub does not give the model: {type(chain[-1]).__name__}",
-        hint="check the network, and try again: what has come is kept",
+        hint="check the network, and try again: what has come is kept; or pull all of it first to a node "
+        "that reaches the hub (sealring model pull --node)",
         reason="HUB_UNREACHABLE",
     )
 
