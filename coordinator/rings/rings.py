@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import structlog
@@ -187,7 +188,7 @@ class Rings:
 
     def prepared(self, member: str, message: membership_pb2.EpochPrepared) -> None:
         """A member finished phase one."""
-        running = self._running.get(message.ring)
+        running = self._ring_of(member, message.ring)
         if running is not None:
             links, address = _links(message.links, running), message.group_address
             if running.backend and not _is_address(address):  # it goes to every member
@@ -210,7 +211,7 @@ class Rings:
 
     def progressed(self, member: str, message: membership_pb2.EpochProgress) -> None:
         """A member is under way."""
-        running = self._running.get(message.ring)
+        running = self._ring_of(member, message.ring)
         if running is not None:
             what = one_line(message.what, _MAX_WHAT)
             self._apply(
@@ -220,14 +221,14 @@ class Rings:
 
     def up(self, member: str, message: membership_pb2.EpochUp) -> None:
         """A member finished phase two."""
-        running = self._running.get(message.ring)
+        running = self._ring_of(member, message.ring)
         if running is not None:
             self._apply(message.ring, running.machine.up(member, message.epoch, self._clock()))
 
     def faulted(self, member: str, message: membership_pb2.EpochFault) -> None:
-        """A member cannot go on. What others say of the ring counts for nothing."""
-        running = self._running.get(message.ring)
-        if running is None or member not in running.machine.members:
+        """A member cannot go on."""
+        running = self._ring_of(member, message.ring)
+        if running is None:
             return
         problem = from_problem(message.problem)
         tell = log.info if problem.reason == _ORDERLY else log.warning
@@ -243,6 +244,12 @@ class Rings:
             if able and len(running.groupless) >= _GROUPLESS_EPOCHS:
                 running.groupless.clear()
                 self.on_no_group(running.spec.name, message.ring, reason)
+
+    def _ring_of(self, member: str, ring: str) -> RunningRing | None:
+        """The ring of that name, if it is in service and this is one of its members: what other nodes say of
+        it counts for nothing."""
+        running = self._running.get(ring)
+        return running if running is not None and member in running.machine.members else None
 
     def _said(self, member: str, ring: str) -> membership_pb2.ServingEpoch:
         """What a node had up of a ring when it came."""
@@ -271,8 +278,8 @@ class Rings:
     def beaten(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat, *, first: bool) -> None:
         """A heartbeat tells how rings do that miss somebody; the first is compared with what should run."""
         for health in heartbeat.rings:
-            running = self._running.get(health.ring)
-            if running is None or session.member not in running.machine.members:
+            running = self._ring_of(session.member, health.ring)
+            if running is None:
                 continue
             if health.attended:
                 running.machine.attended(health.epoch, self._clock())
@@ -435,14 +442,16 @@ class Rings:
 
     def model_changed(self, member: str, stated: Collection[bytes]) -> bool:
         """Whether files of a model that a member serves are not those that were planned, by the digests that
-        it states: one of them is of no model that it is to serve, where one that it serves is missing.
+        it states, one for each ring: one of them is of no ring that it is to serve, where one that it serves
+        is missing.
 
-        One that is missing alone is of an epoch that has begun or ended since the member was asked.
+        One that is missing alone is of an epoch that has begun or ended since the member was asked. They are
+        counted, for the files of one ring's model may have become those of another's.
         """
         planned = [running for _, running in self._of(member)]
         serving = [running for running in planned if running.machine.phase is Phase.SERVING]
-        known, served = ({bytes.fromhex(running.digest) for running in some} for some in (planned, serving))
-        return not served <= set(stated) and not known >= set(stated)
+        known, served = (Counter(bytes.fromhex(one.digest) for one in some) for some in (planned, serving))
+        return not served <= Counter(stated) and not known >= Counter(stated)
 
     # How it is told
 

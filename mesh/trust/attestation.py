@@ -69,8 +69,8 @@ _FLAGS = ("sip", "secure_boot", "authenticated_root", "filevault")
 class Statement:
     """One attestation. `nonce` is the verifier's, `timestamp` in seconds since 1970.
 
-    `manifest_hash` is over the software that is installed, `models` are the digests of the model files that
-    are served from now: together they are the runtime's manifest.
+    `manifest_hash` is over the software that is installed, `models` is for each ring that is served the
+    digest of the model files as they are now: together they are the runtime's manifest.
     """
 
     cluster: str

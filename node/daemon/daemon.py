@@ -59,7 +59,6 @@ log = structlog.get_logger()
 
 _LOOK_SECONDS = 2.0
 _MODELS_SECONDS = 10.0
-_RING_BACKLOG = 128
 
 
 class Daemon:
@@ -323,11 +322,11 @@ class Daemon:
             await asyncio.sleep(_MODELS_SECONDS)
 
     async def _served_models(self) -> tuple[bytes, ...]:
-        """The digests of the models that it serves, by their files as they are now; zeros for those of which
-        files are gone."""
+        """The digest of the model of each ring that it serves, by the files as they are now; zeros where files
+        are gone. Two rings whose files are alike state it twice: the coordinator counts them."""
         stages = [seat.stage for seat in self._seats.values() if seat.phase is Phase.UP]
         digests = [await self._digest(stage.path) for stage in stages if stage is not None]
-        return tuple(sorted(set(digests)))
+        return tuple(sorted(digests))
 
     async def _digest(self, path: str) -> bytes:
         try:

@@ -172,7 +172,7 @@ class GatewayStream(Protocol):
 
 
 class Workshop(Protocol):
-    """Where an epoch gets its parts from; the daemon in production."""
+    """Where an epoch gets its parts from; a seat (`seat.py`) in production."""
 
     async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> StageEngine: ...
 

@@ -36,7 +36,7 @@ def rings(**machines: Machine) -> Any:
             machine=machine,
             digest="abcd",
             backend="",
-            name_of=lambda member: f"node-{member}",
+            name_of=machine.members.__getitem__,
         )
         for name, machine in machines.items()
     }
@@ -60,9 +60,13 @@ def test_links_and_progress_are_cut() -> None:
     assert machine.told.pop() == ("advanced", ("a", 4, "  " + "w" * 62, 0.5, 7.0), {})
     made.up("a", membership_pb2.EpochUp(ring="r", epoch=4))
     assert machine.told.pop() == ("up", ("a", 4, 7.0), {})
+    made._running["r"].backend = "ring"
     for told in (made.prepared, made.progressed, made.up, made.faulted):
         told("a", membership_pb2.EpochProgress(ring="other"))
-    assert machine.told == []
+    made.prepared("b", membership_pb2.EpochPrepared(ring="r", epoch=4))
+    made.progressed("b", membership_pb2.EpochProgress(ring="r", epoch=4))
+    made.up("b", membership_pb2.EpochUp(ring="r", epoch=4))
+    assert machine.told == [], "who is no member says nothing of a ring"
 
 
 @pytest.mark.parametrize(
@@ -116,4 +120,11 @@ def test_files_of_a_model_that_is_served_have_changed() -> None:
     for stated in ([], [planned], [planned, other]):
         assert not serving.model_changed("a", stated), "it serves others, or none when it was asked"
     assert not serving.model_changed("b", [other])
+    both = rings(r=Machine(), s=Machine())
+    both._running["s"].digest = other.hex()
+    for stated in ([], [planned], [planned, other]):
+        assert not both.model_changed("a", stated)
+    assert both.model_changed("a", [planned, planned]), "the files of one became those of the other"
+    both._running["s"].digest = planned.hex()
+    assert not both.model_changed("a", [planned, planned]), "two deployments of one model"
     assert not rings(r=Machine(Phase.PREPARING)).model_changed("a", [other])
