@@ -322,8 +322,8 @@ class Daemon:
             await asyncio.sleep(_MODELS_SECONDS)
 
     async def _served_models(self) -> tuple[bytes, ...]:
-        """The digest of the model of each ring that it serves, by the files as they are now; zeros where files
-        are gone. Two rings whose files are alike state it twice: the coordinator counts them."""
+        """The digest of the model of each ring that it serves, by the files as they are now; zeros where
+        files are gone. Two rings whose files are alike state it twice: the coordinator counts them."""
         stages = [seat.stage for seat in self._seats.values() if seat.phase is Phase.UP]
         digests = [await self._digest(stage.path) for stage in stages if stage is not None]
         return tuple(sorted(digests))

@@ -96,6 +96,24 @@ async def test_a_task_that_fails_is_told_of(cluster: Any, make_daemon: Any) -> N
     assert [(one["event"], type(one["exc_info"])) for one in logs] == [("daemon_task_failed", ValueError)]
 
 
+async def test_the_model_of_every_ring_is_stated(cluster: Any, make_daemon: Any) -> None:
+    """Also where two are alike: the files of one may have become those of the other."""
+    daemon = make_daemon(cluster.party())
+    files = {"a": "11" * 32, "copy of a": "11" * 32, "b": "00" * 32, "loading": "22" * 32}
+
+    async def profile(path: str) -> Any:
+        return SimpleNamespace(digest=files[path])
+
+    daemon._engines.profile = profile
+    daemon._seats = {
+        path: SimpleNamespace(
+            phase=Phase.PREPARING if path == "loading" else Phase.UP, stage=SimpleNamespace(path=path)
+        )
+        for path in files
+    }
+    assert await daemon._served_models() == (bytes(32), b"\x11" * 32, b"\x11" * 32)
+
+
 async def test_a_node_holds_off_sleep_while_it_is_in_a_ring(cluster: Any, make_daemon: Any) -> None:
     party = cluster.party()
     daemon = make_daemon(party)
