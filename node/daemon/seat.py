@@ -6,6 +6,7 @@ What happens in one seat leaves the others alone. The daemon has one for each of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import shutil
 import socket
@@ -32,6 +33,9 @@ from sealring.node.link.params import LinkParams
 from sealring.v1 import membership_pb2
 
 _RING_BACKLOG = 128
+
+_CLOSE_SECONDS = 3.0
+"""For an epoch to end in order whose weights go with it. Other seats of the node wait meanwhile to load."""
 
 
 class Rosters(Protocol):
@@ -117,16 +121,21 @@ class Seat:
         )
 
     async def vacate(self, epoch: MemberEpoch) -> None:
-        """Frees the weights once this epoch has left nothing behind, unless another one wants them by now.
+        """Frees the weights, unless another epoch than this one, which has ended, wants them by now.
 
-        Nothing is loaded in any seat meanwhile.
+        Nothing is loaded in any seat until they are free; what else the epoch leaves behind holds up none
+        but the seat's own next one.
         """
-        await asyncio.shield(self._around.engines.ending(self._vacate(epoch)))
-
-    async def _vacate(self, epoch: MemberEpoch) -> None:
+        await asyncio.shield(self._around.engines.ending(self._free(epoch)))
         await epoch.closed()
         if self.epoch is epoch:
             self.epoch = None
+
+    async def _free(self, epoch: MemberEpoch) -> None:
+        with contextlib.suppress(TimeoutError):  # a frozen engine does not close its epoch: it is ended
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await epoch.closed()
+        if self.epoch is epoch:
             await self._engine.drop()
 
     # Parts of an epoch

@@ -10,10 +10,12 @@ from patience import until
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, NotFound
 from sealring.node.daemon import engines as daemon_engines
+from sealring.node.daemon import seat as daemon_seat
 from sealring.node.daemon.engine_process import EngineProcess
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
+from sealring.node.daemon.seat import Seat
 from sealring.node.ipc.frames import socket_pair
 from sealring.v1 import engine_pb2
 
@@ -182,6 +184,28 @@ async def test_nothing_is_loaded_before_what_is_to_end_has_ended(keeper: EngineK
     with pytest.raises(EpochEnded):
         await loading
     assert (await other, leaving.stage) == (ScriptedEngine.started[1], None)
+    await keeper.stop()
+
+
+async def test_an_epoch_that_does_not_close_holds_up_no_other_seat(
+    keeper: EngineKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engine is frozen, say. The weights go all the same, and the seat once nothing is left behind."""
+    monkeypatch.setattr(daemon_seat, "_CLOSE_SECONDS", 0.001)
+    closed = asyncio.Event()
+    seat: Any = Seat("demo-0", SimpleNamespace(engines=keeper))  # type: ignore[arg-type]
+    seat.epoch = epoch = SimpleNamespace(closed=closed.wait)
+    await seat._engine.with_stage("layers", print)
+    (frozen,) = ScriptedEngine.started
+    going = asyncio.create_task(seat.vacate(epoch))
+    other: Any = keeper.seat()
+    while not keeper._ending:
+        await asyncio.sleep(0)
+    await other.with_stage("other layers", print)
+    assert (frozen.alive, seat.stage, going.done(), seat.epoch) == (False, None, False, epoch)
+    closed.set()
+    await going
+    assert seat.epoch is None
     await keeper.stop()
 
 
