@@ -24,7 +24,8 @@ class Candidate:
     """A member as the planner sees it. `obstacle` says why it cannot serve now; empty when it can. One that
     `fetches` gets the model from another member first. `speed` is the bytes of weights a second that it was
     seen to run this model with, 0 where that is not known. `shares` are the rings that it serves besides, of
-    other deployments, and `taken` the bytes that these may take of it."""
+    other deployments, and `taken` the bytes that these may take of it, with what each engine more
+    than one takes beside its weights and caches."""
 
     id: str
     name: str

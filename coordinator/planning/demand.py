@@ -14,7 +14,8 @@ from sealring.mesh.prompt.deployment_limits import MAX_CONTEXT, MAX_LAYERS
 from sealring.v1 import model_pb2
 
 HEADROOM_PERCENT = 10
-"""Share of a member's usable memory that no plan touches: activations, allocator slack, prefill peaks."""
+"""Share of a member's usable memory that no plan touches: activations, allocator slack, prefill peaks. Where
+a member serves several rings, what each engine more needs of these is counted besides (`survey.py`)."""
 
 _MAX_BYTES = 1 << 50
 _MAX_QUANTIZED = 8

@@ -120,6 +120,7 @@ class Survey:
         replacing: str,
     ) -> tuple[model_pb2.ModelProfile, list[Candidate]]:
         memory = {session.member: session.memory_usable for session in self._sessions}
+        overhead = {session.member: session.memory_overhead for session in self._sessions}
         groups: dict[str, dict[str, model_pb2.ModelProfile]] = defaultdict(dict)
         for answer in answers.values():
             if answer.profile is not None:
@@ -138,7 +139,7 @@ class Survey:
                 fetches=member.id not in agreeing,
                 speed=self._speeds.of(member.id, digest),
                 shares=tuple(one.ring for one in serving.get(member.id, ())),
-                taken=sum(one.memory for one in serving.get(member.id, ())),
+                taken=sum(one.memory + overhead.get(member.id, 0) for one in serving.get(member.id, ())),
             )
             for member in self._store.members.all(Role.MEMBER)
         ]

@@ -255,7 +255,8 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         return False
 
     def _heartbeat(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
-        sizes = (heartbeat.memory_total, heartbeat.memory_usable, heartbeat.memory_used)
+        node = heartbeat.memory_total, heartbeat.memory_usable
+        sizes = (*node, heartbeat.memory_used, heartbeat.memory_overhead)
         if max(sizes) > _MAX_BYTES or len(heartbeat.rings) > _MAX_RINGS:
             raise InvalidInput("a heartbeat is out of bounds", reason="BAD_HEARTBEAT")
         check_held(heartbeat.models)

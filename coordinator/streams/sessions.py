@@ -94,6 +94,11 @@ class NodeSession:
         """Bytes that the node's engine may use, as it last reported; 0 before it has."""
         return self.heartbeat.memory_usable if self.heartbeat else 0
 
+    @property
+    def memory_overhead(self) -> int:
+        """Bytes that each of its engines beyond the first takes beside weights and KV caches."""
+        return self.heartbeat.memory_overhead if self.heartbeat else 0
+
     def seen(self) -> None:
         """The node said something."""
         self.last_seen = self._clock()

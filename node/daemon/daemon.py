@@ -180,6 +180,7 @@ class Daemon:
             load=os.getloadavg()[0] / (os.cpu_count() or 1),
             rings=[told for seat in self._seats.values() if (told := seat.health()) is not None],
             models=self._fetcher.messages(),
+            memory_overhead=self._meter.overhead,
         )
 
     def report(self, message: membership_pb2.MemberMessage) -> None:

@@ -77,7 +77,7 @@ class EngineProcess:
     """One engine process. Once it has loaded a stage it serves this stage only."""
 
     def __init__(self, on_end: Callable[[EngineProcess], None]) -> None:
-        self.memory_limit = 0
+        self.memory_limit = self.overhead = 0
         self.figures = EngineFigures()
         self.stage: StageKey | None = None
         self.loaded: engine_pb2.StageLoaded | None = None
@@ -313,7 +313,7 @@ class EngineProcess:
         if kind == "pong":
             self._pong(event.pong)
         elif kind == "ready":
-            self.memory_limit = event.ready.memory_limit
+            self.memory_limit, self.overhead = event.ready.memory_limit, event.ready.overhead
             if not self._ready.done():
                 self._ready.set_result(None)
         elif kind == "progress":

@@ -190,7 +190,7 @@ class EngineKeeper:
         if self._spare is None or not self._spare.alive:
             await self._stop_spare()
             self._spare = await self._start()
-            self._meter.set_device_limit(self._spare.memory_limit)
+            self._meter.set_device_limit(self._spare.memory_limit, self._spare.overhead)
         return self._spare
 
     async def _start(self, *, cpu: bool = False) -> EngineProcess:

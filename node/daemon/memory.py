@@ -16,10 +16,12 @@ class MemoryMeter:
         self._device: int | None = None
         self.total = psutil.virtual_memory().total
         """Bytes of this machine."""
+        self.overhead = 0
+        """Bytes that each engine beyond the first takes beside weights and KV caches."""
 
-    def set_device_limit(self, limit: int) -> None:
-        """Takes the limit that an engine process reported; 0 means that it knows none."""
-        self._device = limit or None
+    def set_device_limit(self, limit: int, overhead: int) -> None:
+        """Takes what an engine process reported; a limit of 0 means that it knows none."""
+        self._device, self.overhead = limit or None, overhead
 
     @property
     def usable(self) -> int:

@@ -17,8 +17,10 @@ CACHE_PART = 64
 buffers of that size back and to ask for new ones takes as long as copying the caches, and Metal has to wire
 their pages as well."""
 
-_WIRED_SPARE = 8
-"""What is wired above weights and KV caches, for activations: one part of so many of them."""
+_WIRED_SPARE = 9
+"""What is wired above weights and KV caches, for activations: one part of so many of them. Plans leave a
+tenth of a node's memory alone, which is a ninth of what they may use; so, this is each ring's share of that
+tenth, and all engines of a node together wire no more than one of them alone might."""
 
 
 def nvidia() -> ModuleType | None:
@@ -46,6 +48,14 @@ def compute_on_cpu() -> None:
 def cache_limit() -> int:
     """Bytes that MLX may keep of freed buffers on this device."""
     return max(CACHE_LIMIT, memory_limit() // CACHE_PART)
+
+
+def overhead() -> int:
+    """Bytes that each engine takes beside weights and KV caches: the buffers that MLX keeps, and as much to
+    compute with, for those are what it keeps. An estimate; a node's first engine has the tenth of its memory
+    that plans leave alone.
+    """
+    return 2 * cache_limit()
 
 
 def wire(planned: int) -> None:

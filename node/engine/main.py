@@ -71,7 +71,8 @@ class Engine:
     def run(self) -> NoReturn:
         """Computes until the process ends."""
         device.prepare()
-        self._emit(engine.EngineEvent(ready=engine.EngineReady(memory_limit=device.usable_memory())))
+        limits = engine.EngineReady(memory_limit=device.usable_memory(), overhead=device.overhead())
+        self._emit(engine.EngineEvent(ready=limits))
         threading.Thread(target=self._read, name="commands", daemon=True).start()
         device.compute_in_batches()  # this thread, not those beside it
         worked = False

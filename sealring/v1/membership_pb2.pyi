@@ -708,12 +708,15 @@ class Heartbeat(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     RINGS_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    MEMORY_OVERHEAD_FIELD_NUMBER: _builtins.int
     memory_total: _builtins.int
     memory_usable: _builtins.int
     """for weights and KV caches, what is loaded now included"""
     memory_used: _builtins.int
     load: _builtins.float
     """one-minute load average over cores"""
+    memory_overhead: _builtins.int
+    """of each engine beyond the first, beside weights and KV caches"""
     @_builtins.property
     def rings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingHealth]: ...
     @_builtins.property
@@ -729,10 +732,11 @@ class Heartbeat(_message.Message):
         load: _builtins.float = ...,
         rings: _abc.Iterable[Global___RingHealth] | None = ...,
         models: _abc.Iterable[Global___HeldModel] | None = ...,
+        memory_overhead: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "rings", b"rings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "rings", b"rings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

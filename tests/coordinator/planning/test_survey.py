@@ -29,9 +29,11 @@ def member(number: int, *, draining: bool = False) -> Any:
     return SimpleNamespace(id=IDS[number], name=f"node-{number}", draining=draining)
 
 
-def session(number: int, memory: int = GIB) -> Any:
+def session(number: int, memory: int = GIB, overhead: int = 0) -> Any:
     heartbeat = object() if memory else None
-    return SimpleNamespace(member=IDS[number], memory_usable=memory, heartbeat=heartbeat)
+    return SimpleNamespace(
+        member=IDS[number], memory_usable=memory, memory_overhead=overhead, heartbeat=heartbeat
+    )
 
 
 class Sessions(list[Any]):
@@ -123,6 +125,11 @@ async def test_what_other_rings_take_of_a_node_is_not_planned_again() -> None:
     nearly = deployed(0, memory=capacity(GIB) - left)
     tight = (await make([member(0)], [session(0)], deployments=(nearly,)).plan(SPEC, answer(0))).rings[0]
     assert memory_of(tight.stages[0]) == left
+    roomy = [session(0, overhead=300 * MIB)]
+    assert (await make([member(0)], roomy).plan(SPEC, answer(0))).rings[0].stages[0] == alone
+    third = make([member(0)], roomy, deployments=(deployed(0), deployed(0, name="more")))
+    (told,) = (await third.plan(SPEC, answer(0))).reasons[-1:]
+    assert "has 319.6 MiB left" in told, "each engine more takes something beside its plan"
     full = make([member(0)], [session(0)], deployments=(deployed(0, memory=GIB),))
     with pytest.raises(FailedPrecondition, match="other-0 may take all of its memory"):
         await full.plan(SPEC, answer(0))

@@ -31,6 +31,7 @@ class Part:
         ({"memory_total": BYTES + 1}, False),
         ({"memory_usable": BYTES + 1}, False),
         ({"memory_used": BYTES + 1}, False),
+        ({"memory_overhead": BYTES + 1}, False),
         ({"rings": [membership_pb2.RingHealth()] * 64}, True),
         ({"rings": [membership_pb2.RingHealth()] * 65}, False),
     ],

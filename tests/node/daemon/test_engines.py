@@ -27,7 +27,7 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.alive = True
-        self.memory_limit = 0
+        self.memory_limit = self.overhead = 0
         self.stage: str | None = None
         self.profiled: list[str] = []
         self.hangs = self.cpu = False

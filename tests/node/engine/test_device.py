@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from sealring.coordinator.planning.demand import capacity
 from sealring.node.engine import device
 
 
@@ -123,7 +124,15 @@ def test_a_mac_wires_what_the_plan_needs_and_no_more(wired: list[int]) -> None:
     assert wired == [], "nothing before there is a plan"
     device.wire(4_000_000_000)
     device.wire(11_900_000_000)
-    assert wired == [4_500_000_000 + device.CACHE_LIMIT, 12_000_000_000]
+    assert wired == [4_000_000_000 + 444_444_444 + device.CACHE_LIMIT, 12_000_000_000]
+
+
+@pytest.mark.parametrize("shares", [[1.0], [0.99, 0.01], [0.5, 0.5], [0.2, 0.3, 0.5], [0.125] * 8])
+def test_engines_of_one_mac_wire_no_more_together_than_one_may(wired: list[int], shares: list[float]) -> None:
+    room = capacity(device.usable_memory()) - (len(shares) - 1) * device.overhead()
+    for share in shares:
+        device.wire(int(share * room))
+    assert 0.97 * 12_000_000_000 - len(shares) * device.overhead() < sum(wired) <= 12_000_000_000
 
 
 def test_nothing_is_wired_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from knock import knocking
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.node.carrier.neighbours import PASS_BYTES
-from sealring.node.engine import main
+from sealring.node.engine import device, main
 from sealring.node.engine.profile import digest
 from sealring.node.ipc.channel import create_channel
 from sealring.node.ipc.frames import FrameSocket
@@ -77,7 +77,9 @@ class EngineProcess:
         self._number = 0
         self._log: str | None = None
         self._events: list[engine.EngineEvent] = []
-        assert self.wait_for("ready").memory_limit >= 0
+        ready = self.wait_for("ready")
+        assert ready.memory_limit >= 0
+        assert ready.overhead == device.overhead() >= 2 * device.CACHE_LIMIT
 
     def send(self, **command: Any) -> None:
         self.frames.send(engine.EngineCommand(**command))
