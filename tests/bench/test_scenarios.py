@@ -9,7 +9,7 @@ from sealring.client import Completion, Ring, Usage
 
 
 def measured(**milliseconds):
-    ring = Ring("ring-0", "demo", 10, 1, b"", ())
+    ring = Ring("ring-0", "demo", 10, 1, b"", (), clear_links=False)
     segments = {name: value / 1e3 for name, value in milliseconds.items()}
     return Measured(segments, "", Completion("3", "stop", Usage(20, 2), "demo", "r", ring))
 
