@@ -89,6 +89,7 @@ async def test_heartbeats_tell_memory_and_rings(make_bed: Any) -> None:
         pass
     assert beat.memory_usable == 1 << 30
     assert beat.memory_total >= beat.memory_used > 0
+    assert beat.memory_overhead >= 512 << 20, "an engine has told it"
     assert (beat.rings[0].ring, beat.rings[0].epoch, beat.rings[0].attended) == ("demo-0", ring.epoch, False)
     gateway = await ring.attach()
     await gateway.generate("What is the capital of France?", 1)
