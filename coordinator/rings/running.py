@@ -100,6 +100,7 @@ class RunningRing:
             kv_budget=kv_budget(stage),
             prefill_chunk=self.spec.prefill_chunk,
             kv_bits=self.spec.kv_bits,
+            speculate=self.spec.speculate,
             protocol=protocol,
             backend=self.backend,
             commit=self.commit,

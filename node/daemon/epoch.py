@@ -455,6 +455,7 @@ class MemberEpoch:
             max_rows=plan.max_rows,
             kv_budget=plan.kv_budget,
             ring=plan.ring,
+            speculate=plan.speculate,
         )
         descriptors = self._channel.engine if self._channel else ()
         self.kept = await self.engine.open_epoch(command, descriptors, self)

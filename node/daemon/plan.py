@@ -53,6 +53,8 @@ class EpochPlan:
     links: tuple[LinkPlan, ...]
     commit: str = ""
     """Of the hub, of which what is fetched from there has to be."""
+    speculate: bool = False
+    """Whether steps may have drafts."""
 
 
 def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str) -> EpochPlan:
@@ -90,6 +92,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         backend=prepare.backend,
         links=_links(ring, prepare.epoch, own, roster),
         commit=prepare.commit,
+        speculate=prepare.speculate,
     )
 
 

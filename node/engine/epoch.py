@@ -90,7 +90,8 @@ class Prompts(Protocol):
         """The row's parameter record."""
 
     def drafts(self, row: int, last: int, count: int) -> list[int]:
-        """So many tokens that may follow the row's `last` one."""
+        """So many tokens that may follow the row's `last` one. Raises InvalidInput (BAD_STEP) for a row that
+        was opened without drafts."""
 
     def prefilled(self, row: int) -> None:
         """The row's prompt is not needed any more."""
@@ -143,7 +144,8 @@ class Allowance:
 class StageEpoch:
     """One life of a ring, on one member: its rows, its lanes and its place on the links.
 
-    `channel` is None in a ring of one, `prompts` is given at the head only, `grammars` at the tail.
+    `channel` is None in a ring of one, `prompts` is given at the head only, `grammars` at the tail. Unless
+    the deployment wants it to `speculate`, steps with drafts are refused, and to say what repeats.
     `on_fault` is called once, by any thread, when the epoch cannot go on, and never after `end`.
     """
 
@@ -159,6 +161,7 @@ class StageEpoch:
         prompts: Prompts | None,
         prefixes: Prefixes,
         grammars: Grammars | None = None,
+        speculate: bool = False,
         on_fault: Callable[[BaseException], None],
         deadline: float = RECORD_DEADLINE,
     ) -> None:
@@ -171,6 +174,7 @@ class StageEpoch:
         self._grammars = grammars
         self._on_fault = on_fault
         self._allowance = allowance
+        self._speculate = speculate
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
         self._lanes = Lanes()
         self._runs = Runs()
@@ -223,8 +227,8 @@ class StageEpoch:
             return None
         try:
             resolved = self._composition.apply(step)
-            if resolved.drafts and (self._channel is None or self._shard is not None):
-                raise InvalidInput("whoever samples alone guesses no tokens", reason="BAD_STEP")
+            if resolved.drafts or step.decode.asks:
+                self._check_drafts()
             self._allowance.check(self._composition)
             self._check_ahead(resolved.number)
             if (taken := self._inbox or self._intake) is not None:
@@ -236,6 +240,17 @@ class StageEpoch:
             self.fail(error)
             return None
         return resolved
+
+    def _check_drafts(self) -> None:
+        """The gateway is not trusted to know: guesses reveal how far an answer repeats what was said."""
+        if not self._speculate:
+            raise InvalidInput(
+                "the gateway wants tokens guessed, and the deployment does not",
+                reason="BAD_STEP",
+                hint="deploy it with --speculate; a gateway that is not ours may be asking",
+            )
+        if self._channel is None or self._shard is not None:
+            raise InvalidInput("whoever samples alone guesses no tokens", reason="BAD_STEP")
 
     def _check_ahead(self, step: int) -> None:
         ahead = step - self.steps

@@ -188,7 +188,8 @@ class Engine:
         device.wire(loaded.stage.weight_bytes + command.kv_budget)
         channel = EngineChannel(*self._receive_channel(command.epoch)) if command.size > 1 else None
         origins = loaded.prefixes.turn_over(command.ring)
-        names = loaded.front.renew_names(origins) if loaded.front is not None else {}
+        front = loaded.front
+        names = {} if front is None else front.begin_epoch(origins, speculate=command.speculate)
         self._epoch = StageEpoch(
             command.epoch,
             loaded.stage,
@@ -199,6 +200,7 @@ class Engine:
             prompts=loaded.front,
             prefixes=loaded.prefixes,
             grammars=loaded.grammars,
+            speculate=command.speculate,
             on_fault=partial(self._fault, command.epoch),
         )
         kept = [control.KeptPrefix(**origin._asdict(), names=names.get(origin, b"")) for origin in origins]

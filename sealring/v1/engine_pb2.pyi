@@ -432,6 +432,7 @@ class OpenEngineEpoch(_message.Message):
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     RING_FIELD_NUMBER: _builtins.int
+    SPECULATE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     epoch: _builtins.int
     rank: _builtins.int
@@ -442,6 +443,8 @@ class OpenEngineEpoch(_message.Message):
     kv_budget: _builtins.int
     ring: _builtins.str
     """prefixes are kept from one epoch of a ring to the next"""
+    speculate: _builtins.bool
+    """as in PrepareEpoch"""
     def __init__(
         self,
         *,
@@ -453,10 +456,11 @@ class OpenEngineEpoch(_message.Message):
         max_rows: _builtins.int = ...,
         kv_budget: _builtins.int = ...,
         ring: _builtins.str = ...,
+        speculate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ring", b"ring", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ring", b"ring", "size", b"size", "speculate", b"speculate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

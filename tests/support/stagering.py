@@ -244,6 +244,7 @@ class Ring:
         number: int = 1,
         prefixes: list[Prefixes] | None = None,
         grammars: Grammars | None = None,
+        speculate: bool = True,
     ) -> None:
         size = len(stages)
         links = [Link() for _ in stages]
@@ -265,6 +266,7 @@ class Ring:
                 prompts=prompts if rank == 0 else None,
                 prefixes=self.prefixes[rank],
                 grammars=grammars,
+                speculate=speculate,
                 on_fault=self.faults.append,
                 deadline=deadline,
             )

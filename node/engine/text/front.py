@@ -183,15 +183,14 @@ class OpenRow:
     """A row between RowOpened and its eviction; the prompt goes once it is prefilled.
 
     `copies` are rows that will be once it is, and go with it until then. `scored` are the prompt's tokens
-    until their log-probabilities are told.
+    until their log-probabilities are told. A row of which nothing is guessed has no `lookup`.
     """
 
     prompt: Tokens | None
     parameters: bytes
     answer: Answer
     names: PrefixNames | None
-    lookup: Lookup
-    drafts: bool
+    lookup: Lookup | None
     copies: list[int] = field(default_factory=list)
     scored: Sequence[int] = ()
     generated: list[int] = field(default_factory=list)
@@ -223,6 +222,7 @@ class Front:
         self._unread = 0  # bytes of prompts that wait to be read
         self._queue: SimpleQueue[tuple[int, engine.OpenEngineRow | int] | None] = SimpleQueue()
         self._generation = 0
+        self._speculate = False
         self._lock = threading.Lock()
         self._loaded = threading.Event()
         self._failure: BaseException | None = None
@@ -288,13 +288,15 @@ class Front:
             self._rows.clear()
             self._asking.clear()
 
-    def renew_names(self, origins: Sequence[Origin]) -> dict[Origin, bytes]:
+    def begin_epoch(self, origins: Sequence[Origin], *, speculate: bool) -> dict[Origin, bytes]:
         """An epoch opens: all rows are forgotten, and names are made under another key from now on.
 
         Returns the new names of kept prefixes, so that nobody can tell by names what two epochs have in
-        common but for what goes on.
+        common but for what goes on. Nothing is guessed, and nobody told what repeats, unless the deployment
+        wants it to `speculate`.
         """
         self.close_rows()
+        self._speculate = speculate
         self._prefix_key = os.urandom(KEY_BYTES)
         earlier = self._earlier | dict(self._kept.values())
         self._kept.clear()
@@ -387,7 +389,7 @@ class Front:
             params_bytes=len(record),
             max_tokens=max_tokens - len(answered),
             answered=len(answered),
-            drafts=0 if grammar else _drafts(prompt.sampling),
+            drafts=_drafts(prompt.sampling) if self._speculate and not grammar else 0,
             prefixes=names.extend(tokens.tobytes()) if names else b"",
         )
 
@@ -402,12 +404,13 @@ class Front:
             follower = None if matcher is None else Follower(matcher, tokenizer.end_tokens)
             return Answer(detokenizer, stops, tokenizer.end_tokens, max_tokens, log, sections, follower)
 
-        known = tokens.tobytes()
+        def lookup() -> Lookup | None:
+            return Lookup(tokens.tobytes()) if opened.drafts else None
+
         scored = ids if scores else ()
-        drafts = opened.drafts > 0
-        row = OpenRow(tokens, record, answer(), names, Lookup(known), drafts, list(numbers[1:]), scored)
+        row = OpenRow(tokens, record, answer(), names, lookup(), list(numbers[1:]), scored)
         row.answer.resume(resume)
-        return opened, [row, *(OpenRow(None, b"", answer(), None, Lookup(known), drafts) for _ in row.copies)]
+        return opened, [row, *(OpenRow(None, b"", answer(), None, lookup()) for _ in row.copies)]
 
     def _room(self, prompt_tokens: int, param: str) -> int:
         """Tokens that the context leaves for the answer, at least one."""
@@ -442,7 +445,11 @@ class Front:
 
     def drafts(self, row: int, last: int, count: int) -> list[int]:
         opened = self._rows.get(row)
-        return [last] * count if opened is None else opened.lookup.drafts(last, count)
+        if opened is None:
+            return [last] * count
+        if opened.lookup is None:  # what is right would tell the gateway what it is not to know
+            raise InvalidInput(f"row {row} is to have no drafts", reason="BAD_STEP")
+        return opened.lookup.drafts(last, count)
 
     def prefilled(self, row: int) -> None:
         if (opened := self._rows.get(row)) is not None:
@@ -505,7 +512,7 @@ class Front:
                 self._emit(engine.EngineEvent(done=done))
         rest = [output for output in outputs if not (output.logprobs and output.logprobs[0].prompt)]
         done = control.StepDone(step=step.number, outputs=rest)
-        if step.asks and outputs and opened is not None and opened.drafts:
+        if step.asks and outputs and opened is not None and opened.lookup is not None:
             done.guesses = opened.lookup.knows()
         self._emit(engine.EngineEvent(done=done))
         for event in failed:
@@ -531,7 +538,8 @@ class Front:
         output.text, parsed = answer.divide(text)
         if parsed is not None:
             output.parsed.CopyFrom(parsed)
-        opened.lookup.add(token)
+        if opened.lookup is not None:
+            opened.lookup.add(token)
         output.token = token
         output.tokens, output.finish = answer.tokens, answer.finish
         if opened.names is not None:

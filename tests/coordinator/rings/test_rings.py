@@ -46,7 +46,7 @@ async def ring_state(
 
 async def test_three_members_form_a_ring(cluster: Cluster) -> None:
     nodes = await three(cluster)
-    plan = await deploy(cluster)
+    plan = await deploy(cluster, speculate=True)
     assert [(stage.first_layer, stage.end_layer) for stage in plan.rings[0].stages] == [
         (0, 3),
         (3, 6),
@@ -62,7 +62,7 @@ async def test_three_members_form_a_ring(cluster: Cluster) -> None:
         ring = node.roster.ring("demo-0")
         assert prepare.roster_version <= node.roster.version
         assert prepare.model_digest == ring.model_digest.hex() == "ab" * 32
-        assert prepare.max_rows == plan.spec.max_rows
+        assert (prepare.max_rows, prepare.speculate) == (plan.spec.max_rows, True)
         assert prepare.kv_budget > 0
         assert ring.min_trust == node.roster.min_trust == 10
 

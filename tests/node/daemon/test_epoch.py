@@ -16,6 +16,7 @@ from sealring.v1 import engine_pb2, membership_pb2, trace_pb2
 
 class Plan:
     ring, epoch, rank, prefill_chunk, max_rows, kv_budget = "demo-0", 3, 0, 16, 4, 1000
+    speculate = True
 
     def __init__(self, size: int, backend: str = "") -> None:
         self.size, self.backend = size, backend
@@ -38,7 +39,7 @@ class Engine(Part):
     figures, loaded = EngineFigures(), engine_pb2.StageLoaded()
 
     async def open_epoch(self, command: Any, descriptors: tuple[int, ...], sink: Any) -> None:
-        assert command.epoch == 3
+        assert (command.epoch, command.speculate) == (3, True)
         assert len(descriptors) == (4 if command.size > 1 else 0)
         await self._wait("open")
 

@@ -56,9 +56,9 @@ def test_a_ring_of_two_has_two_links_between_the_same_members(cluster) -> None:
 def test_a_ring_of_one_has_no_links(cluster) -> None:
     party = cluster.party()
     _, roster = cluster.roster([party])
-    plan = plan_epoch(prepare(roster, kv_bits=4), roster, party.id)
+    plan = plan_epoch(prepare(roster, kv_bits=4, speculate=True), roster, party.id)
     assert plan.links == ()
-    assert plan.kv_bits == 4
+    assert (plan.kv_bits, plan.speculate) == (4, True)
 
 
 @pytest.mark.parametrize(

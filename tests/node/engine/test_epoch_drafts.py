@@ -110,6 +110,21 @@ def test_answers_are_the_same(family: str, size: int, name: str) -> None:
             assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
+@pytest.mark.parametrize("work", [control.Decode(drafts=1), control.Decode(asks=True)])
+def test_without_speculate_every_member_refuses_drafts_and_to_say_what_repeats(work: control.Decode) -> None:
+    """Also where a gateway has no business to do so: no member trusts it."""
+    ring = Ring(stages_of("llama", 3), Prompts({1: ([1, 2, 3], RowParameters())}), speculate=False)
+    try:
+        gateway = Gateway(ring, 3)
+        gateway.prefill()
+        gateway.decode(ADMIT)
+        ring.announce(control.Step(number=3, decode=work))
+    finally:
+        ring.close()
+    assert len(ring.faults) == 3
+    assert {fault.reason for fault in ring.faults if isinstance(fault, InvalidInput)} == {"BAD_STEP"}
+
+
 def test_a_gateway_that_miscounts_ends_the_epoch() -> None:
     prompts = Prompts({1: ([1, 2, 3], RowParameters())})
     ring = Ring(stages_of("llama", 2), prompts)

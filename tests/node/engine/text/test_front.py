@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -69,6 +70,13 @@ class Desk:
         self.front.open(command)
         return self.events.get(timeout=200)
 
+    def guesses(self, row: int, token: int) -> bool:
+        """Whether a step that asks is told that the row's last tokens, with this one, occurred before."""
+        self._step += 1
+        step = ResolvedStep(self._step, bytes(32), (), (), 0, (row,), (row,), asks=True)
+        self.front.deliver(step, [token], {})
+        return self.events.get(timeout=200).done.guesses
+
     def deliver(self, rows: dict[int, int]) -> dict[int, tuple[str, int, int]]:
         """Row -> (text, tokens, finish) after a step that brought these tokens."""
         self._step += 1
@@ -105,6 +113,22 @@ def test_a_row_is_opened_and_told(desk: Desk) -> None:
     assert desk.deliver({1: second}) == {1: ("é", 2, 0)}
     assert desk.deliver({1: END}) == {1: ("", 3, inference.FINISH_REASON_STOP)}
     assert desk.deliver({1: 65}) == {}
+
+
+def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: Desk) -> None:
+    off = inference.Sampling(num_draft_tokens=0)
+    for speculate in (True, False):
+        desk.front.begin_epoch([], speculate=speculate)
+        drafts = [
+            desk.open(row, text_prompt("abc ab", sampling=sampling)).opened.drafts
+            for row, sampling in enumerate([None, off], start=1)
+        ]
+        assert drafts == [15 * speculate, 0]
+        told = [[desk.guesses(row, ord(token)) for token in "czbc"] for row in (1, 2)]
+        assert told == [[speculate, False, False, speculate], [False] * 4]
+        for row in (1, 2):
+            with nullcontext() if speculate and row == 1 else pytest.raises(InvalidInput):
+                assert desk.front.drafts(row, ord("c"), 2) == list(b"zb")
 
 
 def test_the_longest_answer_is_the_requests_or_the_contexts(desk: Desk) -> None:
@@ -250,7 +274,7 @@ def test_prefixes_are_named_by_scope_and_not_across(long_desk: Desk) -> None:
     assert mine[1] != again[1]
     assert not set(mine) & set(theirs)
     assert names_of(long_desk.open(4, text_prompt(begin))) == ()
-    long_desk.front.renew_names([])
+    long_desk.front.begin_epoch([], speculate=False)
     assert not set(mine) & set(names_of(long_desk.open(1, text_prompt(begin + "b" * 60), scope=b"me")))
 
 
@@ -279,7 +303,7 @@ def test_what_goes_on_into_the_next_epoch_has_other_names_there(long_desk: Desk)
     before = names_of(long_desk.open(1, text_prompt("a" * 140), scope=b"me"))
     for number, origin in enumerate(origins[:2], 1):
         front.keep(Keeping(number, origin, 140, None, 0))
-    told = front.renew_names([origins[0], origins[2]])  # the caches of the second are gone
+    told = front.begin_epoch([origins[0], origins[2]], speculate=False)  # the caches of the second are gone
     with pytest.raises(InvalidInput):
         front.reuse(Chunk(1, 64, 70, False, 0, 1))
     assert list(told) == origins[:1]
