@@ -7,8 +7,13 @@ Further steps compute what the head has guessed behind that, before anybody know
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import ResolvedStep, Settling
@@ -17,27 +22,90 @@ _LENGTHS = (3, 2)
 """Tokens that must have occurred before, the most first, as in vLLM's prompt_lookup_max and _min."""
 
 _WORD = 4
+_BITS = 21
+"""Of a token's id in a key: larger vocabularies do not exist, and there a guess would only be wrong."""
+
+
+class _Places:
+    """Where the newest of each few tokens ends, in tokens: those of the prompt sorted once, in memory that 16
+    bytes a token take and without holding the interpreter for long, those of the answer as they come."""
+
+    def __init__(self, tokens: npt.NDArray[np.uint32], length: int) -> None:
+        self._length = length
+        self._mask = (1 << _BITS * length) - 1
+        self._last = 0
+        self._end = len(tokens)
+        for token in tokens[-length:].tolist():
+            self._last = self._key(token)
+        keys = np.zeros(max(0, len(tokens) - length), np.int64)  # but for the last ones: nothing follows them
+        for place in range(length):
+            keys = (keys << _BITS) + (tokens[place : place + len(keys)] & ((1 << _BITS) - 1))
+        order = np.argsort(keys, kind="stable")
+        self._keys, self._order = keys[order], order
+        self._newer: dict[int, int] = {}
+        self.before = self._find(self._last)
+        self._note()
+
+    def add(self, token: int) -> None:
+        """The next token; `before` is then where the newest of the last ones before these ends, or -1."""
+        self._last = self._key(token)
+        self._end += 1
+        self.before = self._find(self._last)
+        self._note()
+
+    def copy(self) -> _Places:
+        """Shares what is sorted."""
+        made = copy.copy(self)
+        made._newer = dict(self._newer)
+        return made
+
+    def _key(self, token: int) -> int:
+        return (self._last << _BITS | token & ((1 << _BITS) - 1)) & self._mask
+
+    def _find(self, key: int) -> int:
+        if self._end < self._length:
+            return -1
+        if (place := self._newer.get(key)) is not None:
+            return place
+        index = int(self._keys.searchsorted(key, "right")) - 1
+        if index < 0 or self._keys[index] != key:
+            return -1
+        return int(self._order[index]) + self._length
+
+    def _note(self) -> None:
+        if self._end >= self._length:
+            self._newer[self._last] = self._end
 
 
 class Lookup:
     """Guesses how an answer goes on by what followed the same tokens before, in prompt or answer."""
 
-    def __init__(self, tokens: bytes) -> None:
-        """`tokens`: those of the prompt, uint32 in the machine's order."""
-        self._said = bytearray(tokens)
+    def __init__(self, tokens: npt.NDArray[np.uint32]) -> None:
+        """`tokens`: those of the prompt, uint32."""
+        self._said = bytearray(tokens.tobytes())
+        self._places = [_Places(tokens, length) for length in _LENGTHS]
 
     def add(self, token: int) -> None:
         """The answer's next token."""
-        self._said += token.to_bytes(_WORD, "little")
+        for places in self._places:
+            places.add(token)
+        self._said += token.to_bytes(_WORD, sys.byteorder)
+
+    def copy(self) -> Lookup:
+        """Of an answer to the same prompt, before its first token."""
+        made = copy.copy(self)
+        made._said = bytearray(self._said)
+        made._places = [places.copy() for places in self._places]
+        return made
 
     def drafts(self, last: int, count: int) -> list[int]:
         """`count` tokens that may follow the answer's `last` one: those that follow the newest place with the
         same last tokens, or else as many times the last one."""
         said = self._said
-        start = self._place() if said[-_WORD:] == last.to_bytes(_WORD, "little") else -1
+        start = self._place() if said[-_WORD:] == last.to_bytes(_WORD, sys.byteorder) else -1
         if start < 0:
             return [last] * count
-        follows = said[start:][: count * _WORD]
+        follows = said[start * _WORD : (start + count) * _WORD]
         while len(follows) < count * _WORD:  # it goes round
             follows += follows[: count * _WORD - len(follows)]
         return list(memoryview(follows).cast("I"))
@@ -47,20 +115,8 @@ class Lookup:
         return self._place() >= 0
 
     def _place(self) -> int:
-        """Where what follows the last tokens begins, in bytes; -1 if they are new."""
-        for length in _LENGTHS:
-            if len(self._said) > length * _WORD:
-                place = self._newest(bytes(self._said[-length * _WORD :]))
-                if place >= 0:
-                    return place + length * _WORD
-        return -1
-
-    def _newest(self, key: bytes) -> int:
-        """Where the newest occurrence before the last one begins, in bytes; -1 for nowhere."""
-        place = self._said.rfind(key, 0, -_WORD)
-        while place % _WORD and place > 0:
-            place = self._said.rfind(key, 0, place + len(key) - 1)
-        return place
+        """Where what follows the last tokens begins, in tokens; -1 if they are new."""
+        return next((places.before for places in self._places if places.before >= 0), -1)
 
 
 @dataclass(slots=True)

@@ -79,6 +79,14 @@ class History:
         if self.counts is not None:
             self.counts = self.counts.at[mx.arange(self.rows), tokens].add(1.0)
 
+    def add_all(self, tokens: mx.array) -> None:
+        """Generated tokens of the only row, uint32 [tokens], one after the other."""
+        if self.recent is not None:
+            recent = mx.concatenate([self.recent, tokens[None].astype(mx.uint32)], axis=1)
+            self.recent = recent[:, tokens.shape[0] :]
+        if self.counts is not None:
+            self.counts = self.counts.at[mx.zeros_like(tokens), tokens].add(1.0)
+
 
 class Penalties:
     """The penalties of a lane's rows, in the lane's order."""

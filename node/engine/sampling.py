@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
@@ -33,13 +34,26 @@ _AHEAD = 64
 """Tokens of each row for which random numbers are made at once."""
 
 
+@dataclass(slots=True)
+class _Run:
+    """Tokens of one row that may not count. A history is as long as the vocabulary, so only the one behind
+    the first token is kept, which always counts.
+
+    `first`: its position. `sampled`: uint32 [tokens] of each run, for penalties.
+    """
+
+    first: int
+    behind: History | None = None
+    sampled: list[mx.array] = field(default_factory=list)
+
+
 class Sampler:
     """The parameters, positions and histories of a lane's rows, in the lane's order."""
 
     def __init__(self, rows: Sequence[RowParameters], positions: Sequence[int]) -> None:
         self._rows = list(rows)
         self._history = History.of_prompts([row for row in rows if row.adjusts])
-        self._run: tuple[int, list[History]] | None = None  # where it began, and histories behind each token
+        self._run: _Run | None = None
         self._restart(np.array(positions, dtype=_U64))
 
     @property
@@ -89,13 +103,15 @@ class Sampler:
             raise InvalidInput("a row with a grammar has no drafts", reason="BAD_STEP")
         count, first = logits.shape[0], int(self._now()[0])
         if self._run is None:
-            self._run = first, []
+            self._run = _Run(first)
         if row.adjusts:  # what is chosen depends on what was before
             chosen = []
             for place in range(count):
                 chosen.append(self(logits[place : place + 1]))
-                self._run[1].append(dataclasses.replace(self._history))
+                if self._run.behind is None:
+                    self._run.behind = dataclasses.replace(self._history)
             tokens = mx.concatenate(chosen)
+            self._run.sampled.append(tokens)
         else:
             tokens = Sampler(self._rows * count, range(first, first + count))(logits)
             self._restart(np.array([first + count], dtype=_U64))
@@ -105,11 +121,11 @@ class Sampler:
     def settle(self, tokens: int) -> None:
         """Goes on behind the first `tokens` of the runs'."""
         assert self._run is not None
-        first, histories = self._run
-        if histories:
-            self._history = histories[tokens - 1]
-        self._run = None
-        self._restart(np.array([first + tokens], dtype=_U64))
+        run, self._run = self._run, None
+        if run.behind is not None:
+            self._history = run.behind
+            self._history.add_all(mx.concatenate(run.sampled)[1:tokens])
+        self._restart(np.array([run.first + tokens], dtype=_U64))
 
     def _history_of(self, keep: Sequence[int]) -> History:
         """Of the rows with these indices, as far as they have one."""

@@ -404,13 +404,12 @@ class Front:
             follower = None if matcher is None else Follower(matcher, tokenizer.end_tokens)
             return Answer(detokenizer, stops, tokenizer.end_tokens, max_tokens, log, sections, follower)
 
-        def lookup() -> Lookup | None:
-            return Lookup(tokens.tobytes()) if opened.drafts else None
-
+        lookup = Lookup(tokens) if opened.drafts else None
         scored = ids if scores else ()
-        row = OpenRow(tokens, record, answer(), names, lookup(), list(numbers[1:]), scored)
+        row = OpenRow(tokens, record, answer(), names, lookup, list(numbers[1:]), scored)
         row.answer.resume(resume)
-        return opened, [row, *(OpenRow(None, b"", answer(), None, lookup()) for _ in row.copies)]
+        copies = (OpenRow(None, b"", answer(), None, lookup and lookup.copy()) for _ in row.copies)
+        return opened, [row, *copies]
 
     def _room(self, prompt_tokens: int, param: str) -> int:
         """Tokens that the context leaves for the answer, at least one."""

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 from functools import cache
+from types import FunctionType, ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -187,3 +189,42 @@ def test_a_wide_nucleus_waits_for_the_logits_and_other_rows_do_not() -> None:
     bounded = Sampler([RowParameters(temperature=1.0, top_p=0.5, top_k=20)], [0])
     assert [each.looks(WIDE) for each in (nucleus, bounded)] == [mx.default_device() == mx.cpu, False]
     assert not nucleus.looks(VOCABULARY)
+
+
+def reachable(thing: object) -> int:
+    """Bytes of the arrays that a sampler holds."""
+    found: dict[int, object] = {}
+    waiting = [thing]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in found and not isinstance(one, type | ModuleType | FunctionType):
+            found[id(one)] = one
+            waiting += gc.get_referents(one)
+    return sum(one.nbytes for one in found.values() if isinstance(one, mx.array))
+
+
+@pytest.mark.parametrize("accepted", [1, 5, 16, 17, 32])
+def test_runs_with_penalties_hold_no_history_of_each_token(accepted: int) -> None:
+    """And what counts of them is what it would be without."""
+    vocabulary, row = (
+        5000,
+        RowParameters(
+            temperature=0.8,
+            seed=3,
+            frequency_penalty=0.5,
+            presence_penalty=0.25,
+            repetition_penalty=1.3,
+            repetition_context_size=8,
+            prompt_tail=(1, 2, 3),
+        ),
+    )
+    logits = [logits_of(seed, vocabulary=vocabulary) for seed in range(34)]
+    plain, drafted = Sampler([row], [0]), Sampler([row], [0])
+    expected = [plain(each).item() for each in logits[: accepted + 2]]
+    assert drafted(logits[0]).item() == expected[0]
+    chains = [mx.concatenate(logits[1:17]), mx.concatenate(logits[17:33])]
+    sampled = [token for chain in chains for token in drafted.run(chain)[0].tolist()]
+    assert sampled[:accepted] == expected[1 : accepted + 1]
+    assert reachable(drafted) < 3 * 4 * vocabulary
+    drafted.settle(accepted)
+    assert drafted(logits[accepted + 1]).item() == expected[accepted + 1]
