@@ -218,18 +218,20 @@ def _alike(
     count = spec.stages * spec.replicas
     if len(members) < count:
         raise too_few_nodes(spec, count, members, candidates)
-    order = {member: place for place, member in enumerate(spec.members)}
-    chosen = sorted(members, key=lambda one: (order.get(one.id, 0), bool(one.shares), -one.room, one.id))
-    chosen = chosen[:count]
-    room = min(member.room for member in chosen)
+    named = {member: place for place, member in enumerate(spec.members)}
+    strongest = sorted(members, key=lambda one: (named.get(one.id, 0), -one.room, one.id))
+    free_first = strongest if named else sorted(strongest, key=lambda one: bool(one.shares))
+    tried = [order[:count] for order in (free_first, strongest)]
 
-    def fits(context: int) -> bool:
-        return _demand(spec, profile, context).total(1) <= room
+    def holding(context: int) -> list[Candidate] | None:
+        needed = _demand(spec, profile, context).total(1)
+        return next((chosen for chosen in tried if min(one.room for one in chosen) >= needed), None)
 
     wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
-    context = wanted if fits(wanted) else _largest_context(wanted, fits)
-    if not context or (spec.context and context != wanted):
-        raise does_not_fit(_demand(spec, profile, wanted), wanted, chosen, count, 1, context)
+    context = wanted if holding(wanted) else _largest_context(wanted, lambda one: holding(one) is not None)
+    chosen = holding(context) if context else None
+    if chosen is None or (spec.context and context != wanted):
+        raise does_not_fit(_demand(spec, profile, wanted), wanted, tried[-1], count, 1, context)
     groups = [chosen[start : start + spec.stages] for start in range(0, count, spec.stages)]
     return context, [[(member, profile.layers) for member in group] for group in groups]
 

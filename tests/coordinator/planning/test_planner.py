@@ -477,6 +477,25 @@ def test_nodes_that_serve_another_ring_are_used_where_the_free_ones_do_not_hold_
     assert named.reasons[-1].endswith("3.2 GiB left: as asked")
 
 
+@pytest.mark.parametrize(
+    ("free", "context", "chosen"),
+    [
+        (8 * GIB, 0, ["node-3", "node-4"]),
+        (1152 * MIB, 0, ["node-1", "node-2"]),
+        (GIB, 64, ["node-1", "node-2"]),
+    ],
+)
+def test_a_tensor_ring_shares_nodes_where_the_free_ones_hold_less_of_it(
+    free: int, context: int, chosen: list[str]
+) -> None:
+    """Less of its context, or nothing."""
+    nodes = [busy(1, 8 * GIB, 4 * GIB), busy(2, 8 * GIB, 4 * GIB), member(3, free), member(4, free)]
+    asked = spec(strategy="tensor", stages=2, clear_links=True, context=context)
+    made = plan(asked, profile(kv_bytes_per_token=[16 * 1024] * 9), nodes)
+    assert names(made) == chosen
+    assert made.spec.context == (context or 2048)
+
+
 def test_a_ring_is_granted_what_its_rows_may_take_and_leaves_the_rest() -> None:
     whole, granted = (
         plan(spec(max_rows=rows), profile(), [member(1, 8 * GIB)]).rings[0].stages[0] for rows in (0, 4)
