@@ -41,13 +41,23 @@ class Demand:
     tied: bool
 
     @classmethod
-    def of(cls, profile: model_pb2.ModelProfile, context: int, kv_bits: int = 0, chunk: int = 0) -> Demand:
+    def of(
+        cls,
+        profile: model_pb2.ModelProfile,
+        context: int,
+        kv_bits: int = 0,
+        chunk: int = 0,
+        slack: int = 0,
+    ) -> Demand:
         """The demand of a checked profile; a windowed layer holds its window and a chunk of a prompt at most.
+        One whose window is no shorter than the context grows as if it had none (`node/engine/folder.py`).
+        `slack` is so many tokens more that a row's cache may have room for.
 
         Raises ModelError (KV_BITS_UNSUPPORTED).
         """
+        most = context + slack
         row = tuple(
-            per_token * (min(context, window + chunk) if window else context) + state
+            per_token * (min(most, window + chunk) if 0 < window < context else most) + state
             for per_token, window, state in zip(
                 kv_bytes_per_token(profile, kv_bits), profile.kv_max_tokens, profile.state_bytes, strict=True
             )

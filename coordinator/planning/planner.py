@@ -113,8 +113,10 @@ def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile
         )
 
 
-def _demand(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, context: int) -> Demand:
-    return Demand.of(profile, context, spec.kv_bits, spec.prefill_chunk)
+def _demand(
+    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, context: int, slack: int = 0
+) -> Demand:
+    return Demand.of(profile, context, spec.kv_bits, spec.prefill_chunk, slack)
 
 
 def _by_memory(
@@ -256,7 +258,7 @@ def _finish(
     planned = [_ring_plan(ring_id(spec.name, index), demand, ring, whole) for index, ring in enumerate(rings)]
     rows = (kv_budget(stage) // max(1, stage.kv_bytes) for ring in planned for stage in ring.stages)
     spec.max_rows = spec.max_rows or max(1, min(DEFAULT_MAX_ROWS, *rows))
-    longest = _demand(spec, profile, spec.context + _ROW_SLACK)
+    longest = _demand(spec, profile, spec.context, _ROW_SLACK)
     for planned_ring in planned:
         for stage in planned_ring.stages:
             row = longest.row_bytes(stage.first_layer, stage.end_layer)

@@ -16,6 +16,8 @@ from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand, capacity
 from sealring.coordinator.planning.planner import kv_budget, plan
 from sealring.coordinator.planning.speeds import Speeds
+from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
+from sealring.gateway.scheduler.memory import Ledger
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import (
     FailedPrecondition,
@@ -24,6 +26,7 @@ from sealring.mesh.errors import (
     NotFound,
     ResourceExhausted,
 )
+from sealring.node.engine.folder import kv_bytes
 from sealring.v1 import admin_pb2, model_pb2
 
 GIB = 1 << 30
@@ -504,6 +507,17 @@ def test_a_ring_is_granted_what_its_rows_may_take_and_leaves_the_rest() -> None:
     assert 4 * granted.kv_bytes < granted.kv_budget < 6 * granted.kv_bytes
     tight = plan(spec(), profile(), [member(1, 2 * GIB)]).rings[0].stages[0]
     assert tight.weight_bytes + tight.kv_budget == capacity(2 * GIB), "rows take all that there is"
+
+
+@pytest.mark.parametrize("window", [0, 512, 1023, 1024, 1025, 1535, 2048])
+def test_what_a_ring_is_granted_holds_a_row_of_its_whole_context(window: int) -> None:
+    """By the engine's figures, in the gateway's book."""
+    windows = [window, 0, window]
+    model = profile(3, kv_max_tokens=windows)
+    made = plan(spec(context=1024, prefill_chunk=128, max_rows=1), model, [member(1, 8 * GIB)])
+    measured = {"kv_bytes_per_token": [1024] * 3, "kv_max_tokens": windows, "state_bytes": [0] * 3}
+    memory = MemberMemory(*kv_bytes(measured, 0, 3, 1024, 128), made.rings[0].kv_budget)
+    assert Ledger(RingFacts((memory,), max_rows=1, prefill_chunk=128)).capacity >= 1024
 
 
 def test_who_takes_the_memory_that_is_missing_is_told() -> None:
