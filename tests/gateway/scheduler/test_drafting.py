@@ -117,6 +117,32 @@ def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
         assert drafting.under_way(lane) == 0
 
 
+def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() -> None:
+    facts: Any = SimpleNamespace(speculates=True, costs=COSTS, stages=STAGES)
+    row = SimpleNamespace(number=1, closed=False, drafts=15, request=SimpleNamespace(drafted=0, accepted=0))
+    lane: Any = SimpleNamespace(rows={1: row}, ready=[], outstanding=0, steps=0, left=lambda row: 100)
+    drafting, now = Drafting(facts), 0.0
+    for knows in (False, False, True, False, True):
+        drafting.wanted(lane, 1)
+        now += PLAIN
+        drafting.plain(now, follows=True, knows=knows)
+        assert (drafting.wanted(lane, 1) in DEPTHS) == knows
+    drafts = drafting.wanted(lane, 1)
+    assert drafts
+    for under_way in (1, 2):
+        drafting.announced(lane, drafts)
+        lane.outstanding += 1
+        assert drafting.under_way(lane) == under_way
+        assert drafting.wanted(lane, 1) == drafts
+    assert drafting.settling() == []
+    drafting.done(1 + drafts, now + PLAIN, knows=True)
+    lane.outstanding -= 1
+    assert drafting.wanted(lane, 1) == drafts
+    drafting.done(0, now + PLAIN, knows=False)  # none is right
+    lane.outstanding -= 1
+    assert (row.request.drafted, row.request.accepted) == (2 * drafts + 1, drafts)
+
+
 def test_what_steps_with_drafts_brought_is_counted() -> None:
     """Each draft is right."""
     any_prefix = control.PREFIX_SUPPORT_ANY

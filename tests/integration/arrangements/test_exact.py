@@ -66,9 +66,9 @@ async def test_an_answer_that_is_alone_gets_the_tokens_of_the_whole_model_by_dra
     arrangements, reference, stages, kv_bits
 ):
     ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64, speculate=True)
-    messages = dialogue("Hi.", "List the months. " * 4)
+    messages = dialogue("The capital of France is Paris. " * 3 + "What is the capital of France?")
     answer = await checked(ring, reference, messages, kv_bits, max_tokens=50)
-    assert answer.drafts[1] <= answer.drafts[0]
+    assert answer.drafts[1] <= answer.drafts[0]  # whether there are any depends on how long steps take here
     seeded = {"temperature": 0.3, "seed": 7}
     answers = [
         await ask(ring, messages, max_tokens=50, sampling=inference.Sampling(**seeded, **limit))

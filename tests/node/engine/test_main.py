@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -20,6 +21,16 @@ from typing import Any
 import pytest
 from knock import knocking
 
+from sealring.gateway.scheduler import (
+    AnnounceStep,
+    Finish,
+    MemberMemory,
+    OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+    StepCosts,
+)
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.node.carrier.neighbours import PASS_BYTES
@@ -112,19 +123,25 @@ class EngineProcess:
         command = engine.LoadStage(path=str(path), lo=lo, hi=hi, context=CONTEXT, digest=digest)
         return self.ask("loaded", load=command)
 
-    def open_epoch(self, epoch: int = 1, rank: int = 0, size: int = 1) -> Any:
+    def open_epoch(self, epoch: int = 1, rank: int = 0, size: int = 1, *, speculate: bool = False) -> Any:
         command = engine.OpenEngineEpoch(
-            epoch=epoch, rank=rank, size=size, prefill_chunk=CHUNK, max_rows=8, kv_budget=1 << 40
+            epoch=epoch,
+            rank=rank,
+            size=size,
+            prefill_chunk=CHUNK,
+            max_rows=8,
+            kv_budget=1 << 40,
+            speculate=speculate,
         )
         return self.ask("epoch_opened", open_epoch=command)
 
     def close_epoch(self) -> Any:
         return self.ask("epoch_closed", close_epoch=engine.CloseEngineEpoch())
 
-    def open_row(self, row: int, question: str, **fields: Any) -> Any:
+    def open_row(self, row: int, question: str, *, max_tokens: int = 0, **fields: Any) -> Any:
         chat = inference.Chat(messages=[inference.ChatMessage(role="user", content=question)])
         prompt = inference.Prompt(chat=chat, **fields)
-        self.send(open_row=engine.OpenEngineRow(row=row, prompt=prompt))
+        self.send(open_row=engine.OpenEngineRow(row=row, prompt=prompt, max_tokens=max_tokens))
         return self.wait_for("opened", "refused")
 
     def end(self) -> str:
@@ -400,6 +417,7 @@ def test_a_lost_carrier_is_a_fault_and_the_engine_goes_on(three: list[EngineProc
         for rank, process in enumerate(three):
             process.open_epoch(1, rank, 3)
         opened = three[0].open_row(1, QUESTIONS[0])
+        assert opened.drafts == 0
         carriers[1].end()
         Gateway(three, 1).step(
             prefill=control.Prefill(
@@ -419,6 +437,48 @@ def test_a_lost_carrier_is_a_fault_and_the_engine_goes_on(three: list[EngineProc
         for process in three:
             assert isinstance(process.close_epoch(), engine.EpochClosed)
     assert isinstance(three[1].load(3, 6), engine.StageLoaded)
+
+
+def test_a_ring_that_speculates_drafts_what_its_head_knows(three: list[EngineProcess]) -> None:
+    """By the gateway's own scheduler, whose clock says that every step takes a second: drafts pay."""
+    question, tokens = "The capital of France is Paris. " * 3 + QUESTIONS[0], 48
+    memory = (MemberMemory(1, 0, 1 << 40),) * 3
+    costs = StepCosts(rows=((1, 0.3),), tokens=((1, 0.3), (16, 0.4)))
+    facts = RingFacts(memory, 8, CHUNK, control.PREFIX_SUPPORT_ANY, speculate=True, costs=costs)
+    request, scheduler = Request("a", "", tokens, inference.Envelope()), Scheduler(queue_limit=1)
+    drafts, most, text, now, ended = list[int](), 0, "", 0, False
+    with carried_ring(three, 1):
+        for rank, process in enumerate(three):
+            assert isinstance(process.open_epoch(1, rank, 3, speculate=True), engine.EpochOpened)
+        todo = deque([*scheduler.attach(facts), *scheduler.submit(request, 0.0)])
+        while todo or not ended:
+            if not todo:
+                done, now = three[0].wait_for("done"), now + 1
+                drafts = [step for step in drafts if step > done.step]
+                text += "".join(output.text for output in done.outputs)
+                todo += scheduler.step_done(done, float(now))
+                continue
+            action = todo.popleft()
+            if isinstance(action, OpenRow):
+                opened = three[0].open_row(action.row, question, max_tokens=tokens)
+                todo += scheduler.row_opened(
+                    action.row,
+                    prompt_tokens=opened.prompt_tokens,
+                    params_bytes=opened.params_bytes,
+                    max_tokens=opened.max_tokens,
+                    drafts=opened.drafts,
+                )
+            elif isinstance(action, AnnounceStep):
+                drafts += [action.step.number] * bool(action.step.decode.drafts)
+                most = max(most, len(drafts))
+                for process in three:
+                    process.send(step=action.step)
+            ended = ended or isinstance(action, Finish)
+        for process in three:
+            assert isinstance(process.close_epoch(), engine.EpochClosed)
+    assert text == expected(question, tokens)
+    assert request.drafted >= request.accepted > 0
+    assert most > 1, "a run follows another before that is verified"
 
 
 def test_a_sealed_ring_of_three_answers_as_mlx_lm(three: list[EngineProcess]) -> None:
