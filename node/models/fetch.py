@@ -125,18 +125,27 @@ class _Fetching:
         self._checked: set[int] = set()
 
     def fill(self) -> None:
-        """Brings what is missing of what is wanted, and notes it."""
+        """Brings what is missing of what is wanted, and notes it.
+
+        Raises Unavailable (HUB_UNREACHABLE) where something is still missing then, and what `Landing` and
+        `Repository` raise."""
         self._tell()
         for index, parts in enumerate(self._landing.missing()):
             if not parts:
                 continue
             file = self._repository.files[index]
             if not file.sha256:
-                self._add(index, 0, [self._repository.small(index)])
+                content = memoryview(self._repository.small(index))
+                for part in parts:
+                    self._add(index, part, [content[part * PART : (part + 1) * PART]])
                 continue
             for run in runs(parts):
                 for first in range(run.start, run.stop, _RUN):
                     self._bring(index, range(first, run.stop)[:_RUN])
+        if any(self._landing.missing()):
+            raise Unavailable(
+                "the hub did not send all that was asked for", hint="try again", reason="HUB_UNREACHABLE"
+            )
         complete = [index for index in range(len(self._repository.files)) if self._landing.complete(index)]
         for index in complete:
             self._check(index)

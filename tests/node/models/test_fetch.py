@@ -96,10 +96,13 @@ def kept(home: Path) -> Note:
 
 
 def test_the_files_of_a_model_come_and_no_code(hub: LocalHub, tmp_path: Path) -> None:
+    """A tokenizer may be longer than a part, and lies in git itself."""
+    tokenizer = hub.files["tokenizer.json"] = random.Random(2).randbytes(PART + 5)
     event = run(hub, tmp_path)[-1]
-    assert event.size == event.done == len(WEIGHTS) + 2
+    assert event.size == event.done == len(WEIGHTS) + len(tokenizer) + 2
     files = {path.name for path in folder(tmp_path).iterdir()}
-    assert files == {"config.json", "model.safetensors", NOTE}
+    assert files == {"config.json", "model.safetensors", "tokenizer.json", NOTE}
+    assert (folder(tmp_path) / "tokenizer.json").read_bytes() == tokenizer
     assert (folder(tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
     assert (kept(tmp_path).whole, kept(tmp_path).commit) == (True, "")
     assert kept(tmp_path).manifest == Manifest.of(folder(tmp_path))
