@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -127,7 +127,7 @@ class Survey:
                 groups[answer.profile.digest][answer.member] = answer.profile
         weight = {one: sum(memory.get(member, 0) for member in groups[one]) for one in groups}
         digest = digest or max(weight, key=lambda one: (weight[one], one), default="")
-        agreeing = groups.get(digest, {})
+        agreeing = _of_one_commit(groups.get(digest, {}), memory)
         serving = self._serving(replacing)
         candidates = [
             Candidate(
@@ -182,6 +182,18 @@ class Survey:
             async with asyncio.timeout(_FIRST_BEAT_SECONDS):
                 while any(session.heartbeat is None for session in self._sessions):
                     await self._sessions.next_beat()
+
+
+def _of_one_commit(
+    agreeing: Mapping[str, model_pb2.ModelProfile], memory: Mapping[str, int]
+) -> dict[str, model_pb2.ModelProfile]:
+    """Those with the commit that most memory has, and those who know of none: files of two commits may have
+    the same digest and other weights."""
+    weight = Counter[str]()
+    for member, profile in agreeing.items():
+        weight[profile.commit] += memory.get(member, 0) if profile.commit else 0
+    most = max(weight, key=lambda one: (weight[one], one), default="")
+    return {member: profile for member, profile in agreeing.items() if profile.commit in ("", most)}
 
 
 def _model_obstacle(member: str, agreeing: Collection[str], answers: dict[str, Answer]) -> str:

@@ -21,7 +21,7 @@ from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.models.folders import FolderState, local_model, not_found
-from sealring.node.models.kept import check_commit, note_of
+from sealring.node.models.kept import check_commit, commit_of, note_of
 from sealring.v1 import model_pb2
 
 log = structlog.get_logger()
@@ -72,9 +72,7 @@ class EngineKeeper:
         if key in self._profiles:
             return self._profiles[key]
         profile = await self.shielded(self._measure(lambda engine: engine.profile(str(path), ranks)))
-        note = await asyncio.to_thread(note_of, path)
-        if note is not None:
-            profile.commit = note.commit
+        profile.commit = commit_of(path, await asyncio.to_thread(note_of, path))
         self._profiles[key] = profile
         if len(self._profiles) > _MAX_PROFILES:
             self._profiles.popitem(last=False)
@@ -103,8 +101,8 @@ class EngineKeeper:
             own = self._fetcher.place(name)  # more than the owner's part of it may have come there
             for place in (path, own) if own != path and own.is_dir() else (path,):
                 note = await asyncio.to_thread(note_of, place)
-                check_commit(name, note, commit)
-                if note is None or note.whole or (needs is not None and note.holds(await needs(place))):
+                check_commit(name, commit_of(place, note), commit)
+                if note is None or not note.is_part or (needs is not None and note.holds(await needs(place))):
                     return place
         return await self._fetcher.fetch(name, needs, commit, progress)
 

@@ -28,7 +28,7 @@ from sealring.node.daemon.supervisor import Child, variables
 from sealring.node.models.asking import ModelAsker, Needs
 from sealring.node.models.fetch import WANTED
 from sealring.node.models.folders import HUB_ID, NAME, local_model, not_found
-from sealring.node.models.kept import is_part, note_of
+from sealring.node.models.kept import check_commit, commit_of, is_part, note_of
 from sealring.node.models.landing import Landing, places
 from sealring.v1 import engine_pb2, membership_pb2
 
@@ -235,6 +235,8 @@ class Fetcher:
         async with self._turn:
             found = await asyncio.to_thread(_whole, name, (self._home, *self._folders))
             if found is not None:
+                note = await asyncio.to_thread(note_of, found)
+                check_commit(name, commit_of(found, note), commit)
                 return found
             landing = await asyncio.to_thread(Landing, self._home, name)
             await asyncio.to_thread(landing.prepare)

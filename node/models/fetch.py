@@ -31,6 +31,7 @@ from sealring.node.models.hub import Repository
 from sealring.node.models.kept import (
     beginnings,
     check_commit,
+    commit_of,
     every_part,
     headers,
     note_of,
@@ -85,8 +86,9 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
     try:
         landing = Landing(home, model)
         note = note_of(landing.path)
-        check_commit(model, note, commit)
-        repository = Repository(model, (note.commit if note is not None else "") or commit)
+        here = commit_of(landing.path, note)
+        check_commit(model, here, commit)
+        repository = Repository(model, here or commit)
         manifest = repository.manifest()
         if note is not None:
             if _shape(note.manifest) != _shape(manifest):
@@ -98,9 +100,11 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
             manifest = note.manifest
         fetching = _Fetching(repository, landing, frames)
         ranges = _wanted(landing.path / WANTED) if part else ()
-        unhashed = note is None or note.commit != ""
         wanted = beginnings(manifest) if part else every_part(manifest)
-        landing.begin(manifest, wanted, repository.commit if unhashed else "")
+        if note is None:
+            landing.begin(manifest, wanted, repository.commit)
+        else:  # what came from a member is of no known commit, and so is what is added to it
+            landing.begin(manifest, wanted, note.commit, checked=note.checked)
         fetching.fill()
         if part:
             wanted = headers(manifest, wanted, landing.path)
@@ -177,6 +181,10 @@ class _Fetching:
 
     def _add(self, index: int, part: int, pieces: Sequence[bytes | memoryview]) -> None:
         self._landing.add(index, part, pieces)
+        if self._landing.complete(index):
+            self._check(
+                index
+            )  # before it is noted: a crash leaves nothing that looks whole and is not checked
         self._tell()
         if time.monotonic() >= self._kept + _KEEP_SECONDS:
             self._landing.keep()

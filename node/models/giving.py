@@ -159,7 +159,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         """By the note of an earlier process, if nothing has changed since; else all files are read."""
         apart = self._notes / f"{hashlib.sha256(bytes(state.path.resolve())).hexdigest()}.json"
         own = note_of(state.path)
-        if own is not None and own.commit:
+        if own is not None and not own.hashed:
             raise not_found(state.path.name, "this node has parts of it, and of the others not even hashes")
         part = own if own is not None and not own.whole else None
         beside = Note.read(apart, state.path)

@@ -63,13 +63,25 @@ def parts_of(message: models_pb2.ModelManifest, manifest: Manifest) -> Parts:
 class Note:
     """`state` is the folder as it was when the note was written.
 
-    With a `commit` its parts came from the hub as it was then, and the hashes of the others are not known.
+    With a `commit` its parts came from the hub as it was then. `checked` is true once all of it has come and
+    the hub's hashes have confirmed it; before that the hashes of the parts that are missing are not known.
     """
 
     manifest: Manifest
     have: Parts
     state: FolderState
     commit: str = ""
+    checked: bool = False
+
+    @property
+    def hashed(self) -> bool:
+        """Whether the hash of every part is known: a member told them, or the hub has confirmed all of it."""
+        return self.checked or not self.commit
+
+    @property
+    def is_part(self) -> bool:
+        """Whether something is missing, or nothing has confirmed yet what came from the hub."""
+        return not self.whole or not self.hashed
 
     @property
     def whole(self) -> bool:
@@ -112,7 +124,7 @@ class Note:
             for one in message.files
         ]
         told = {"digest": self.manifest.digest.hex(), "files": files, "state": self.state.files}
-        told |= {"commit": self.commit} if self.commit else {}
+        told |= {"commit": self.commit, "checked": self.checked} if self.commit else {}
         write_atomic(file, json.dumps(told, indent=1).encode())
 
     @classmethod
@@ -140,10 +152,10 @@ class Note:
             if manifest.digest.hex() != told["digest"]:
                 raise ValueError
             state = FolderState(folder, tuple((name, size, time) for name, size, time in told["state"]))
-            commit = told.get("commit", "")
-            if commit and _COMMIT.fullmatch(commit) is None:
+            commit, checked = told.get("commit", ""), told.get("checked", False)
+            if (commit and _COMMIT.fullmatch(commit) is None) or not isinstance(checked, bool):
                 raise ValueError
-            return cls(manifest, parts_of(message, manifest), state, commit)
+            return cls(manifest, parts_of(message, manifest), state, commit, checked)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError, ModelError):
@@ -159,20 +171,32 @@ def note_of(folder: Path) -> Note | None:
     return Note.read(folder / NOTE, folder)
 
 
-def check_commit(name: str, note: Note | None, commit: str) -> None:
-    """Raises ModelError (OTHER_MODEL_VERSION) for a part from the hub as it was at another commit."""
-    if note is not None and commit and note.commit not in ("", commit):
+def commit_of(folder: Path, note: Note | None) -> str:
+    """The hub's commit that a folder is of, by its note or its path in the Hugging Face cache; empty where it
+    is not known. Files of two commits may differ in nothing but the values of weights, which no digest of a
+    model covers."""
+    if note is not None:
+        return note.commit
+    return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else ""
+
+
+def check_commit(name: str, here: str, commit: str) -> None:
+    """Raises ModelError (OTHER_MODEL_VERSION) where what is here is of another commit than is asked for."""
+    if here and commit and here != commit:
         raise ModelError(
-            f"the part of {name} that is here is of commit {note.commit[:8]}, and {commit[:8]} is deployed",
-            hint="remove it first: sealring model remove",
+            f"what is here of {name} is of the hub's commit {here[:8]}, and {commit[:8]} is deployed",
+            hint="remove it here, and this node fetches the other: sealring model remove, or by hand from "
+            "the Hugging Face cache",
             reason="OTHER_MODEL_VERSION",
         )
 
 
 def is_part(folder: Path) -> bool:
-    """Whether a folder holds only parts of its model. Raises ModelError (BAD_MODEL_NOTE)."""
+    """Whether a folder holds only parts of its model, or nothing has confirmed it yet.
+
+    Raises ModelError (BAD_MODEL_NOTE)."""
     note = note_of(folder)
-    return note is not None and not note.whole
+    return note is not None and note.is_part
 
 
 def beginnings(manifest: Manifest) -> Parts:

@@ -36,22 +36,26 @@ class Landing:
         self._wanted: Parts = ()
         self._manifest: Manifest | None = None
         self._commit = ""
+        self._checked = False
 
     def prepare(self) -> None:
         """Makes the folder. Raises ConfigError (STATE_UNWRITABLE)."""
         with _writing(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def begin(self, manifest: Manifest, wanted: Parts | None = None, commit: str = "") -> None:
+    def begin(
+        self, manifest: Manifest, wanted: Parts | None = None, commit: str = "", *, checked: bool = False
+    ) -> None:
         """Keeps every part that is right, and drops what does not belong to the model.
 
         `wanted` are the parts that are to come, all where it is None. With the hub's `commit` the hash of a
-        part that has none in the manifest is that of what comes. Raises ResourceExhausted (DISK_FULL)
+        part that has none in the manifest is that of what comes; `checked` says that it has all of them, and
+        the hub has confirmed them. Raises ResourceExhausted (DISK_FULL)
         where they would not fit, ModelError (OTHER_MODEL_VERSION), ConfigError (STATE_UNWRITABLE).
         """
         self.prepare()
         note = note_of(self.path)
-        self._commit = commit
+        self._commit, self._checked = commit, checked
         if note is not None and self.path == self.target and not note.agrees(manifest):
             raise ModelError(
                 f"the part of {self.path.name} that is here is of another version",
@@ -122,7 +126,8 @@ class Landing:
     def keep(self, *, checked: bool = False) -> None:
         """Notes durably what is here, so that another process goes on behind it.
 
-        `checked` where all of it is, and the hub's hashes confirm it. Raises ConfigError (STATE_UNWRITABLE).
+        `checked` where all of it is, and the hub's hashes confirm it: that stays so.
+        Raises ConfigError (STATE_UNWRITABLE).
         """
         assert self._manifest is not None
         with _writing(self.path):
@@ -130,8 +135,9 @@ class Landing:
                 with (self.path / file.name).open("rb") as stream:
                     sync(stream.fileno())
             have = [frozenset(here) for here in self._have]
-            commit = "" if checked else self._commit
-            Note(self._manifest, have, FolderState.read(self.path), commit).write(self.path / NOTE)
+            self._checked |= checked
+            state = FolderState.read(self.path)
+            Note(self._manifest, have, state, self._commit, self._checked).write(self.path / NOTE)
 
     def forget(self, file: int) -> None:
         """Drops a file that turned out to be wrong as a whole. Raises ConfigError (STATE_UNWRITABLE)."""
@@ -140,6 +146,7 @@ class Landing:
         for part in self._have[file]:
             self._learn(file, part, bytes(hashlib.sha256().digest_size))
         self._have[file].clear()
+        self._checked = False
         with _writing(self.path):
             os.truncate(self.path / one.name, 0)
             os.truncate(self.path / one.name, one.size)

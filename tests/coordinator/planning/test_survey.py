@@ -158,6 +158,17 @@ async def test_the_version_of_the_model_with_most_memory_is_served_unless_one_is
     assert (await made.plan(SPEC, answers, digest="ab" * 32)).profile.digest == "ab" * 32
 
 
+async def test_no_ring_has_a_model_of_two_commits() -> None:
+    """Whose weights may differ where the digest is the same; who knows of no commit is not left out."""
+    made = make([member(number) for number in range(3)], [session(0), session(1, 2 * GIB), session(2)])
+    answers = answer(0) | answer(1) | answer(2)
+    for number, letter in enumerate("cd"):
+        answers[IDS[number]].profile.commit = letter * 40
+    planned = await made.plan(admin_pb2.DeploymentSpec(name="demo", model="demo", stages=2), answers)
+    assert planned.profile.commit == "d" * 40
+    assert {stage.member for stage in planned.rings[0].stages} == {IDS[1], IDS[2]}
+
+
 @pytest.mark.parametrize(
     ("answers", "named", "why"),
     [

@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from localhub import LocalHub, local_hub
+from localhub import COMMIT, LocalHub, local_hub
 
-from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound, SealringError, Unavailable
+from sealring.mesh.errors import (
+    FailedPrecondition,
+    InvalidInput,
+    ModelError,
+    NotFound,
+    SealringError,
+    Unavailable,
+)
 from sealring.node.daemon import fetching
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.fetching import Fetcher
@@ -70,6 +77,31 @@ async def test_what_no_member_has_comes_from_the_hub(hub: LocalHub, tmp_path: Pa
     found = await fetcher.fetch("org/model")
     assert {path.name for path in found.iterdir()} == {"config.json", "model.safetensors", NOTE}
     assert not Landing(tmp_path / "fetched", "org/model").path.exists()
+
+
+async def test_a_whole_model_of_another_commit_than_is_deployed_is_refused(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fetched, or in the Hugging Face cache; nobody knows the commit of a copy made by hand."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
+    fetcher = make(tmp_path, Members())
+    keeper = EngineKeeper([tmp_path / "own", tmp_path / "fetched"], MemoryMeter(None), fetcher)
+    places = [await fetcher.fetch("org/model", commit=COMMIT)]
+    cached = tmp_path / "hf" / "models--org--cached"
+    places.append(cached / "snapshots" / COMMIT)
+    for folder, content in ((cached / "refs", COMMIT), (places[1], "{}")):
+        folder.mkdir(parents=True)
+        (folder / ("main" if folder.name == "refs" else "config.json")).write_text(content)
+    for name, place in zip(("org/model", "org/cached"), places, strict=True):
+        assert await keeper.for_stage(name, None, COMMIT) == place
+        for asked in (keeper.for_stage(name, None, "e" * 40), fetcher.fetch(name, commit="e" * 40)):
+            with pytest.raises(ModelError) as raised:
+                await asked
+            assert raised.value.reason == "OTHER_MODEL_VERSION"
+            assert "commit cccccccc, and eeeeeeee" in raised.value.message
+    (tmp_path / "own" / "by-hand").mkdir(parents=True)
+    (tmp_path / "own" / "by-hand" / "config.json").write_text("{}")
+    assert await keeper.for_stage("by-hand", None, "e" * 40) == tmp_path / "own" / "by-hand"
 
 
 async def test_what_a_stage_needs_comes_from_the_hub_once_its_headers_are_here(

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,8 @@ from sealring.node.ipc.frames import FrameSocket, socket_pair
 from sealring.node.models import fetch
 from sealring.node.models.fetch import WANTED
 from sealring.node.models.folders import NOTE
-from sealring.node.models.kept import Note, note_of
+from sealring.node.models.hub import HubFile
+from sealring.node.models.kept import Note, every_part, note_of
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import PART, Manifest
 from sealring.v1 import engine_pb2
@@ -104,7 +106,7 @@ def test_the_files_of_a_model_come_and_no_code(hub: LocalHub, tmp_path: Path) ->
     assert files == {"config.json", "model.safetensors", "tokenizer.json", NOTE}
     assert (folder(tmp_path) / "tokenizer.json").read_bytes() == tokenizer
     assert (folder(tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
-    assert (kept(tmp_path).whole, kept(tmp_path).commit) == (True, "")
+    assert (kept(tmp_path).is_part, kept(tmp_path).commit) == (False, COMMIT)
     assert kept(tmp_path).manifest == Manifest.of(folder(tmp_path))
     before = len(hub.sent("GET", "/storage/"))
     run(hub, tmp_path)
@@ -154,7 +156,35 @@ def test_a_part_comes_at_its_commit_and_the_rest_later(hub: LocalHub, tmp_path: 
         f"bytes={3 * PART}-{len(WEIGHTS) - 1}",
     ]
     assert (folder(tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
-    assert (kept(tmp_path).whole, kept(tmp_path).commit) == (True, "")
+    assert (kept(tmp_path).is_part, kept(tmp_path).commit) == (False, COMMIT)
+
+
+def test_what_the_hub_has_not_confirmed_is_never_noted_as_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the process is killed before the hash of the last file has been looked at."""
+    monkeypatch.setattr(fetch, "_KEEP_SECONDS", 0.0)
+    contents = [FILES["config.json"], WEIGHTS]
+
+    def killed(index: int, path: Path) -> None:
+        raise KeyboardInterrupt
+
+    weights = HubFile("model.safetensors", len(WEIGHTS), "0" * 64, "")
+    repository: Any = SimpleNamespace(
+        files=[HubFile("config.json", 2, "", "0" * 40), weights],
+        small=lambda index: contents[index],
+        read=lambda index, first, end: [contents[index][first:end]],
+        check=killed,
+    )
+    landing = Landing(tmp_path, "org/model")
+    landing.begin(Manifest.unhashed([(one.name, one.size) for one in repository.files]), commit=COMMIT)
+    frames: Any = SimpleNamespace(send=lambda event: None)
+    with pytest.raises(KeyboardInterrupt):
+        fetch._Fetching(repository, landing, frames).fill()
+    note = kept(tmp_path)
+    assert [sorted(one) for one in note.have] == [[0], [0, 1, 2]]
+    assert replace(note, have=every_part(note.manifest)).is_part
+    assert not replace(note, have=every_part(note.manifest), checked=True).is_part
 
 
 @pytest.mark.parametrize("lie", ["range", "whole", "longer", "commit", "header"])
