@@ -403,20 +403,20 @@ def layers_of(ring: Any, stage: Any) -> str:
 
 
 def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
-    """What every online node may hold before and after, KV caches of all rows included. The planner leaves a
-    tenth of what is usable alone."""
+    """What every online node may hold before and after, with KV caches of all rows, and what each engine but
+    its first takes besides. The planner leaves a tenth of what is usable alone."""
     stages = {stage.member: (ring, stage) for ring in plan.rings for stage in ring.stages}
     rows = []
     for node in nodes:
         if node["state"] == "offline":
             continue
-        usable, places = node["memory_usable"], node["rings"]
-        granted = sum(place["memory"] for place in places)
+        usable, places, overhead = node["memory_usable"], node["rings"], node["memory_overhead"]
+        granted = sum(place["memory"] for place in places) + overhead * max(0, len(places) - 1)
         before = after = max(node["memory_used"], granted)
         where = [place["ring"] for place in places]
         if node["id"] in stages:
             ring, stage = stages[node["id"]]
-            after = granted + stage.weight_bytes + stage.kv_budget
+            after = granted + overhead * bool(places) + stage.weight_bytes + stage.kv_budget
             where.append(f"{ring.ring} {layers_of(ring, stage)}")
         free = size(max(0, usable - after))
         rows.append([node["name"], size(usable), size(before), size(after), free, ", ".join(where)])

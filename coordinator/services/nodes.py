@@ -38,6 +38,7 @@ def describe_node(
         node.memory_total = session.heartbeat.memory_total
         node.memory_usable = session.heartbeat.memory_usable
         node.memory_used = session.heartbeat.memory_used
+        node.memory_overhead = session.heartbeat.memory_overhead
         node.load = session.heartbeat.load
         node.models.extend(session.heartbeat.models)
     for ring, stage in sorted(places, key=lambda place: place[0]):

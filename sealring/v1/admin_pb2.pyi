@@ -359,6 +359,7 @@ class Node(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     RINGS_FIELD_NUMBER: _builtins.int
+    MEMORY_OVERHEAD_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     state: Global___NodeState.ValueType
@@ -380,6 +381,8 @@ class Node(_message.Message):
     """why it is not online, or not as it should be; empty where nothing is known"""
     manifest: _builtins.str
     """hash of the software that it runs, hex"""
+    memory_overhead: _builtins.int
+    """bytes that each of them but the first takes besides"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -411,10 +414,11 @@ class Node(_message.Message):
         manifest: _builtins.str = ...,
         models: _abc.Iterable[_membership_pb2.HeldModel] | None = ...,
         rings: _abc.Iterable[Global___NodeRing] | None = ...,
+        memory_overhead: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "end_layer", b"end_layer", "first_layer", b"first_layer", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "rank", b"rank", "ring", b"ring", "rings", b"rings", "software_version", b"software_version", "state", b"state", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "end_layer", b"end_layer", "first_layer", b"first_layer", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "rank", b"rank", "ring", b"ring", "rings", b"rings", "software_version", b"software_version", "state", b"state", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -159,13 +159,17 @@ def test_a_node_of_several_rings_is_shown_with_all_of_them(
     mib = 1 << 20
     stage = deployment.plan.rings[0].stages[0]
     stage.weight_bytes, stage.kv_budget = 100 * mib, 28 * mib
-    other = admin_pb2.NodeRing(ring="other-0", end_layer=9, memory=512 * mib)
-    node = admin_pb2.Node(
-        id=stage.member, name="mac", memory_usable=1024 * mib, memory_used=50 * mib, rings=[other]
-    )
-    print_change(deployment.plan, [plain(node)])
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("mac"))
-    assert " ".join(row.split()) == "mac 1.0 GiB 512.0 MiB 640.0 MiB 384.0 MiB other-0, demo-0 0-2"
+    other = admin_pb2.NodeRing(ring="other-0", end_layer=9, memory=256 * mib)
+    size = {"memory_usable": 1024 * mib, "memory_used": 50 * mib, "memory_overhead": 64 * mib}
+    for rings, shown in (
+        ([], "50.0 MiB 128.0 MiB 896.0 MiB demo-0 0-2"),
+        ([other], "256.0 MiB 448.0 MiB 576.0 MiB other-0, demo-0 0-2"),
+        ([other, other], "576.0 MiB 768.0 MiB 256.0 MiB other-0, other-0, demo-0 0-2"),
+    ):
+        node = admin_pb2.Node(id=stage.member, name="mac", rings=rings, **size)
+        print_change(deployment.plan, [plain(node)])
+        (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("mac"))
+        assert " ".join(row.split()) == f"mac 1.0 GiB {shown}"
 
     rings = [
         {"id": f"{name}-0", "members": [{"id": "m", "rank": rank, "layers": [0, end]}]}

@@ -271,7 +271,11 @@ class FakeNode:
             for ring, epoch in self.running.items()
         ]
         heartbeat = membership_pb2.Heartbeat(
-            memory_total=2 * self.memory, memory_usable=self.memory, load=0.5, rings=rings
+            memory_total=2 * self.memory,
+            memory_usable=self.memory,
+            memory_overhead=1,
+            load=0.5,
+            rings=rings,
         )
         await self.send(heartbeat=heartbeat)
 

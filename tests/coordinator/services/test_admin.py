@@ -131,6 +131,7 @@ async def test_nodes_are_listed_with_what_they_report(cluster: Cluster) -> None:
     assert (alpha.id, alpha.level, alpha.trust) == (node.id, "software", 10)
     assert (alpha.memory_usable, alpha.memory_total, alpha.load) == (3 << 30, 6 << 30, 0.5)
     assert (alpha.ring, alpha.rank, alpha.first_layer, alpha.end_layer) == ("demo-0", 0, 0, 9)
+    assert alpha.memory_overhead == 1
     assert abs(alpha.last_seen - wall_clock()) < 60
     assert beta.state == admin_pb2.NODE_STATE_OFFLINE
     assert list(beta.addresses) == ["127.0.0.1:7999"]
