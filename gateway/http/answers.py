@@ -106,6 +106,8 @@ def _all(ends: list[inference.Finished]) -> inference.Finished:
         prompt_tokens=sum(end.prompt_tokens for end in ends),
         completion_tokens=sum(end.completion_tokens for end in ends),
         cached_tokens=sum(end.cached_tokens for end in ends),
+        drafted_tokens=sum(end.drafted_tokens for end in ends),
+        accepted_tokens=sum(end.accepted_tokens for end in ends),
     )
     for end in ends:
         one = inference.FinishedChoice(reason=end.reason, completion_tokens=end.completion_tokens)

@@ -222,7 +222,11 @@ class Attempt:
         self._finished = True
         usage = self._usage or self._ended_by_gateway(finished)
         cached = min(finished.cached_tokens, usage.prompt_tokens)
-        self._usage = dataclasses.replace(usage, cached_tokens=cached)
+        accepted = min(finished.accepted_tokens, usage.completion_tokens)
+        drafted = max(finished.drafted_tokens, accepted)
+        self._usage = dataclasses.replace(
+            usage, cached_tokens=cached, drafted_tokens=drafted, accepted_tokens=accepted
+        )
 
     def _ended_by_gateway(self, finished: inference.Finished) -> Usage:
         """The gateway may end a reply itself only where memory sets the limit: with max_tokens 0."""

@@ -127,6 +127,8 @@ def _ended(completion: Completion) -> tuple[inference.GenerateResponse, inferenc
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
         choices=[
             inference.FinishedChoice(
                 reason=_REASONS[choice.finish_reason], completion_tokens=choice.completion_tokens

@@ -106,12 +106,15 @@ class Delta:
 class Usage:
     """Tokens of the prompt, with its template, and of the answer.
 
-    `cached_tokens` of the prompt were not computed anew, by the word of the gateway.
+    By the word of the gateway `cached_tokens` of the prompt were not computed anew, and `drafted_tokens` were
+    guessed, of which `accepted_tokens` were right: those are among the answer's.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -197,10 +197,11 @@ def test_all_choices_must_have_ended() -> None:
     attempt, seal = sealed_attempt(choices=2)
     attempt.take(seal({"choice": 1, "text": "b", "tokens": 2, "finish": STOP}, last=False))
     attempt.take(seal({"text": "a", "tokens": 3, "finish": STOP, "prompt_tokens": 4}, last=True))
-    attempt.take(inference.GenerateResponse(finished=inference.Finished(reason=STOP, cached_tokens=9)))
+    said = inference.Finished(reason=STOP, cached_tokens=9, drafted_tokens=8, accepted_tokens=7)
+    attempt.take(inference.GenerateResponse(finished=said))
     told = attempt.completion()
     assert [(choice.text, choice.completion_tokens) for choice in told.choices] == [("a", 3), ("b", 2)]
-    assert told.usage == Usage(4, 5, 4)
+    assert told.usage == Usage(4, 5, 4, drafted_tokens=8, accepted_tokens=5)  # no more than there are
 
 
 def test_memory_ends_only_the_choices_that_have_not_ended_themselves() -> None:
