@@ -36,6 +36,12 @@ class Answer:
     def opened(self) -> None:
         """The head is given the prompt."""
 
+    def waits(self) -> None:
+        """The head has read the prompt, which waits for memory from now on."""
+
+    def computed(self) -> None:
+        """Members are given the prompt to compute."""
+
     def started(self, event: inference.Started) -> None:
         self._put(inference.GenerateResponse(started=event))
 

@@ -26,7 +26,7 @@ class Sent:
     def __init__(self) -> None:
         self._requests: dict[int, Request] = {}
         self._numbers: dict[str, int] = {}
-        self._begun: set[int] = set()
+        self._worked_on: set[int] = set()
         self._last = 0
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class Sent:
             return None
         kind = forwarded.WhichOneof("what")
         if kind is None:
-            self._begun.add(forwarded.number)
+            (self._worked_on.discard if forwarded.waits else self._worked_on.add)(forwarded.number)
         told, choices = forwarded.progress, request.choices
         if len(told) not in (0, choices) or forwarded.event.delta.choice >= choices:
             raise InvalidInput("a forwarded answer has other choices", reason="BAD_MESSAGE")
@@ -82,16 +82,16 @@ class Sent:
         return request
 
     def clear(self) -> tuple[list[Request], list[Request]]:
-        """Forgets all, and returns them: those that the head was given, and those that waited."""
-        begun = [request for number, request in self._requests.items() if number in self._begun]
-        waiting = [request for number, request in self._requests.items() if number not in self._begun]
-        self._requests, self._numbers, self._begun = {}, {}, set()
-        return begun, waiting
+        """Forgets all, and returns them: those that a member had to work on, and those that waited."""
+        worked_on = [request for number, request in self._requests.items() if number in self._worked_on]
+        waiting = [request for number, request in self._requests.items() if number not in self._worked_on]
+        self._requests, self._numbers, self._worked_on = {}, {}, set()
+        return worked_on, waiting
 
     def _remove(self, request_id: str) -> int:
         number = self._numbers.pop(request_id)
         del self._requests[number]
-        self._begun.discard(number)
+        self._worked_on.discard(number)
         return number
 
 
@@ -125,6 +125,7 @@ class GuestAnswer(Answer):
         self._asked: control.Forward | None = None
         self._request: Request | None = None
         self._told: list[int] = []
+        self._computed = False
 
     def request(self, forward: control.Forward, deployment: str, context: int) -> Request:
         """What is asked for, with no longer an answer so far than `Sent.take` allows.
@@ -159,6 +160,14 @@ class GuestAnswer(Answer):
         return request
 
     def opened(self) -> None:
+        self._tell(control.Forwarded(guest=self._guest, number=self._number))
+
+    def waits(self) -> None:
+        if not self._computed:  # of several answers that go on, others may be computed already
+            self._tell(control.Forwarded(guest=self._guest, number=self._number, waits=True))
+
+    def computed(self) -> None:
+        self._computed = True
         self._tell(control.Forwarded(guest=self._guest, number=self._number))
 
     def started(self, event: inference.Started) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import structlog
 
 from sealring.gateway.inference.answer import Answer
-from sealring.gateway.inference.timings import Timings
 from sealring.gateway.metrics import Metrics
 from sealring.gateway.rings.control import ControlStreams, MemberTarget
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
@@ -113,7 +112,7 @@ class Ring:
         self._answers: dict[str, _Waiting] = {}
         self._sent = Sent()  # while another gateway schedules
         self._context = 0  # of the epoch that is attached
-        self._unstarted: dict[int, Timings] = {}  # of rows given to the head, until their first step
+        self._unstarted: dict[int, Answer] = {}  # of rows given to the head, until their first step
         self._event = 0.0
         self._streams: ControlStreams | None = None
         self._down_since = clock()
@@ -360,7 +359,8 @@ class Ring:
         elif kind == "opened":
             opened = response.opened
             if opened.row in self._unstarted:
-                self._unstarted[opened.row].answered = self._event
+                self._unstarted[opened.row].timings.answered = self._event
+                self._unstarted[opened.row].waits()
             self._perform(
                 self.scheduler.row_opened(
                     opened.row,
@@ -415,7 +415,9 @@ class Ring:
         self._queries.inc(chunk.prompt_tokens)
         self._hits.inc(chunk.start)
         if chunk.row in self._unstarted:
-            self._unstarted.pop(chunk.row).announce(self._event)
+            answer = self._unstarted.pop(chunk.row)
+            answer.timings.announce(self._event)
+            answer.computed()
 
     def _open(self, action: OpenRow) -> list[Action]:
         """Gives a prompt to the head, unless the ring is trusted less than its sender demands: one whose
@@ -431,8 +433,8 @@ class Ring:
             self._streams.expect()
         answer = self._answers[request.id].answer
         answer.opened()
-        timings = self._unstarted[action.row] = answer.timings
-        timings.opened = time.perf_counter()
+        self._unstarted[action.row] = answer
+        answer.timings.opened = time.perf_counter()
         envelope, choices = request.envelope, request.choices
         if action.resume is not None:
             envelope, choices = inference.Envelope(clear=envelope.clear), 1
@@ -449,7 +451,7 @@ class Ring:
                     prefix_scope="all" if serving.share_prefixes else f"key {request.tenant}",
                 )
             ),
-            timings.send,
+            answer.timings.send,
         )
         return []
 

@@ -280,13 +280,13 @@ class Scheduler:
         return self._take()
 
     def give_back(
-        self, begun: Sequence[Request], waiting: Sequence[Request], error: EpochEnded
+        self, worked_on: Sequence[Request], waiting: Sequence[Request], error: EpochEnded
     ) -> list[Action]:
-        """What another scheduler had in an epoch that is over."""
+        """What another scheduler had in an epoch that is over: what a member had to work on, and the rest."""
         for request in reversed(waiting):
             self._queue.push_front(request)
-        for request in reversed(begun):
-            self._broke(request, 0, error, tried=True)  # as far as is known here
+        for request in reversed(worked_on):
+            self._broke(request, 0, error, tried=True)
         return self._take()
 
     def _broke(self, request: Request, reused: int, error: EpochEnded, *, tried: bool) -> None:

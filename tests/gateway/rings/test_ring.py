@@ -14,6 +14,7 @@ from sealring.gateway.inference.answer import Answer
 from sealring.gateway.metrics import Metrics
 from sealring.gateway.rings import ring as ring_module
 from sealring.gateway.rings.control import MemberTarget
+from sealring.gateway.rings.guests import Sent
 from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
 from sealring.gateway.scheduler import AnnounceStep, Finish, MemberMemory, Request
 from sealring.gateway.scheduler.actions import End
@@ -440,6 +441,25 @@ async def test_a_prompt_for_which_there_is_no_memory_fails_whoever_tells_first_o
     if scarce:
         assert (await failure(answers[0])).reason == "OUT_OF_MEMORY"
     await ring.ring.close()
+
+
+def test_a_guest_knows_which_of_its_prompts_members_had_to_work_on() -> None:
+    """At the head, which reads it, or computed; one that waits for memory is neither."""
+    ring, sent = Serving(), Sent()
+    asked = [
+        Request(name, "key", 5, inference.Envelope(clear=inference.Prompt(text=name)), "model")
+        for name in ("computed", "waiting", "reading")
+    ]
+    for request in asked:
+        forward = sent.add(request, 0)
+        forward.guest = 1
+        ring.hear(forward=forward)
+    for row, prompt in ((1, 3000), (2, 3000)):
+        ring.opened(row, prompt)
+    for message in ring.members.head:
+        if message.HasField("forwarded"):
+            sent.take(message.forwarded, 4096)
+    assert sent.clear() == ([asked[0], asked[2]], [asked[1]])
 
 
 @pytest.mark.parametrize("heard_first", [True, False])
