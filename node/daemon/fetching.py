@@ -127,15 +127,19 @@ class Fetcher:
 
         Raises as `begin`, NotFound, ResourceExhausted (DISK_FULL), Unavailable, ConfigError.
         """
-        under_way = self._under_way(name)
-        if under_way:  # perhaps for something else of it
-            await asyncio.wait(under_way)
+        while under_way := self._under_way(name):  # perhaps for something else of it, or another commit
+            await self._wait(name, under_way, progress)
         task = self.begin(name, needs, commit)
         while not task.done():
-            await asyncio.wait((task,), timeout=_TELL_SECONDS)
-            pull = self.pulls.get(name)
-            progress(pull.done / pull.size if pull is not None and pull.size else 0.0)
+            await self._wait(name, (task,), progress)
         return await asyncio.shield(task)
+
+    async def _wait(
+        self, name: str, tasks: Sequence[asyncio.Task[Path]], progress: Callable[[float], None]
+    ) -> None:
+        await asyncio.wait(tasks, timeout=_TELL_SECONDS)
+        pull = self.pulls.get(name)
+        progress(pull.done / pull.size if pull is not None and pull.size else 0.0)
 
     def place(self, name: str) -> Path:
         """Where a model lies once it has been fetched."""

@@ -175,6 +175,34 @@ async def test_all_of_a_model_follows_a_part_that_is_coming(tmp_path: Path) -> N
     assert fetcher.pulls["model"].problem
 
 
+async def test_each_that_waits_fetches_what_it_needs_and_hears_how_far_the_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_TELL_SECONDS", 0.0)
+    members = Members()
+    members.may.clear()
+    fetcher = make(tmp_path, members)
+    heard = [asyncio.Event() for _ in range(3)]
+
+    def needing(number: int) -> asyncio.Task[Path]:
+        async def needs(path: Path) -> list[tuple[str, int, int]]:
+            return []
+
+        def progress(share: float) -> None:
+            if share == 0.5:
+                heard[number].set()
+
+        return asyncio.create_task(fetcher.fetch("model", needs, progress=progress))
+
+    tasks = [needing(number) for number in range(3)]
+    for event in heard:
+        await event.wait()
+    members.may.set()
+    await asyncio.wait(tasks)
+    assert all(isinstance(task.exception(), NotFound) for task in tasks)
+    assert members.asked == ["model"] * 3
+
+
 async def test_nothing_is_fetched_where_the_owner_does_not_allow_it(tmp_path: Path) -> None:
     members = Members("model")
     with pytest.raises(FailedPrecondition) as raised:
