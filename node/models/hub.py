@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,12 @@ _TRIES = 5
 """So often in a row a request may fail that brought nothing."""
 
 _WAIT_SECONDS = 1.0
-_PIECE = 1 << 20
+"""Twice as long after every further failure in a row; what the hub would have us wait is not heeded."""
+
+_SLOW_SECONDS = 60.0
+_LEAST = 64 << 10
+"""Bytes that have to come in that time."""
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -46,9 +51,10 @@ class Repository:
 
     def __init__(self, model: str, commit: str = "") -> None:
         """As it was at `commit`, else as it is now. Raises ModelError (MODEL_TOO_LARGE), too."""
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, constants
 
-        info = HfApi().model_info(model, revision=commit or None, files_metadata=True)
+        seconds = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        info = HfApi().model_info(model, revision=commit or None, files_metadata=True, timeout=seconds)
         found = [file for file in info.siblings or () if belongs(file.rfilename)]
         if all(file.rfilename != "config.json" for file in found):
             raise not_found(model, "the repository holds no model")
@@ -85,7 +91,7 @@ class Repository:
                 tries += 1
                 if tries >= _TRIES:
                     raise
-                time.sleep(_WAIT_SECONDS)
+                time.sleep(_WAIT_SECONDS * 2 ** (tries - 1))
             if tries >= _TRIES:
                 raise Unavailable("the hub sends nothing", hint="try again", reason="HUB_UNREACHABLE")
 
@@ -129,7 +135,7 @@ class Repository:
             headers=headers,
             timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
             retry_on_exceptions=(),
-            retry_on_status_codes=(408, 429),
+            retry_on_status_codes=(),  # its waits have no bound; `read` tries again
         ) as response:
             hf_raise_for_status(response)
             expected = (200, None) if whole else (206, f"bytes {first}-{end - 1}/{file.size}")
@@ -138,11 +144,31 @@ class Repository:
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise _bad(f"it gives {file.name} in another encoding")
             left = end - first
-            for piece in response.iter_bytes(chunk_size=_PIECE):
+            for piece in steady(response.iter_bytes()):
                 left -= len(piece)
                 if left < 0:
                     raise _bad(f"it sends more of {file.name} than it was asked for")
                 yield piece
+
+
+def steady(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same pieces; the time that whoever takes them needs does not count.
+
+    Raises Unavailable (HUB_UNREACHABLE) where they come too slowly for anything to become of it: a timeout of
+    the connection is kept away by every byte."""
+    waited, came, began = 0.0, 0, time.monotonic()
+    for piece in pieces:
+        waited, came = waited + time.monotonic() - began, came + len(piece)
+        if waited >= _SLOW_SECONDS:
+            if came < _LEAST:
+                raise Unavailable(
+                    f"the hub has sent {came} bytes in {waited:.0f} seconds",
+                    hint="check the network, and try again: what has come is kept",
+                    reason="HUB_UNREACHABLE",
+                )
+            waited, came = 0.0, 0
+        yield piece
+        began = time.monotonic()
 
 
 def damaged(name: str) -> ModelError:

@@ -123,7 +123,11 @@ class Note:
             {"name": one.name, "size": one.size, "parts": one.parts.hex(), "have": one.have.hex()}
             for one in message.files
         ]
-        told = {"digest": self.manifest.digest.hex(), "files": files, "state": self.state.files}
+        told: dict[str, object] = {
+            "digest": self.manifest.digest.hex(),
+            "files": files,
+            "state": self.state.files,
+        }
         told |= {"commit": self.commit, "checked": self.checked} if self.commit else {}
         write_atomic(file, json.dumps(told, indent=1).encode())
 

@@ -31,6 +31,8 @@ class LocalHub:
         self.stalls: threading.Event | None = None
         """Instead of being cut it is held until this is set."""
         self.stalled = threading.Event()
+        self.busy = 0
+        """So many requests for files are answered that the next one has to wait for a day."""
         self.url = self.storage = ""
 
     def large(self, name: str) -> bool:
@@ -131,6 +133,13 @@ def local_hub(repository: str, files: dict[str, bytes]) -> Iterator[LocalHub]:
             self.give(json.dumps(value).encode(), {"content-type": "application/json"}, body=True)
 
         def give(self, content: bytes, headers: dict[str, str], *, body: bool) -> None:
+            if hub.busy and "/storage/" in self.path:
+                hub.busy -= 1
+                self.send_response(429)
+                self.send_header("retry-after", "86400")
+                self.send_header("content-length", "0")
+                self.end_headers()
+                return
             start, total, status = 0, len(content), 200
             asked = self.headers.get("range", "")
             if asked.startswith("bytes=") and hub.lie != "whole":

@@ -19,12 +19,12 @@ import huggingface_hub
 import pytest
 from localhub import COMMIT, LocalHub, local_hub
 
-from sealring.mesh.errors import ModelError
+from sealring.mesh.errors import ModelError, Unavailable
 from sealring.node.ipc.frames import FrameSocket, socket_pair
 from sealring.node.models import fetch
 from sealring.node.models.fetch import WANTED
 from sealring.node.models.folders import NOTE
-from sealring.node.models.hub import HubFile
+from sealring.node.models.hub import HubFile, steady
 from sealring.node.models.kept import Note, every_part, note_of
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import PART, Manifest
@@ -132,10 +132,29 @@ def test_a_download_that_was_killed_goes_on_where_it_was(hub: LocalHub, tmp_path
 
 
 def test_a_connection_that_breaks_is_made_again(hub: LocalHub, tmp_path: Path) -> None:
-    hub.breaks_after = 21 << 20
+    """So is a request that the hub puts off, and not only when it says."""
+    hub.breaks_after, hub.busy = 21 << 20, 1
     run(hub, tmp_path)
     assert (folder(tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
-    assert len(hub.sent("GET", "/storage/")) == 2
+    assert len(hub.sent("GET", "/storage/")) == 3
+
+
+def test_a_hub_that_sends_next_to_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def coming(pieces: int, length: int) -> Iterator[bytes]:
+        nonlocal now
+        for _ in range(pieces):
+            now += 9.0
+            yield bytes(length)
+
+    monkeypatch.setattr("sealring.node.models.hub.time", SimpleNamespace(monotonic=lambda: now))
+    for _ in steady(coming(100, 16 << 10)):
+        now += 1000.0  # the disk is slow
+    with pytest.raises(Unavailable) as raised:
+        list(steady(coming(100, 1)))
+    assert raised.value.reason == "HUB_UNREACHABLE"
+    assert raised.value.message == "the hub has sent 7 bytes in 63 seconds"
 
 
 def test_a_part_comes_at_its_commit_and_the_rest_later(hub: LocalHub, tmp_path: Path) -> None:
@@ -231,7 +250,12 @@ def test_a_repository_of_very_many_files_is_refused(tmp_path: Path, monkeypatch:
     names = ["config.json", *(f"model-{number}.safetensors" for number in range(20_000))]
     listed = [SimpleNamespace(rfilename=name, size=1, lfs=None, blob_id="0" * 40) for name in names]
     info = SimpleNamespace(siblings=listed, sha="0" * 40)
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: info)
+
+    def answers(api: Any, model: str, *, timeout: float, **more: Any) -> Any:
+        assert timeout > 0, "a hub that says nothing is not waited for"
+        return info
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", answers)
     with pytest.raises(ModelError) as raised:
         fetch.fetch("org/model", tmp_path, None)  # type: ignore[arg-type]
     assert raised.value.reason == "MODEL_TOO_LARGE"
