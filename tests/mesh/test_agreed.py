@@ -118,7 +118,7 @@ DAY = 24 * 3600
         (model, {"MAX_LIFETIME_SECONDS": 900, "NO_PREVIOUS": bytes(32)}),
         (reader, {"MAX_VERSION_JUMP": 1 << 40}),
         (problem, {"MAX_MESSAGE": 1200, "MAX_METADATA": 24, "MAX_VALUE": 80}),
-        (protocol, {"PROTOCOL_VERSION": 5, "OLDEST_PROTOCOL": 5}),
+        (protocol, {"PROTOCOL_VERSION": 6, "OLDEST_PROTOCOL": 6}),
         (server, {"MAX_MESSAGE": 16 << 20}),
         (traces, {"MAX_SPANS": 32_768}),
         (wire, {"MAX_FIELDS": 1 << 14}),

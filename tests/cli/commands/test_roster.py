@@ -54,7 +54,7 @@ def test_a_roster_is_verified_from_files_and_the_roots_hash(here: Sealring, pape
     shown = here(*verify(paper))
     assert "holds" in shown.err
     for one in paper.roster.rings[0].members:
-        place = rf" {one.rank}  {one.layers[0]}-{one.layers[1] - 1} "
+        place = rf" {one.rank} +{one.layers[0]}-{one.layers[1] - 1} "
         assert re.search(rf"^{one.id} .*{place}", shown.out, re.MULTILINE)
 
 

@@ -532,6 +532,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.ring is None:
             self.attach()
         assert self.ring is not None
+        self.submit("a", 1, 1, 1000)  # a last step, with which what was adopted is announced
         for _ in range(200_000):
             if self.ring.opening:
                 self.answer_open(False)
