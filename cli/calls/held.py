@@ -80,6 +80,27 @@ def _is_there(held: Any, to_plan: bool) -> bool:
     return bool(held.fetched if to_plan else held.done == held.size > 0)
 
 
+async def lies_in_parts(admin: Admin, model: str) -> bool:
+    """Whether nodes have fetched parts of a model, and none has all of it."""
+    held = (await _held(admin, model)).values()
+    return any(one.fetched for one in held) and not any(_is_there(one, False) for one in held)
+
+
+async def lacks_parts(admin: Admin, plan: Any) -> bool:
+    """Whether a node of the plan does not have all of the model, where nodes have it in their models folders.
+
+    What lies elsewhere, as in the Hugging Face cache or at a path, they do not list."""
+    held = await _held(admin, plan.spec.model)
+    members = {stage.member for ring in plan.rings for stage in ring.stages}
+    return bool(held) and not all(one in held and _is_there(held[one], False) for one in members)
+
+
+async def _held(admin: Admin, model: str) -> dict[str, Any]:
+    """What each node that lists a model has of it, by the node's id."""
+    nodes = (await admin.call("ListNodes")).nodes
+    return {node.id: held for node in nodes for held in node.models if held.name == model}
+
+
 async def remove(admin: Admin, model: str, nodes: Sequence[str]) -> list[str]:
     """Has nodes delete a model; without `nodes` all that have fetched it, or fetch it. Their names.
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sealring.cli.calls.held import pull
+from sealring.cli.calls.held import lacks_parts, lies_in_parts, pull
 from sealring.cli.calls.members import find_node
 from sealring.cli.calls.operator import Admin, call_admin, run_admin
 from sealring.cli.calls.waiting import wait_until_serving
@@ -238,7 +238,7 @@ def create(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait until it serves")] = True,
     wait_timeout: Annotated[
         Seconds,
-        Seconds.option("how long to wait at most, but for what comes from the hub", least=1, most=86400),
+        Seconds.option("how long to wait at most, but for models that nodes fetch", least=1, most=86400),
     ] = Seconds(600),
     as_json: AsJson = False,
 ) -> None:
@@ -279,17 +279,20 @@ def create(
 
 async def _create(admin: Admin, spec: Any, shown: Callable[[str], None]) -> tuple[Any, bool]:
     """Creates the deployment; of a model that no node has one of them fetches first what planning needs. The
-    answer, and whether its nodes fetch their parts from the hub now, which takes as long as it does."""
-    try:
-        return await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS), False
-    except NotFound as error:
-        if error.metadata.get("fetchable") != "yes":
-            raise
+    answer, and whether its nodes fetch what they lack of the model now, which takes as long as it does."""
     # Each node of the one ring fetches its own part; where several need the same, one fetches it for all.
     apart = spec.strategy == "pipeline" and spec.replicas <= 1
+    if apart or not await lies_in_parts(admin, spec.model):
+        try:
+            answer = await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS)
+            return answer, await lacks_parts(admin, answer.plan)
+        except NotFound as error:
+            if error.metadata.get("fetchable") != "yes":
+                raise
     await pull(admin, spec.model, spec.members[:1], shown, to_plan=apart)
     shown(f"planning {spec.name}")
-    return await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS), apart
+    answer = await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS)
+    return answer, await lacks_parts(admin, answer.plan)
 
 
 command(

@@ -23,7 +23,8 @@ class Admin:
         self.states = list(states)
         self.state = admin_pb2.NODE_STATE_ONLINE if online else admin_pb2.NODE_STATE_OFFLINE
         self.ordered: list[tuple[str, str, str]] = []
-        self.unknown = True
+        self.unknown: bool | None = True
+        """Planning fails until a pull was ordered, which might help; None: it does not."""
         self.to_plan: bool | None = None
 
     async def call(self, method: str, **asked: Any) -> Any:
@@ -34,9 +35,11 @@ class Admin:
                 nodes=[admin_pb2.Node(id="a", name="small", state=self.state), big]
             )
         if method == "CreateDeployment":
-            if not self.ordered:
+            if self.unknown is not None and not self.ordered:
                 raise NotFound("no node has it", fetchable="yes" if self.unknown else "")
-            return "created"
+            stages = [admin_pb2.StagePlan(member="b")]
+            plan = admin_pb2.DeploymentPlan(spec=asked["spec"], rings=[admin_pb2.RingPlan(stages=stages)])
+            return admin_pb2.CreateDeploymentResponse(plan=plan)
         self.to_plan = asked.get("to_plan")
         self.ordered.append((method, asked["id"], asked["model"]))
         return None
@@ -49,6 +52,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WHOLE = [Held(name=MODEL, size=10, done=10, fetched=True)]
+HEADERS = [Held(name=MODEL, size=10, done=1, fetched=True)]
 HALF = [Held(name=MODEL, size=10, done=5)]
 
 
@@ -78,7 +82,9 @@ async def test_only_nodes_that_fetched_it_are_asked_to_remove_it() -> None:
 
 async def test_deploy_fetches_what_no_node_has() -> None:
     admin, spec = Admin(WHOLE), admin_pb2.DeploymentSpec(name="m", model=MODEL)
-    assert await _create(admin, spec, lambda text: None) == ("created", False)  # type: ignore[arg-type]
+    answer, fetches = await _create(admin, spec, lambda text: None)  # type: ignore[arg-type]
+    assert answer.plan.spec == spec
+    assert not fetches
     assert admin.ordered == [("PullModel", "b", MODEL)]
 
 
@@ -88,15 +94,36 @@ async def test_deploy_fetches_what_no_node_has() -> None:
 async def test_deploy_fetches_what_planning_needs_where_each_node_fetches_its_own_part(
     fields: dict[str, Any], to_plan: bool
 ) -> None:
-    headers = [Held(name=MODEL, size=10, done=1, fetched=True)]
-    admin = Admin(headers if to_plan else WHOLE)
+    admin = Admin(HEADERS if to_plan else WHOLE)
     spec = admin_pb2.DeploymentSpec(**{"name": "m", "model": MODEL, "strategy": "pipeline"} | fields)
-    assert await _create(admin, spec, lambda text: None) == ("created", to_plan)  # type: ignore[arg-type]
+    assert (await _create(admin, spec, lambda text: None))[1] == to_plan  # type: ignore[arg-type]
     assert admin.to_plan == to_plan
     admin = Admin(WHOLE)
     admin.unknown = False
     with pytest.raises(NotFound):
         await _create(admin, spec, lambda text: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "states", "pulls", "fetches"),
+    [
+        (1, [HEADERS], 0, True),
+        (1, [WHOLE], 0, False),
+        (1, [[]], 0, False),
+        (2, [HEADERS, HEADERS, WHOLE], 1, False),
+        (2, [WHOLE], 0, False),
+    ],
+)
+async def test_deploy_again_fetches_what_the_first_time_left_away(
+    replicas: int, states: list[list[Held]], pulls: int, fetches: bool
+) -> None:
+    """As after a deployment that did not fit: the headers are there, so it can be planned at once."""
+    admin = Admin(*states)
+    admin.unknown = None
+    spec = admin_pb2.DeploymentSpec(name="m", model=MODEL, strategy="pipeline", replicas=replicas)
+    assert (await _create(admin, spec, lambda text: None))[1] == fetches  # type: ignore[arg-type]
+    assert len(admin.ordered) == pulls
+    assert not admin.to_plan
 
 
 def test_the_matrix(capsys: pytest.CaptureFixture[str]) -> None:
