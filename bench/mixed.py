@@ -209,7 +209,8 @@ def told(replies: Sequence[Reply], rows: int, rates: dict[str, float]) -> Result
 def checks(result: Result) -> list[Check]:
     given, found = result["options"], []
     for load, systems in result["rounds"].items():
-        what, ours = f"{given['list']}, {load}, {given['model']}", systems.get(OURS)
+        what = f"{given['list']}, {load}, {given['model']}" + (" (GPU)" if given["gpus"] else "")
+        ours = systems.get(OURS)
         if ours is None:
             continue
         if "efficiency" in ours[0]:

@@ -30,10 +30,10 @@ SAYS = 64
 ROWS = 4
 KINDS = ("quotes", "edits", "wrong", "full")
 SHOWN = {
-    "quotes": "drafts, one answer that repeats, 3 stages",
-    "edits": "drafts, one answer that repeats but for every twelfth token, 3 stages",
-    "wrong": "drafts that are wrong, 3 stages",
-    "full": "drafts, all rows taken, 3 stages",
+    "quotes": "drafts, one answer that quotes",
+    "edits": "drafts, one that edits",
+    "wrong": "drafts that are wrong",
+    "full": "drafts, all rows taken",
 }
 TARGETS = {"quotes": 2.0, "edits": 2.0, "wrong": 0.97, "full": 0.99}
 

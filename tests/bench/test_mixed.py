@@ -54,6 +54,8 @@ def test_a_result_has_tables_and_checks() -> None:
     rounds = {"2 at a time": {mixed.OURS: [ours], mixed.ALONE: [theirs], mixed.SERVER: [theirs]}}
     result = {"options": options, "rounds": rounds}
     assert [one.rounds[0] for one in mixed.checks(result)][2:] == [1.0, 1.0, 0]
+    on_gpus = mixed.checks(result | {"options": options | {"gpus": 2}})
+    assert [one.name for one in on_gpus] == [f"{one.name} (GPU)" for one in mixed.checks(result)]
     systems, shares = mixed.tables(result)
     assert [len(row) for row in systems.rows] == [len(systems.columns)] * 3
     assert [len(row) for row in shares.rows] == [len(shares.columns)]

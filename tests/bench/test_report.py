@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
 
-from bench import frame, report
+from bench import frame, report, speculate
 from bench.verdict import MET, MISSED, OPEN
 from sealring.mesh.errors import ConfigError
 
@@ -64,6 +65,16 @@ def test_the_page_holds_what_the_measurements_say() -> None:
         assert report.put(page, text) == page, "run: python -m bench report"
     with pytest.raises(ConfigError):
         report.put(page.replace(report.END, ""), "")
+
+
+def test_the_table_has_no_targets_that_their_bench_does_not_measure_any_more() -> None:
+    """And those of GPUs are marked, as the page says."""
+    found = report.rows(report.reports(), json.loads((report.FOLDER / "data" / report.EARLIER).read_text()))
+    drafts = {row.check.name for row in found if row.command.startswith("sealring bench speculate")}
+    assert drafts == set(speculate.SHOWN.values())
+    for row in found:
+        if "--gpus" in row.command:
+            assert "GPU" in row.check.name
 
 
 def test_committed_measurements_are_of_clean_trees_and_say_nothing_of_the_workplace() -> None:
