@@ -248,7 +248,7 @@ class Fetcher:
             def progress(done: int, size: int) -> None:
                 pull.done, pull.size = done, size
 
-            if self._asker is None or not await self._asker.fetch(name, landing, progress, needs):
+            if self._asker is None or not await self._asker.fetch(name, landing, progress, needs, commit):
                 await self._from_hub(name, landing, pull, needs, commit)
             found = await asyncio.to_thread(landing.publish)
         await self.look()

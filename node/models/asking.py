@@ -19,7 +19,7 @@ from sealring.mesh.roster.model import Roster, RosterMember
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import TlsStore, connect_to
 from sealring.node.models.giving import MAX_PARTS
-from sealring.node.models.kept import Parts, beginnings, headers, parts_of, runs, with_ranges
+from sealring.node.models.kept import COMMIT, Parts, beginnings, headers, parts_of, runs, with_ranges
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import Manifest
 from sealring.v1 import models_pb2, models_pb2_grpc
@@ -49,6 +49,7 @@ class _Giver:
     stub: models_pb2_grpc.ModelsStub
     manifest: Manifest
     have: Parts
+    commit: str
 
 
 class ModelAsker:
@@ -63,24 +64,31 @@ class ModelAsker:
         self._roster = roster
 
     async def fetch(
-        self, model: str, landing: Landing, progress: Progress, needs: Needs | None = None
+        self,
+        model: str,
+        landing: Landing,
+        progress: Progress,
+        needs: Needs | None = None,
+        commit: str = "",
     ) -> bool:
-        """Fills `landing` with a model, or with what `needs` asks of it; False where no member has any of it.
+        """Fills `landing` with a model, or with what `needs` asks of it; False where no member has any of it,
+        or only as the hub had it at another commit than `commit`.
 
         Waits while all of them are busy. Raises ModelError (MODEL_VERSIONS_DIFFER) where members have
         different models of this name, Unavailable (MODEL_NOT_FETCHED), and what `Landing` and `needs` raise.
         """
         async with AsyncExitStack() as channels:
-            givers = await self._givers(model, channels)
+            givers = await self._givers(model, commit, channels)
             if not givers:
                 return False
-            manifest = givers[0].manifest
+            manifest = givers[0].manifest  # the same of all, and so is what it is the manifest of
+            commit = next((giver.commit for giver in givers if giver.commit), "")
             if needs is None:
-                await asyncio.to_thread(landing.begin, manifest)
+                await asyncio.to_thread(landing.begin, manifest, None, commit, checked=bool(commit))
                 await _fill(model, givers, landing, progress)
                 return True
             wanted = beginnings(manifest)
-            await asyncio.to_thread(landing.begin, manifest, wanted)
+            await asyncio.to_thread(landing.begin, manifest, wanted, commit, checked=bool(commit))
             await _fill(model, givers, landing, progress)
             wanted = headers(manifest, wanted, landing.path)
             await asyncio.to_thread(landing.want, wanted)
@@ -90,13 +98,14 @@ class ModelAsker:
             await _fill(model, givers, landing, progress)
             return True
 
-    async def _givers(self, model: str, channels: AsyncExitStack) -> list[_Giver]:
-        """Who has any of it; all of them say the same of the whole. Asks the busy ones again if there is
-        nobody else. Raises ModelError (MODEL_VERSIONS_DIFFER)."""
+    async def _givers(self, model: str, commit: str, channels: AsyncExitStack) -> list[_Giver]:
+        """Who has any of it, but at another commit; all of them say the same of the whole. Asks the busy ones
+        again if there is nobody else. Raises ModelError (MODEL_VERSIONS_DIFFER)."""
         members = self._members()
         while True:
             asked = await asyncio.gather(*(self._ask(member, model, channels) for member in members))
-            found = [one for one in asked if isinstance(one, _Giver)]
+            givers = [one for one in asked if isinstance(one, _Giver)]
+            found = [one for one in givers if not commit or one.commit in ("", commit)]
             if found or True not in asked:
                 break
             members = [member for member, one in zip(members, asked, strict=True) if one is True]
@@ -132,7 +141,9 @@ class ModelAsker:
             request = models_pb2.DescribeModelRequest(model=model)
             told = await stub.Describe(request, timeout=_DESCRIBE_SECONDS)
             manifest = Manifest.from_message(told)
-            return _Giver(member, stub, manifest, parts_of(told, manifest))
+            if told.commit and COMMIT.fullmatch(told.commit) is None:
+                raise ModelError("what is told of a commit is none", reason="BAD_MANIFEST")
+            return _Giver(member, stub, manifest, parts_of(told, manifest), told.commit)
         except (grpc.RpcError, SealringError) as raised:
             return _note(member, raised).reason in _BUSY
 

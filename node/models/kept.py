@@ -24,7 +24,7 @@ _MAX_NOTE = 64 << 20
 _MAX_HEADER = 100 << 20
 """Bytes; safetensors itself takes no longer ones."""
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Parts = Sequence[frozenset[int]]
 """The parts of each file of a manifest."""
@@ -157,7 +157,7 @@ class Note:
                 raise ValueError
             state = FolderState(folder, tuple((name, size, time) for name, size, time in told["state"]))
             commit, checked = told.get("commit", ""), told.get("checked", False)
-            if (commit and _COMMIT.fullmatch(commit) is None) or not isinstance(checked, bool):
+            if (commit and COMMIT.fullmatch(commit) is None) or not isinstance(checked, bool):
                 raise ValueError
             return cls(manifest, parts_of(message, manifest), state, commit, checked)
         except FileNotFoundError:
@@ -181,7 +181,7 @@ def commit_of(folder: Path, note: Note | None) -> str:
     model covers."""
     if note is not None:
         return note.commit
-    return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else ""
+    return folder.name if folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name) else ""
 
 
 def check_commit(name: str, here: str, commit: str) -> None:

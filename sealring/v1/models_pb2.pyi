@@ -43,6 +43,9 @@ class ModelManifest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FILES_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    commit: _builtins.str
+    """of the hub that it is of, in hex; empty where that is not known"""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelFile]:
         """by name"""
@@ -51,10 +54,11 @@ class ModelManifest(_message.Message):
         self,
         *,
         files: _abc.Iterable[Global___ModelFile] | None = ...,
+        commit: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "files", b"files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

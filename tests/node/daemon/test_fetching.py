@@ -39,7 +39,7 @@ class Members:
         self.may.set()
         self.error: SealringError | None = None
 
-    async def fetch(self, model: str, landing: Landing, progress: Any, needs: Any = None) -> bool:
+    async def fetch(self, model: str, landing: Landing, progress: Any, *more: Any) -> bool:
         self.asked.append(model)
         progress(1, 2)
         await self.may.wait()

@@ -249,6 +249,22 @@ async def test_a_fetched_model_is_noted_beside_it(world: World, monkeypatch: pyt
     assert raised.value.reason == "BAD_MODEL_NOTE"
 
 
+async def test_a_model_of_another_commit_is_not_taken_and_its_own_goes_with_it(world: World) -> None:
+    """Nor is the other's in reach of a stage: weights of two commits may look alike."""
+    folder = make_model(world.tmp_path / "a" / "model")
+    (folder / NOTE).unlink(missing_ok=True)
+    manifest, commit = Manifest.of(folder), "c" * 40
+    Note(manifest, every_part(manifest), FolderState.read(folder), commit, True).write(folder / NOTE)
+    await world.add("a")
+    world.sign()
+    assert not await world.asker().fetch("org/model", world.landing(), ignore, None, "e" * 40)
+    landing = world.landing()
+    assert await world.asker().fetch("org/model", landing, ignore, None, commit)
+    note = note_of(landing.publish())
+    assert note is not None
+    assert (note.is_part, note.commit, note.checked) == (False, commit, True)
+
+
 def ranges(*wanted: tuple[str, int, int]) -> Any:
     async def needs(folder: Path) -> Any:
         return wanted
