@@ -17,7 +17,7 @@ from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.daemon.seat import Seat
 from sealring.node.ipc.frames import socket_pair
-from sealring.v1 import engine_pb2
+from sealring.v1 import engine_pb2, model_pb2
 
 
 class ScriptedEngine:
@@ -38,11 +38,11 @@ class ScriptedEngine:
         self.ends.set()
         self.started.append(self)
 
-    async def profile(self, path: str, ranks: int) -> str:
+    async def profile(self, path: str, ranks: int) -> model_pb2.ModelProfile:
         self.profiled.append(path)
         if self.hangs:
             raise DeadlineExceeded("the profile of a model took longer than 120 s")
-        return "profile"
+        return model_pb2.ModelProfile(digest="profile")
 
     async def load(self, stage: Any, progress: Any) -> None:
         self.stage = stage
@@ -124,7 +124,7 @@ async def test_what_was_measured_is_known_until_it_changes_and_so_many_are(
     monkeypatch.setattr(daemon_engines, "_MAX_PROFILES", 2)
 
     async def measured(name: str) -> int:
-        assert await keeper.profile(name) == "profile"
+        assert (await keeper.profile(name)).digest == "profile"
         return len(ScriptedEngine.started[0].profiled)
 
     assert [await measured(name) for name in ("one", "one", "two", "one", "three", "two", "three")] == [
