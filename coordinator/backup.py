@@ -112,7 +112,8 @@ def recover(settings: CoordinatorSettings, *, instead_of: str = "", clock: Clock
         keys = ClusterKeys.load(settings, now=now)
         with store.transaction():
             latest = store.rosters.latest()
-            skipped = min(_used_since(latest.envelope, now), _MAX_SKIPPED) if latest else 0
+            since = issued_unverified(latest.envelope) if latest else keys.root.issued
+            skipped = min(_MARGIN + _PER_SECOND * max(0, int(now) - since), _MAX_SKIPPED)
             store.rosters.skip(skipped)
             store.deployments.skip_epochs(skipped)
             store.tokens.clear()
@@ -124,11 +125,6 @@ def recover(settings: CoordinatorSettings, *, instead_of: str = "", clock: Clock
             AuditSeal(store, keys, clock=clock).renew()
     finally:
         store.close()
-
-
-def _used_since(envelope: bytes, now: float) -> int:
-    """More numbers than were given out since this roster was signed."""
-    return _MARGIN + _PER_SECOND * max(0, int(now) - issued_unverified(envelope))
 
 
 @contextmanager

@@ -71,8 +71,9 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_readers_follow_who_goes_on_from_a_backup_and_no_alarm_is_raised(site: Site) -> None:
-    site.run(site.settings, rosters=3)
+@pytest.mark.parametrize("signed", [0, 3])
+def test_readers_follow_who_goes_on_from_a_backup_and_no_alarm_is_raised(site: Site, signed: int) -> None:
+    site.run(site.settings, rosters=signed)
     backup(site.settings, site.file, clock=site.clock)
     epoch = site.run(site.settings, rosters=40)
     for days, name in enumerate(("second", "third"), 1):  # the same backup twice
