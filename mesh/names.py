@@ -1,4 +1,5 @@
-"""Names of machines and clusters; of deployments, which clients choose freely within bounds; ids of rings."""
+"""Names of machines and clusters; of deployments, which clients choose freely within bounds; ids of rings and
+of commits."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import InvalidInput
 
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9._/-]{1,128}\Z")
+_COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,54}[a-z0-9])?\Z")
 _SLUG_CHARACTERS = 40
@@ -18,6 +20,11 @@ _HASH_CHARACTERS = 12
 def is_label(text: str) -> bool:
     """Whether `text` is a DNS label in lower case."""
     return _LABEL.match(text) is not None
+
+
+def is_commit(text: str) -> bool:
+    """Whether `text` is the SHA-1 of a git object in hex, by which the Hugging Face hub names commits."""
+    return _COMMIT.match(text) is not None
 
 
 def check_name(name: str, what: str) -> str:

@@ -41,8 +41,7 @@ class Request:
     `max_tokens` 0 means as many as the context holds. `answers` is how far its answers have come, from where
     a later epoch goes on. At the end of the last epoch `brought` counted the tokens of all of them and
     `attempts` the epochs in a row that had tried and brought none. `cached` is what the first that brought
-    one reused.
-    Of the tokens `drafted` for it so many were `accepted`.
+    one reused. Of the tokens `drafted` for it so many were `accepted`.
 
     `routing_key` is the key by which a ring is preferred for it (mesh.prompt.routing), or empty.
 

@@ -41,7 +41,7 @@ class EngineKeeper:
         self._meter = meter
         self._fetcher = fetcher
         self._seats: weakref.WeakSet[SeatEngine] = weakref.WeakSet()
-        self._spare: EngineProcess | None = None
+        self._spare = _Place()
         self._turn = asyncio.Lock()
         self._profiling = asyncio.Lock()
         self._profiles: OrderedDict[tuple[FolderState, int], model_pb2.ModelProfile] = OrderedDict()
@@ -58,8 +58,7 @@ class EngineKeeper:
     @property
     def memory_used(self) -> int:
         """Bytes that engines hold, as far as they have told."""
-        engines = [self._spare, *(seat.process for seat in self._seats)]
-        return sum(map(_held, engines))
+        return sum(_held(place.process) for place in (self._spare, *self._seats))
 
     async def profile(self, name: str, ranks: int = 0) -> model_pb2.ModelProfile:
         """Measures a model by its name, or what one of so many ranks holds of it; what has not changed since
@@ -135,7 +134,7 @@ class EngineKeeper:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await asyncio.gather(self._stop_spare(), *(seat.end() for seat in self._seats))
+        await asyncio.gather(*(place.end() for place in (self._spare, *self._seats)))
         if self._ending:
             await asyncio.wait(self._ending)
 
@@ -169,7 +168,7 @@ class EngineKeeper:
         async with self._turn:
             self._keep_spare_no_more()
             engine = await self._any_spare()
-            self._spare = None
+            self._spare.process = None
             return engine
 
     async def vacated(self) -> None:
@@ -185,28 +184,20 @@ class EngineKeeper:
         return task
 
     async def _any_spare(self) -> EngineProcess:
-        if self._spare is None or not self._spare.alive:
-            await self._stop_spare()
-            self._spare = await self._start()
-            self._meter.set_device_limit(self._spare.memory_limit, self._spare.overhead)
-        return self._spare
+        engine = self._spare.process
+        if engine is None or not engine.alive:
+            await self._spare.end()
+            engine = self._spare.process = await self._start()
+            self._meter.set_device_limit(engine.memory_limit, engine.overhead)
+        return engine
 
     async def _start(self, *, cpu: bool = False) -> EngineProcess:
         return await EngineProcess.start(on_end=self._ended, environment={"HF_HUB_OFFLINE": "1"}, cpu=cpu)
 
     def _ended(self, engine: EngineProcess) -> None:
-        if engine is self._spare:
-            self._spare = None
-        for seat in self._seats:
-            seat.ended(engine)
+        for place in (self._spare, *self._seats):
+            place.ended(engine)
         self.ending(engine.stop())
-
-    async def _stop_spare(self) -> None:
-        engine = self._spare
-        if engine is not None:
-            await engine.stop()
-            if self._spare is engine:  # known until it has ended: who stops all engines waits for it
-                self._spare = None
 
     def _keep_spare_a_while(self) -> None:
         """An engine without weights waits for the deployment that often follows a profile."""
@@ -221,9 +212,9 @@ class EngineKeeper:
 
     async def _drop_spare(self) -> None:
         async with self._turn:
-            if self._spare is not None:
+            if self._spare.process is not None:
                 log.info("spare_engine_ended")
-                await self._stop_spare()
+                await self._spare.end()
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of work that goes on when nobody waits for it any more."""
@@ -241,11 +232,31 @@ class EngineKeeper:
             task.exception()  # whoever waits sees it; a caller that gave up does not
 
 
-class SeatEngine:
+class _Place:
+    """Where one engine is, if there is one."""
+
+    def __init__(self) -> None:
+        self.process: EngineProcess | None = None
+
+    async def end(self) -> None:
+        """Ends it, once nothing else is under way."""
+        engine = self.process
+        if engine is not None:
+            await engine.stop()
+            if self.process is engine:  # known until it has ended: who stops all engines waits for it
+                self.process = None
+
+    def ended(self, engine: EngineProcess) -> None:
+        """A process of the keeper's has ended by itself."""
+        if engine is self.process:
+            self.process = None
+
+
+class SeatEngine(_Place):
     """The engine of one seat; never two with weights at once. A caller that gives up leaves work running."""
 
     def __init__(self, keeper: EngineKeeper) -> None:
-        self.process: EngineProcess | None = None
+        super().__init__()
         self._keeper = keeper
         self._turn = asyncio.Lock()
         self._wanted: StageKey | None = None
@@ -270,19 +281,6 @@ class SeatEngine:
             self.process.kill()
         async with self._turn:
             await self.end()
-
-    async def end(self) -> None:
-        """As `drop`, once nothing else is under way."""
-        engine = self.process
-        if engine is not None:
-            await engine.stop()
-            if self.process is engine:  # known until it has ended: who stops all engines waits for it
-                self.process = None
-
-    def ended(self, engine: EngineProcess) -> None:
-        """A process of the keeper's has ended by itself."""
-        if engine is self.process:
-            self.process = None
 
     async def _with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> EngineProcess:
         self._wanted = stage

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput
+from sealring.mesh.names import is_commit
 from sealring.mesh.prompt.deployment_limits import BACKENDS, MAX_PREFILL_CHUNK, MAX_ROWS
 from sealring.mesh.roster.model import Ring, RingMember, Roster
 from sealring.mesh.rpc.protocol import check_speaks
@@ -14,7 +14,6 @@ from sealring.node.link.params import LinkParams
 from sealring.v1 import membership_pb2
 
 KV_BITS = (0, 4, 8)
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def _check_bounds(prepare: membership_pb2.PrepareEpoch) -> None:
         and 1 <= prepare.prefill_chunk <= MAX_PREFILL_CHUNK
         and prepare.kv_budget >= 1
         and prepare.kv_bits in KV_BITS
-        and (not prepare.commit or COMMIT.fullmatch(prepare.commit))
+        and (not prepare.commit or is_commit(prepare.commit))
     ):
         raise InvalidInput("the epoch's limits are out of bounds", reason="BAD_EPOCH")
 

@@ -14,12 +14,13 @@ import grpc
 import structlog
 
 from sealring.mesh.errors import ModelError, SealringError, Unavailable
+from sealring.mesh.names import is_commit
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.model import Roster, RosterMember
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import TlsStore, connect_to
 from sealring.node.models.giving import MAX_PARTS
-from sealring.node.models.kept import COMMIT, Parts, beginnings, headers, parts_of, runs, with_ranges
+from sealring.node.models.kept import Parts, beginnings, headers, parts_of, runs, with_ranges
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import Manifest
 from sealring.v1 import models_pb2, models_pb2_grpc
@@ -141,7 +142,7 @@ class ModelAsker:
             request = models_pb2.DescribeModelRequest(model=model)
             told = await stub.Describe(request, timeout=_DESCRIBE_SECONDS)
             manifest = Manifest.from_message(told)
-            if told.commit and COMMIT.fullmatch(told.commit) is None:
+            if told.commit and not is_commit(told.commit):
                 raise ModelError("what is told of a commit is none", reason="BAD_MANIFEST")
             return _Giver(member, stub, manifest, parts_of(told, manifest), told.commit)
         except (grpc.RpcError, SealringError) as raised:

@@ -182,9 +182,7 @@ class _Fetching:
     def _add(self, index: int, part: int, pieces: Sequence[bytes | memoryview]) -> None:
         self._landing.add(index, part, pieces)
         if self._landing.complete(index):
-            self._check(
-                index
-            )  # before it is noted: a crash leaves nothing that looks whole and is not checked
+            self._check(index)  # before it is noted: whatever looks whole after a crash is checked
         self._tell()
         if time.monotonic() >= self._kept + _KEEP_SECONDS:
             self._landing.keep()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sealring.mesh.errors import NotFound
+from sealring.mesh.names import is_commit
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 BUNDLED = "demo"
@@ -16,7 +17,6 @@ NOTE = "sealring-manifest.json"
 """What sealring notes in a folder that it has filled: no file of the model."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_REVISION = re.compile(r"[0-9a-f]{40}")
 _MAX_PATH = 1024
 _MAX_FILES = 4096
 
@@ -98,7 +98,7 @@ def _cached(hub_id: str) -> Path | None:
     except (OSError, ValueError):
         return None
     snapshot = folder / "snapshots" / revision
-    if _REVISION.fullmatch(revision) is None or not (snapshot / "config.json").is_file():
+    if not is_commit(revision) or not (snapshot / "config.json").is_file():
         return None
     return snapshot
 

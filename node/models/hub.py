@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sealring.mesh.errors import ModelError, SealringError, Unavailable
+from sealring.mesh.names import is_commit
 from sealring.node.models.folders import not_found
 from sealring.node.models.manifest import MAX_BYTES, MAX_FILES, Manifest, belongs
 
@@ -32,7 +33,6 @@ _SLOW_SECONDS = 60.0
 _LEAST = 64 << 10
 """Bytes that have to come in that time."""
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -67,7 +67,7 @@ class Repository:
                 reason="MODEL_TOO_LARGE",
             )
         self.commit = info.sha or ""
-        if _COMMIT.fullmatch(self.commit) is None or (commit and commit != self.commit):
+        if not is_commit(self.commit) or (commit and commit != self.commit):
             raise _bad("it names another commit than was asked for")
         self.files = tuple(files)
         self._model = model
@@ -180,7 +180,7 @@ def _checked(file: Any) -> HubFile:
     blob = file.blob_id or ""
     if not isinstance(file.size, int) or file.size < 0 or (sha256 and _SHA256.fullmatch(sha256) is None):
         raise _bad(f"its list has no size or hash of {file.rfilename[:80]}")
-    if not sha256 and (file.size > _MAX_SMALL or _COMMIT.fullmatch(blob) is None):
+    if not sha256 and (file.size > _MAX_SMALL or not is_commit(blob)):
         raise _bad(f"its list has no hash of {file.rfilename[:80]}")
     return HubFile(file.rfilename, file.size, sha256, blob)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sealring.mesh.errors import ModelError
+from sealring.mesh.names import is_commit
 from sealring.mesh.system.files import write_atomic
 from sealring.node.models.folders import NOTE, FolderState
 from sealring.node.models.manifest import PART, Manifest, ModelFile
@@ -23,8 +23,6 @@ from sealring.v1 import models_pb2
 _MAX_NOTE = 64 << 20
 _MAX_HEADER = 100 << 20
 """Bytes; safetensors itself takes no longer ones."""
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Parts = Sequence[frozenset[int]]
 """The parts of each file of a manifest."""
@@ -157,7 +155,7 @@ class Note:
                 raise ValueError
             state = FolderState(folder, tuple((name, size, time) for name, size, time in told["state"]))
             commit, checked = told.get("commit", ""), told.get("checked", False)
-            if (commit and COMMIT.fullmatch(commit) is None) or not isinstance(checked, bool):
+            if (commit and not is_commit(commit)) or not isinstance(checked, bool):
                 raise ValueError
             return cls(manifest, parts_of(message, manifest), state, commit, checked)
         except FileNotFoundError:
@@ -181,7 +179,7 @@ def commit_of(folder: Path, note: Note | None) -> str:
     model covers."""
     if note is not None:
         return note.commit
-    return folder.name if folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name) else ""
+    return folder.name if folder.parent.name == "snapshots" and is_commit(folder.name) else ""
 
 
 def check_commit(name: str, here: str, commit: str) -> None:

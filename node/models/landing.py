@@ -50,8 +50,10 @@ class Landing:
 
         `wanted` are the parts that are to come, all where it is None. With the hub's `commit` the hash of a
         part that has none in the manifest is that of what comes; `checked` says that it has all of them, and
-        the hub has confirmed them. Raises ResourceExhausted (DISK_FULL)
-        where they would not fit, ModelError (OTHER_MODEL_VERSION), ConfigError (STATE_UNWRITABLE).
+        the hub has confirmed them.
+
+        Raises ResourceExhausted (DISK_FULL) where they would not fit, ModelError (OTHER_MODEL_VERSION),
+        ConfigError (STATE_UNWRITABLE).
         """
         self.prepare()
         note = note_of(self.path)
