@@ -149,7 +149,7 @@ class Place:
         kind, *rank = part
         async with asyncio.timeout(LIMIT_SECONDS):
             while True:
-                with contextlib.suppress(StopIteration, psutil.NoSuchProcess):
+                with contextlib.suppress(IndexError, psutil.NoSuchProcess):
                     name = self.order[int(rank[0])] if rank else kind
                     found = self.ring.part(name, MODULES.get(kind, ""))
                     if found.pid != other_than:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import struct
+import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +14,9 @@ import pytest
 from acts import ACTS
 from answering import Answer
 from cases import CASES, SHORT
-from harness import MOMENTS, Outcome, Things, _pause
+from harness import MODULES, MOMENTS, Outcome, Place, Things, _pause
 from relay import Relay
+from ringtest import Ring
 
 
 def test_every_case_is_of_known_acts_and_moments_and_there_once() -> None:
@@ -66,3 +71,23 @@ def test_a_pause_begins_with_the_fault_and_is_of_a_stream_that_had_begun() -> No
     assert _pause([1.0, 2.0, 7.0, 8.0], at=3.0) == 4.0
     assert _pause([4.0, 9.0], at=3.0) == 0.0
     assert _pause([1.0, 2.0], at=3.0) == 0.0
+
+
+async def test_a_part_that_is_not_there_yet_is_waited_for() -> None:
+    """The ring's own way to find it: an error of its that nobody expects would end the case."""
+    ring: Any = SimpleNamespace(cluster=SimpleNamespace(processes={"node-0": os.getpid()}))
+    ring.parts = partial(Ring.parts, ring)
+    ring.part = partial(Ring.part, ring)
+    place: Any = SimpleNamespace(order=["node-0"], ring=ring)
+    waiting = asyncio.create_task(Place.process(place, ("carrier", "0")))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "import sys; sys.stdin.read()", MODULES["carrier"]),
+        stdin=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert (await waiting).pid == child.pid
+    finally:
+        child.kill()
+        await child.communicate()
