@@ -214,6 +214,11 @@ class StageEpoch:
         """As `threads.step_us`, of the steps until now. Any thread."""
         return step_us(self.trace)
 
+    def device_seconds(self) -> float:
+        """For how long the device has answered nobody who waits. A rank's sums wait for other machines, so 0
+        there. One thread."""
+        return 0.0 if self._shard is not None else self._outbox.waits.seconds()
+
     def spans(self, since: int) -> trace_pb2.ProcessTrace:
         """What went on since then, nanoseconds on the machine's monotonic clock. Any thread."""
         taken = self._inbox or self._intake
@@ -664,7 +669,8 @@ class StageEpoch:
         else:
             self._stage(inputs, row.cache)
         times.built = times.launched = time.perf_counter()
-        mx.eval(_states(row.cache))
+        with self._outbox.waits.one():
+            mx.eval(_states(row.cache))
         times.ready = times.sent = time.perf_counter()
         self._outbox.trace.append(times)
         return StepTimes(times.step, times.ready, fed=times.ready)
@@ -679,7 +685,8 @@ class StageEpoch:
             if len(tokens) != len(logits):
                 raise _bad_chunk(chunk)
             row.scores.append(scores(logits, tokens, parameters.logprobs or 0))
-            mx.eval(row.scores[-1], _states(row.cache))
+            with self._outbox.waits.one():
+                mx.eval(row.scores[-1], _states(row.cache))
 
     def _last_logits(
         self, inputs: list[mx.array], row: Row, chunk: Chunk, times: StepTimes

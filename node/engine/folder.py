@@ -24,7 +24,7 @@ from sealring.node.engine.staging.anatomy import dissect, not_runnable
 from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
-from sealring.node.engine.warm_up import timed, warm_up
+from sealring.node.engine.warm_up import patience, timed, warm_up
 from sealring.node.engine.weights import cut_stage, load_lazily, load_shard, read_weights
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
@@ -63,6 +63,11 @@ class Loaded:
             for one in (self.command, command)
         )
         return mine == theirs
+
+    @property
+    def patience(self) -> float:
+        """As `warm_up.patience`."""
+        return patience(self.times, self.command.prefill_chunk)
 
     @property
     def kv_bytes(self) -> tuple[int, int]:

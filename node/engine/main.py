@@ -163,6 +163,12 @@ class Engine:
             log.error("prompt_unreadable")
             os._exit(1)
         epoch = self._epoch
+        if epoch is not None and self._loaded is not None and epoch.device_seconds() > self._loaded.patience:
+            log.error(
+                "device_stuck",
+                hint="the GPU does not finish a step; if it happens again, restart the machine",
+            )
+            os._exit(1)  # nothing else ends the threads that wait for it
         return engine.EnginePong(
             sequence=sequence,
             steps=epoch.steps if epoch is not None else 0,

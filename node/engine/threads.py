@@ -10,13 +10,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from queue import SimpleQueue
 from statistics import median
 from typing import TypeVar
 
+from sealring.mesh.clock import AwakeClock, Clock
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.transfer import Departure
@@ -61,10 +63,43 @@ def step_us(steps: Sequence[StepTimes]) -> int:
     return int(1e6 * median(took)) if len(took) >= PACE_STEPS else 0
 
 
+class DeviceWaits:
+    """Tells a device that will never answer from one that computes: whether anybody waits for it, and how
+    long ago it last answered anybody. MLX's own waits have no time limit.
+
+    `clock` counts time in which this process could run, and is read by `seconds` alone.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or AwakeClock()
+        self._waiting: set[int] = set()
+        self._answers = self._seen = 0
+        self._since = self._clock()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """While the calling thread waits for something computed."""
+        thread = threading.get_ident()
+        self._waiting.add(thread)
+        try:
+            yield
+        finally:
+            self._answers += 1
+            self._waiting.discard(thread)
+
+    def seconds(self) -> float:
+        """How long somebody has waited at each look, and the device answered nobody. One thread looks."""
+        now, answers = self._clock(), self._answers
+        if not self._waiting or answers != self._seen:
+            self._seen, self._since = answers, now
+        return now - self._since
+
+
 class Outbox:
     """Waits for launched results, in order, and passes their bytes to `sink`."""
 
     def __init__(self, sink: Callable[[object, list[memoryview]], None], on_error: OnError) -> None:
+        self.waits = DeviceWaits()
         self._sink = sink
         self._on_error = on_error
         self._queue: SimpleQueue[tuple[object, Departure, StepTimes] | None] = SimpleQueue()
@@ -96,7 +131,8 @@ class Outbox:
         try:
             while (item := self._queue.get()) is not None and not self._over:
                 label, results, times = item
-                buffers = results.wait()
+                with self.waits.one():
+                    buffers = results.wait()
                 times.ready = time.perf_counter()
                 self._sink(label, buffers)
                 times.sent = time.perf_counter()

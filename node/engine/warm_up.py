@@ -11,6 +11,7 @@ How long steps take is timed as well, for the scheduler to plan by (gateway.sche
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -32,6 +33,10 @@ TIMED_ROWS, TIMED_TOKENS = 16, (1, 4, 8, 16, 32, 128, 512)
 LONG = 0.25
 """Seconds: a chunk that would take longer, by what the two before took, is not timed. After a fault all
 answers wait for this, and the table goes on in the same line."""
+
+_STUCK, _SLOWER = 4.0, 20.0
+"""A device is stuck if it answers nothing for so many seconds, and for so many times as long as the longest
+chunk takes at a prompt's beginning: at its end a chunk looks back at far more, and others use the device."""
 
 
 def warm_up(stage: Stage, longest: int) -> None:
@@ -66,6 +71,13 @@ def timed(stage: Stage, longest: int) -> list[control.StepTime]:
     made.close()
     mx.clear_cache()
     return [*found, _step_time(TIMED_ROWS, 1, took)]
+
+
+def patience(times: Sequence[control.StepTime], longest: int) -> float:
+    """Seconds after which a GPU that has not answered never will, by what `timed` found. CPUs do answer."""
+    if device.rows_in_turn():
+        return math.inf
+    return max(_STUCK, _SLOWER * _expected([time for time in times if time.rows == 1], longest))
 
 
 def _expected(found: Sequence[control.StepTime], tokens: int) -> float:

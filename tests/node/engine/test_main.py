@@ -574,6 +574,20 @@ def test_an_engine_that_hangs_in_a_prompt_ends_itself(monkeypatch: pytest.Monkey
     assert ended.value.code == 1
 
 
+def test_an_engine_ends_itself_when_its_device_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main.os, "_exit", sys.exit)
+    nobody: Any = None
+    tested: Any = main.Engine(nobody, None)
+    waited = [4.0]
+    tested._loaded = SimpleNamespace(front=None, patience=4.0)
+    tested._epoch = SimpleNamespace(steps=3, step_us=lambda: 5, device_seconds=lambda: waited[0])
+    assert tested._pong(8).steps == 3
+    waited[0] = 4.1
+    with pytest.raises(SystemExit) as ended:
+        tested._pong(9)
+    assert ended.value.code == 1
+
+
 def test_an_engine_without_work_gives_memory_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
     given, done = SimpleQueue[None](), SimpleQueue[None]()
     monkeypatch.setattr(main, "_IDLE_SECONDS", 0.02)

@@ -10,7 +10,7 @@ import pytest
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
 from sealring.mesh.prompt.composition import ResolvedStep
 from sealring.node.engine.records import Incoming
-from sealring.node.engine.threads import LAUNCHES, Inbox, Intake, Outbox, StepTimes
+from sealring.node.engine.threads import LAUNCHES, DeviceWaits, Inbox, Intake, Outbox, StepTimes
 from sealring.node.engine.transfer import SharedDeparture
 from sealring.node.link.records import Kind, RecordHeader
 
@@ -65,6 +65,51 @@ class Channel:
 
 def fail(error: BaseException) -> None:
     raise AssertionError("nothing fails here") from error
+
+
+def test_how_long_a_device_has_answered_nobody() -> None:
+    now = [0.0]
+    waits = DeviceWaits(lambda: now[0])
+
+    def after(seconds: float) -> float:
+        now[0] += seconds
+        return waits.seconds()
+
+    assert after(100) == 0, "nobody waits"
+    with waits.one():
+        assert [after(1), after(1), after(5)] == [1, 2, 7]
+        other = waits.one()
+        thread = threading.Thread(target=other.__enter__)
+        thread.start()
+        thread.join(200)
+        assert after(1) == 8
+    assert after(1) == 0, "it has answered one of the two"
+    assert after(3) == 3, "the other waits"
+
+
+def test_an_outbox_notes_how_long_it_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, begun, done = [0.0], threading.Event(), threading.Event()
+    sent: SimpleQueue[object] = SimpleQueue()
+    outbox = Outbox(lambda label, buffers: sent.put(label), fail)
+    outbox.waits = DeviceWaits(lambda: now[0])
+    results = SharedDeparture([b"x"])
+
+    def wait() -> list[memoryview]:
+        begun.set()
+        done.wait(200)
+        return []
+
+    monkeypatch.setattr(results, "wait", wait)
+    outbox.put(1, results, StepTimes(1, time.perf_counter()))
+    assert begun.wait(200)
+    assert outbox.waits.seconds() == 0
+    now[0] = 9
+    assert outbox.waits.seconds() == 9
+    done.set()
+    assert sent.get(timeout=200) == 1
+    assert outbox.waits.seconds() == 0
+    outbox.end()
+    outbox.join(200)
 
 
 def test_results_come_out_in_order_with_their_times() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 from stagering import SMALL, config_of
 from structlog.testing import capture_logs
 
+from sealring.node.engine import device
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.engine.transfer import SharedLanding
-from sealring.node.engine.warm_up import TIMED_ROWS, timed, warm_up
+from sealring.node.engine.warm_up import TIMED_ROWS, patience, timed, warm_up
+from sealring.v1 import control_pb2 as control
 
 Archs = dict[str, dict[str, Any]]
 
@@ -184,3 +187,17 @@ def test_steps_are_timed_up_to_the_longest_chunk() -> None:
         assert [each.tokens for each in chunks] == tokens
         assert (lane.rows, lane.tokens) == (TIMED_ROWS, 1)
         assert all(each.microseconds for each in (*chunks, lane))
+
+
+def test_how_long_a_gpu_may_take_follows_from_its_longest_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, slow = (
+        [control.StepTime(rows=1, tokens=tokens, microseconds=each * tokens) for tokens in (32, 128)]
+        + [control.StepTime(rows=TIMED_ROWS, tokens=1, microseconds=10**8)]
+        for each in (10, 2000)
+    )
+    monkeypatch.setattr(device, "rows_in_turn", lambda: False)
+    assert patience(quick, 512) == 4
+    assert patience(slow, 512) == pytest.approx(20 * 512 * 0.002)
+    assert patience([], 512) == 4
+    monkeypatch.setattr(device, "rows_in_turn", lambda: True)
+    assert patience(slow, 512) == math.inf
