@@ -89,6 +89,15 @@ def kind(process: psutil.Process) -> str:
     return "daemon"
 
 
+def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
+    """Of all that still run, since they began."""
+    spent = 0.0
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            spent += sum(one.cpu_times()[:2])
+    return spent
+
+
 def pin(pid: int, cores: Iterable[int]) -> None:
     """Puts every thread of a process, and of all that descend from it, on these cores (Linux only)."""
     if not can_pin():

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
-from bench.clusters import can_pin, cores_after
+from bench.clusters import can_pin, cores_after, cpu_seconds, family, kind
 from bench.frame import Result, Table, numbers, progress
 from bench.models import by_name
 from bench.openai_client import Reply, ask
@@ -107,7 +107,7 @@ async def _turn(
         system.resume()
     elif isinstance(system, LocalCluster):
         progress("steady rates")
-        own = await _steady(system.http_url, options)
+        own = await _steady(system, options)
         rates.append(own)
     found = []
     loads = [*((rows, math.inf) for rows in options.at_once), *((0, rate) for rate in options.rates)]
@@ -122,24 +122,48 @@ async def _turn(
     return found
 
 
-async def _steady(url: str, options: argparse.Namespace) -> dict[str, float]:
-    """Tokens per second: `prefill` of one prompt alone, and by number of rows of answers."""
+async def _steady(made: LocalCluster, options: argparse.Namespace) -> dict[str, float]:
+    """Tokens per second: `prefill` of one prompt alone, and by number of rows of answers; and as `cpu` of the
+    same, processors' seconds for each token."""
+    url = made.http_url
+
+    def spent() -> float:
+        return sum(_cpu(made).values())
+
     body: dict[str, Any] = {
         "model": "bench",
         "max_tokens": 2,
         "temperature": 0,  # else most tokens are of those that show nothing
         "stream_options": {"include_usage": True},
     }
-    generator, alone = random.Random(secrets.randbits(64)), []
+    generator, alone, tokens = random.Random(secrets.randbits(64)), [], 0
+    before = spent()
     for _ in range(_SOLO_TIMES):
         reply = await ask(url, body | {"prompt": prompt(generator, _SOLO_WORDS)}, path="/v1/completions")
         if not reply.ok:
             raise Unavailable(f"a prompt was not answered: {reply.error}", reason="BENCH_FAILED")
         alone.append(reply.prompt_tokens / reply.ttft)
+        tokens += reply.prompt_tokens
+    found = {"prefill": median(alone), "cpu prefill": (spent() - before) / tokens}
     rows = Requests(
         argparse.Namespace(words=_STEADY_WORDS, tokens=_STEADY_TOKENS, seconds=options.seconds), generator
     )
-    return {"prefill": median(alone)} | {str(each): await rows.rate(url, each) for each in options.at_once}
+    for each in options.at_once:
+        found[str(each)], found[f"cpu {each}"] = await rows.rate_and_cost(url, each, spent)
+    return found
+
+
+def _cpu(system: Any) -> dict[str, float]:
+    """Processors' seconds of a system's processes until now, by what they are."""
+    if not isinstance(system, LocalCluster):
+        pid = system.process.pid if isinstance(system, Baseline) else system.pid
+        return {"all": cpu_seconds(family(pid))}
+    found: dict[str, float] = {}
+    for name, pid in system.processes.items():
+        for one in family(pid):
+            part = kind(one) if name in system.node_names else name
+            found[part] = found.get(part, 0.0) + cpu_seconds([one])
+    return found
 
 
 async def _load(
@@ -151,6 +175,7 @@ async def _load(
     rates: dict[str, float],
 ) -> Result:
     shares: dict[str, float] = {}
+    before = _cpu(system)
     if isinstance(system, Baseline):
         work = {"do": "requests", "asked": asked, "times": times, "rows": rows or options.open_rows}
         answers = (await asyncio.to_thread(system.run, **work))["replies"]
@@ -162,7 +187,9 @@ async def _load(
         replies, _ = await send(url, model, asked, times, rows, seconds=options.answer_seconds)
         if watched:
             shares = await watched
-    return told(replies, rows, rates) | {"shares": shares}
+    after = _cpu(system)
+    cpu = {part: round(spent - before.get(part, 0.0), 2) for part, spent in after.items()}
+    return told(replies, rows, rates, cpu) | {"shares": shares}
 
 
 async def _shares(made: LocalCluster, options: argparse.Namespace) -> dict[str, float]:
@@ -180,8 +207,10 @@ async def _shares(made: LocalCluster, options: argparse.Namespace) -> dict[str, 
     }
 
 
-def told(replies: Sequence[Reply], rows: int, rates: dict[str, float]) -> Result:
-    """`efficiency` where there are rates of so many rows."""
+def told(
+    replies: Sequence[Reply], rows: int, rates: dict[str, float], cpu: dict[str, float] | None = None
+) -> Result:
+    """`efficiency` where there are rates of so many rows; `cpu` are processors' seconds of the whole load."""
     good = [one for one in replies if one.ok]
     begun = min(one.begun for one in replies)
     until = max(one.begun if rows else one.ended for one in replies)
@@ -203,6 +232,13 @@ def told(replies: Sequence[Reply], rows: int, rates: dict[str, float]) -> Result
     }
     if rates.get(str(rows)):
         made["efficiency"] = round((prompts / rates["prefill"] + answers / rates[str(rows)]) / seconds, 3)
+    if cpu:
+        taken = sum(one.prompt_tokens for one in good)
+        given = sum(one.completion_tokens for one in good)
+        made |= {"cpu": cpu, "cpu_ms_per_token": round(sum(cpu.values()) / max(1, taken + given) * 1e3, 3)}
+        if rates.get(f"cpu {rows}"):
+            least = taken * rates["cpu prefill"] + given * rates[f"cpu {rows}"]
+            made["cpu_efficiency"] = round(least / sum(cpu.values()), 3)
     return made
 
 
@@ -233,10 +269,14 @@ def _each(rounds: Sequence[Result], name: str) -> list[float]:
     return [one[name] for one in rounds]
 
 
+_EFFICIENT = ("efficiency", "efficiency, CPU", "CPU ms/token")
+
+
 def tables(result: Result) -> list[Table]:
     """Medians over the rounds."""
     body: list[list[object]] = []
     shares: list[list[object]] = []
+    spent: dict[str, dict[str, float]] = {}
     for load, systems in result["rounds"].items():
         for name, rounds in systems.items():
             parts = [
@@ -245,13 +285,18 @@ def tables(result: Result) -> list[Table]:
                 *(("gap_ms", part) for part in ("p50", "p95", "p99")),
             ]
             each = [percentile([one[key].get(part, math.nan) for one in rounds], 0.5) for key, part in parts]
-            efficient = [one["efficiency"] for one in rounds if "efficiency" in one]
+            efficient = [
+                median(found) if (found := [one[key] for one in rounds if key in one]) else ""
+                for key in ("efficiency", "cpu_efficiency", "cpu_ms_per_token")
+            ]
             body.append(
                 [
                     *(load, name, median(_each(rounds, "tokens_per_second")), *each),
-                    *(sum(_each(rounds, "failed")), median(efficient) if efficient else ""),
+                    *(sum(_each(rounds, "failed")), *efficient),
                 ]
             )
+            if name == OURS:
+                spent[load] = rounds[-1].get("cpu", {})
             if rounds[-1]["shares"]:
                 shares.append([load, *(rounds[-1]["shares"].get(part, "") for part in (*SHOWN, "idle"))])
     columns = [
@@ -265,9 +310,12 @@ def tables(result: Result) -> list[Table]:
         "gap p99 ms",
     ]
     given = result["options"]
-    made = [Table(f"{given['list']} requests, {given['model']}", [*columns, "failed", "efficiency"], body)]
+    made = [Table(f"{given['list']} requests, {given['model']}", [*columns, "failed", *_EFFICIENT], body)]
     if shares:
         made.append(Table("where members' time went, %", ["load", *SHOWN, "idle"], shares))
+    if parts := list(dict.fromkeys(part for each in spent.values() for part in each)):
+        rows = [[load, *(each.get(part, "") for part in parts)] for load, each in spent.items()]
+        made.append(Table("processors' seconds of ours", ["load", *parts], rows))
     return made
 
 

@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -58,16 +58,22 @@ class Requests:
 
     async def rate(self, url: str, rows: int) -> float:
         """Tokens per second of so many rows. Raises Unavailable when an answer ends."""
+        return (await self.rate_and_cost(url, rows, lambda: 0.0))[0]
+
+    async def rate_and_cost(self, url: str, rows: int, spent: Callable[[], float]) -> tuple[float, float]:
+        """The same, and by how much `spent` grows for each token."""
         async with streams(url, [self._body(self._options.tokens) for _ in range(rows)]) as replies:
-            begun = time.perf_counter()
+            begun, before = time.perf_counter(), spent()
             for _ in range(round(self._options.seconds * _STRETCH / LOOK_SECONDS)):
                 fewest = min(sum(arrival > begun for arrival in one.arrivals) for one in replies)
                 if time.perf_counter() >= begun + self._options.seconds and fewest > _GAPS:
                     break
                 still_coming(replies)
                 await asyncio.sleep(LOOK_SECONDS)
+            cost = spent() - before
+            tokens = sum(arrival > begun for one in replies for arrival in one.arrivals)
         await ask(url, self._body(1), path="/v1/completions")  # what was under way is over
-        return steady_rate(replies, begun)
+        return steady_rate(replies, begun), cost / max(1, tokens)
 
     def _body(self, tokens: int) -> dict[str, Any]:
         text = prompt(self._generator, self._options.words)

@@ -256,6 +256,12 @@ class StageEpoch:
             )
         if self._channel is None or self._shard is not None:
             raise InvalidInput("whoever samples alone guesses no tokens", reason="BAD_STEP")
+        if not self._prefixes.cuts:
+            raise InvalidInput(
+                f"the gateway wants tokens guessed, and caches of {self._spec.model_type} cannot be cut",
+                reason="BAD_STEP",
+                hint="a gateway that is not ours may be asking; this member said so when it attached",
+            )
 
     def _check_ahead(self, step: int) -> None:
         ahead = step - self.steps

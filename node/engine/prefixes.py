@@ -39,6 +39,8 @@ class Prefixes:
 
     def __init__(self, allowed: control.PrefixSupport.ValueType) -> None:
         self._allowed = allowed
+        self.cuts = allowed == control.PREFIX_SUPPORT_ANY
+        """Whether caches can be cut to any length."""
         self._ring = ""
         self._kept: dict[int, Kept] = {}
         self._earlier: dict[Origin, Kept] = {}
@@ -71,7 +73,7 @@ class Prefixes:
 
         Raises InvalidInput (BAD_STEP) for less than the row holds, of caches that cannot be cut.
         """
-        if keeping.tokens != keeping.held and self._allowed != control.PREFIX_SUPPORT_ANY:
+        if keeping.tokens != keeping.held and not self.cuts:
             raise _not_allowed(keeping.prefix)
         cache = caches.detached(caches.first_tokens(row, keeping.tokens))
         self._kept[keeping.prefix] = Kept(keeping.origin, cache)
@@ -80,7 +82,7 @@ class Prefixes:
     def start(self, chunk: Chunk) -> Cache:
         """The cache of a row that begins with a kept prefix. Raises InvalidInput (BAD_STEP), as `keep`."""
         kept = self._kept[chunk.prefix]
-        if chunk.start != kept.origin.tokens and self._allowed != control.PREFIX_SUPPORT_ANY:
+        if chunk.start != kept.origin.tokens and not self.cuts:
             raise _not_allowed(chunk.prefix)
         return caches.first_tokens(kept.cache, chunk.start)
 

@@ -40,6 +40,15 @@ def test_a_closed_loop_counts_until_its_last_request_is_sent() -> None:
     assert found["efficiency"] == pytest.approx((300 / 100 + 7 / 10) / 4.0, abs=1e-3)
 
 
+def test_processors_time_counts_of_the_whole_load() -> None:
+    replies = [reply(0.0, 1.0, 2.0), reply(0.0, 1.5, 3.0, 4.0, 5.0), reply(2.0, 3.5, 4.0)]
+    rates = RATES | {"cpu prefill": 0.01, "cpu 2": 0.25}
+    found = mixed.told(replies, 2, rates, {"engine": 7.0, "gateway": 1.0})
+    assert found["cpu_efficiency"] == pytest.approx((300 * 0.01 + 8 * 0.25) / 8.0, abs=1e-3)
+    assert found["cpu_ms_per_token"] == pytest.approx(8000 / 308, abs=1e-3)
+    assert "cpu_efficiency" not in mixed.told(replies, 2, {}, {"all": 8.0})
+
+
 def test_an_open_loop_counts_until_its_last_answer_and_has_no_efficiency() -> None:
     found = mixed.told([reply(0.0, 1.0, 2.0), Reply(0.0, error="timeout", ended=5.0)], 0, RATES)
     assert (found["seconds"], found["tokens"], found["failed"]) == (5.0, 2, 1)
@@ -48,14 +57,16 @@ def test_an_open_loop_counts_until_its_last_answer_and_has_no_efficiency() -> No
 
 def test_a_result_has_tables_and_checks() -> None:
     replies = [reply(0.0, 1.0, 2.0), reply(0.0, 1.5, 3.0), reply(2.0, 3.5, 4.0)]
-    ours = mixed.told(replies, 2, RATES) | {"shares": {"compute": 50.0, "idle": 10.0}}
-    theirs = mixed.told(replies, 2, {}) | {"shares": {}}
+    ours = mixed.told(replies, 2, RATES, {"engine": 3.0, "gateway": 1.0})
+    ours |= {"shares": {"compute": 50.0, "idle": 10.0}}
+    theirs = mixed.told(replies, 2, {}, {"all": 4.0}) | {"shares": {}}
     options = {"list": "mixed", "model": "2x64", "gpus": 0}
     rounds = {"2 at a time": {mixed.OURS: [ours], mixed.ALONE: [theirs], mixed.SERVER: [theirs]}}
     result = {"options": options, "rounds": rounds}
     assert [one.rounds[0] for one in mixed.checks(result)][2:] == [1.0, 1.0, 0]
     on_gpus = mixed.checks(result | {"options": options | {"gpus": 2}})
     assert [one.name for one in on_gpus] == [f"{one.name} (GPU)" for one in mixed.checks(result)]
-    systems, shares = mixed.tables(result)
+    systems, shares, spent = mixed.tables(result)
     assert [len(row) for row in systems.rows] == [len(systems.columns)] * 3
     assert [len(row) for row in shares.rows] == [len(shares.columns)]
+    assert (spent.columns, spent.rows) == (["load", "engine", "gateway"], [["2 at a time", 3.0, 1.0]])

@@ -125,6 +125,22 @@ def test_without_speculate_every_member_refuses_drafts_and_to_say_what_repeats(w
     assert {fault.reason for fault in ring.faults if isinstance(fault, InvalidInput)} == {"BAD_STEP"}
 
 
+@pytest.mark.parametrize("work", [control.Decode(drafts=1), control.Decode(asks=True)])
+def test_members_whose_caches_cannot_be_cut_refuse_drafts(work: control.Decode) -> None:
+    """They said so when they attached; a wrong draft would stay in their caches."""
+    ring = Ring(stages_of("mamba2", 2), Prompts({1: ([1, 2, 3], RowParameters())}))
+    try:
+        gateway = Gateway(ring, 3)
+        gateway.prefill()
+        gateway.decode(ADMIT)
+        ring.announce(control.Step(number=3, decode=work))
+    finally:
+        ring.close()
+    assert len(ring.faults) == 2
+    assert all("cannot be cut" in str(fault) for fault in ring.faults if isinstance(fault, InvalidInput))
+    assert {getattr(fault, "reason", "") for fault in ring.faults} == {"BAD_STEP"}
+
+
 def test_a_gateway_that_miscounts_ends_the_epoch() -> None:
     prompts = Prompts({1: ([1, 2, 3], RowParameters())})
     ring = Ring(stages_of("llama", 2), prompts)
