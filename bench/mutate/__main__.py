@@ -5,7 +5,7 @@ stand in `equivalent.json`, each with the reason; those are run like the others,
 that a test does notice is told as a false excuse. Mutants are drawn from a whole package: the same seed and
 tree give the same sample.
 
-    python -m bench.mutate --seed 7 --sample 15
+    python -m bench.mutate --seed 7 --sample 15 --near
     python -m bench.mutate --packages gateway --modules gateway/scheduler/memory.py
     python -m bench.mutate --excuses
 """
@@ -29,7 +29,7 @@ def main() -> None:
     options = _options()
     drawn = {package: _drawn(package, options) for package in options.packages.split(",")}
     with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
-        work = [(package, one, options.tests) for package, one in drawn.items() if one]
+        work = [(package, one, options.tests, options.near) for package, one in drawn.items() if one]
         reports = dict(pool.imap_unordered(_package, work, chunksize=1))
     reports = {package: reports[package] for package in drawn if package in reports}
     counts = [(package, one.killed, one.counted, len(one.excused)) for package, one in reports.items()]
@@ -53,6 +53,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--packages", default=",".join(TESTS), help="comma-separated, all by default")
     parser.add_argument("--modules", default="", help="only these files, comma-separated")
     parser.add_argument("--tests", nargs="*", default=(), help="only these test files")
+    near = "only the tests that mirror a changed file or import it: quicker, and notices fewer"
+    parser.add_argument("--near", action="store_true", help=near)
     parser.add_argument("--sample", type=int, default=15, help="mutants of each package; 0: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--excuses", action="store_true", help="run every excused mutant instead of a sample")
@@ -70,12 +72,12 @@ def _drawn(package: str, options: argparse.Namespace) -> list[Drawn]:
     return sorted(random.Random(f"{options.seed} {package}").sample(every, options.sample))
 
 
-def _package(work: tuple[str, list[Drawn], list[str]]) -> tuple[str, Report]:
-    package, drawn, tests = work
+def _package(work: tuple[str, list[Drawn], list[str], bool]) -> tuple[str, Report]:
+    package, drawn, tests, near = work
     with tempfile.TemporaryDirectory(prefix="sealring-mutate-") as temporary:
         folder = Path(temporary).resolve() / "tree"
         copy_tree(folder)
-        return package, run(folder, package, drawn, tests)
+        return package, run(folder, package, drawn, tests, near=near)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -23,7 +23,9 @@ _SHOWN = 140
 class Mutant:
     """One change. `name` is unique in its file and stands for the same mutant while lines move.
 
-    `lines` are the line of the change and that of its statement, by which the tests that reach it are found.
+    `lines` are those by which the tests that reach it are found: the line of the change and that of its
+    statement. What runs as the file is imported has none, unless it is a constant that functions of this file
+    alone use: then theirs.
     """
 
     name: str
@@ -37,6 +39,7 @@ class _Place:
     scope: str
     node: ast.AST
     statement: int
+    runs: bool
     put: Callable[[ast.AST], None]
 
 
@@ -44,13 +47,16 @@ def mutants(source: str) -> list[Mutant]:
     """Every mutant of a file, in order."""
     found: list[Mutant] = []
     seen: Counter[str] = Counter()
-    for index, (place, other) in enumerate(_changes(ast.parse(source))):
+    tree = ast.parse(source)
+    uses = _uses(tree)
+    for index, (place, other) in enumerate(_changes(tree)):
         line = getattr(place.node, "lineno", place.statement)
         name = f"{place.scope}: {_short(place.node)} -> {_short(other)}"
         seen[name] += 1
         if seen[name] > 1:
             name += f" (#{seen[name]})"
-        found.append(Mutant(name, line, frozenset({line, place.statement}), index))
+        lines = frozenset({line, place.statement}) if place.runs else uses.get(place.scope, frozenset())
+        found.append(Mutant(name, line, lines, index))
     return found
 
 
@@ -65,24 +71,53 @@ def mutated(source: str, mutant: Mutant) -> str:
 
 
 def _changes(tree: ast.AST) -> Iterator[tuple[_Place, ast.AST]]:
-    for place in _places(tree, "", 0):
+    for place in _places(tree, "", 0, False):
         for other in _changed(place.node):
             yield place, other
 
 
-def _places(node: ast.AST, scope: str, statement: int) -> Iterator[_Place]:
-    """Depth first, without annotations, decorators, docstrings and what is raised or logged."""
+def _uses(tree: ast.Module) -> dict[str, frozenset[int]]:
+    """The lines that use each private constant of a module, of those that only functions use."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    inside: set[ast.Name] = set()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for statement in function.body:
+                names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+                inside.update(names)
+                for name in names:
+                    found[name.id] |= {name.lineno, statement.lineno}
+    at_import = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node not in inside
+    }
+    constants = {_scope(statement, "") for statement in tree.body if isinstance(statement, ast.Assign)}
+    return {
+        name: frozenset(found[name])
+        for name in constants - at_import
+        if name.startswith("_") and name in found
+    }
+
+
+def _places(node: ast.AST, scope: str, statement: int, runs: bool) -> Iterator[_Place]:
+    """Depth first, without annotations, decorators, docstrings and what is raised or logged.
+
+    `runs`: in the body of a function, so that it does not run as the file is imported.
+    """
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params"):
             continue
         children = value if isinstance(value, list) else [value]
+        inside = runs or (name == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
         for index, child in enumerate(children):
             if not isinstance(child, ast.AST) or _documents(child):
                 continue
             line = child.lineno if isinstance(child, ast.stmt) else statement
-            yield _Place(scope, child, line, _putter(node, name, index if isinstance(value, list) else None))
+            putter = _putter(node, name, index if isinstance(value, list) else None)
+            yield _Place(scope, child, line, inside, putter)
             if not isinstance(child, ast.Raise) and not _logs(child):
-                yield from _places(child, _scope(child, scope), line)
+                yield from _places(child, _scope(child, scope), line, inside)
 
 
 def _scope(node: ast.AST, outer: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.mutate.changes import Mutant, mutants, mutated
-from bench.mutate.suite import ROOT, TESTS, Suite, Unchanged
+from bench.mutate.suite import ROOT, TESTS, Suite
 
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 
@@ -81,36 +81,45 @@ def _names(file: str) -> set[str]:
     return {one.name for one in mutants(path.read_text())} if path.exists() else set()
 
 
-def run(folder: Path, package: str, drawn: list[Drawn], tests: list[str]) -> Report:
-    """Runs them one after the other in the copy `folder`."""
+def run(folder: Path, package: str, drawn: list[Drawn], tests: list[str], *, near: bool = False) -> Report:
+    """Runs them one after the other in the copy `folder`. Raises RuntimeError if no test passes unchanged."""
     began = time.monotonic()
-    suite = Suite(folder, package, tests)
-    unchanged = suite.unchanged()
-    report = Report(possible=len(draw(package, set())), run=len(drawn), failed_unchanged=unchanged.failed)
+    suite = Suite(folder, package, tests, near=near)
+    report = Report(possible=len(draw(package, set())), run=len(drawn))
     report.stale_excuses = stale(package)
-    _say(f"{package}: {len(unchanged.seconds)} tests, {len(unchanged.failed)} fail or leak unchanged, "
-         f"{time.monotonic() - began:.0f} s")  # fmt: skip
-    for one in drawn:
-        killer = _killer(folder, suite, unchanged, one)
+    for number, one in enumerate(drawn, 1):
+        killer = _killer(folder, suite, one)
         _note(report, one, killer)
+        _say(f"{package}: {number} of {len(drawn)}, {time.monotonic() - began:.0f} s")
+    if drawn and not suite.unchanged.seconds:
+        raise RuntimeError(f"no unit test of {package} passes without any change")
+    report.failed_unchanged = suite.unchanged.failed
     report.seconds = round(time.monotonic() - began, 1)
     return report
 
 
-def _killer(folder: Path, suite: Suite, unchanged: Unchanged, one: Drawn) -> str:
-    tests = unchanged.reaching(one.file, one.mutant.lines, mirror(one.file))
-    if not tests:
-        return ""
+def _killer(folder: Path, suite: Suite, one: Drawn) -> str:
+    """What notices a mutant, from the tests close to it to those far from it."""
+    for files in suite.nearest(one.file, mirror(one.file)):
+        suite.run_unchanged(files)
+        reaching = suite.unchanged.reaching(one.file, one.mutant.lines, mirror(one.file))
+        tests = {test for test in reaching if test.partition("::")[0] in files}
+        if tests and (killer := _killer_of(folder, suite, one, tests)):
+            return killer
+    return ""
+
+
+def _killer_of(folder: Path, suite: Suite, one: Drawn, tests: set[str]) -> str:
     target = folder / one.file
     source = target.read_text()
-    seconds = 60 + 5 * sum(unchanged.seconds[test] for test in tests)
+    seconds = 60 + 5 * sum(suite.unchanged.seconds[test] for test in tests)
     while True:
         target.write_text(mutated(source, one.mutant))
         try:
-            killer = suite.notices(tests, mirror(one.file), seconds)
+            killer = suite.notices(tests, seconds)
         finally:
             target.write_text(source)
-        if killer != "time" or suite.notices(tests, mirror(one.file), seconds) != "time":
+        if killer != "time" or suite.notices(tests, seconds) != "time":
             return killer
         seconds *= 2  # the machine is so slow just now
 

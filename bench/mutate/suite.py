@@ -1,5 +1,9 @@
 """A private copy of the tree, and a package's own tests run in it, each time in a forked child.
 
+A mutant is tried first with the tests that mirror its file, then with those that import it, then with the
+rest, folder by folder, and last with those that start the real processes. A file of tests runs without any
+change once, when a mutant first needs it: what is noticed close by costs little.
+
 Leaks count: what a test leaves unclosed fails it, as the warning or the unraisable exception that it is.
 
 Beside the copy stands an interpreter that imports it, which tests start their processes with: those, too, run
@@ -8,6 +12,7 @@ what was changed. What `python -m` runs there belongs to all tests of the file w
 
 from __future__ import annotations
 
+import ast
 import compileall
 import contextlib
 import gc
@@ -24,7 +29,7 @@ import time
 import venv
 import warnings
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,53 +93,73 @@ class Unchanged:
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
 
     def reaching(self, file: str, lines: Collection[int], mirror: str) -> set[str]:
-        """The tests that run one of these lines. A line that runs as the file is imported belongs to no test:
-        then those that run anything of the file and those of its mirror, or all of them if that is none."""
+        """The tests that run one of these lines. No lines stand for what runs as the file is imported, which
+        belongs to no test: then those that run anything of the file and those of its mirror, or all of them
+        if that is none."""
         here = self.lines.get(file, {})
-        found = {test for line in lines for test in here.get(line, ())}
-        if here and not found:
-            found = {test for tests in here.values() for test in tests}
-            found |= {test for test in self.seconds if test.startswith(f"{mirror}::")}
+        if lines:
+            return {test for line in lines for test in here.get(line, ())}
+        found = {test for tests in here.values() for test in tests}
+        found |= {test for test in self.seconds if here and test.startswith(f"{mirror}::")}
         return found or (set(self.seconds) if here else set())
 
 
 class Suite:
     """The unit tests of one package in a folder that holds a copy of the tree."""
 
-    def __init__(self, folder: Path, package: str, files: Collection[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, package: str, files: Collection[str] = (), *, near: bool = False
+    ) -> None:
         self._folder = folder
+        self._near = near
         self._package = package
-        self._files = list(files) or [name for name in TESTS[package] if (folder / name).exists()]
+        self._files = {name: _read(folder / name) for name in _found(folder, files or TESTS[package])}
+        self._ran: set[str] = set()
+        self.unchanged = Unchanged()
 
-    def unchanged(self) -> Unchanged:
-        """Runs everything once, watching which test runs what. Raises RuntimeError if no test passes.
+    def nearest(self, file: str, mirror: str) -> Iterator[set[str]]:
+        """All files of tests in groups, those that say most about a file of source first: its mirror, those
+        that import it, then the others by folder, those close to the mirror before those far from it.
+
+        Without the others if it is `near` alone."""
+        name = f"sealring.{file.removeprefix('sealring/').removesuffix('.py').replace('/', '.')}"
+        name = name.removesuffix(".__init__")
+        groups: defaultdict[tuple[bool, int, str], set[str]] = defaultdict(set)
+        for test, (imports, dear) in self._files.items():
+            folder = os.path.dirname(test)
+            if test == mirror:
+                groups[False, -2, ""].add(test)
+            elif name in imports:
+                groups[dear, -1, ""].add(test)
+            else:
+                groups[dear, os.path.relpath(folder, os.path.dirname(mirror)).count("/"), folder].add(test)
+        yield from (groups[key] for key in sorted(groups) if key[1] < 0 or not self._near)
+
+    def run_unchanged(self, files: Collection[str]) -> None:
+        """Runs those of these files of tests that did not run yet, watching which test runs what.
 
         Imports what the tests needed and cannot change, once for all children to come.
         """
-        _, found = self._in_child(None, self._package, _PATIENCE)
-        if not found["seconds"]:
-            raise RuntimeError(f"no unit test of {self._package} passes without any change")
+        new = sorted(set(files) - self._ran)
+        if not new:
+            return
+        self._ran.update(new)
+        _, found = self._in_child(None, self._package, _PATIENCE, new)
         for module in found["modules"]:
             with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
                 importlib.import_module(module)
-        lines = {
-            file: {int(line): [found["tests"][one] for one in tests] for line, tests in of_file.items()}
-            for file, of_file in found["lines"].items()
-        }
-        return Unchanged(found["seconds"], found["failed"], lines)
+        self.unchanged.seconds |= found["seconds"]
+        self.unchanged.failed += found["failed"]
+        for file, of_file in found["lines"].items():
+            here = self.unchanged.lines.setdefault(file, {})
+            for line, tests in of_file.items():
+                here.setdefault(int(line), []).extend(found["tests"][one] for one in tests)
 
-    def notices(self, tests: Collection[str], first: str, seconds: float) -> str:
+    def notices(self, tests: Collection[str], seconds: float) -> str:
         """The test that failed, what else ended the run ("time", "import", "crash"), or "" if all pass.
 
-        The tests of the file `first` run first; it ends at the first failure or after `seconds`.
+        It ends at the first failure or after `seconds`.
         """
-        mirroring = [test for test in tests if test.startswith(f"{first}::")]
-        others = [test for test in tests if test not in set(mirroring)]
-        return self._notices(mirroring, seconds) or self._notices(others, seconds)
-
-    def _notices(self, tests: list[str], seconds: float) -> str:
-        if not tests:
-            return ""
         status, told = self._in_child(set(tests), None, seconds)
         if status in (0, 5):
             return ""
@@ -143,16 +168,17 @@ class Suite:
         return "time" if status is None else "import" if status == 2 else "crash"
 
     def _in_child(
-        self, chosen: set[str] | None, watched: str | None, seconds: float
+        self, chosen: set[str] | None, watched: str | None, seconds: float, files: Collection[str] = ()
     ) -> tuple[int | None, dict[str, Any]]:
-        """Runs the chosen tests, or all: the exit status, None if it had to be killed, and what was told."""
+        """Runs the chosen tests, or all of `files`: the exit status, None if it had to be killed, and what
+        was told."""
         out = self._folder / ".told.json"
         out.unlink(missing_ok=True)
         until = time.monotonic() + seconds
         child = os.fork()
         if child == 0:
-            files = sorted({test.split("::")[0] for test in chosen}) if chosen else self._files
-            _be_child(self._folder, files, _Plugin(self._folder, out, chosen, watched))
+            run = sorted({test.split("::")[0] for test in chosen}) if chosen else list(files)
+            _be_child(self._folder, run, _Plugin(self._folder, out, chosen, watched))
         status = None
         try:
             while status is None and time.monotonic() < until:
@@ -169,7 +195,25 @@ class Suite:
         try:
             return status, json.loads(out.read_text())
         except (OSError, ValueError):
-            return status, {"seconds": {}, "failed": []}
+            return status, {"seconds": {}, "failed": [], "modules": [], "lines": {}}
+
+
+def _found(folder: Path, names: Collection[str]) -> list[str]:
+    """The files of tests among these files and in these folders."""
+    every = [one for name in names for one in [folder / name, *(folder / name).rglob("test_*.py")]]
+    return sorted({path.relative_to(folder).as_posix() for path in every if path.is_file()})
+
+
+def _read(path: Path) -> tuple[set[str], bool]:
+    """The names of modules, and of what is in them, that a file imports; whether it starts real processes."""
+    found: set[str] = set()
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+    return found, "pytest.mark.integration" in text
 
 
 class _Plugin:
@@ -191,6 +235,7 @@ class _Plugin:
             import coverage
 
             include = [f"{self._folder}/{self.watched}/*"]
+            shutil.rmtree(_beside(self._folder, "covered"), ignore_errors=True)
             _beside(self._folder, "covered").mkdir()
             self._coverage = coverage.Coverage(data_file=None, include=include, config_file=False)
             self._coverage.start()

@@ -11,7 +11,7 @@ import coverage
 
 from bench.mutate.changes import mutants, mutated
 from bench.mutate.run import mirror
-from bench.mutate.suite import Unchanged, _make_python, _Plugin, _python
+from bench.mutate.suite import Suite, Unchanged, _make_python, _Plugin, _python
 
 SOURCE = '''
 """A module."""
@@ -48,9 +48,54 @@ def test_a_change_is_tried_with_the_tests_that_reach_it() -> None:
     lines = {"mesh/a.py": {1: [], 5: ["one"], 9: ["two"]}, "mesh/rpc/limits.py": {1: []}}
     unchanged = Unchanged(dict.fromkeys(["one", "two", "a.py::three"], 1.0), [], lines)
     assert unchanged.reaching("mesh/a.py", {4, 5}, "a.py") == {"one"}
-    assert unchanged.reaching("mesh/a.py", {1}, "a.py") == {"one", "two", "a.py::three"}
-    assert unchanged.reaching("mesh/rpc/limits.py", {1}, "b.py") == {"one", "two", "a.py::three"}
-    assert unchanged.reaching("mesh/never.py", {1}, "a.py") == set()
+    assert unchanged.reaching("mesh/a.py", {7}, "a.py") == set(), "no test runs this line"
+    at_import: set[int] = set()
+    assert unchanged.reaching("mesh/a.py", at_import, "a.py") == {"one", "two", "a.py::three"}
+    assert unchanged.reaching("mesh/rpc/limits.py", at_import, "b.py") == {"one", "two", "a.py::three"}
+    assert unchanged.reaching("mesh/never.py", at_import, "a.py") == set()
+
+
+def test_what_runs_at_import_is_told_from_what_functions_run() -> None:
+    source = """
+_USED = 3
+_ALSO_HERE = 4
+PUBLIC = 5
+
+class Box:
+    size: int = _ALSO_HERE + 6
+
+    def full(self, at: int = 7) -> bool:
+        def inside(now: int = 8) -> bool:
+            return now > _USED
+        return inside() or PUBLIC + _ALSO_HERE > 9
+"""
+    lines = {one.name.partition(": ")[2]: one.lines for one in mutants(source)}
+    assert lines["3 -> 4"] == {10, 11}, "where the constant is used, and the statement around that"
+    assert [lines[f"{at} -> {at + 1}"] for at in (4, 5, 6, 7)] == [frozenset()] * 4
+    assert lines["8 -> 9"] == {10}
+    assert lines["9 -> 10"] == {12}
+
+
+def test_tests_close_to_a_change_are_tried_before_those_far_from_it(tmp_path: Path) -> None:
+    files = {
+        "rings/test_a.py": "",
+        "test_uses.py": "from sealring.mesh.rings.a import Ring",
+        "test_within.py": "from sealring.mesh.rings import a",
+        "rings/test_b.py": "import sealring.mesh.rings.b",
+        "pki/test_c.py": "",
+        "rings/test_real.py": "import pytest\npytestmark = pytest.mark.integration",
+    }
+    for name, text in files.items():
+        (tmp_path / "tests/mesh" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests/mesh" / name).write_text(text)
+    ordered = [
+        sorted(test.removeprefix("tests/mesh/") for test in group)
+        for group in Suite(tmp_path, "mesh").nearest("mesh/rings/a.py", "tests/mesh/rings/test_a.py")
+    ]
+    near = [["rings/test_a.py"], ["test_uses.py", "test_within.py"]]
+    assert ordered == [*near, ["rings/test_b.py"], ["pki/test_c.py"], ["rings/test_real.py"]]
+    suite = Suite(tmp_path, "mesh", near=True)
+    assert len(list(suite.nearest("mesh/rings/a.py", "tests/mesh/rings/test_a.py"))) == len(near)
 
 
 def test_a_file_has_its_mirror() -> None:
