@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import io
 import json
@@ -13,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message_factory import GetMessageClass
+
+from sealring.cli.calls import members, operator
+from sealring.v1 import admin_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,6 +113,30 @@ def here(
         return Done(int(ended.value.code or 0), captured.out, captured.err)
 
     return run
+
+
+class Coordinator:
+    """A stand-in for the Admin service: remembers the requests, and answers each method as it was told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.seconds: float | None = None
+        self.answers: dict[str, Any] = {}
+
+    async def call(self, method: str, *, seconds: float | None = None, **fields: Any) -> Any:
+        asked = admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name[method]
+        self.asked.append((method, GetMessageClass(asked.input_type)(**fields)))
+        self.seconds = seconds
+        return self.answers.get(method) or GetMessageClass(asked.output_type)()
+
+
+@pytest.fixture
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> Coordinator:
+    """What commands call instead of a coordinator, in this process."""
+    stand_in: Any = Coordinator()
+    for module in (operator, members):
+        monkeypatch.setattr(module, "run_admin", lambda context, work: asyncio.run(work(stand_in)))
+    return stand_in
 
 
 @pytest.fixture

@@ -196,17 +196,18 @@ async def test_an_api_key_never_leaves_the_machine_in_clear(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("pieces", "rate"),
+    ("pieces", "rate", "first"),
     [
-        ([(2.0, 1), (3.0, 5), (4.0, 9)], 4.0),  # eight tokens in the two seconds after the first
-        ([(4.0, 8)], 2.0),  # all at once: eight tokens in four seconds
-        ([(4.0, 7), (4.001, 8)], 2.0),
+        ([(2.0, 1), (3.0, 5), (4.0, 9)], 4.0, 1.0),  # eight tokens in the two seconds after the first
+        ([(5.0, 8)], 2.0, 4.0),  # all at once: eight tokens in four seconds
+        ([(5.0, 7), (5.001, 8)], 2.0, 4.0),
+        ([], 0.0, 8.0),  # no token came: nothing is known of a rate, and the answer took until its end
     ],
 )
 async def test_the_rate_is_that_of_tokens_whose_time_is_known(
-    monkeypatch: pytest.MonkeyPatch, pieces: list[tuple[float, int]], rate: float
+    monkeypatch: pytest.MonkeyPatch, pieces: list[tuple[float, int]], rate: float, first: float
 ) -> None:
-    clock = SimpleNamespace(now=0.0)
+    clock = SimpleNamespace(now=1.0)
     monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     class Stub:
@@ -215,9 +216,11 @@ async def test_the_rate_is_that_of_tokens_whose_time_is_known(
             for at, tokens in pieces:
                 clock.now = at
                 yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(text="x", tokens=tokens))
-            finished = inference_pb2.Finished(completion_tokens=pieces[-1][1])
+            finished = inference_pb2.Finished(completion_tokens=pieces[-1][1] if pieces else 0)
+            clock.now = 9.0
             yield inference_pb2.GenerateResponse(finished=finished)
 
     question = Question([("user", "q")], "", 0, 0, {})
     answer = await client_module._stream(Stub(), question, lambda _: None, 1.0, None)
     assert answer.tok_s == pytest.approx(rate, rel=0.01)
+    assert answer.ttft_s == first

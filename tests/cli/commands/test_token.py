@@ -1,0 +1,65 @@
+"""`sealring token`: what to type on the machines that join."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sealring.cli.terminal.output import moment
+from sealring.v1 import admin_pb2, membership_pb2
+
+EXPIRES = 1_800_000_000
+
+
+@pytest.mark.parametrize(
+    ("options", "line", "whom"),
+    [
+        ((), "sealring join sr1.secret", "one node"),
+        (("--uses", "2"), "sealring join sr1.secret", "2 nodes"),
+        (("--role", "gateway"), "sealring gateway join sr1.secret", "one gateway"),
+        (("--role", "gateway", "--uses", "3"), "sealring gateway join sr1.secret", "3 gateways"),
+    ],
+)
+def test_the_line_to_type_is_data_and_whom_it_admits_is_said(
+    here: Any, coordinator: Any, options: tuple[str, ...], line: str, whom: str
+) -> None:
+    coordinator.answers["CreateJoinToken"] = admin_pb2.CreateJoinTokenResponse(
+        token="sr1.secret", expires=EXPIRES
+    )
+    done = here("token", "create", *options)
+    assert done.out == line + "\n"
+    assert done.err == f"good for {whom} until {moment(EXPIRES)}\n"
+
+
+def test_without_options_a_token_is_for_one_node_and_ten_minutes(here: Any, coordinator: Any) -> None:
+    assert here("token", "create", "--json").err == ""
+    ((_, asked),) = coordinator.asked
+    assert (asked.role, asked.ttl_seconds, asked.uses) == (membership_pb2.ROLE_NODE, 600, 1)
+
+
+def test_bounds_of_a_token_belong_to_it(here: Any, coordinator: Any) -> None:
+    assert here("token", "create", "--uses", "64", "--ttl", "1h").status == 0
+    assert here("token", "create", "--ttl", "1s").status == 0
+    for beyond in (("--uses", "0"), ("--uses", "65"), ("--ttl", "3601s"), ("--ttl", "0.5s")):
+        assert here("token", "create", *beyond).status == 2
+    assert len(coordinator.asked) == 2
+
+
+def test_tokens_are_listed_without_their_secrets(here: Any, coordinator: Any) -> None:
+    token = admin_pb2.JoinTokenInfo(
+        token_id="t1", role=membership_pb2.ROLE_GATEWAY, uses=3, expires=EXPIRES, note="for the edge"
+    )
+    coordinator.answers["ListJoinTokens"] = admin_pb2.ListJoinTokensResponse(tokens=[token])
+    heading, row = here("token", "list").out.splitlines()
+    assert heading.split() == ["id", "role", "uses", "expires", "note"]
+    for shown in ("t1", "gateway", "3", moment(EXPIRES), "for the edge"):
+        assert shown in row
+    (one,) = here("token", "list", "--json").data
+    assert (one["token_id"], one["uses"], one["expires"]) == ("t1", 3, EXPIRES)
+
+
+def test_who_revokes_a_token_is_told_which(here: Any, coordinator: Any) -> None:
+    assert here("token", "revoke", "t1").err == "revoked t1\n"
+    ((method, asked),) = coordinator.asked
+    assert (method, asked.token_id) == ("RevokeJoinToken", "t1")
