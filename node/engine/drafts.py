@@ -27,8 +27,8 @@ _BITS = 21
 
 
 class _Places:
-    """Where the newest of each few tokens ends, in tokens: those of the prompt sorted once, in memory that 16
-    bytes a token take and without holding the interpreter for long, those of the answer as they come."""
+    """Where each few tokens end, in tokens: those of the prompt sorted once, in memory that 16 bytes a token
+    take and without holding the interpreter for long, of those of the answer the newest as they come."""
 
     def __init__(self, tokens: npt.NDArray[np.uint32], length: int) -> None:
         self._length = length
@@ -43,14 +43,15 @@ class _Places:
         order = np.argsort(keys, kind="stable")
         self._keys, self._order = keys[order], order
         self._newer: dict[int, int] = {}
-        self.before = self._find(self._last)
+        self.before = self._find(self._last, -1)
         self._note()
 
-    def add(self, token: int) -> None:
-        """The next token; `before` is then where the newest of the last ones before these ends, or -1."""
+    def add(self, token: int, near: int) -> None:
+        """The next token. `before` is then where the same last ones ended before, or -1: of such places the
+        one next to `near`, or the newest if that is -1."""
         self._last = self._key(token)
         self._end += 1
-        self.before = self._find(self._last)
+        self.before = self._find(self._last, near)
         self._note()
 
     def copy(self) -> _Places:
@@ -62,15 +63,24 @@ class _Places:
     def _key(self, token: int) -> int:
         return (self._last << _BITS | token & ((1 << _BITS) - 1)) & self._mask
 
-    def _find(self, key: int) -> int:
+    def _find(self, key: int, near: int) -> int:
         if self._end < self._length:
             return -1
-        if (place := self._newer.get(key)) is not None:
-            return place
-        index = int(self._keys.searchsorted(key, "right")) - 1
-        if index < 0 or self._keys[index] != key:
-            return -1
-        return int(self._order[index]) + self._length
+        newer = self._newer.get(key, -1)
+        if newer >= 0 and near < 0:
+            return newer
+        first, end = (int(self._keys.searchsorted(key, side)) for side in ("left", "right"))
+        if first == end:
+            return newer
+        if near < 0:
+            return int(self._order[end - 1]) + self._length
+        after = first + int(self._order[first:end].searchsorted(near - self._length))
+        found = [
+            int(each) + self._length for each in self._order[max(first, after - 1) : min(end, after + 1)]
+        ]
+        return min(
+            [newer, *reversed(found)] if newer >= 0 else reversed(found), key=lambda at: abs(at - near)
+        )
 
     def _note(self) -> None:
         if self._end >= self._length:
@@ -78,17 +88,26 @@ class _Places:
 
 
 class Lookup:
-    """Guesses how an answer goes on by what followed the same tokens before, in prompt or answer."""
+    """Guesses how an answer goes on by what followed the same tokens before, in prompt or answer.
+
+    Where these occurred more than once the place counts that is next to where the answer would be by now if
+    it went on repeating what it did: an edit changes words of a text and keeps its order.
+    """
 
     def __init__(self, tokens: npt.NDArray[np.uint32]) -> None:
         """`tokens`: those of the prompt, uint32."""
         self._said = bytearray(tokens.tobytes())
         self._places = [_Places(tokens, length) for length in _LENGTHS]
+        self._near = -1
 
     def add(self, token: int) -> None:
         """The answer's next token."""
+        if (place := self._place()) >= 0:
+            self._near = place + 1  # also of another token than followed there: it takes that one's place
+        elif self._near >= 0:
+            self._near += 1
         for places in self._places:
-            places.add(token)
+            places.add(token, self._near)
         self._said += token.to_bytes(_WORD, sys.byteorder)
 
     def copy(self) -> Lookup:
@@ -99,8 +118,8 @@ class Lookup:
         return made
 
     def drafts(self, last: int, count: int) -> list[int]:
-        """`count` tokens that may follow the answer's `last` one: those that follow the newest place with the
-        same last tokens, or else as many times the last one."""
+        """`count` tokens that may follow the answer's `last` one: those that followed the same last tokens
+        before, or else as many times the last one."""
         said = self._said
         start = self._place() if said[-_WORD:] == last.to_bytes(_WORD, sys.byteorder) else -1
         if start < 0:
