@@ -7,15 +7,13 @@ and some more. Evictions that belong to no lane's own step ride on the next step
 Where to look: rows are admitted and evicted by `_step`, when is said by `Lane.must_change`; a chunk's length
 by `_chunk_tokens`.
 
-A row at its limit is not stepped again, and is not evicted before its last token has arrived: its lane waits
-for that token instead of having a step announced ahead. That costs one round trip to the gateway at most.
-
 A step that samples nothing sends nothing back round the ring. It is done when the head says so, by StepDone
 or by the number of steps that it has executed, or when the tokens of a later step are back.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +26,6 @@ from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.prefill import PrefillLine
 from sealring.gateway.scheduler.prefixes import PrefixCache
 from sealring.gateway.scheduler.row import Phase, Row
-from sealring.gateway.scheduler.turns import Turns
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
 
@@ -72,7 +69,7 @@ class StepPlanner:
         self.waiting = 0
         self._ring = ring
         self._lanes = [Lane(number) for number in range(self.ledger.lanes)]
-        self._turns = Turns()
+        self._turn = itertools.count()
         self.prefixes = PrefixCache(self.ledger, ring.prefixes, ring.kept)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk)
         self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages, ring.rows_in_turn)
@@ -108,11 +105,12 @@ class StepPlanner:
 
     def start(self, row: Row) -> bool:
         """Reserves memory and puts the row in line; False when it has to wait."""
-        fits = self.ledger.rows + len(row.group) <= self._ring.max_rows and self._reserve(row)
+        fits = self.ledger.rows + len(row.group) <= self._ring.max_rows
+        fits = fits and self.ledger.reserve_all(row.group, row.reserved)
         self.pressed = not fits
         if not fits:
             return False
-        if self._turns.wanting():
+        if any(lane.wanting() for lane in self._lanes):
             for each in row.group:
                 self.ledger.release(each.number)
             return False
@@ -128,14 +126,6 @@ class StepPlanner:
         return len(row.group) <= self._ring.max_rows and Ledger(self._ring).reserve_all(
             row.group, row.reserved
         )
-
-    def _reserve(self, row: Row) -> bool:
-        """Memory for all rows of the request, or for none."""
-        if not self.ledger.reserve_all(row.group, row.reserved):
-            return False
-        for each in row.group:
-            each.lane = self.ledger.lane_of(each.number)
-        return True
 
     def close(self, row: Row) -> bool:
         """Nothing more is wanted of the row. Returns True when only the head knows it (discard it there)."""
@@ -156,10 +146,6 @@ class StepPlanner:
         elif row.phase is Phase.READY:
             self._lanes[row.lane].ready.remove(row)
             self._drop(row)
-            self._turns.note(self._lanes[row.lane])
-        elif row.phase is Phase.DECODING:
-            self._lanes[row.lane].close(row)
-            self._turns.note(self._lanes[row.lane])
         return False
 
     def done(self, number: int, now: float, tokens: int = 1, *, knows: bool = False) -> Announced | None:
@@ -188,7 +174,6 @@ class StepPlanner:
                 follows = step.follows and step.before == step.lane.before and self.ledger.rows == 1
                 self._drafting.plain(now, follows=follows, knows=knows)
             self._measure(step, step.lane, now)
-            self._turns.wake(step.lane)
         return step
 
     def _measure(self, step: Announced, lane: Lane, now: float) -> None:
@@ -221,12 +206,21 @@ class StepPlanner:
 
     def _decoding(self) -> tuple[int, int]:
         """Rows that decode, and lanes of them; one each at least."""
-        return max(1, sum(len(lane.rows) for lane in self._turns)), max(1, len(self._turns))
+        running = self._running()
+        return max(1, sum(len(lane.rows) for lane in running)), max(1, len(running))
+
+    def _running(self) -> list[Lane]:
+        """The lanes of which somebody wants a token, the one whose turn it is first."""
+        return sorted((lane for lane in self._lanes if lane.running), key=lambda lane: lane.turn)
 
     def sweep(self) -> None:
         """Frees lanes of which nothing more is wanted. Must come before rows are started."""
-        for lane in self._turns.take_spent():
-            self._drop_lane(lane)
+        for lane in self._lanes:
+            if lane.spent:
+                rows = list(lane.rows.values())
+                lane.change(rows, [])
+                for row in rows:
+                    self._drop(row)
 
     def steps(self) -> Iterator[control.Step]:
         """Everything that can be announced now."""
@@ -237,19 +231,20 @@ class StepPlanner:
             yield self._step([])
 
     def _extend(self) -> None:
-        for lane, row in self._turns.wanting():
-            limit = min(row.ceiling, row.limit + EXTENSION)
-            if not self.ledger.grow(row.number, row.prompt_tokens + limit):
-                self.pressed = True
-                return
-            lane.extend(row, limit)
+        for lane in self._lanes:
+            for row in lane.wanting():
+                limit = min(row.ceiling, row.limit + EXTENSION)
+                if not self.ledger.grow(row.number, row.prompt_tokens + limit):
+                    self.pressed = True
+                    return
+                lane.extend(row, limit)
 
     def _next_prefill(self) -> control.Step | None:
-        running = bool(len(self._turns))
+        running = any(lane.running for lane in self._lanes)
         most = max(self._ring.stages + AHEAD, BURST if running else 0)
         if not len(self._line) or self._prefills_outstanding >= most:
             return None
-        tokens = self._chunk_tokens()
+        tokens = self._chunk_tokens(running)
         if not tokens:
             return None
         step = self._step([])  # before the chunks, lest it drops a prefix that one of them begins with
@@ -274,10 +269,10 @@ class StepPlanner:
                 self._ready(row)
         return step
 
-    def _chunk_tokens(self) -> int:
+    def _chunk_tokens(self, running: bool) -> int:
         """The longest that a chunk may be now; 0 where none goes."""
         tokens, crowd = self._line.todo(self.waiting)
-        if not len(self._turns):
+        if not running:
             return self._budget.alone(len(self._line), tokens)
         load = Load(*self._decoding(), len(self._line), tokens, crowd)
         found = self._budget.tokens(self._rounds, load)
@@ -286,16 +281,15 @@ class StepPlanner:
         return found
 
     def _next_decode(self) -> control.Step | None:
-        while lane := next(iter(self._turns), None):
-            without_drafts = lane.outstanding - self._drafting.under_way(lane)
-            if without_drafts >= ANNOUNCED:
+        running = self._running()
+        for lane in running:
+            if lane.outstanding - self._drafting.under_way(lane) >= ANNOUNCED:
                 return None
             step = self._decode(lane)
             if step is not None:
-                self._rounds += 1 / self._turns.free
-                self._turns.stepped(lane)
+                self._rounds += 1 / len(running)
+                lane.turn = next(self._turn)
                 return step
-            self._turns.park(lane)
         return None
 
     def _decode(self, lane: Lane) -> control.Step | None:
@@ -305,8 +299,6 @@ class StepPlanner:
         leaving, joining = lane.leaving(), lane.ready
         if not lane.must_change(leaving, self.pressed, self._change_interval):
             step = self._step([])
-        elif lane.stuck:
-            return None
         else:
             lane.ready = []
             lane.change(leaving, joining)
@@ -327,7 +319,7 @@ class StepPlanner:
         return step
 
     def _change_interval(self) -> int:
-        return self._changing.interval(len(self._turns))
+        return self._changing.interval(len(self._running()))
 
     def _step(self, leaving: list[Row], joining: Sequence[Row] = ()) -> control.Step:
         """The next step, with the changes that are due: what prefixes ask for, evictions, admissions."""
@@ -346,17 +338,11 @@ class StepPlanner:
         return step
 
     def _ready(self, row: Row) -> None:
-        row.lane = self.ledger.move(row.number)
-        row.phase = Phase.READY
-        self._lanes[row.lane].ready.append(row)
-        self._turns.note(self._lanes[row.lane])
-
-    def _drop_lane(self, lane: Lane) -> None:
-        rows = list(lane.rows.values())
-        lane.change(rows, [])
-        self._turns.note(lane)
-        for row in rows:
-            self._drop(row)
+        lane = self._lanes[self.ledger.move(row.number)]
+        if not lane.running:
+            lane.turn = next(self._turn)
+        lane.ready.append(row)
+        row.lane, row.phase = lane.number, Phase.READY
 
     def _drop(self, row: Row) -> None:
         self.ledger.release(row.number)

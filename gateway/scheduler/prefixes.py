@@ -135,7 +135,7 @@ class PrefixCache:
         if found := self._named.get(longest):
             self._touch(next(reversed(found)))
             return None
-        if not self._ledger.has_room_beside_rows(length):
+        if not self._ledger.fits(length):
             return None
         for _, name in () if self._exact else names:
             for kept in list(self._named.get(name, {}).values()):

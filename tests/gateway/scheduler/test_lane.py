@@ -26,26 +26,39 @@ def steps(lane: Lane, count: int) -> list[Row]:
     return [ended for _ in range(count) for ended in lane.count_step()]
 
 
-def test_a_row_leaves_when_it_is_closed_or_at_its_limit() -> None:
+def test_a_row_leaves_when_it_is_closed() -> None:
     one, two, three = rows = row(1, 3), row(2), row(3)
     lane = lane_of(*rows)
     assert lane.leaving() == []
     assert [lane.left(each) for each in rows] == [2, 99, 99]
-    assert steps(lane, 1) == []
-    lane.close(three)
+    three.closed = True
     assert lane.leaving() == [three]
-    assert steps(lane, 1) == [one]
-    assert lane.leaving() == [one, three]
-    assert lane.stuck
     one.closed = True
-    assert not lane.stuck
+    assert lane.leaving() == [one, three]
     lane.change([one, three], [])
     assert lane.leaving() == []
     assert list(lane.rows) == [2]
-    two.closed = True
     assert lane.running
-    lane.close(two)
+    assert not lane.spent
+    two.closed = True
     assert not lane.running
+    assert lane.spent
+    lane.ready.append(row(4))
+    assert lane.running
+    assert not lane.spent
+
+
+def test_a_row_at_its_limit_takes_part_in_one_more_step_only_beside_others() -> None:
+    one, two = row(1, 3), row(2)
+    lane = lane_of(one, two)
+    assert steps(lane, 2) == [one]
+    assert lane.running
+    assert steps(lane, 1) == [one], "its last token may still be on the way"
+    two.closed = True
+    assert not lane.running
+    assert not lane.spent
+    one.closed = True
+    assert lane.spent
 
 
 @pytest.mark.parametrize("pressed", [False, True])
@@ -70,6 +83,7 @@ def test_a_row_at_its_limit_does_not_wait_for_others() -> None:
     assert not lane.must_change([lane.rows[2]], False, lambda: 8)
     steps(lane, 1)
     assert lane.must_change([lane.rows[1]], False, lambda: 8)
+    assert lane.must_change([lane.rows[2], lane.rows[1]], False, lambda: 8)
     assert not lane.must_change([], True, lambda: 8)
 
 
@@ -79,7 +93,6 @@ def test_rows_near_their_limit_ask_for_more() -> None:
     whole = row(3, EXTEND_AHEAD + 3, EXTEND_AHEAD + 3)
     lane = lane_of(near, closed, whole)
     steps(lane, 1)
-    assert not lane.near
     assert lane.wanting() == []
     steps(lane, 1)
     closed.closed = True
@@ -87,4 +100,3 @@ def test_rows_near_their_limit_ask_for_more() -> None:
     lane.extend(near, 2 * EXTEND_AHEAD)
     assert lane.left(near) == 2 * EXTEND_AHEAD - 3
     assert lane.wanting() == []
-    assert not lane.near

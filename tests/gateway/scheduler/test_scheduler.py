@@ -655,6 +655,22 @@ def test_a_row_at_its_limit_is_evicted_only_when_its_last_token_is_there() -> No
     assert driver.finished == {"a": 50, "b": 50, "c": 9, "d": 300}
 
 
+def test_a_lane_does_not_wait_for_a_row_that_reaches_its_limit() -> None:
+    """Nor is it stepped for nobody when the last token of its last row is on the way."""
+    driver = Driver(1)
+    driver.ask("short", max_tokens=20)
+    driver.ask("long", max_tokens=40)
+    driver.done(8)
+    assert driver.lanes == {0: [1, 2]}
+    under_way = []
+    while driver.under_way:
+        driver.done()
+        under_way.append(len(driver.under_way))
+    assert driver.finished == {"short": 20, "long": 40}
+    assert under_way[-2:] == [1, 0]
+    assert set(under_way[:-2]) == {2}
+
+
 def test_a_step_that_samples_nothing_is_done_with_a_later_one() -> None:
     driver = Driver(1, chunk=10)
     driver.ask("a", prompt=15, max_tokens=1)

@@ -126,7 +126,7 @@ class ModelRing:
         for row in resolved.rows:
             self.lengths[row] += 1 + resolved.drafts
             limit = self.limits[row]
-            assert self.lengths[row] <= self.prompts[row] + limit - 1, "stepped at its limit"
+            assert self.lengths[row] <= self.prompts[row] + limit, "stepped again behind its limit"
         self.check_memory()
         if resolved.asks:
             assert self.facts.speculates
