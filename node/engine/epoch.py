@@ -675,11 +675,16 @@ class StageEpoch:
         else:
             self._stage(inputs, row.cache)
         times.built = times.launched = time.perf_counter()
-        with self._outbox.waits.one():
-            mx.eval(_states(row.cache))
+        self._wait_for(_states(row.cache))
         times.ready = times.sent = time.perf_counter()
         self._outbox.trace.append(times)
         return StepTimes(times.step, times.ready, fed=times.ready)
+
+    def _wait_for(self, *arrays: object) -> None:
+        """Launched first: to compile a kernel that was not needed before is no sign of a stuck device."""
+        _launch(*arrays)
+        with self._outbox.waits.one():
+            mx.eval(*arrays)
 
     def _score(self, inputs: list[mx.array], row: Row, parameters: RowParameters, chunk: Chunk) -> None:
         """Notes what is told of the prompt's tokens; a few at a time, or their logits would fill memory."""
@@ -691,8 +696,7 @@ class StageEpoch:
             if len(tokens) != len(logits):
                 raise _bad_chunk(chunk)
             row.scores.append(scores(logits, tokens, parameters.logprobs or 0))
-            with self._outbox.waits.one():
-                mx.eval(row.scores[-1], _states(row.cache))
+            self._wait_for(row.scores[-1], _states(row.cache))
 
     def _last_logits(
         self, inputs: list[mx.array], row: Row, chunk: Chunk, times: StepTimes
