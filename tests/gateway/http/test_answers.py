@@ -85,6 +85,24 @@ async def test_work_ends_with_its_client() -> None:
     assert await unless_disconnected(silent, quick()) == 7
 
 
+async def test_what_else_a_client_sends_ends_nothing() -> None:
+    told = [{"type": "http.request", "body": b"", "more_body": False}] * 3
+    done, heard = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Any:
+        if told:
+            return told.pop()
+        heard.set()
+        await done.wait()
+
+    async def work() -> int:
+        await heard.wait()
+        await asyncio.sleep(0)
+        return 7
+
+    assert await unless_disconnected(receive, work()) == 7
+
+
 async def test_a_client_that_is_gone_ends_the_writing() -> None:
     sent = []
 

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from sealring.gateway.access.gate import Gate
 from sealring.gateway.http import guard
 from sealring.gateway.http.guard import Guard, _drain, _has_small_body, _known
-from sealring.mesh.errors import Conflict
+from sealring.mesh.errors import Conflict, InvalidInput, ResourceExhausted
 
 
 def scope(**fields: Any) -> dict[str, Any]:
@@ -171,3 +171,28 @@ async def test_without_keys_only_this_machines_names_are_answered(host: str, sta
 
     await Guard(app, Gate(None))(scope(headers={"host": host}), nothing, sent := Sent())
     assert sent.status == status
+
+
+@pytest.mark.parametrize(
+    ("host", "length", "error", "closes"),
+    [
+        ("localhost", 1 << 20, Conflict("x"), False),  # who was let in: its body was asked for
+        ("localhost", 1 << 20, InvalidInput("x", reason="BODY_TOO_LARGE"), True),
+        ("localhost", 1 << 20, ResourceExhausted("x", reason="TOO_MANY_BYTES"), True),
+        ("localhost", 1, Conflict("x"), False),
+        ("evil.example", 1 << 16, None, False),
+        ("evil.example", (1 << 16) + 1, None, True),
+    ],
+)
+async def test_a_connection_is_closed_where_a_large_body_was_not_read(
+    host: str, length: int, error: Exception | None, closes: bool
+) -> None:
+    async def app(*_: Any) -> None:
+        assert error is not None, "it is refused before"
+        raise error
+
+    headers = {"host": host, "content-length": str(length)}
+    await Guard(app, Gate(None))(scope(headers=headers), nothing, sent := Sent())
+    assert ((b"connection", b"close") in sent[0]["headers"]) == closes
+    assert b"".join(one.get("body", b"") for one in sent[1:]).startswith(b'{"error"')
+    assert not sent[-1].get("more_body")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import grpc.aio
 import pytest
 from httpedge import ScriptedBackend
 
 from sealring.gateway.inference import sending
+from sealring.gateway.inference import service as service_module
 from sealring.gateway.inference.service import SERVICE, InferenceService
 from sealring.mesh.rpc.server import INFERENCE, Server
 from sealring.v1 import inference_pb2 as inference
@@ -47,3 +50,29 @@ async def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.Monke
         await server.stop(0)
     # buffers of the connection: gRPC lets its own grow, and the system those of a socket
     assert made < 48 << 20, "of the 100 MB of its answer"
+
+
+async def test_no_send_is_under_way_while_the_model_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a token takes: the client that waits for it reads."""
+    watches: list[sending.SendWatch] = []
+    while_working: list[bool] = []
+
+    class Watch(sending.SendWatch):
+        def __enter__(self) -> sending.SendWatch:
+            watches.append(self)
+            return super().__enter__()
+
+    class Working(ScriptedBackend):
+        async def generate(self, request, *, key="", tenant=""):  # type: ignore[no-untyped-def]
+            async for event in super().generate(request, key=key, tenant=tenant):
+                while_working.append(watches[0].sending)
+                yield event
+
+    monkeypatch.setattr(service_module, "SendWatch", Watch)
+    service = InferenceService(Working(), lambda: b"")
+    context: Any = SimpleNamespace(
+        peer=lambda: "ipv4:127.0.0.1:1", invocation_metadata=lambda: (), set_trailing_metadata=lambda _: None
+    )
+    async for _ in service.Generate(inference.GenerateRequest(model="demo", envelope=PROMPT), context):
+        assert watches[0].sending
+    assert while_working == [False] * 5

@@ -8,7 +8,9 @@ import socket
 
 import pytest
 
+from sealring.mesh.errors import EpochEnded
 from sealring.node.daemon import carrier_process as daemon_carrier
+from sealring.v1 import engine_pb2
 
 
 class Silent:
@@ -108,3 +110,13 @@ async def test_a_knock_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(daemon_carrier, "_KNOCK_SECONDS", 0.001)
     await daemon_carrier._knock(4242)
     assert silent.closed == silent.attempts
+
+
+async def test_a_carrier_that_did_not_start_takes_no_orders() -> None:
+    """Its epoch ends with a reason, and no step waits for it."""
+    carrier = daemon_carrier.CarrierProcess(lambda error: None)
+    with pytest.raises(EpochEnded) as ended:
+        carrier.give(engine_pb2.StartCarrier())
+    with pytest.raises(EpochEnded):
+        await carrier.look()
+    assert (ended.value.reason, carrier.pid, carrier._answers) == ("CHILD_ENDED", 0, {})

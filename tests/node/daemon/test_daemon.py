@@ -132,6 +132,29 @@ async def test_a_node_holds_off_sleep_while_it_is_in_a_ring(cluster: Any, make_d
     assert held == [False, True, False, True, False], "nor after its end"
 
 
+@pytest.mark.parametrize("unload", [False, True])
+async def test_an_epoch_ends_when_the_coordinator_says_so(
+    cluster: Any, make_daemon: Any, unload: bool
+) -> None:
+    daemon, told = make_daemon(cluster.party()), []
+    epoch = SimpleNamespace(end=lambda reason: told.append(("end", reason)))
+    daemon._seats = {
+        "demo-0": SimpleNamespace(
+            ring="demo-0", phase=Phase.UP, named=lambda number: epoch if number == 3 else None
+        )
+    }
+
+    async def vacate(seat: Any, given: Any) -> None:
+        told.append(("vacate", given))
+
+    daemon._vacate = vacate
+    for ring, number in (("demo-1", 3), ("demo-0", 2), ("demo-0", 3)):
+        end = membership_pb2.EndEpoch(ring=ring, epoch=number, reason="r" * 81, unload=unload)
+        await daemon.from_coordinator(membership_pb2.CoordinatorMessage(end=end))
+        await asyncio.gather(*daemon._tasks)
+    assert told == [("end", "r" * 80), *([("vacate", epoch)] if unload else [])]
+
+
 async def test_a_question_about_the_machine_is_answered(cluster: Any, make_daemon: Any) -> None:
     """Also where there is no answer; the clock is told both times."""
     daemon = make_daemon(cluster.party())

@@ -145,6 +145,17 @@ async def test_a_fetch_that_fails_says_why_until_the_next(hub: LocalHub, tmp_pat
     assert set(fetcher.pulls) == {"other"}
 
 
+async def test_what_the_hub_does_not_have_is_told_as_the_hub_tells_it(hub: LocalHub, tmp_path: Path) -> None:
+    fetcher = make(tmp_path, Members())
+    with pytest.raises(NotFound) as missing:
+        await fetcher.fetch("org/other")
+    assert (missing.value.reason, "org/other" in str(missing.value)) == ("MODEL_NOT_FOUND", True)
+    hub.lie = "commit"
+    with pytest.raises(SealringError) as lied:
+        await fetcher.fetch("org/model")
+    assert lied.value.reason == "BAD_HUB_ANSWER"
+
+
 async def test_who_gives_up_does_not_end_it_and_a_second_one_joins(tmp_path: Path) -> None:
     members = Members("model")
     members.may.clear()

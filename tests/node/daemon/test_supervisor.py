@@ -11,7 +11,15 @@ from patience import PATIENCE_SECONDS, until
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded
 from sealring.node.daemon import supervisor
-from sealring.node.daemon.supervisor import MAX_FRAME, Child, Liveness, _Frames, stopped_at, within
+from sealring.node.daemon.supervisor import (
+    MAX_FRAME,
+    Child,
+    Liveness,
+    _finish,
+    _Frames,
+    stopped_at,
+    within,
+)
 from sealring.v1 import control_pb2, engine_pb2
 
 SCRIPT = str(Path(__file__).with_name("scripted_child.py"))
@@ -367,3 +375,19 @@ async def test_an_answer_that_does_not_come_is_named() -> None:
     with pytest.raises(DeadlineExceeded, match="a question took longer than 0 s") as caught:
         await within(asyncio.get_running_loop().create_future(), 0.0, "a question", "LATE")
     assert caught.value.reason == "LATE"
+
+
+async def test_who_holds_a_pipe_open_does_not_hold_up_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_EXIT_GRACE_SECONDS", 0.0)
+    endless = asyncio.create_task(asyncio.Event().wait())
+    await _finish(endless)
+    assert endless.cancelled()
+
+
+async def test_what_a_child_said_last_is_read_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_EXIT_GRACE_SECONDS", PATIENCE_SECONDS)
+    rest = asyncio.Event()
+    reading = asyncio.create_task(rest.wait())
+    asyncio.get_running_loop().call_soon(rest.set)
+    await _finish(reading)
+    assert reading.result()
