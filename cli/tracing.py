@@ -43,6 +43,9 @@ class MemberShares:
     """Of the time traced, what the member still remembered."""
     clock_error: float
     """Milliseconds by which its times may be wrong against those of others."""
+    drafted: int = 0
+    """Tokens that it guessed, as the head does, and of them those `accepted`, in the time traced."""
+    accepted: int = 0
 
 
 def _word(number: int) -> str:
@@ -75,6 +78,8 @@ def _shares(member: admin_pb2.MemberTrace, trace: admin_pb2.TraceRingResponse) -
         steps=len(steps),
         seconds=length / 1e9,
         clock_error=member.clock_error / 1e6,
+        drafted=member.drafted,
+        accepted=member.accepted,
     )
 
 

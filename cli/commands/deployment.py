@@ -444,7 +444,7 @@ def print_deployments(found: list[dict[str, Any]]) -> None:
                     ring.get("epoch", ""),
                     ", ".join(suites),
                     moment(one["created"]),
-                    ring.get("reason", "") or _no_drafts(one["plan"]),
+                    ring.get("reason", "") or _no_drafts(one["plan"]) or _drafts(ring),
                 ]
             )
     print_table(["name", "model", "ring", "phase", "epoch", "suite", "created", "reason"], rows)
@@ -456,6 +456,12 @@ def _no_drafts(plan: dict[str, Any]) -> str:
         return ""
     able = plan["profile"]["trimmable"] and plan["spec"]["stages"] > 1
     return "" if able else "cannot guess tokens"
+
+
+def _drafts(ring: dict[str, Any]) -> str:
+    """How many of the tokens that its head has guessed in this epoch were right."""
+    drafted, accepted = (int(ring.get(part, 0)) for part in ("drafted", "accepted"))
+    return f"{accepted} of {drafted} guessed tokens right" if drafted else ""
 
 
 def _phase(ring: dict[str, Any]) -> str:

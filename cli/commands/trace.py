@@ -12,7 +12,7 @@ import typer
 from sealring.cli.calls.operator import call_admin
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.options import AsJson, Seconds, write_file
-from sealring.cli.terminal.output import print_json, print_table, progress, say
+from sealring.cli.terminal.output import print_data, print_json, print_table, progress, say
 
 app = typer.Typer()
 
@@ -40,7 +40,8 @@ def trace(
     """Show where a ring's time goes, step by step.
 
     Watches a serving ring, then asks its members what they did: waiting for input, computing, sealing,
-    sending. Steps and times only, nothing of what was asked or answered.
+    sending. Steps and times only, and how many guessed tokens were right; nothing of what was asked or
+    answered.
     """
     from sealring.cli.tracing import chrome_trace, member_shares
     from sealring.mesh.rpc.problem import from_problem
@@ -83,3 +84,6 @@ def _print_shares(ring: str, shares: list[Any]) -> None:
     print_table(
         columns, rows, title=f"ring {ring}: percent of the time; what runs beside each other overlaps"
     )
+    for one in shares:
+        if one.drafted:
+            print_data(f"of {one.drafted} tokens that {one.name} guessed {one.accepted} were right")

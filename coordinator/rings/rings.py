@@ -283,6 +283,7 @@ class Rings:
                 continue
             if health.attended:
                 running.machine.attended(health.epoch, self._clock())
+            running.beaten(session.member, health)
             alone = len(self._of(session.member)) == 1  # else it depends on what the other ring does
             running.pace.beaten(session.member, health.step_us if alone else 0, len(running.machine.members))
         self._tell_pace(session)

@@ -34,6 +34,9 @@ class RunningRing:
     """Of the hub, from which members fetch what no member has."""
 
     pace: Pace = field(default_factory=Pace)
+    drafts: tuple[int, int, int] = (0, 0, 0)
+    """An epoch, tokens that the head guessed in it, and of them those that were right."""
+
     served: int = 0
     """The last epoch that served."""
 
@@ -69,9 +72,16 @@ class RunningRing:
         state.phase, state.reason = membership_pb2.RING_PHASE_DOWN, reason
         return state
 
+    def beaten(self, member: str, health: membership_pb2.RingHealth) -> None:
+        """What the head says of its guesses."""
+        head = next((stage.member for stage in self.plan.stages if not stage.rank), "")
+        if member == head and health.accepted <= health.drafted:
+            self.drafts = health.epoch, health.drafted, health.accepted
+
     def status(self) -> admin_pb2.RingStatus:
         """As operators see it."""
         machine = self.machine
+        epoch, drafted, accepted = self.drafts
         return admin_pb2.RingStatus(
             ring=self.plan.ring,
             epoch=machine.epoch,
@@ -82,6 +92,8 @@ class RunningRing:
                 EpochProgress(ring=self.plan.ring, epoch=machine.epoch, what=what, fraction=fraction)
                 for what, fraction in machine.progress.values()
             ],
+            drafted=drafted if epoch == machine.epoch else 0,
+            accepted=accepted if epoch == machine.epoch else 0,
         )
 
     def prepare(

@@ -24,6 +24,7 @@ from sealring.v1.membership_pb2 import CoordinatorMessage
 MAX_MILLISECONDS = 60_000
 _MAX_PROCESSES = 2
 _MAX_TIME = 1 << 62
+_MAX_DRAFTS = 1 << 32
 _ROUND_TRIPS = 8
 _ANSWER_SECONDS = 15.0
 _CLOCK_SECONDS = 5.0
@@ -170,6 +171,8 @@ def check_trace(answer: membership_pb2.TraceAnswer) -> Iterable[trace_pb2.Proces
     for process in answer.processes:
         if len(process.spans) > MAX_SPANS or process.since >= _MAX_TIME:
             raise _bad_trace()
+        if not process.accepted <= process.drafted < _MAX_DRAFTS:
+            raise _bad_trace()
         for span in process.spans:
             if span.activity not in known or max(span.start, span.duration, span.record) >= _MAX_TIME:
                 raise _bad_trace()
@@ -180,6 +183,8 @@ def _fill(made: admin_pb2.MemberTrace, processes: Iterable[trace_pb2.ProcessTrac
     made.clock_offset, made.clock_error = offset.value, offset.error
     for process in processes:
         made.since = max(made.since, process.since + offset.value, 0)
+        made.drafted += process.drafted
+        made.accepted += process.accepted
         for span in process.spans:
             moved = made.spans.add()
             moved.CopyFrom(span)

@@ -56,11 +56,14 @@ class StageKey:
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """The newest figures of an engine: steps executed in its epoch, bytes active, and what a step takes."""
+    """The newest figures of an engine: steps executed in its epoch, bytes active, what a step takes, and
+    tokens guessed and right."""
 
     steps: int = 0
     memory: int = 0
     step_us: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class EngineSink(Protocol):
@@ -325,7 +328,7 @@ class EngineProcess:
             self._answer(kind, event)
 
     def _pong(self, pong: engine_pb2.EnginePong) -> None:
-        self.figures = EngineFigures(pong.steps, pong.memory, pong.step_us)
+        self.figures = EngineFigures(pong.steps, pong.memory, pong.step_us, pong.drafted, pong.accepted)
         if self._busy and not self._worked:
             self._set_busy(False)
         self._worked = False

@@ -117,6 +117,8 @@ class Seat:
             steps=figures.steps,
             engine_memory=figures.memory,
             step_us=figures.step_us,
+            drafted=figures.drafted,
+            accepted=figures.accepted,
             attended=epoch.gateway is not None and epoch.gateway.used,
         )
 

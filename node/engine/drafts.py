@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import ResolvedStep, Settling
+from sealring.node.ipc.timelog import TimeLog, now
 
 _LENGTHS = (3, 2)
 """Tokens that must have occurred before, the most first, as in vLLM's prompt_lookup_max and _min."""
@@ -158,6 +159,9 @@ class Runs:
     def __init__(self) -> None:
         self._chains: dict[int, _Chain] = {}
         self._runs: dict[int, tuple[_Chain, list[int]]] = {}
+        self.drafted = self.accepted = 0
+        """Tokens guessed in runs that came back, and of them those that were right."""
+        self._log = TimeLog(3)
 
     def begin(self, step: ResolvedStep, last: int, guessed: Sequence[int]) -> list[int]:
         """The tokens to compute: the row's last, and the first of what is `guessed` to follow."""
@@ -181,6 +185,24 @@ class Runs:
     def came(self, step: ResolvedStep, sampled: Sequence[int]) -> list[int]:
         """Those of the sampled tokens that count: the first at least, unless a run before was wrong."""
         chain, run = self._runs.pop(step.number)
+        first = not (chain.accepted or chain.broken)
+        counted = self._counted(chain, run, sampled)
+        self._note(len(run) - first, len(counted) - first)
+        return counted
+
+    def since(self, moment: int) -> tuple[int, int]:
+        """Tokens guessed, and of them right, in runs that came back since then, nanoseconds on the machine's
+        monotonic clock. Any thread."""
+        recent = [entry for entry in self._log.entries()[0] if entry[0] >= moment]
+        return sum(entry[1] for entry in recent), sum(entry[2] for entry in recent)
+
+    def _note(self, drafted: int, accepted: int) -> None:
+        self.drafted += drafted
+        self.accepted += accepted
+        self._log.add(now(), drafted, accepted)
+
+    @staticmethod
+    def _counted(chain: _Chain, run: Sequence[int], sampled: Sequence[int]) -> list[int]:
         if chain.broken or (chain.accepted and run[0] != chain.last):
             chain.broken = True
             return []

@@ -222,7 +222,14 @@ class StageEpoch:
     def spans(self, since: int) -> trace_pb2.ProcessTrace:
         """What went on since then, nanoseconds on the machine's monotonic clock. Any thread."""
         taken = self._inbox or self._intake
-        return engine_trace(self.trace, taken.copied if taken is not None else None, since)
+        trace = engine_trace(self.trace, taken.copied if taken is not None else None, since)
+        trace.drafted, trace.accepted = self._runs.since(since)
+        return trace
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """At the head: tokens guessed until now, and of them those that were right. Any thread."""
+        return self._runs.drafted, self._runs.accepted
 
     # The thread that reads commands
 

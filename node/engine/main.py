@@ -169,11 +169,14 @@ class Engine:
                 hint="the GPU does not finish a step; if it happens again, restart the machine",
             )
             os._exit(1)  # nothing else ends the threads that wait for it
+        drafted, accepted = epoch.drafts if epoch is not None else (0, 0)
         return engine.EnginePong(
             sequence=sequence,
             steps=epoch.steps if epoch is not None else 0,
             memory=device.active_memory(),
             step_us=epoch.step_us() if epoch is not None else 0,
+            drafted=drafted,
+            accepted=accepted,
         )
 
     def _guarded(self, number: int, work: Callable[[], None]) -> None:

@@ -1117,10 +1117,16 @@ class RingStatus(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     phase: _membership_pb2.RingPhase.ValueType
     reason: _builtins.str
+    drafted: _builtins.int
+    """tokens that its head guessed in this epoch"""
+    accepted: _builtins.int
+    """of them, those that were right"""
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[_membership_pb2.LinkInfo]: ...
     @_builtins.property
@@ -1136,10 +1142,12 @@ class RingStatus(_message.Message):
         reason: _builtins.str = ...,
         links: _abc.Iterable[_membership_pb2.LinkInfo] | None = ...,
         progress: _abc.Iterable[_membership_pb2.EpochProgress] | None = ...,
+        drafted: _builtins.int = ...,
+        accepted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "links", b"links", "phase", b"phase", "progress", b"progress", "reason", b"reason", "ring", b"ring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "epoch", b"epoch", "links", b"links", "phase", b"phase", "progress", b"progress", "reason", b"reason", "ring", b"ring"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1253,6 +1261,8 @@ class MemberTrace(_message.Message):
     CLOCK_OFFSET_FIELD_NUMBER: _builtins.int
     CLOCK_ERROR_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     name: _builtins.str
     rank: _builtins.int
@@ -1262,6 +1272,10 @@ class MemberTrace(_message.Message):
     """nanoseconds that were added to the member's times"""
     clock_error: _builtins.int
     """nanoseconds by which that may be wrong: half of the shortest round trip"""
+    drafted: _builtins.int
+    """of the head: tokens that it guessed in the time traced"""
+    accepted: _builtins.int
+    """of them, those that were right"""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[_trace_pb2.Span]: ...
     @_builtins.property
@@ -1279,10 +1293,12 @@ class MemberTrace(_message.Message):
         clock_offset: _builtins.int = ...,
         clock_error: _builtins.int = ...,
         problem: _membership_pb2.Problem | None = ...,
+        drafted: _builtins.int = ...,
+        accepted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_error", b"clock_error", "clock_offset", b"clock_offset", "member", b"member", "name", b"name", "problem", b"problem", "rank", b"rank", "since", b"since", "spans", b"spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "clock_error", b"clock_error", "clock_offset", b"clock_offset", "drafted", b"drafted", "member", b"member", "name", b"name", "problem", b"problem", "rank", b"rank", "since", b"since", "spans", b"spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

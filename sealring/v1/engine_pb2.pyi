@@ -653,12 +653,18 @@ class EnginePong(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     STEP_US_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     steps: _builtins.int
     memory: _builtins.int
     """bytes active"""
     step_us: _builtins.int
     """as in RingHealth"""
+    drafted: _builtins.int
+    """likewise"""
+    accepted: _builtins.int
+    """likewise"""
     def __init__(
         self,
         *,
@@ -666,10 +672,12 @@ class EnginePong(_message.Message):
         steps: _builtins.int = ...,
         memory: _builtins.int = ...,
         step_us: _builtins.int = ...,
+        drafted: _builtins.int = ...,
+        accepted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "sequence", b"sequence", "step_us", b"step_us", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "memory", b"memory", "sequence", b"sequence", "step_us", b"step_us", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

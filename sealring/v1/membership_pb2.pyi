@@ -844,6 +844,8 @@ class RingHealth(_message.Message):
     ENGINE_MEMORY_FIELD_NUMBER: _builtins.int
     STEP_US_FIELD_NUMBER: _builtins.int
     ATTENDED_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     steps: _builtins.int
@@ -854,6 +856,10 @@ class RingHealth(_message.Message):
     """Median microseconds that its last decode steps took this member, from their input to their result; 0 while there are few."""
     attended: _builtins.bool
     """a gateway that has given steps is still there, and it leaves when a member falls silent"""
+    drafted: _builtins.int
+    """of the head: tokens that it guessed in this epoch"""
+    accepted: _builtins.int
+    """of them, those that were right"""
     def __init__(
         self,
         *,
@@ -863,10 +869,12 @@ class RingHealth(_message.Message):
         engine_memory: _builtins.int = ...,
         step_us: _builtins.int = ...,
         attended: _builtins.bool = ...,
+        drafted: _builtins.int = ...,
+        accepted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "engine_memory", b"engine_memory", "epoch", b"epoch", "ring", b"ring", "step_us", b"step_us", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "attended", b"attended", "drafted", b"drafted", "engine_memory", b"engine_memory", "epoch", b"epoch", "ring", b"ring", "step_us", b"step_us", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sealring/v1/trace.proto\x12\x0bsealring.v1\"n\n\x04Span\x12\'\n\x08\x61\x63tivity\x18\x01 \x01(\x0e\x32\x15.sealring.v1.Activity\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05start\x18\x03 \x01(\x06\x12\x10\n\x08\x64uration\x18\x04 \x01(\x04\x12\x0e\n\x06record\x18\x05 \x01(\x04\"?\n\x0cProcessTrace\x12 \n\x05spans\x18\x01 \x03(\x0b\x32\x11.sealring.v1.Span\x12\r\n\x05since\x18\x02 \x01(\x04*\xf2\x01\n\x08\x41\x63tivity\x12\x18\n\x14\x41\x43TIVITY_UNSPECIFIED\x10\x00\x12\x11\n\rACTIVITY_WAIT\x10\x01\x12\x12\n\x0e\x41\x43TIVITY_BUILD\x10\x02\x12\x14\n\x10\x41\x43TIVITY_COMPUTE\x10\x03\x12\x15\n\x11\x41\x43TIVITY_COPY_OUT\x10\x04\x12\x14\n\x10\x41\x43TIVITY_COPY_IN\x10\x05\x12\x11\n\rACTIVITY_SEAL\x10\x06\x12\x11\n\rACTIVITY_SEND\x10\x07\x12\x14\n\x10\x41\x43TIVITY_RECEIVE\x10\x08\x12\x11\n\rACTIVITY_OPEN\x10\t\x12\x13\n\x0f\x41\x43TIVITY_LAUNCH\x10\nb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sealring/v1/trace.proto\x12\x0bsealring.v1\"n\n\x04Span\x12\'\n\x08\x61\x63tivity\x18\x01 \x01(\x0e\x32\x15.sealring.v1.Activity\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05start\x18\x03 \x01(\x06\x12\x10\n\x08\x64uration\x18\x04 \x01(\x04\x12\x0e\n\x06record\x18\x05 \x01(\x04\"b\n\x0cProcessTrace\x12 \n\x05spans\x18\x01 \x03(\x0b\x32\x11.sealring.v1.Span\x12\r\n\x05since\x18\x02 \x01(\x04\x12\x0f\n\x07\x64rafted\x18\x03 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x04*\xf2\x01\n\x08\x41\x63tivity\x12\x18\n\x14\x41\x43TIVITY_UNSPECIFIED\x10\x00\x12\x11\n\rACTIVITY_WAIT\x10\x01\x12\x12\n\x0e\x41\x43TIVITY_BUILD\x10\x02\x12\x14\n\x10\x41\x43TIVITY_COMPUTE\x10\x03\x12\x15\n\x11\x41\x43TIVITY_COPY_OUT\x10\x04\x12\x14\n\x10\x41\x43TIVITY_COPY_IN\x10\x05\x12\x11\n\rACTIVITY_SEAL\x10\x06\x12\x11\n\rACTIVITY_SEND\x10\x07\x12\x14\n\x10\x41\x43TIVITY_RECEIVE\x10\x08\x12\x11\n\rACTIVITY_OPEN\x10\t\x12\x13\n\x0f\x41\x43TIVITY_LAUNCH\x10\nb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sealring.v1.trace_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACTIVITY']._serialized_start=218
-  _globals['_ACTIVITY']._serialized_end=460
+  _globals['_ACTIVITY']._serialized_start=253
+  _globals['_ACTIVITY']._serialized_end=495
   _globals['_SPAN']._serialized_start=40
   _globals['_SPAN']._serialized_end=150
   _globals['_PROCESSTRACE']._serialized_start=152
-  _globals['_PROCESSTRACE']._serialized_end=215
+  _globals['_PROCESSTRACE']._serialized_end=250
 # @@protoc_insertion_point(module_scope)

@@ -95,6 +95,8 @@ def test_plans_and_deployments_are_shown(
     deployment.rings[0].progress.add(what="loading", fraction=0.25)
     deployment.rings[0].progress.add(what="loading")
     print_deployments([plain(deployment)])
+    deployment.rings[0].drafted, deployment.rings[0].accepted = 1204, 956
+    print_deployments([plain(deployment)])
     deployment.plan.spec.speculate = True
     deployment.plan.profile.layers = 9
     del deployment.rings[:]
@@ -102,6 +104,7 @@ def test_plans_and_deployments_are_shown(
     shown = capsys.readouterr().out
     assert "1.0 MiB" in shown
     assert shown.count("cannot guess tokens") == 1
+    assert shown.count("956 of 1204 guessed tokens right") == 1
     assert "serving" in shown
     assert "forming, loading 0%" in shown  # of the slowest
     assert SUITE in shown

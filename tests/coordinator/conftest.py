@@ -202,6 +202,7 @@ class FakeNode:
         self.instance = instance or secrets.token_bytes(16)
         self.busy = False
         self.step_us = 0
+        self.drafts = (0, 0)
         self.beats = 0
         self.steps = 0
         self.said: dict[str, Any] = {}
@@ -267,7 +268,14 @@ class FakeNode:
         self.beats += 1
         step_us = self.step_us and self.step_us + self.beats % 7  # what does not change is no new reading
         rings = [
-            membership_pb2.RingHealth(ring=ring, epoch=epoch, steps=self.steps, step_us=step_us)
+            membership_pb2.RingHealth(
+                ring=ring,
+                epoch=epoch,
+                steps=self.steps,
+                step_us=step_us,
+                drafted=self.drafts[0],
+                accepted=self.drafts[1],
+            )
             for ring, epoch in self.running.items()
         ]
         heartbeat = membership_pb2.Heartbeat(

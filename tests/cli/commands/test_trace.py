@@ -41,6 +41,15 @@ def test_shares_are_shown_in_percent_of_the_time(here: Any, coordinator: Any) ->
     assert done.err == "watching for 5s\n", "nothing is said of members that told all, nor of a file"
 
 
+def test_guessed_tokens_are_told_where_there_are_some(here: Any, coordinator: Any) -> None:
+    found = traced()
+    found.members[0].drafted, found.members[0].accepted = 30, 21
+    coordinator.answers["TraceRing"] = found
+    assert here("trace").out.splitlines()[-1] == "of 30 tokens that node-0 guessed 21 were right"
+    (member,) = here("trace", "--json").data["members"]
+    assert (member["drafted"], member["accepted"]) == (30, 21)
+
+
 def test_who_gave_no_trace_is_named_with_the_reason(here: Any, coordinator: Any) -> None:
     coordinator.answers["TraceRing"] = traced(problem=True)
     done = here("trace")

@@ -44,6 +44,31 @@ async def ring_state(
             await asyncio.sleep(0.05)
 
 
+async def test_an_operator_sees_how_many_guesses_of_the_head_were_right(cluster: Cluster) -> None:
+    """And nothing that other members make up, nor of an epoch before."""
+    nodes = await three(cluster)
+    await deploy(cluster, speculate=True)
+    await ring_state(cluster, SERVING)
+    nodes[0].drafts, nodes[1].drafts = (40, 30), (900, 1)
+
+    async def told() -> tuple[int, int]:
+        for node in reversed(nodes):
+            await node.beat()
+        status = await ring_state(cluster, SERVING)
+        return status.drafted, status.accepted
+
+    async with asyncio.timeout(200):
+        while await told() != (40, 30):
+            await asyncio.sleep(0.02)
+    nodes[0].drafts = (40, 41)
+    assert await told() == (40, 30)
+    nodes[0].drafts = (50, 9)
+    nodes[0].running["demo-0"] += 1  # of an epoch that is not this one
+    async with asyncio.timeout(200):
+        while await told() != (0, 0):
+            await asyncio.sleep(0.02)
+
+
 async def test_three_members_form_a_ring(cluster: Cluster) -> None:
     nodes = await three(cluster)
     plan = await deploy(cluster, speculate=True)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.node.engine.drafts import Lookup
+from sealring.mesh.prompt.composition import ResolvedStep, Settling
+from sealring.node.engine.drafts import Lookup, Runs
 
 
 def place(prompt: list[int], answer: list[int]) -> int | None:
@@ -97,3 +98,27 @@ def test_a_token_takes_as_long_behind_a_long_prompt(many: int) -> None:
 def test_a_lookup_that_has_not_heard_the_last_token_guesses_nothing() -> None:
     lookup = Lookup(np.array([1, 2, 3, 1, 2], np.uint32))
     assert lookup.drafts(9, 3) == [9, 9, 9]
+
+
+def run(number: int, *, continues: bool = False) -> ResolvedStep:
+    return ResolvedStep(number, b"", (), (), 0, (1,), (1, 1), drafts=1, continues=continues)
+
+
+def test_what_was_guessed_and_right_is_counted_as_the_gateway_counts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first run's first token is the row's last, all others are guesses; none counts of a broken chain."""
+    clock = iter(range(100))
+    monkeypatch.setattr("sealring.node.engine.drafts.now", lambda: next(clock))
+    runs = Runs()
+    assert runs.begin(run(1), 5, [6, 7, 8, 9, 10]) == [5, 6]
+    assert [runs.go_on(run(number, continues=True)) for number in (2, 3)] == [[7, 8], [9, 10]]
+    assert runs.came(run(1), [6, 7]) == [6, 7]
+    assert runs.came(run(2, continues=True), [8, 0]) == [8, 0]
+    assert (runs.drafted, runs.accepted) == (3, 3)
+    assert runs.came(run(3, continues=True), [10, 11]) == []
+    assert (runs.drafted, runs.accepted) == (5, 3)
+    runs.settle(Settling(1, 0, 4, 0))
+    assert runs.since(0) == (5, 3)
+    assert runs.since(1) == (4, 2)
+    assert runs.since(3) == (0, 0)
