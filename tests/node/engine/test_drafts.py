@@ -107,7 +107,7 @@ def run(number: int, *, continues: bool = False) -> ResolvedStep:
 def test_what_was_guessed_and_right_is_counted_as_the_gateway_counts_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first run's first token is the row's last, all others are guesses; none counts of a broken chain."""
+    """The first run's first token is the row's last, all others are guesses; none counts of a broken one."""
     clock = iter(range(100))
     monkeypatch.setattr("sealring.node.engine.drafts.now", lambda: next(clock))
     runs = Runs()

@@ -580,8 +580,11 @@ def test_an_engine_ends_itself_when_its_device_does_not_answer(monkeypatch: pyte
     tested: Any = main.Engine(nobody, None)
     waited = [4.0]
     tested._loaded = SimpleNamespace(front=None, patience=4.0)
-    tested._epoch = SimpleNamespace(steps=3, step_us=lambda: 5, device_seconds=lambda: waited[0])
-    assert tested._pong(8).steps == 3
+    tested._epoch = SimpleNamespace(
+        steps=3, step_us=lambda: 5, device_seconds=lambda: waited[0], drafts=(7, 2)
+    )
+    pong = tested._pong(8)
+    assert (pong.steps, pong.drafted, pong.accepted) == (3, 7, 2)
     waited[0] = 4.1
     with pytest.raises(SystemExit) as ended:
         tested._pong(9)
