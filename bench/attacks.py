@@ -125,6 +125,13 @@ def continuations() -> Iterator[bytes]:
         yield frame(_CONTINUATION, 0, 1, b"\x00\x01a\x01b" * 3000)
 
 
+def no_text() -> Iterator[bytes]:
+    """A head without end, of headers that are not UTF-8, and calls of paths that are not."""
+    yield frame(_HEADERS, 4, 1, _fields(b"/\xff/Check")) + frame(_HEADERS, 0, 3, _fields(_CHECK))
+    while True:
+        yield frame(_CONTINUATION, 0, 3, b"\x00\x01a\x01\xff" * 3000)
+
+
 def unknown_frames() -> Iterator[bytes]:
     """Frames of no known kind, which are to be ignored, and now and then a call."""
     for stream in range(1, 1 << 31, 2):
@@ -143,7 +150,7 @@ def empty_messages() -> Iterator[bytes]:
 GRPC: dict[str, Callable[[], Iterator[bytes]]] = {
     one.__name__: one
     for one in (
-        *(pings, settings, resets, calls, open_streams, continuations, unknown_frames),
+        *(pings, settings, resets, calls, open_streams, continuations, no_text, unknown_frames),
         empty_messages,
     )
 }

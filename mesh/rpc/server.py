@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES
+from sealring.mesh.rpc.heads import bound_heads
 from sealring.mesh.rpc.interceptor import ErrorInterceptor
 from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
 
@@ -94,6 +95,7 @@ class Server:
             ("grpc.max_concurrent_streams", port.streams),
             ("grpc.max_receive_message_length", port.message),
         ]
+        bound_heads()
         self._server = grpc.aio.server(
             interceptors=[ErrorInterceptor(counting=port.counting), *interceptors],
             options=[*SERVER_OPTIONS, *limits, *options],

@@ -37,8 +37,7 @@ def collect_seldom() -> None:
     """Has a process look for garbage after 50,000 new objects, not 700, and not as it ends.
 
     Of what imports make hardly anything is garbage: to look for it is about a fifth of the processor time of
-    a command like `sealring status`. And of what gRPC takes to make tuples of a hostile head (docs/trust.md)
-    frequent collections were two fifths.
+    a command like `sealring status`.
     """
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)

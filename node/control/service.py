@@ -358,7 +358,6 @@ def add_control_to_server(service: ControlService, server: Any) -> None:
     """Registers the service with serialized messages instead of decoded ones."""
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(service.schedule)
     server.add_registered_method_handlers(SERVICE, {"Schedule": handler})
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Schedule": handler}),))
 
 
 def parse_request(request: bytes) -> control_pb2.ScheduleRequest:

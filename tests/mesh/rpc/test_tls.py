@@ -69,7 +69,7 @@ async def start_server(store: TlsStore, *, require_client: bool = True) -> tuple
         "Which": grpc.unary_unary_rpc_method_handler(which),
         "Echo": grpc.stream_stream_rpc_method_handler(echo),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Test", handlers),))
+    server.add_registered_method_handlers("test.Test", handlers)
     port = server.add_secure_port("127.0.0.1:0", server_credentials(store, require_client=require_client))
     await server.start()
     return server, f"127.0.0.1:{port}"

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bench.attacks import frame
+from sealring.mesh.rpc.heads import MAX_HEADERS
+from sealring.mesh.rpc.server import CHANNEL_OPTIONS, Server
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
+"""With settings; the server's own are never acknowledged."""
+
+CHECK = b"/grpc.health.v1.Health/Check"
+HEADERS, RESET, GOAWAY, CONTINUATION = 1, 3, 7, 9
+END_STREAM, END_HEADERS = 1, 4
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A header that is not to be remembered (RFC 7541, 6.2.2), of short strings."""
+    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def call(path: bytes, headers: bytes = b"") -> bytes:
+    """The frames of a call's head: POST, http, and what else gRPC wants."""
+    fields = b"\x83\x86" + literal(b":path", path) + literal(b":authority", b"localhost")
+    fields += literal(b"te", b"trailers") + literal(b"content-type", b"application/grpc") + headers
+    return head(fields)
+
+
+def head(fields: bytes) -> bytes:
+    """The frames that hold them, of stream 1."""
+    parts = [fields[at : at + 16_384] for at in range(0, len(fields), 16_384)]
+    kinds = [HEADERS] + [CONTINUATION] * (len(parts) - 1)
+    flags = [0] * (len(parts) - 1) + [END_HEADERS]
+    return b"".join(frame(kind, flag, 1, part) for kind, flag, part in zip(kinds, flags, parts, strict=True))
+
+
+async def answer(port: int, sent: bytes) -> bytes:
+    """The head that the server answers with, as it is on the wire."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(PREFACE + sent)
+    try:
+        while True:
+            head = await reader.readexactly(9)
+            payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+            assert head[3] not in (RESET, GOAWAY)
+            if head[3] == HEADERS:
+                return payload
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+def said(code: grpc.StatusCode) -> bytes:
+    return literal(b"grpc-status", str(code.value[0]).encode())[2:]
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    server = Server([])
+    port = server.listen("127.0.0.1:0", None)
+    await server.start()
+    yield port
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
+        answered = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert answered.status == health_pb2.HealthCheckResponse.SERVING  # as it was before
+    await server.stop(0)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the headers that tuples are made of."""
+    names: list[str] = []
+    make = cygrpc._Metadatum._make
+
+    def noted(name: str, value: Any) -> Any:
+        names.append(name)
+        return make(name, value)
+
+    monkeypatch.setattr(cygrpc._Metadatum, "_make", noted)
+    return names
+
+
+@pytest.mark.parametrize("path", [b"/a\xff/b", b"/a/b", b"\x00", b"/grpc.health.v1.Health/Check\xc3"])
+async def test_a_path_of_nobodys_ends_its_call_only(port: int, path: bytes) -> None:
+    assert said(grpc.StatusCode.UNIMPLEMENTED) in await answer(port, call(path))
+
+
+async def test_of_a_head_without_end_few_tuples_are_made(port: int, made: list[str]) -> None:
+    sent = call(CHECK, literal(b"a", b"b") * (10 * MAX_HEADERS))
+    assert said(grpc.StatusCode.INVALID_ARGUMENT) in await answer(port, sent)
+    assert MAX_HEADERS - 10 < made.count("a") <= MAX_HEADERS
+
+
+async def test_what_is_not_text_is_refused_and_fills_no_log(
+    port: int, made: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    sent = call(CHECK, literal(b"a", b"\xff") * 50)
+    assert said(grpc.StatusCode.INVALID_ARGUMENT) in await answer(port, sent)
+    assert "a" not in made
+    assert not [record for record in caplog.records if "Invalid encoding" in record.getMessage()]
+
+
+async def test_binary_headers_hold_what_they_like(port: int, made: list[str]) -> None:
+    """And a head of as many headers as our settings leave room for is taken."""
+    sent = call(CHECK, literal(b"a-bin", b"/w") + literal(b"a", b"b") * 100)  # base64 of a byte above 127
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(PREFACE + sent + frame(0, END_STREAM, 1, bytes(5)))
+    while b"grpc-status\x010" not in await reader.read(1 << 16):
+        assert not reader.at_eof()
+    assert (made.count("a"), made.count("a-bin")) == (100, 1)
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_servers_head_without_end_is_an_error_of_the_call(port: int, made: list[str]) -> None:
+    del port  # bounds are set by a process that has a server
+
+    left = 0
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        left += 1
+        writer.write(frame(4, 0, 0, b""))
+        await reader.readuntil(b"application/grpc")
+        fields = (
+            b"\x88" + literal(b"content-type", b"application/grpc") + literal(b"a", b"b") * 10 * MAX_HEADERS
+        )
+        writer.write(head(fields))
+        await reader.read(-1)
+        writer.close()
+        await writer.wait_closed()
+        left -= 1
+        if not left:
+            gone.set()
+
+    hostile = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{hostile.sockets[0].getsockname()[1]}"
+    async with hostile:
+        for method in ("Check", "Watch"):
+            gone.clear()
+            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                answered = getattr(stub, method)(health_pb2.HealthCheckRequest())
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await (answered if method == "Check" else answered.read())
+            await gone.wait()
+    assert made.count("a") <= 2 * MAX_HEADERS
