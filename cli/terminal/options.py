@@ -63,7 +63,7 @@ def read_token(text: str) -> str:
 
 
 def read_file(file: Path, *, max_bytes: int) -> bytes:
-    """What is in a file of the user's. Raises InvalidInput (BAD_FILE)."""
+    """What is in a file of the user's. Raises InvalidInput (BAD_FILE), ConfigError (FILE_TOO_LARGE)."""
     from sealring.mesh.system.files import read_bounded
 
     try:

@@ -1,0 +1,104 @@
+"""The dashboard's pages and data: who may see them, and what of other sites may not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+
+from sealring.cli.dashboard import app
+from sealring.mesh.errors import Unavailable
+
+TOKEN = {"authorization": "Bearer secret"}
+
+
+class Client:
+    async def rings(self) -> list[Any]:
+        member = SimpleNamespace(id="a", level="software", layers=(0, 4))
+        ring = SimpleNamespace(
+            id="demo-0", deployment="demo", min_trust=10, clear_links=False, members=[member]
+        )
+        return [ring]
+
+
+@pytest.fixture
+async def browser(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
+    async def trace(admin: Any, ring: str) -> Any:
+        if ring == "down":
+            raise Unavailable("no such ring serves", reason="RING_DOWN")
+        return {"ring": ring}
+
+    async def cluster(admin: Any, pin: bytes, now: float) -> Any:
+        return {"pin": pin.hex()}
+
+    async def metrics() -> str:
+        return 'sealring_num_requests_running{model_name="demo"} 3\n'
+
+    monkeypatch.setattr(app, "trace", trace)
+    monkeypatch.setattr(app, "cluster", cluster)
+    gateways: Any = [SimpleNamespace(address=f"127.0.0.1:{port}", metrics=metrics) for port in (1, 2)]
+    stand_in: Any = Client()
+    edge = PlainTextResponse("the chat's edge")
+    made = app.create_dashboard(None, b"\1", gateways, stand_in, edge, "secret")  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://x") as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css"])
+async def test_pages_are_anybodys_and_ask_nobody_else(browser: httpx.AsyncClient, path: str) -> None:
+    page = await browser.get(path)
+    assert page.status_code == 200
+    assert len(page.content) > 100
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    assert (page.headers["cache-control"], page.headers["referrer-policy"]) == ("no-store", "no-referrer")
+
+
+@pytest.mark.parametrize("path", ["/data/cluster", "/data/rings", "/v1/chat/completions", "/page.html"])
+async def test_everything_else_needs_the_token(browser: httpx.AsyncClient, path: str) -> None:
+    for shown in ({}, {"authorization": "Bearer secreT"}, {"authorization": "secret"}):
+        refused = await browser.get(path, headers=shown)
+        assert refused.status_code == 401
+        assert refused.json()["error"]["code"] == "bad_token"
+        assert refused.headers["x-content-type-options"] == "nosniff"
+    assert (await browser.get(path, headers=TOKEN)).status_code == 200
+
+
+async def test_data_is_what_was_looked_at(browser: httpx.AsyncClient) -> None:
+    async def told(path: str) -> Any:
+        return (await browser.get(path, headers=TOKEN)).json()
+
+    assert await told("/data/cluster") == {"pin": "01"}
+    (ring,) = await told("/data/rings")
+    assert (ring["ring"], ring["min_trust"], ring["clear_links"]) == ("demo-0", "software", False)
+    assert ring["members"] == [{"id": "a", "level": "software", "layers": [0, 4]}]
+    load = await told("/data/load")
+    assert [(one["gateway"], one["running"]) for one in load] == [("127.0.0.1:1", 3), ("127.0.0.1:2", 3)]
+    assert (await browser.get("/v1/x", headers=TOKEN)).text == "the chat's edge"
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "told"),
+    [
+        ("?ring=demo-0", 200, "demo-0"),
+        (f"?ring={'r' * 128}", 200, "r" * 128),
+        (f"?ring={'r' * 129}", 400, "bad_ring"),
+        ("?ring=", 400, "bad_ring"),
+        ("", 400, "bad_ring"),
+        ("?ring=down", 503, "ring_down"),
+    ],
+)
+async def test_a_trace_is_of_a_ring_that_is_named(
+    browser: httpx.AsyncClient, query: str, status: int, told: str
+) -> None:
+    answer = await browser.get(f"/data/trace{query}", headers=TOKEN)
+    assert (answer.status_code, told in answer.text) == (status, True)
+
+
+def test_every_run_has_a_token_of_its_own() -> None:
+    assert len({app.new_token() for _ in range(9)}) == 9
+    assert len(app.new_token()) >= 40
