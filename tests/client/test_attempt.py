@@ -165,6 +165,22 @@ def test_log_probabilities_come_out_of_the_sealed_chunk_only() -> None:
     assert attempt.completion().logprobs == delta.logprobs
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"text": "x"},
+        {"logprobs": [inference.TokenLogprob(id=3)]},
+        {"parsed": inference.Parsed(reasoning="hm")},
+        {"parsed": inference.Parsed(tool_calls=[inference.ToolCall(name="look")])},
+        {"parsed": inference.Parsed(stop="END")},
+    ],
+)
+def test_a_chunk_that_says_anything_is_shown_and_one_that_only_counts_is_not(parts: dict[str, Any]) -> None:
+    attempt, seal = sealed_attempt()
+    assert attempt.take(seal({"tokens": 1}, last=False)) is None
+    assert attempt.take(seal({"tokens": 2, **parts}, last=False)) is not None
+
+
 STOP = inference.FINISH_REASON_STOP
 
 

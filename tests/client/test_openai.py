@@ -59,7 +59,8 @@ async def test_answers_are_sealed_whole_and_streamed(
         told = request.SerializeToString()
         assert MARK.encode() not in told
         assert b"somebody-else" not in told
-        assert stage.gateway.open(request)[0].prompt.chat.messages[0].content == MARK
+        opened = stage.gateway.open(request)[0]
+        assert (opened.prompt.chat.messages[0].content, opened.choices) == (MARK, 1)
     assert len(list(tmp_path.glob("sealring/client/*.roster"))) == 1
 
 

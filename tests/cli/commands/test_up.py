@@ -1,0 +1,135 @@
+"""`sealring up`, over a first machine that starts nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+import typer
+
+from sealring.cli.commands import up
+from sealring.cli.local import machines
+from sealring.cli.setup import choices
+from sealring.mesh.errors import Unavailable
+from sealring.v1 import admin_pb2
+
+EXPIRES = 1_800_000_000
+
+
+class Enough(Exception):
+    """Ends what would run for ever."""
+
+
+class Machine:
+    """A first machine with one node, whose coordinator answers what a test says."""
+
+    coordinator_address, grpc_address, http_url = "10.0.0.1:1", "127.0.0.1:2", "http://127.0.0.1:3"
+    operator_bundle, processes = Path("/bundle"), {"coordinator": 7}
+
+    def __init__(self, state: Path, settings: Any, *, say: Any) -> None:
+        self.state_dir, self.settings, self.asked = state, settings, list[Any]()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def start(self) -> None:
+        self.asked.append("start")
+
+    async def token(self, **wanted: Any) -> Any:
+        self.asked.append(wanted)
+        return admin_pb2.CreateJoinTokenResponse(token="sr1.x", token_id="t", expires=EXPIRES)
+
+    async def wait_for_end(self) -> None: ...
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Machine]:
+    found: list[Machine] = []
+
+    def first(*arguments: Any, **options: Any) -> Machine:
+        found.append(Machine(*arguments, **options))
+        return found[-1]
+
+    async def watch(machine: Any) -> None: ...
+
+    chosen = SimpleNamespace(said=["address 10.0.0.1"], settings={"node": {}})
+    monkeypatch.setattr(machines, "FirstMachine", first)
+    monkeypatch.setattr(choices, "choose_first", lambda *_: chosen)
+    monkeypatch.setattr(up, "_watch", watch)
+    return found
+
+
+def test_it_says_what_was_chosen_and_what_to_type_elsewhere(here: Any, made: list[Machine]) -> None:
+    done = here("up")
+    assert done.status == 0
+    assert made[0].asked == ["start", {"uses": 16, "seconds": 3600}]
+    assert done.out == "  sealring join sr1.x\n", "the one thing to copy"
+    for said in (
+        "address 10.0.0.1\n",
+        "coordinator at 10.0.0.1:1, gateway at http://127.0.0.1:3",
+        "up to 16",
+    ):
+        assert said in done.err
+
+
+def test_what_programs_read_of_it(here: Any, made: list[Machine]) -> None:
+    found = here("up", "--json").data
+    assert (found["join"], found["token_id"], found["expires"]) == ("sealring join sr1.x", "t", EXPIRES)
+    assert (found["coordinator"], found["operator"]) == ("10.0.0.1:1", "/bundle")
+    assert found["processes"] == {"coordinator": 7}
+
+
+@pytest.mark.parametrize(
+    ("terminal", "typed", "chosen"),
+    [(True, [2], "b"), (True, [0, 4, 3], "c"), (True, [1], "a"), (False, [], "a")],
+)
+def test_the_address_is_asked_for_where_somebody_can_answer(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    terminal: bool,
+    typed: list[int],
+    chosen: str,
+) -> None:
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(typer, "prompt", lambda *_, **__: typed.pop(0))
+    found: Any = ["a", "b", "c"]
+    assert up._ask(found) == chosen
+    assert not typed
+    assert capsys.readouterr().err == ("  1  a\n  2  b\n  3  c\n" if terminal else "")
+
+
+async def test_what_happens_in_the_cluster_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not what was so before, and not while the coordinator does not answer."""
+    monkeypatch.setattr(up, "_LOOK_SECONDS", 0)
+    online = admin_pb2.NODE_STATE_ONLINE
+    one, two = (
+        admin_pb2.Node(id=name, name=name, state=online, level="software") for name in ("mac-1", "mac-2")
+    )
+    looks = [[one], Unavailable("busy"), [one, two], [one, two]]
+
+    class Admin:
+        async def call(self, method: str) -> Any:
+            if method == "ListDeployments":
+                return admin_pb2.ListDeploymentsResponse()
+            if not looks:
+                raise Enough
+            look = looks.pop(0)
+            if isinstance(look, Unavailable):
+                raise look
+            return admin_pb2.ListNodesResponse(nodes=look)
+
+    machine: Any = SimpleNamespace(admin=Admin())
+    with pytest.raises(Enough):
+        await up._watch(machine)
+    assert capsys.readouterr().err.splitlines() == [
+        "mac-2 has joined, trust level software",
+        "mac-2 is online",
+    ]
