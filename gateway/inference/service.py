@@ -130,6 +130,7 @@ class RingBackend:
             routing_key=self._routing_key(request, tenant),
             priority=request.priority,
             patience=request.deadline_ms / 1e3 or math.inf,
+            claimed=request.attempts,
         )
         self._running.add(request_id)
         try:

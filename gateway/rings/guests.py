@@ -35,8 +35,8 @@ class Sent:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._numbers
 
-    def add(self, request: Request, min_trust: int) -> control.Forward:
-        """The request as it goes out."""
+    def add(self, request: Request, min_trust: int, *, again: bool = False) -> control.Forward:
+        """The request as it goes out; `again` after a fault."""
         self._last += 1
         self._requests[self._last] = request
         self._numbers[request.id] = self._last
@@ -51,6 +51,7 @@ class Sent:
                 priority=request.priority,
                 deadline_ms=int(request.patience * 1e3) if math.isfinite(request.patience) else 0,
                 choices=request.choices,
+                attempts=max(int(again), request.claimed + request.attempts),
             ),
             key=request.key,
             tenant=request.tenant,
@@ -147,6 +148,7 @@ class GuestAnswer(Answer):
             asked.envelope.clear.sampling.HasField("logprobs"),
             priority=asked.priority,
             patience=asked.deadline_ms / 1e3 or math.inf,
+            claimed=asked.attempts,
         )
         if asked.model != deployment or len(forward.progress) not in (0, request.choices):
             raise InvalidInput("a forwarded request is not for this ring", reason="BAD_MESSAGE")

@@ -258,7 +258,7 @@ class Ring:
         self._unstarted.clear()
         if streams.guest:
             for request in self.scheduler.drain():
-                self._forward(streams, request)
+                self._forward(streams, request, again=True)
             return
         facts = ring_facts(serving, attached)
         if facts.speculate and not facts.speculates:
@@ -291,9 +291,9 @@ class Ring:
                 self.cancel(suspect)
             self._on_lost(self)
 
-    def _forward(self, streams: ControlStreams, request: Request) -> None:
+    def _forward(self, streams: ControlStreams, request: Request, *, again: bool = False) -> None:
         """To the gateway that schedules."""
-        forward = self._sent.add(request, self._answers[request.id].min_trust)
+        forward = self._sent.add(request, self._answers[request.id].min_trust, again=again)
         streams.send_head(control.ScheduleRequest(forward=forward).SerializeToString())
 
     def _told(self, forwarded: control.Forwarded) -> None:

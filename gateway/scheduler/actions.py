@@ -40,8 +40,9 @@ class Request:
     `key` is who asks, for fairness, and `tenant` whose prompts may share prefixes with this one.
     `max_tokens` 0 means as many as the context holds. `answers` is how far its answers have come, from where
     a later epoch goes on. At the end of the last epoch `brought` counted the tokens of all of them and
-    `attempts` the epochs in a row that had tried and brought none. `cached` is what the first that brought
-    one reused. Of the tokens `drafted` for it so many were `accepted`.
+    `attempts` the epochs in a row that had tried and brought none; its client says that there were so many
+    more of them as are `claimed`, under other ids. `cached` is what the first that brought one reused. Of the
+    tokens `drafted` for it so many were `accepted`.
 
     `routing_key` is the key by which a ring is preferred for it (mesh.prompt.routing), or empty.
 
@@ -62,6 +63,7 @@ class Request:
     routing_key: bytes = b""
     begun: bool = False
     attempts: int = 0
+    claimed: int = 0
     brought: int = 0
     cached: int = 0
     drafted: int = 0

@@ -1,25 +1,45 @@
-"""How fast a ring finishes requests, to tell a refused client when to come back."""
+"""How fast a ring begins the requests that wait for it, to tell how long a new one would wait."""
 
 from __future__ import annotations
 
-_WEIGHT = 0.1
+from collections import deque
+
+WINDOW = 128
+"""Requests that are looked back at: twice the rows of most rings or more, for all may become free at once."""
+
+_LEAST = 4
+"""From fewer nothing is told: one long prompt is no pace."""
+
 _LONGEST = 60
+"""Seconds after which a refused client may come back at the latest: common clients believe no more."""
 
 
 class Pace:
-    """An exponentially weighted mean of the seconds between finished requests."""
+    """The seconds between two requests that were begun while others waited. Pure; time is an argument."""
 
     def __init__(self) -> None:
-        self._interval = 0.0
+        self._intervals: deque[float] = deque(maxlen=WINDOW)
         self._last: float | None = None
 
-    def finished(self, now: float) -> None:
+    def begun(self, now: float) -> None:
         if self._last is not None:
-            interval = min(max(0.0, now - self._last), _LONGEST)
-            self._interval += _WEIGHT * (interval - self._interval) if self._interval else interval
+            self._intervals.append(max(0.0, now - self._last))
         self._last = now
 
-    def seconds_for(self, requests: int, now: float) -> int:
-        """Whole seconds, 1 to 60, in which half of so many requests may be finished."""
-        since = 0.0 if self._last is None else max(0.0, now - self._last)
-        return round(min(max(1.0, max(self._interval, since / 10) * requests / 2), _LONGEST))
+    def rest(self) -> None:
+        """Nothing waits, or no ring is there: the time until the next one is begun is none of its pace."""
+        self._last = None
+
+    def wait(self, requests: int, now: float) -> float:
+        """Seconds in which so many requests may be begun; 0 while too little is known."""
+        count = len(self._intervals)
+        if count < _LEAST:
+            return 0.0
+        total = sum(self._intervals)
+        standing = 0.0 if self._last is None else max(0.0, now - self._last)
+        return requests * max(total / count, (total + standing) / (count + 1))
+
+
+def retry_after(seconds: float) -> int:
+    """For a client that is refused: whole seconds, 1 to 60."""
+    return round(min(max(1.0, seconds), _LONGEST))

@@ -59,13 +59,17 @@ class _Line:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
 
+    def before(self, due: float) -> int:
+        """How many go before one that comes now and is due then."""
+        return sum(entry[0] <= due for entry in self._requests.values())
+
     def last(self) -> Request:
         """The one that would be the last."""
         return max(self._requests.values())[2]
 
 
 class FairQueue:
-    """`push` and `pop` take a time that grows with the logarithm of what waits."""
+    """`push` and `pop` take a time that grows with the logarithm of what waits, `ahead` with what waits."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -88,9 +92,20 @@ class FairQueue:
     def push(self, request: Request, now: float) -> None:
         """Adds a request that comes `now`, or came before; a key that was not waiting gets the last turn."""
         if request.due is None:
-            request.deadline = now + request.patience
-            request.due = min(now + STEP_SECONDS * request.priority, request.deadline - AHEAD_SECONDS)
+            request.deadline, request.due = now + request.patience, _due(request, now)
         self._add(request, request.due, next(self._back))
+
+    def ahead(self, request: Request, now: float) -> int:
+        """How many that wait would be taken before a request that comes `now`."""
+        own = self._keys.get(request.key, _Line())
+        before = own.before(_due(request, now))
+        ahead, turns = before, before + 1
+        for waiting in self._keys.values():
+            if waiting is own:
+                turns = before  # those behind its own key have had one turn less
+            else:
+                ahead += min(len(waiting), turns)
+        return ahead
 
     def push_front(self, request: Request) -> None:
         """Gives a request its place back that it had before it was taken; never refused for length."""
@@ -152,3 +167,7 @@ class FairQueue:
         while self._keys:
             requests.append(self.pop())
         return requests
+
+
+def _due(request: Request, now: float) -> float:
+    return now + min(STEP_SECONDS * request.priority, request.patience - AHEAD_SECONDS)

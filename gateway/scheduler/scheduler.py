@@ -33,7 +33,7 @@ from sealring.gateway.scheduler.actions import (
     Request,
     RingFacts,
 )
-from sealring.gateway.scheduler.pace import Pace
+from sealring.gateway.scheduler.pace import Pace, retry_after
 from sealring.gateway.scheduler.planner import EXTENSION, StepPlanner
 from sealring.gateway.scheduler.queue import FairQueue
 from sealring.gateway.scheduler.row import Phase, Row
@@ -58,6 +58,10 @@ OPEN_SPARE = 2
 MAX_ATTEMPTS = 5
 """Epochs in a row that may end while they work on a request, before its next token: it may be what ends them.
 More than as many faults as may hit the same prompts one after another on a slow machine."""
+
+LONGEST_WAIT = 240.0
+"""Seconds that a request without a deadline is let wait. Common HTTP clients give up when five minutes have
+brought no answer; the last of them is for the prompt itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +88,13 @@ class Scheduler:
     """Every method is one event and returns what has to be done, in order. Not thread safe.
 
     `now` is a monotonic time in seconds: of steps, to see what prefill costs the rows that run, and of
-    finished requests, to estimate how long a refused one should wait.
+    requests that are begun, to estimate how long a new one would wait.
     """
 
     def __init__(self, *, queue_limit: int) -> None:
         self._queue = FairQueue(queue_limit)
         self._pace = Pace()
+        self._now = 0.0  # of the last event that told it: they come about every second
         self._epoch: _Epoch | None = None
         self._rows_of: dict[str, list[Row]] = {}  # without copies
         self._actions: list[Action] = []
@@ -149,17 +154,22 @@ class Scheduler:
         return self._pump()
 
     def submit(self, request: Request, now: float) -> list[Action]:
-        """Queues a request, or fails it when the queue is full."""
+        """Queues a request, or fails it: the queue is full, or it is new and would wait for too long."""
+        self._now = now
+        if (too_long := self._too_long(request)) is not None:
+            self._actions.append(Fail(request, too_long))
+            return self._take()
         if self._queue.full:
             displaced = self._queue.displace(request.key)
-            self._actions.append(Fail(displaced or request, self._queue_full(now)))
+            self._actions.append(Fail(displaced or request, self._queue_full()))
             if displaced is None:
                 return self._take()
         self._queue.push(request, now)
         return self._pump()
 
     def expire(self, now: float) -> list[Action]:
-        """Fails the requests that were to be begun by now and are not. To be called now and then."""
+        """Fails the requests that were to be begun by now and are not. To be called about every second."""
+        self._now = now
         for request in self._queue.expired(now):
             self._actions.append(Fail(request, _too_late(request)))
         late = [row for row in self._opened() if row.request.deadline <= now]
@@ -228,17 +238,17 @@ class Scheduler:
 
     def step_done(self, done: control.StepDone, now: float) -> list[Action]:
         """A step has come round. Raises InvalidInput (BAD_STEP) when it cannot have: the epoch must end."""
-        epoch = self._running_epoch()
+        epoch, self._now = self._running_epoch(), now
         if done.more:
-            self._outputs(epoch.rows, done, now)
+            self._outputs(epoch.rows, done)
             return self._take()
         step = epoch.planner.done(done.step, now, len(done.outputs), knows=done.guesses)
         if step is None:
             return self._take()
-        self._outputs(epoch.rows, done, now)
+        self._outputs(epoch.rows, done)
         for row in step.ending:
             if not row.closed and row.last_lane_step <= step.lane_step:
-                self._finish(row, inference.FINISH_REASON_LENGTH, row.answered + row.limit, now)
+                self._finish(row, inference.FINISH_REASON_LENGTH, row.answered + row.limit)
         epoch.planner.tokens_out(step)
         return self._pump()
 
@@ -259,6 +269,7 @@ class Scheduler:
         """The epoch is over, whatever was under way."""
         ended, self._rows_of = self._rows_of, {}
         self._epoch = None
+        self._pace.rest()
         suspect = _suspect([row for rows in ended.values() for row in rows])
         if error.reason == StageFailed.out_of_memory and suspect is not None:
             del ended[suspect.request.id]
@@ -304,7 +315,7 @@ class Scheduler:
             self._queue.push_front(suspect.request)
         return requests
 
-    def _outputs(self, rows: dict[int, Row], done: control.StepDone, now: float) -> None:
+    def _outputs(self, rows: dict[int, Row], done: control.StepDone) -> None:
         pieces: list[Piece] = []
         self._actions.append(Deliver(pieces))
         add = pieces.append
@@ -328,16 +339,15 @@ class Scheduler:
             if finish:
                 generated = output.tokens - row.answered
                 self._running_epoch().planner.prefixes.finished(row, generated, output.prefixes)
-                self._finish(row, finish, output.tokens, now)
+                self._finish(row, finish, output.tokens)
 
-    def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int, now: float) -> None:
+    def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int) -> None:
         request = row.request
         row.told.end = End(reason, tokens)
         self._close(row)
         ends = tuple(answer.end for answer in request.answers if answer.end)
         if len(ends) < request.choices:
             return
-        self._pace.finished(now)
         del self._rows_of[request.id]
         generated = sum(end.completion_tokens for end in ends)
         prompt_tokens = row.prompt_tokens - row.answered
@@ -371,6 +381,8 @@ class Scheduler:
             self._start(epoch)
             self._open(epoch)
             epoch.planner.waiting = len(self._queue) + len(epoch.opened)
+            if not epoch.planner.waiting:
+                self._pace.rest()
             self._actions.extend(AnnounceStep(step) for step in epoch.planner.steps())
         return self._take()
 
@@ -381,6 +393,7 @@ class Scheduler:
                 return
             row.request.deadline = math.inf  # it has begun
             del epoch.opened[row.number]
+            self._pace.begun(self._now)
 
     def _open(self, epoch: _Epoch) -> None:
         startable = 0 if epoch.planner.pressed else epoch.ring.max_rows - epoch.planner.ledger.rows
@@ -404,13 +417,30 @@ class Scheduler:
             raise InvalidInput("no epoch is running", reason="BAD_STEP")
         return self._epoch
 
-    def _queue_full(self, now: float) -> ResourceExhausted:
+    def _queue_full(self) -> ResourceExhausted:
         waiting = len(self._queue)
         return ResourceExhausted(
             f"{waiting} requests are waiting already",
             reason="QUEUE_FULL",
             hint="try again later",
-            retry_after=self._pace.seconds_for(waiting, now),
+            retry_after=retry_after(self._pace.wait(waiting, self._now) / 2),
+        )
+
+    def _too_long(self, request: Request) -> ResourceExhausted | None:
+        """Why a new request is not let wait; None for one that goes on after a fault, or on another ring."""
+        if request.due is not None or request.claimed:
+            return None
+        before = self._queue.ahead(request, self._now)
+        if self._epoch is not None:
+            before += len(self._epoch.opened) + self._epoch.planner.unstarted
+        wait, limit = self._pace.wait(before, self._now), min(request.patience, LONGEST_WAIT)
+        if wait <= limit:
+            return None
+        return ResourceExhausted(
+            f"{before} requests come before this one, which would take about {wait:.0f} s",
+            reason="QUEUE_FULL",
+            hint="try again later" + ", or with a later deadline" * (limit < LONGEST_WAIT),
+            retry_after=retry_after(wait - limit),
         )
 
 

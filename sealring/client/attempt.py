@@ -86,8 +86,9 @@ class Attempt:
         ring: Ring,
         lifetime: float,
         answers: Sequence[Answered] | None = None,
+        attempts: int = 0,
     ) -> None:
-        """`answers` are all of the question as far as they have come.
+        """`answers` are all of the question as far as they have come, `attempts` GenerateRequest's.
 
         Raises InvalidInput (BAD_SEALING_KEY, REQUEST_TOO_LARGE).
         """
@@ -129,6 +130,7 @@ class Attempt:
             choices=len(self._asked),
             priority=question.priority,
             deadline_ms=question.deadline_ms,
+            attempts=attempts,
         )
 
     def take(self, response: inference.GenerateResponse) -> Delta | None:
@@ -268,6 +270,7 @@ class Attempts:
         self._answers = [Answered() for _ in range(question.choices)]
         self._count = 0  # attempts in a row that brought nothing
         self._failed = 0  # of these, and of those that did not get as far as a ring
+        self._told = 0  # to gateways, of these
         self._met = met
         self._gone_since: float | None = None
         self._begun = 0.0  # the last attempt
@@ -299,7 +302,7 @@ class Attempts:
         )
         ring = Ring.from_roster(chosen, roster)
         self._on_ring(ring)
-        attempt = Attempt(question, roster, ring, self.seconds_left, self._answers)
+        attempt = Attempt(question, roster, ring, self.seconds_left, self._answers, self._told)
         loads.sent(ring.id)
         self._met = True
         self._begun = self._clock()
@@ -323,6 +326,8 @@ class Attempts:
         self._failed += 1
         self._last = error
         self._count += error.reason != _STALE
+        if attempt is not None:
+            self._told = max(1, self._told)
         if self._met and error.reason in GONE:
             now = self._clock()
             if self._gone_since is None:

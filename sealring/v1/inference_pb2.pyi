@@ -53,6 +53,7 @@ class GenerateRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the deployment's name; may be empty when there is only one"""
     request_id: _builtins.str
@@ -71,6 +72,10 @@ class GenerateRequest(_message.Message):
     """Prompts in clear of one key go to one ring while that is not much busier than others; at most 256 characters.
     Empty: by load alone. Unset: one is derived from how the conversation begins. With a sealed prompt it is refused.
     """
+    attempts: _builtins.int
+    """0: it is new, and refused where it would wait for long. Else it goes on with another one after a fault: the epochs
+    in a row that ended while they worked on that, and brought no token; at least 1.
+    """
     @_builtins.property
     def envelope(self) -> Global___Envelope: ...
     def __init__(
@@ -85,10 +90,11 @@ class GenerateRequest(_message.Message):
         deadline_ms: _builtins.int = ...,
         choices: _builtins.int = ...,
         prompt_cache_key: _builtins.str | None = ...,
+        attempts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_cache_key", b"_prompt_cache_key", "envelope", b"envelope", "prompt_cache_key", b"prompt_cache_key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_cache_key", b"_prompt_cache_key", "choices", b"choices", "deadline_ms", b"deadline_ms", "envelope", b"envelope", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "priority", b"priority", "prompt_cache_key", b"prompt_cache_key", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_cache_key", b"_prompt_cache_key", "attempts", b"attempts", "choices", b"choices", "deadline_ms", b"deadline_ms", "envelope", b"envelope", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "priority", b"priority", "prompt_cache_key", b"prompt_cache_key", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_cache_key: _TypeAlias = _typing.Literal["prompt_cache_key"]  # noqa: Y015
     _WhichOneofArgType__prompt_cache_key: _TypeAlias = _typing.Literal["_prompt_cache_key", b"_prompt_cache_key"]  # noqa: Y015

@@ -313,6 +313,16 @@ def test_four_attempts_in_a_row_that_bring_nothing_and_no_more() -> None:
     assert pauses == [0.2, 0.4, 0.2, 0.2, 0.4, 0.8]
 
 
+def test_a_gateway_knows_what_was_asked_before() -> None:
+    """It lets that wait, however long its queue is."""
+    attempts = Attempts(question(), met=True, clock=lambda: 0.0)
+    attempts.pause_after(Unavailable("nobody"))
+    first = attempts.next(CLUSTER.roster, Loads())
+    assert first.request.attempts == 0
+    attempts.pause_after(EpochEnded("gone"), first)
+    assert attempts.next(CLUSTER.roster, Loads()).request.attempts == 1
+
+
 def test_the_next_attempt_asks_for_what_is_missing_one_answer_after_the_other() -> None:
     attempts = Attempts(question(choices=3))
     held = inference.TokenLogprob(id=5, logprob=-1)

@@ -125,6 +125,12 @@ async def test_a_request_has_an_id_of_its_own_and_ends_with_it() -> None:
     assert sorted(rings.cancelled) == sorted(["r", "r", request.id])
 
 
+async def test_the_ring_is_told_what_was_asked_before() -> None:
+    rings = OneRing("model")
+    await refused(RingBackend(rings, Metrics()), attempts=2)  # type: ignore[arg-type]
+    assert rings.requests[0].claimed == 2
+
+
 async def test_a_gateway_that_stops_takes_nothing_more_and_waits_for_what_it_took() -> None:
     rings = SlowRing()
     backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]

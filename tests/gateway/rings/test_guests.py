@@ -56,6 +56,13 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     assert (again.begun, again.brought) == (True, 3)
 
 
+@pytest.mark.parametrize(("again", "attempts", "claimed"), [(False, 0, 0), (True, 0, 1), (True, 2, 3)])
+def test_the_other_gateway_knows_what_goes_on_after_a_fault(again: bool, attempts: int, claimed: int) -> None:
+    asked = ask(attempts=attempts, claimed=min(attempts, 1))
+    answer = GuestAnswer(lambda told: None, 3, 1, Refused())
+    assert answer.request(Sent().add(asked, 0, again=again), "demo", CONTEXT).claimed == claimed
+
+
 def test_what_is_over_is_forgotten() -> None:
     told: list[control.Forwarded] = []
     sent = Sent()

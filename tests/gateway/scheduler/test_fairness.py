@@ -123,6 +123,29 @@ def test_the_queue_is_first_come_first_served_per_key(operations: list[tuple[str
     assert {key: [request.id for request in left if request.key == key] for key in model} == model
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-2, 2), st.sampled_from([math.inf, 12.0]))),
+    st.integers(0, 9),
+    st.sampled_from("abcde"),
+    st.integers(-2, 2),
+)
+def test_so_many_are_ahead_of_a_request_as_are_taken_before_it(
+    waiting: list[tuple[str, int, float]], taken: int, key: str, priority: int
+) -> None:
+    queue = FairQueue(1000)
+    for number, (each, steps, patience) in enumerate(waiting):
+        work = Request(str(number), each, 1, inference.Envelope(), priority=steps, patience=patience)
+        queue.push(work, number / 2)
+    given_back = [queue.pop() for _ in range(min(taken, len(queue)))][:2]
+    for work in given_back:
+        queue.push_front(work)
+    new, now = Request("new", key, 1, inference.Envelope(), priority=priority), len(waiting) / 2
+    ahead = queue.ahead(new, now)
+    queue.push(new, now)
+    assert queue.drain().index(new) == ahead
+
+
 def test_displacing_takes_the_newest_of_the_largest() -> None:
     queue = FairQueue(4)
     for number in range(4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import pytest
@@ -98,10 +99,12 @@ class Driver:
         if step.HasField("decode"):
             self.sampled[step.number] = list(self.lanes[step.decode.lane])
 
-    def ask(self, name: str, prompt: int = 10, max_tokens: int = 8, key: str = "") -> Request:
+    def ask(
+        self, name: str, prompt: int = 10, max_tokens: int = 8, key: str = "", patience: float = math.inf
+    ) -> Request:
         self.prompts[name] = prompt
-        request = Request(name, key, max_tokens, inference.Envelope())
-        self.take(self.scheduler.submit(request, 0.0))
+        request = Request(name, key, max_tokens, inference.Envelope(), patience=patience)
+        self.take(self.scheduler.submit(request, self.now))
         return request
 
     def done(self, count: int = 1, stop: frozenset[int] = frozenset()) -> None:
@@ -446,6 +449,66 @@ def test_a_full_queue_refuses_and_makes_room_for_a_new_key() -> None:
     driver.ask("modest", key="modest", max_tokens=2)
     assert "modest" not in driver.failed
     assert driver.failed["greedy12"] == "QUEUE_FULL"
+
+
+def one_each_ten_seconds() -> Driver:
+    """A ring that runs one request at a time, ten seconds each, and has begun six of twenty."""
+    driver = Driver(1, max_rows=1)
+    for number in range(20):
+        driver.ask(f"old{number}", max_tokens=1)
+    for _ in range(6):
+        driver.now += 10.0
+        driver.done()
+    return driver
+
+
+def test_a_request_that_would_wait_for_too_long_is_refused_at_once() -> None:
+    driver = one_each_ten_seconds()
+    waiting = driver.scheduler.load().waiting
+    assert waiting == 13
+    driver.ask("patient")
+    driver.ask("late", patience=120.0)
+    driver.ask("another key", key="another", patience=60.0)
+    assert driver.failed == {"late": "QUEUE_FULL"}
+    refused = next(action for action in driver.actions if isinstance(action, Fail))
+    assert refused.error.code == "RESOURCE_EXHAUSTED"
+    assert refused.error.metadata["retry_after"] == "20", "the 140 s that it would wait, less its own 120"
+    for number in range(20):
+        driver.ask(f"new{number}")
+    told = [action.error.metadata["retry_after"] for action in driver.actions if isinstance(action, Fail)]
+    assert len(told) == 12
+    assert set(told[1:]) == {"1"}, "without a deadline it is refused beyond 240 s"
+    driver.finish()
+    assert len(driver.finished) == 20 + 2 + 9
+
+
+def test_what_goes_on_is_let_wait_however_long() -> None:
+    driver = one_each_ten_seconds()
+    driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+    driver.under_way.clear()
+    moved = Request("moved", "", 8, inference.Envelope(), patience=5.0, due=0.0, deadline=1e9)
+    driver.take(driver.scheduler.submit(moved, driver.now))
+    driver.take(
+        driver.scheduler.submit(Request("resumed", "", 8, inference.Envelope(), claimed=1), driver.now)
+    )
+    for name in ("moved", "resumed"):
+        driver.prompts[name] = 10
+    driver.ask("new", patience=5.0)
+    assert driver.failed == {"new": "QUEUE_FULL"}, "also while no ring is there"
+    driver.take(driver.scheduler.attach(driver.facts))
+    driver.finish()
+    assert len(driver.finished) == 22
+
+
+def test_nothing_is_refused_by_a_ring_that_has_no_queue() -> None:
+    """However long its answers take, and the pauses between them."""
+    driver = one_each_ten_seconds()
+    driver.finish()
+    driver.now += 1000.0
+    driver.ask("next", patience=0.01)
+    driver.finish()
+    assert "next" in driver.finished
+    assert not driver.failed
 
 
 def test_a_large_request_is_not_overtaken_for_ever() -> None:
