@@ -216,11 +216,13 @@ class ControlStreams:
         identity: Identity,
         *,
         clear_links: bool = False,
+        yields: bool = False,
         clock: Clock = awake_clock,
     ) -> None:
+        """`yields`: another gateway is to schedule, and no attempt made while none does."""
         self.ring = ring
         self.epoch = epoch
-        self._clear_links = clear_links
+        self._attach = control.Attach(ring=ring, epoch=epoch, clear_links=clear_links, yields=yields)
         self.guest = False
         self.out_of_memory = False
         """A member has said that it was, though another end of the epoch may have been heard of before."""
@@ -237,14 +239,13 @@ class ControlStreams:
         """Attaches to the head, and to the others unless that has another gateway already: then this one is
         its `guest`. The answers are in the order of ranks. Raises SealringError."""
         head, *others = self._streams
-        attach = control.Attach(ring=self.ring, epoch=self.epoch, clear_links=self._clear_links)
-        first = await head.attach(attach)
+        first = await head.attach(self._attach)
         answers: list[control.Attached | BaseException] = [first]
         self.guest = first.guest
         if self.guest:
             self._streams = [head]
         else:  # all are waited for, so that no attempt is left running when the first failure is raised
-            attaching = (stream.attach(attach) for stream in others)
+            attaching = (stream.attach(self._attach) for stream in others)
             answers += await asyncio.gather(*attaching, return_exceptions=True)
         attached = []
         for rank, answer in enumerate(answers):

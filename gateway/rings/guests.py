@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from sealring.gateway.inference.answer import Answer
 from sealring.gateway.scheduler import Request
 from sealring.gateway.scheduler.actions import Answered, End
+from sealring.gateway.scheduler.queue import place
 from sealring.mesh.errors import InvalidInput, SealringError, StageFailed
 from sealring.mesh.prompt.validate import validate_request
 from sealring.mesh.rpc.problem import to_problem
@@ -35,8 +36,10 @@ class Sent:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._numbers
 
-    def add(self, request: Request, min_trust: int, *, again: bool = False) -> control.Forward:
-        """The request as it goes out; `again` after a fault."""
+    def add(self, request: Request, min_trust: int, now: float, *, again: bool = False) -> control.Forward:
+        """The request as it goes out `now`, with what is left of its deadline; `again` after a fault."""
+        place(request, now)
+        left = request.deadline - now
         self._last += 1
         self._requests[self._last] = request
         self._numbers[request.id] = self._last
@@ -49,7 +52,7 @@ class Sent:
                 max_tokens=request.max_tokens,
                 min_trust=min_trust,
                 priority=request.priority,
-                deadline_ms=int(request.patience * 1e3) if math.isfinite(request.patience) else 0,
+                deadline_ms=max(1, round(left * 1e3)) if math.isfinite(left) else 0,
                 choices=request.choices,
                 attempts=max(int(again), request.claimed + request.attempts),
             ),
@@ -73,6 +76,8 @@ class Sent:
         kind = forwarded.WhichOneof("what")
         if kind is None:
             (self._worked_on.discard if forwarded.waits else self._worked_on.add)(forwarded.number)
+            if request.begun and not forwarded.waits:
+                request.deadline = math.inf  # it is being computed
         told, choices = forwarded.progress, request.choices
         if len(told) not in (0, choices) or forwarded.event.delta.choice >= choices:
             raise InvalidInput("a forwarded answer has other choices", reason="BAD_MESSAGE")

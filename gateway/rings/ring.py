@@ -60,6 +60,14 @@ RETRY_SECONDS = 5
 LEFT = "LEFT"
 """Why an epoch ends that the coordinator has ended."""
 
+YIELD_SECONDS = 2.0
+"""How long a guest leaves the next epoch's head to the gateway that scheduled before, where a prompt of its
+own was being computed: only that one may know that there was no memory for it. It comes with the epoch, or
+`GOODBYE_SECONDS` after the end of the last one."""
+
+_WITHOUT_SCHEDULER = frozenset({"GATEWAY_GONE", "GATEWAY_LEFT", "MEMBER_LEFT"})
+"""Why an epoch ends for a guest whose scheduling gateway has gone itself."""
+
 
 @dataclass(frozen=True)
 class ServingEpoch:
@@ -117,6 +125,7 @@ class Ring:
         self._streams: ControlStreams | None = None
         self._down_since = clock()
         self._over = 0  # the last epoch that was used and lost
+        self._yields = False  # in the next one
         self._on_lost = on_lost
         self._refused = refused or Refused()
         self._steps = metrics.steps.labels(deployment)
@@ -219,17 +228,24 @@ class Ring:
             await asyncio.wait((previous,))
         backoff = Backoff()
         loop = asyncio.get_running_loop()
+        yields, self._yields = self._yields, False
+        until = self._clock() + YIELD_SECONDS
         while True:
             started = loop.time()
-            used = await self._attend(serving)
+            used = await self._attend(serving, yields=yields and self._clock() < until)
             if used:  # members end an epoch whose steps have lost their gateway
                 return
             await asyncio.sleep(backoff.after(loop.time() - started))
 
-    async def _attend(self, serving: ServingEpoch) -> bool:
+    async def _attend(self, serving: ServingEpoch, *, yields: bool) -> bool:
         """One attachment to an epoch. Returns whether the epoch was used; then it is over."""
         streams = ControlStreams(
-            serving.ring, serving.epoch, serving.members, self._identity, clear_links=serving.clear_links
+            serving.ring,
+            serving.epoch,
+            serving.members,
+            self._identity,
+            clear_links=serving.clear_links,
+            yields=yields,
         )
         known = log.bind(ring=serving.ring, epoch=serving.epoch)
         reason = ""
@@ -278,7 +294,9 @@ class Ring:
         for request_id in [each for each in self._answers if ":" in each]:
             if request_id != self.scheduler.suspect:
                 self.cancel(request_id)  # the guests bring them again
-        self._perform(self.scheduler.give_back(*self._sent.clear(), epoch_ended(reason)))
+        worked_on, waiting = self._sent.clear()
+        self._yields |= reason not in _WITHOUT_SCHEDULER and any(not one.brings for one in worked_on)
+        self._perform(self.scheduler.give_back(worked_on, waiting, epoch_ended(reason)))
         self._on_lost(self)
         return used
 
@@ -293,7 +311,7 @@ class Ring:
 
     def _forward(self, streams: ControlStreams, request: Request, *, again: bool = False) -> None:
         """To the gateway that schedules."""
-        forward = self._sent.add(request, self._answers[request.id].min_trust, again=again)
+        forward = self._sent.add(request, self._answers[request.id].min_trust, self._clock(), again=again)
         streams.send_head(control.ScheduleRequest(forward=forward).SerializeToString())
 
     def _told(self, forwarded: control.Forwarded) -> None:

@@ -81,14 +81,18 @@ class Request:
     def sealed(self) -> bool:
         return self.envelope.WhichOneof("content") == "sealed"
 
+    @property
+    def brings(self) -> bool:
+        """Whether this epoch has brought a token."""
+        return sum(len(answer.tokens) for answer in self.answers) > self.brought
+
     def broke(self, reused: int, *, tried: bool) -> None:
         """Its epoch has ended, in which so many tokens of its prompt were reused. `tried`: a member had it to
         work on when that happened. One that only waited for memory has ended nothing."""
-        brought = sum(len(answer.tokens) for answer in self.answers)
         if not self.brought:
             self.cached = reused
-        self.attempts = 1 if brought > self.brought else self.attempts + tried
-        self.brought = brought
+        self.attempts = 1 if self.brings else self.attempts + tried
+        self.brought = sum(len(answer.tokens) for answer in self.answers)
 
 
 @dataclass(frozen=True, slots=True)

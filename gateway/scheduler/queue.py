@@ -91,9 +91,7 @@ class FairQueue:
 
     def push(self, request: Request, now: float) -> None:
         """Adds a request that comes `now`, or came before; a key that was not waiting gets the last turn."""
-        if request.due is None:
-            request.deadline, request.due = now + request.patience, _due(request, now)
-        self._add(request, request.due, next(self._back))
+        self._add(request, place(request, now), next(self._back))
 
     def ahead(self, request: Request, now: float) -> int:
         """How many that wait would be taken before a request that comes `now`."""
@@ -167,6 +165,13 @@ class FairQueue:
         while self._keys:
             requests.append(self.pop())
         return requests
+
+
+def place(request: Request, now: float) -> float:
+    """When a request is due that comes `now`, or came before: it has a deadline from its arrival on."""
+    if request.due is None:
+        request.deadline, request.due = now + request.patience, _due(request, now)
+    return request.due
 
 
 def _due(request: Request, now: float) -> float:

@@ -335,7 +335,7 @@ class ControlService:
             self._schedules.authorities,
         )
         stream = GatewayStream(caller.id, epoch, self._schedules.unsealer, tenure)
-        epoch.attach(stream)
+        epoch.attach(stream, yields=attach.yields)
         log.info("gateway_attached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
         reader: asyncio.Task[None] | None = None
         try:

@@ -47,6 +47,7 @@ LEAVING = "LEAVING"
 """What a gateway says goodbye with when nothing is wrong."""
 
 GATEWAY_LEFT = "GATEWAY_LEFT"
+NOBODY_SCHEDULES = "NOBODY_SCHEDULES"
 
 
 class Phase(enum.Enum):
@@ -250,14 +251,19 @@ class MemberEpoch:
         elif self.phase is Phase.PREPARING:
             self.fault(FailedPrecondition("the epoch was committed before it was prepared"))
 
-    def attach(self, gateway: GatewayStream) -> None:
-        """Makes `gateway` the one that schedules, or at the head a guest while another one does.
+    def attach(self, gateway: GatewayStream, *, yields: bool = False) -> None:
+        """Makes `gateway` the one that schedules, or at the head a guest while another one does. One that
+        `yields` is a guest or nothing.
 
-        Raises FailedPrecondition (EPOCH_NOT_SERVING), Conflict (GATEWAY_ATTACHED).
+        Raises FailedPrecondition (EPOCH_NOT_SERVING, NOBODY_SCHEDULES), Conflict (GATEWAY_ATTACHED).
         """
         if self.phase is not Phase.UP:
             raise FailedPrecondition(
                 "the epoch does not serve", hint="attach to the current epoch", reason="EPOCH_NOT_SERVING"
+            )
+        if self.gateway is None and yields:
+            raise FailedPrecondition(
+                "no other gateway schedules this ring yet", hint="attach again", reason=NOBODY_SCHEDULES
             )
         if self.gateway is None:
             self.gateway = gateway
@@ -283,7 +289,7 @@ class MemberEpoch:
         if gateway.used:
             self.fault(_gateway_over(gateway.goodbye))
         for guest in self._take_guests():
-            guest.say_goodbye("NOBODY_SCHEDULES")
+            guest.say_goodbye(NOBODY_SCHEDULES)
 
     def dismiss(self, allowed: Collection[str], reason: str) -> None:
         """Parts with the guests that are not `allowed`, by their ids."""

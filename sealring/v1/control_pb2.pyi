@@ -201,20 +201,24 @@ class Attach(_message.Message):
     RING_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     CLEAR_LINKS_FIELD_NUMBER: _builtins.int
+    YIELDS_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     clear_links: _builtins.bool
     """what the gateway takes the ring for: a release that knows no others says nothing"""
+    yields: _builtins.bool
+    """as a guest or not at all: while no other gateway schedules it is refused (NOBODY_SCHEDULES)"""
     def __init__(
         self,
         *,
         ring: _builtins.str = ...,
         epoch: _builtins.int = ...,
         clear_links: _builtins.bool = ...,
+        yields: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_links", b"clear_links", "epoch", b"epoch", "ring", b"ring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_links", b"clear_links", "epoch", b"epoch", "ring", b"ring", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -196,7 +196,7 @@ def played(*calls: Call) -> tuple[ControlStreams, Time]:
     """Control streams that are such calls."""
     clock = Time()
     targets = [MemberTarget(f"m{rank}", b"", ()) for rank in range(len(calls))]
-    streams = ControlStreams("ring-0", 4, targets, None, clear_links=True, clock=clock)  # type: ignore[arg-type]
+    streams = ControlStreams("ring-0", 4, targets, None, clear_links=True, yields=True, clock=clock)  # type: ignore[arg-type]
     for stream, call in zip(streams._streams, calls, strict=True):
         stream._call = call
     return streams, clock
@@ -283,7 +283,7 @@ async def test_members_attach_to_what_they_were_asked_for(rank: int, ring: str, 
     answers = [control_pb2.Attached(ring="ring-0", epoch=4, rank=each) for each in range(2)]
 
     async def attach(*asked: Any) -> Any:
-        assert asked == (control_pb2.Attach(ring="ring-0", epoch=4, clear_links=True),)
+        assert asked == (control_pb2.Attach(ring="ring-0", epoch=4, clear_links=True, yields=True),)
         return next(given)
 
     for stream in streams._streams:

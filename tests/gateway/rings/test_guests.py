@@ -1,5 +1,6 @@
 """What goes between two gateways of one ring: a request and its answer are on either side what they were."""
 
+import math
 from array import array
 
 import pytest
@@ -26,7 +27,7 @@ def state(answer: Answered) -> tuple[list[int], list[int], End | None]:
 def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     told: list[control.Forwarded] = []
     sent, asked = Sent(), ask(choices=2)
-    forward = sent.add(asked, min_trust=10)
+    forward = sent.add(asked, 10, 0.0)
     forward.guest = 3
     answer = GuestAnswer(told.append, 3, forward.number, Refused())
     served = answer.request(forward, "demo", CONTEXT)
@@ -51,7 +52,7 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     begun, waiting = sent.clear()
     assert (begun, waiting, len(sent)) == ([asked], [], 0)
     asked.begun = True
-    again = GuestAnswer(told.append, 1, 1, Refused()).request(sent.add(asked, 0), "demo", CONTEXT)
+    again = GuestAnswer(told.append, 1, 1, Refused()).request(sent.add(asked, 0, 0.0), "demo", CONTEXT)
     assert [state(one) for one in again.answers] == [state(one) for one in asked.answers]
     assert (again.begun, again.brought) == (True, 3)
 
@@ -60,7 +61,22 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
 def test_the_other_gateway_knows_what_goes_on_after_a_fault(again: bool, attempts: int, claimed: int) -> None:
     asked = ask(attempts=attempts, claimed=min(attempts, 1))
     answer = GuestAnswer(lambda told: None, 3, 1, Refused())
-    assert answer.request(Sent().add(asked, 0, again=again), "demo", CONTEXT).claimed == claimed
+    assert answer.request(Sent().add(asked, 0, 0.0, again=again), "demo", CONTEXT).claimed == claimed
+
+
+def test_a_deadline_is_that_of_the_arrival_and_ends_with_the_wait() -> None:
+    """However often the ring breaks; what is being computed may take as long as it takes."""
+    sent, asked = Sent(), ask()
+    assert [sent.add(asked, 0, now).request.deadline_ms for now in (100.0, 104.0, 200.0)] == [7500, 3500, 1]
+    for waits, deadline in ((False, 107.5), (True, 107.5)):
+        sent.take(control.Forwarded(number=1, waits=waits), CONTEXT)
+        assert asked.deadline == deadline
+    asked.begun = True
+    sent.take(control.Forwarded(number=1, waits=True), CONTEXT)
+    assert asked.deadline == 107.5
+    sent.take(control.Forwarded(number=1), CONTEXT)
+    assert sent.add(asked, 0, 200.0).request.deadline_ms == 0
+    assert (asked.deadline, ask().patience) == (math.inf, 7.5)
 
 
 def test_what_is_over_is_forgotten() -> None:
@@ -68,7 +84,7 @@ def test_what_is_over_is_forgotten() -> None:
     sent = Sent()
     first, second, third = ask(), ask(), ask()
     second.id, third.id = "req-2", "req-3"
-    forwards = [sent.add(one, 0) for one in (first, second, third)]
+    forwards = [sent.add(one, 0, 0.0) for one in (first, second, third)]
     assert [one.number for one in forwards] == [1, 2, 3]
     GuestAnswer(told.append, 1, 1, Refused()).fail(ResourceExhausted("full", reason="QUEUE_FULL"))
     assert told[0].problem.reason == "QUEUE_FULL"
@@ -81,7 +97,7 @@ def test_what_is_over_is_forgotten() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     sent, asked = Sent(), ask()
-    sent.add(asked, 0)
+    sent.add(asked, 0, 0.0)
     with pytest.raises(InvalidInput):
         sent.take(control.Forwarded(number=1, progress=[control.Progress(), control.Progress()]), CONTEXT)
     wrong = inference.GenerateResponse(delta=inference.Delta(text="x", choice=1))
@@ -90,11 +106,11 @@ def test_what_does_not_fit_is_refused() -> None:
     answer = GuestAnswer(lambda told: None, 1, 1, Refused())
     for forward in (
         control.Forward(number=1),
-        sent.add(ask(), 0),
+        sent.add(ask(), 0, 0.0),
     ):
         with pytest.raises(InvalidInput):
             answer.request(forward, "another", CONTEXT)
-    forward = sent.add(ask(), 0)
+    forward = sent.add(ask(), 0, 0.0)
     forward.progress.add(tokens=array("I", [1]))
     forward.progress.add()
     with pytest.raises(InvalidInput):
@@ -106,7 +122,7 @@ def test_no_answer_is_longer_than_was_asked_for(max_tokens: int, most: int) -> N
     """Neither the one that a guest brings along nor the one that comes back to it."""
     sent, asked = Sent(), ask(choices=2)
     asked.max_tokens = max_tokens
-    forward = sent.add(asked, 0)
+    forward = sent.add(asked, 0, 0.0)
     told = control.Forwarded(number=1, progress=[control.Progress(), control.Progress()])
     for message in (forward, told):
         del message.progress[:]

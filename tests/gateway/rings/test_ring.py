@@ -18,7 +18,7 @@ from sealring.gateway.rings.guests import Sent
 from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
 from sealring.gateway.scheduler import AnnounceStep, Finish, MemberMemory, Request
 from sealring.gateway.scheduler.actions import End
-from sealring.mesh.errors import EpochEnded, InvalidInput, SealringError
+from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import control_pb2 as control
@@ -368,6 +368,7 @@ class Epochs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *ends: Exception | None) -> None:
         self.made: list[Streams] = []
         self.rested: list[float] = []
+        self.yielded: list[bool] = []
         self.held: asyncio.Event | None = None
         """Until it is set, no run ends."""
         self._ends = list(ends)
@@ -375,8 +376,11 @@ class Epochs:
         monkeypatch.setattr(ring_module, "ControlStreams", self._session)
         monkeypatch.setattr(asyncio, "sleep", self._rest)
 
-    def _session(self, ring: str, epoch: int, members: Any, identity: Any, *, clear_links: bool) -> Streams:
+    def _session(
+        self, ring: str, epoch: int, members: Any, identity: Any, *, clear_links: bool, yields: bool
+    ) -> Streams:
         self.made.append(Streams(epoch, self._ends, self.held))
+        self.yielded.append(yields)
         return self.made[-1]
 
     async def _rest(self, seconds: float) -> None:
@@ -451,7 +455,7 @@ def test_a_guest_knows_which_of_its_prompts_members_had_to_work_on() -> None:
         for name in ("computed", "waiting", "reading")
     ]
     for request in asked:
-        forward = sent.add(request, 0)
+        forward = sent.add(request, 0, 0.0)
         forward.guest = 1
         ring.hear(forward=forward)
     for row, prompt in ((1, 3000), (2, 3000)):
@@ -496,6 +500,43 @@ async def test_a_guest_is_told_that_its_prompt_had_no_memory_when_it_brings_it_a
     assert bring(1) == ["OUT_OF_MEMORY"]
     assert bring(2) == ["OUT_OF_MEMORY"]
     assert len([one for one in epochs.made[-1].head if one.HasField("open")]) == 2
+    await ring.ring.close()
+
+
+@pytest.mark.parametrize(
+    ("reason", "progress", "yields"),
+    [
+        ("GATEWAY_ENDED", 0, True),
+        ("GATEWAY_ENDED", 1, False),
+        ("GATEWAY_GONE", 0, False),
+        ("GATEWAY_LEFT", 0, False),
+    ],
+)
+async def test_a_guest_whose_prompt_may_be_to_blame_lets_who_knows_it_schedule_again(
+    monkeypatch: pytest.MonkeyPatch, reason: str, progress: int, yields: bool
+) -> None:
+    """For a while: that gateway may have gone with the epoch."""
+    epochs, ring = Epochs(monkeypatch, EpochEnded("over", reason=reason)), Serving(None)
+    epochs.held = asyncio.Event()
+    monkeypatch.setattr(Streams, "guest", True)
+    ring.ring.serve(SERVING)
+    await epochs.settle()
+    ring.ask("one")
+    told = control.Forwarded(number=1)
+    ring.hear(forwarded=told)
+    if progress:
+        told.event.delta.text = "a"
+        told.progress.add(tokens=[7] * progress)
+        ring.hear(forwarded=told)
+    epochs.held.set()
+    await epochs.settle()
+    assert [made.epoch for made in epochs.made] == [4, 4], "it may come back to one that was not used"
+    epochs._ends += [FailedPrecondition("nobody", reason="NOBODY_SCHEDULES")] * 6
+    monkeypatch.setattr(ring.ring, "_clock", lambda: sum(epochs.rested))
+    ring.ring.serve(dataclasses.replace(SERVING, epoch=5))
+    await epochs.settle()
+    assert epochs.yielded[:4] == [False, False, yields, yields]
+    assert not epochs.yielded[8]
     await ring.ring.close()
 
 

@@ -132,7 +132,9 @@ async def connect(cluster):
     member, gateway = cluster.party(), cluster.party(Role.GATEWAY)
     closing: list[Any] = []
 
-    async def open_stream(rank: int = 0, backend: str = "", clear_links: bool = False) -> tuple[Desk, Stream]:
+    async def open_stream(
+        rank: int = 0, backend: str = "", clear_links: bool = False, yields: bool = False
+    ) -> tuple[Desk, Stream]:
         desk = Desk(rank, gateway.signer.public_key)
         desk.plan.backend = backend
         desk.trusted = (cluster.ca.certificate,)
@@ -148,9 +150,9 @@ async def connect(cluster):
         stream.proof = await introduce(
             stream.call, packed, own, certificate, Purpose.SCHEDULE, called=desk.identity.id, parse=unpacked
         )
-        attach = control_pb2.Attach(ring="demo-0", epoch=1, clear_links=clear_links)
+        attach = control_pb2.Attach(ring="demo-0", epoch=1, clear_links=clear_links, yields=yields)
         await stream.send(attach=attach)
-        if backend and not clear_links:
+        if yields or (backend and not clear_links):
             return desk, stream
         attached = (await stream.next()).attached
         assert (attached.rank, attached.kv_bytes_per_token, attached.kv_bytes_per_row) == (rank, 3, 4)
@@ -173,6 +175,14 @@ async def until(condition: Any) -> None:
     async with asyncio.timeout(200):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def test_who_yields_does_not_schedule(connect) -> None:
+    desk, stream = await connect(yields=True)
+    with pytest.raises(grpc.RpcError) as refused:
+        await stream.next()
+    assert from_rpc_error(refused.value).reason == "NOBODY_SCHEDULES"
+    assert desk.epoch.gateway is None
 
 
 async def test_what_passes_through(connect) -> None:

@@ -300,10 +300,15 @@ async def test_one_gateway_schedules_and_others_are_guests_of_the_head() -> None
     assert [one.said for one in guests] == [["GATEWAY_REMOVED"], *([] for _ in guests[1:])]
     epoch.detach(first)
     assert all(one.said[-1] == "NOBODY_SCHEDULES" for one in guests)
+    with pytest.raises(FailedPrecondition, match="no other gateway"):
+        epoch.attach(Gateway(), yields=True)
     assert (epoch.phase, epoch.gateway, epoch.guests) == (Phase.UP, None, {})
     epoch.attach(Gateway())
     assert epoch.gateway is not None
     assert epoch.gateway.guest == 0
+    late = Gateway()
+    epoch.attach(late, yields=True)
+    assert late.guest > 0
     epoch.end("done")
     await epoch.closed()
 
