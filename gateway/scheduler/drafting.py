@@ -161,10 +161,6 @@ class Drafting:
         self._at: float | None = None
         self._waits = False  # the next step without drafts could not be announced ahead
 
-    def under_way(self, lane: Lane) -> int:
-        """Steps of the lane with drafts."""
-        return sum(run.chain.lane is lane for run in self._runs)
-
     def wanted(self, lane: Lane, rows: int) -> int | None:
         """Drafts of the lane's next step; None where it has to wait for those under way. `rows`: those of the
         ring and all that wait for it."""
@@ -182,7 +178,7 @@ class Drafting:
         if row.closed or not self._knows:
             return 0
         drafts = self._depth.wanted(min(row.drafts, lane.left(row) - 2))  # the limit is left to other steps
-        if not drafts or lane.outstanding == self.under_way(lane):
+        if not drafts or not lane.outstanding:
             return drafts
         self._waits = True
         return None

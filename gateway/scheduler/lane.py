@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sealring.gateway.scheduler.row import Row
 
 ANNOUNCED = 2
 """Steps of a lane that are announced at most: the one in flight and one ahead."""
+
+GATHERED = 8
+"""Steps of a lane between changes that can wait. A change copies the lane's caches."""
 
 _NEVER = 1 << 62
 
@@ -16,9 +17,10 @@ EXTEND_AHEAD = 256
 
 
 class Lane:
-    """`steps` counts the decode steps announced. `ready` rows are prefilled and wait to be admitted.
-    `done_at` and `before` are of its last step that is done: when that was, and what was announced before it.
-    Of lanes that run the one with the lowest `turn` is next.
+    """`steps` counts the decode steps announced; `outstanding` are those without drafts that are not done.
+    `ready` rows are prefilled and wait to be admitted. `done_at` and `before` are of its last step that is
+    done: when that was, and what was announced before it. Of lanes that run the one with the lowest `turn`
+    is next.
 
     A row that has reached its limit takes part in one more step at most, in which its last token goes into
     its cache, where there is room for it: no more than ANNOUNCED steps are under way, so by then the token
@@ -55,17 +57,15 @@ class Lane:
         """Rows to leave out of the next step, by rising number."""
         return sorted((row for row in self.rows.values() if row.closed), key=lambda row: row.number)
 
-    def must_change(self, leaving: list[Row], pressed: bool, interval: Callable[[], int]) -> bool:
-        """True when the next step has to change the lane's rows, or when it is worth it.
-
-        A change copies the lane's caches, so changes are gathered over `interval` steps; a small lane is
+    def must_change(self, leaving: list[Row], pressed: bool) -> bool:
+        """True when the next step has to change the lane's rows, or when it is worth it: a small lane is
         cheap to copy and waits for no more steps than it has rows.
         """
         if len(leaving) == len(self.rows):
             return True
         if leaving and (pressed or any(row.last_lane_step <= self.steps for row in leaving)):
             return True
-        return bool(leaving or self.ready) and self.since_change >= min(interval(), len(self.rows))
+        return bool(leaving or self.ready) and self.since_change >= min(GATHERED, len(self.rows))
 
     def wanting(self) -> list[Row]:
         """Rows near their limit that could go on with more memory."""

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from sealring.gateway.scheduler.actions import RingFacts
 from sealring.gateway.scheduler.budget import Load, PrefillBudget
-from sealring.gateway.scheduler.changes import ChangeCost
 from sealring.gateway.scheduler.drafting import Drafting
 from sealring.gateway.scheduler.lane import ANNOUNCED, Lane
 from sealring.gateway.scheduler.memory import Ledger
@@ -73,14 +72,11 @@ class StepPlanner:
         self.prefixes = PrefixCache(self.ledger, ring.prefixes, ring.kept)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk)
         self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages, ring.rows_in_turn)
-        self._changing = ChangeCost()
         self._drafting = Drafting(ring)
         self._before = (0, 0.0, 0)
         self._rounds = 0.0
         self._dropped: list[int] = []
-        self._sampled: dict[int, Announced] = {}  # under way, by rising number
-        self._silent: dict[int, Announced] = {}
-        self._prefills_outstanding = 0
+        self._under_way: dict[int, Announced] = {}  # by rising number
         self._number = 0
 
     @property
@@ -89,19 +85,12 @@ class StepPlanner:
 
     @property
     def under_way(self) -> int:
-        return len(self._sampled) + len(self._silent)
+        return len(self._under_way)
 
     @property
     def unstarted(self) -> int:
         """Rows with memory of which no chunk has been announced."""
         return self._line.unstarted
-
-    def lanes(self) -> dict[int, tuple[int, ...]]:
-        """Row numbers by lane, for lanes that have any."""
-        return {lane.number: tuple(lane.rows) for lane in self._lanes if lane.rows}
-
-    def outstanding(self, lane: int) -> int:
-        return self._lanes[lane].outstanding
 
     def start(self, row: Row) -> bool:
         """Reserves memory and puts the row in line; False when it has to wait."""
@@ -155,48 +144,42 @@ class StepPlanner:
         None for one that was taken as done already. Raises InvalidInput (BAD_STEP) for one that was never
         announced, or out of order.
         """
-        step = self._silent.pop(number, None)
-        if step is None and number not in self._sampled:
+        step = self._under_way.get(number)
+        if step is None:
             if 0 < number <= self._number:
                 return None  # it was taken as done before
             raise InvalidInput(f"step {number} is not under way", reason="BAD_STEP")
-        if step is None:
-            earliest = next(iter(self._sampled))
-            if earliest != number:
-                raise InvalidInput(f"step {number} was done before step {earliest}", reason="BAD_STEP")
-            step = self._sampled.pop(number)
+        if step.sampled:
+            earliest = next(each for each in self._under_way.values() if each.sampled)
+            if earliest is not step:
+                raise InvalidInput(f"step {number} was done before step {earliest.number}", reason="BAD_STEP")
             self.executed(number)
-        self._settle(step)
+        del self._under_way[number]
         if step.lane is not None:
             if step.drafts:
                 self._drafting.done(tokens, now, knows=knows)
             else:
+                step.lane.outstanding -= 1
                 follows = step.follows and step.before == step.lane.before and self.ledger.rows == 1
                 self._drafting.plain(now, follows=follows, knows=knows)
             self._measure(step, step.lane, now)
         return step
 
     def _measure(self, step: Announced, lane: Lane, now: float) -> None:
-        if step.follows and not step.drafts:
-            steps, changes = step.before[0] - lane.before[0], step.before[2] - lane.before[2]
-            prefill = step.before[1] - lane.before[1]
+        """Rounds in which rows change tell nothing."""
+        (steps, prefill, changes), since = step.before, lane.before
+        if step.follows and not step.drafts and changes == since[2]:
             seconds = max(0.0, now - lane.done_at)
-            if not steps:
-                self._changing.measure(seconds, changes)
-            if not changes:
-                self._budget.measure(seconds, steps, prefill, *self._decoding())
+            self._budget.measure(seconds, steps - since[0], prefill - since[1], *self._decoding())
         lane.done_at, lane.before = now, step.before
-
-    def _settle(self, step: Announced) -> None:
-        if step.lane is not None:
-            step.lane.outstanding -= 1
-        else:
-            self._prefills_outstanding -= 1
 
     def executed(self, number: int) -> None:
         """The head has executed all steps up to this one: those that sample nothing are done."""
-        while self._silent and next(iter(self._silent)) <= number:
-            self._settle(self._silent.pop(next(iter(self._silent))))
+        for step in list(self._under_way.values()):
+            if step.number > number:
+                return
+            if not step.sampled:
+                del self._under_way[step.number]
 
     def tokens_out(self, step: Announced) -> None:
         """Must follow once the outputs of a step that is done have been looked at, and rows closed."""
@@ -242,7 +225,8 @@ class StepPlanner:
     def _next_prefill(self) -> control.Step | None:
         running = any(lane.running for lane in self._lanes)
         most = max(self._ring.stages + AHEAD, BURST if running else 0)
-        if not len(self._line) or self._prefills_outstanding >= most:
+        prefills = sum(step.lane is None for step in self._under_way.values())
+        if not len(self._line) or prefills >= most:
             return None
         tokens = self._chunk_tokens(running)
         if not tokens:
@@ -257,9 +241,7 @@ class StepPlanner:
         self._before = steps + 1, prefill + takes, changes
         first = [each for row, _ in chunks if not row.remaining for each in row.group]
         ending = [row for row in first if row.limit == 1]
-        self._prefills_outstanding += 1
-        under_way = self._sampled if first else self._silent
-        under_way[step.number] = Announced(step.number, None, 0, first, ending)
+        self._under_way[step.number] = Announced(step.number, None, 0, first, ending)
         # a decode step that has to wait for these rows' first token stalls the stages behind the head,
         # unless they have nothing else to do
         early = self._ring.stages == 1 or not (running or len(self._line) or self.waiting)
@@ -283,7 +265,7 @@ class StepPlanner:
     def _next_decode(self) -> control.Step | None:
         running = self._running()
         for lane in running:
-            if lane.outstanding - self._drafting.under_way(lane) >= ANNOUNCED:
+            if lane.outstanding >= ANNOUNCED:
                 return None
             step = self._decode(lane)
             if step is not None:
@@ -297,7 +279,7 @@ class StepPlanner:
         if drafts is None:
             return None
         leaving, joining = lane.leaving(), lane.ready
-        if not lane.must_change(leaving, self.pressed, self._change_interval):
+        if not lane.must_change(leaving, self.pressed):
             step = self._step([])
         else:
             lane.ready = []
@@ -306,20 +288,15 @@ class StepPlanner:
             self._before = *self._before[:2], self._before[2] + 1
         step.decode.lane, step.decode.drafts = lane.number, drafts
         step.decode.asks = self._drafting.asks(lane)
-        follows = lane.outstanding > self._drafting.under_way(lane)
+        follows, ending = lane.outstanding > 0, []
         if drafts:
             self._drafting.announced(lane, drafts)
-            lane.outstanding += 1  # what it brings is counted when it is done
-            ending = []
         else:
             ending = lane.count_step()
-        self._sampled[step.number] = Announced(
+        self._under_way[step.number] = Announced(
             step.number, lane, lane.steps, [], ending, follows, drafts, self._before
         )
         return step
-
-    def _change_interval(self) -> int:
-        return self._changing.interval(len(self._running()))
 
     def _step(self, leaving: list[Row], joining: Sequence[Row] = ()) -> control.Step:
         """The next step, with the changes that are due: what prefixes ask for, evictions, admissions."""

@@ -114,7 +114,6 @@ def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
         with pytest.raises(InvalidInput) if brought else nullcontext():
             drafting.done(brought, 0.0, knows=True)
         assert lane.steps == 4
-        assert drafting.under_way(lane) == 0
 
 
 def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() -> None:
@@ -129,17 +128,13 @@ def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() 
         assert (drafting.wanted(lane, 1) in DEPTHS) == knows
     drafts = drafting.wanted(lane, 1)
     assert drafts
-    for under_way in (1, 2):
+    for _ in range(2):
         drafting.announced(lane, drafts)
-        lane.outstanding += 1
-        assert drafting.under_way(lane) == under_way
         assert drafting.wanted(lane, 1) == drafts
     assert drafting.settling() == []
     drafting.done(1 + drafts, now + PLAIN, knows=True)
-    lane.outstanding -= 1
     assert drafting.wanted(lane, 1) == drafts
     drafting.done(0, now + PLAIN, knows=False)  # none is right
-    lane.outstanding -= 1
     assert (row.request.drafted, row.request.accepted) == (2 * drafts + 1, drafts)
 
 

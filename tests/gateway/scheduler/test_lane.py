@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sealring.gateway.scheduler import Request
-from sealring.gateway.scheduler.lane import EXTEND_AHEAD, Lane
+from sealring.gateway.scheduler.lane import EXTEND_AHEAD, GATHERED, Lane
 from sealring.gateway.scheduler.row import Row
 from sealring.v1 import inference_pb2 as inference
 
@@ -62,29 +62,28 @@ def test_a_row_at_its_limit_takes_part_in_one_more_step_only_beside_others() -> 
 
 
 @pytest.mark.parametrize("pressed", [False, True])
-def test_changes_are_gathered_unless_somebody_presses(pressed: bool) -> None:
-    lane = lane_of(row(1), row(2), row(3))
-    assert not lane.must_change([], pressed, lambda: 8)
+@pytest.mark.parametrize(("rows", "gathered"), [(3, 3), (40, GATHERED)])
+def test_changes_are_gathered_unless_somebody_presses(pressed: bool, rows: int, gathered: int) -> None:
+    lane = lane_of(*(row(number) for number in range(1, rows + 1)))
     leaving = [lane.rows[1]]
-    assert lane.must_change(leaving, pressed, lambda: 8) is pressed
-    assert lane.must_change(list(lane.rows.values()), pressed, lambda: 8)
-    steps(lane, 2)
-    assert lane.must_change(leaving, pressed, lambda: 2)
-    assert lane.must_change(leaving, pressed, lambda: 3) is pressed
-    steps(lane, 1)
-    assert lane.must_change(leaving, False, lambda: 8)  # as many steps as it has rows
-    assert not lane.must_change([], pressed, lambda: 1)
-    lane.ready.append(row(4))
-    assert lane.must_change([], pressed, lambda: 8)
+    assert lane.must_change(list(lane.rows.values()), pressed)
+    for _ in range(gathered):
+        assert not lane.must_change([], pressed)
+        assert lane.must_change(leaving, pressed) is pressed
+        steps(lane, 1)
+    assert lane.must_change(leaving, pressed)
+    assert not lane.must_change([], pressed)
+    lane.ready.append(row(rows + 1))
+    assert lane.must_change([], pressed)
 
 
 def test_a_row_at_its_limit_does_not_wait_for_others() -> None:
     lane = lane_of(row(1, 2), row(2), row(3))
-    assert not lane.must_change([lane.rows[2]], False, lambda: 8)
+    assert not lane.must_change([lane.rows[2]], False)
     steps(lane, 1)
-    assert lane.must_change([lane.rows[1]], False, lambda: 8)
-    assert lane.must_change([lane.rows[2], lane.rows[1]], False, lambda: 8)
-    assert not lane.must_change([], True, lambda: 8)
+    assert lane.must_change([lane.rows[1]], False)
+    assert lane.must_change([lane.rows[2], lane.rows[1]], False)
+    assert not lane.must_change([], True)
 
 
 def test_rows_near_their_limit_ask_for_more() -> None:

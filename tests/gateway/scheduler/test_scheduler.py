@@ -56,7 +56,6 @@ class Driver:
         self.finished: dict[str, int] = {}
         self.failed: dict[str, str] = {}
         self.now = 0.0
-        self.change_seconds = 0.0
         self.take(self.scheduler.attach(self.facts))
 
     def take(self, actions: list[Action]) -> None:
@@ -114,7 +113,7 @@ class Driver:
                 return
             step = self.under_way.popleft()
             if step.HasField("decode"):
-                self.now += 1e-3 + self.change_seconds * bool(step.changes)
+                self.now += 1e-3
                 rows = self.sampled.pop(step.number)
             else:
                 self.now += sum(chunk.end - chunk.start for chunk in step.prefill.chunks) * 1e-6
@@ -331,23 +330,6 @@ def test_changes_are_gathered() -> None:
     changing = [step for step in driver.steps[steps:] if step.changes]
     assert len(driver.finished) == 8
     assert len(changing) <= 4
-
-
-def test_dear_changes_are_gathered_for_longer() -> None:
-    changing = []
-    for seconds in (0.0, 2e-3):
-        driver = Driver(1)
-        driver.change_seconds = seconds
-        for number in range(60):
-            driver.ask(f"r{number}", max_tokens=400)
-        driver.done(80)
-        steps = len(driver.steps)
-        for row in range(1, 51):
-            driver.done(stop=frozenset({row}))
-        assert len(driver.finished) == 50
-        changing.append(sum(1 for step in driver.steps[steps:] if step.changes))
-    assert changing[0] >= 12
-    assert changing[1] <= 4
 
 
 def test_memory_is_reserved_and_waited_for() -> None:
