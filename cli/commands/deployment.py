@@ -35,6 +35,7 @@ from sealring.mesh.prompt.deployment_limits import (
     MAX_ROWS,
     MAX_STAGES,
 )
+from sealring.mesh.system.files import read_bounded
 from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
 
 app = typer.Typer(
@@ -46,6 +47,9 @@ PLAN_SECONDS = 180.0
 """A node that sees a large model for the first time reads the headers of all its weights."""
 
 _FETCH_SECONDS = 86400.0
+
+_SIMULATED = {"context", "max_rows", "stages", "split", "strategy", "clear_links", "backend", "replicas"}
+"""Fields of a specification that --simulate takes."""
 
 _SHAPE = "What a ring holds"
 _NODES = "Which nodes"
@@ -158,6 +162,14 @@ OrPipeline = Annotated[
         rich_help_panel=_NODES,
     ),
 ]
+Simulate = Annotated[
+    Path | None,
+    typer.Option(
+        "--simulate",
+        metavar="FILE",
+        help="plan over the machines, links and model of a JSON file instead; no cluster is asked",
+    ),
+]
 PrefillChunk = Annotated[
     int,
     typer.Option(
@@ -216,9 +228,11 @@ def make_spec(
     )
 
 
-def describes_deployment(command: Callable[..., None]) -> Callable[..., None]:
+def describes_deployment(command: Callable[..., None], *, model_needed: bool = True) -> Callable[..., None]:
     """Gives a command the options of `make_spec` in the place of its parameter `spec`."""
-    options = inspect.signature(make_spec, eval_str=True).parameters
+    options = dict(inspect.signature(make_spec, eval_str=True).parameters)
+    if not model_needed:
+        options["model"] = options["model"].replace(default="")
     own = inspect.signature(command, eval_str=True)
     context, _, *others = own.parameters.values()
 
@@ -301,9 +315,19 @@ command(
 
 
 @command(app, example="sealring deployment plan Qwen3-8B --replicas 2", section="cli", fields=ADMIN)
-@describes_deployment
-def plan(context: typer.Context, spec: Any, as_json: AsJson = False) -> None:
-    """Show what `deploy` would do, and do nothing."""
+@functools.partial(describes_deployment, model_needed=False)
+def plan(context: typer.Context, spec: Any, simulate: Simulate = None, as_json: AsJson = False) -> None:
+    """Show what `deploy` would do and what other shapes would bring, and do nothing.
+
+    With --simulate no cluster is asked, and the file names the model.
+    """
+    if simulate is not None:
+        _show_simulated(simulate, spec, as_json)
+        return
+    if not spec.model:
+        raise InvalidInput(
+            "no model is named", hint="give MODEL, or --simulate FILE", reason="MODEL_MISSING", param="model"
+        )
 
     async def work(admin: Admin) -> Any:
         await name_members(admin, spec)
@@ -312,11 +336,45 @@ def plan(context: typer.Context, spec: Any, as_json: AsJson = False) -> None:
 
     answer, nodes = run_admin(context, work)
     if as_json:
-        print_json(plain(answer.plan))
+        print_json(plain(answer.plan) | {"shapes": plain(answer.shapes)})
         return
     print_plan(answer.plan)
     print_data("")
     print_change(answer.plan, plain(nodes)["nodes"])
+    if answer.shapes.shapes:
+        print_data("")
+        print_shapes(answer.shapes)
+
+
+def _show_simulated(file: Path, spec: Any, as_json: bool) -> None:
+    from sealring.coordinator.planning.simulation import MAX_BYTES, simulate
+    from sealring.v1 import admin_pb2
+
+    given = {each.name for each, _ in spec.ListFields()} - {"name", "model"} - _SIMULATED
+    if spec.model or given or spec.replicas > 1:
+        what = ", ".join(sorted(given)) or ("replicas" if spec.replicas > 1 else "a model")
+        raise InvalidInput(
+            f"--simulate goes without {what}",
+            hint="the file names the model; --context, --max-rows, --stages, --split, --strategy go with it",
+            reason="BAD_SIMULATION",
+            param="simulate",
+        )
+    try:
+        content = read_bounded(file, max_bytes=MAX_BYTES)
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot read {file}: {error.strerror}", reason="BAD_SIMULATION", param="simulate"
+        ) from None
+    named = admin_pb2.DeploymentSpec(model="simulated")
+    named.MergeFrom(spec)
+    named.model = "simulated"
+    made = simulate(content, named)
+    if as_json:
+        print_json(plain(made.plan) | {"shapes": plain(made.shapes)})
+        return
+    print_shapes(made.shapes)
+    for reason in made.plan.reasons:
+        print_data(reason)
 
 
 @command(app, "list", example="sealring deployment list", section="cli", fields=ADMIN)
@@ -397,6 +455,35 @@ def print_plan(plan: Any) -> None:
         print_table(columns, rows, title=title)
     for reason in plan.reasons:
         print_data(reason)
+
+
+def print_shapes(table: Any) -> None:
+    """Shapes that a ring could have, the planned one marked, and the reasons below."""
+    rows = []
+    for one in table.shapes:
+        machines = [machine for group in one.groups for machine in group.machines]
+        largest = max(machine.memory for machine in machines)
+        rows.append(
+            [
+                one.strategy + (" *" if one.planned else ""),
+                " > ".join("+".join(each.name for each in group.machines) for group in one.groups),
+                ",".join(str(group.layers) for group in one.groups),
+                size(largest),
+                one.rows,
+                _rate(one.one_request),
+                _rate(one.full_batch),
+                f"{one.compute_ms:.1f} + {one.sums_ms:.1f} + {one.hops_ms:.1f}" if one.one_request else "",
+            ]
+        )
+    columns = ["shape", "machines", "layers", "memory at most", "rows", "one request", "full batch"]
+    title = "shapes, * as planned: estimated tokens/s, and ms of one row's step: compute + sums + hops"
+    print_table([*columns, "step"], rows, title=title)
+    for reason in table.reasons:
+        print_data(reason)
+
+
+def _rate(rate: float) -> str:
+    return "" if not rate else f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}"
 
 
 def layers_of(ring: Any, stage: Any) -> str:

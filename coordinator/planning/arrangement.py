@@ -9,7 +9,7 @@ from itertools import islice, permutations
 
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.demand import Demand, capacity
-from sealring.coordinator.planning.speeds import differ
+from sealring.coordinator.planning.speeds import Rate, differ
 from sealring.v1 import admin_pb2
 
 _ALL_ORDERS = 5
@@ -22,8 +22,8 @@ _MOST_TRIES = 128
 @dataclass(frozen=True)
 class Candidate:
     """A member as the planner sees it. `obstacle` says why it cannot serve now; empty when it can. One that
-    `fetches` gets the model from another member first. `speed` is the bytes of weights a second that it was
-    seen to run this model with, 0 where that is not known. `shares` are the rings that it serves besides, of
+    `fetches` gets the model from another member first. `rate` is how fast it was
+    seen to run this model, where that is known. `shares` are the rings that it serves besides, of
     other deployments, and `taken` the bytes that these may take of it, with what each engine more
     than one takes beside its weights and caches."""
 
@@ -33,9 +33,14 @@ class Candidate:
     trust: int
     obstacle: str = ""
     fetches: bool = False
-    speed: float = 0.0
+    rate: Rate | None = None
     shares: tuple[str, ...] = ()
     taken: int = 0
+
+    @property
+    def speed(self) -> float:
+        """Bytes of weights a second, 0 where that is not known."""
+        return self.rate.bytes_per_second if self.rate else 0.0
 
     @property
     def room(self) -> int:

@@ -117,6 +117,15 @@ class Demand:
         return sum(self.per_layer) + sum(self.extras(stages))
 
 
+def read_bytes(profile: model_pb2.ModelProfile, first: int, end: int) -> int:
+    """Bytes of weights that a decode step of layers [first, end) reads, with the output head after the last.
+    Of the embedding it reads one row a token, unless the head is the embedding."""
+    read = sum(profile.layer_bytes[first:end])
+    if end == profile.layers:
+        read += profile.head_bytes + (profile.embed_bytes if profile.tied else 0)
+    return read
+
+
 def kv_bytes_per_token(profile: model_pb2.ModelProfile, kv_bits: int) -> Sequence[int]:
     """Per layer, with caches of so many bits (0: as they are). Raises ModelError (KV_BITS_UNSUPPORTED)."""
     if not kv_bits:

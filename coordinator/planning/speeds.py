@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from sealring.v1 import admin_pb2, model_pb2
+from sealring.coordinator.planning.demand import read_bytes
+from sealring.mesh.prompt.deployment_limits import MAX_ROWS
+from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 
 SLOW = 2.0
 """A member that is so many times slower than another one gets fewer layers than its memory would hold. Below
@@ -18,35 +21,58 @@ it reads, so that a stage of few layers looks slow on any machine."""
 _MAX_KNOWN = 4096
 
 
+@dataclass(frozen=True)
+class Rate:
+    """How fast a machine runs one model's decode steps (the formulae are in `costs.py`).
+
+    Bytes of weights a second at one row, and what every further row adds to that time, as a share of it: 1
+    where rows together gain nothing, or nobody timed them. Then seconds that a layer takes besides, and bytes
+    of KV caches a second; both 0 where all that is known is a step as a whole.
+    """
+
+    bytes_per_second: float
+    row_share: float = 1.0
+    layer_seconds: float = 0.0
+    kv_bytes_per_second: float = 0.0
+
+
 class Speeds:
-    """Bytes of weights a second by member and model. Kept for as long as the process lives."""
+    """Rates by member and model. Kept for as long as the process lives."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], tuple[int, Rate]] = OrderedDict()
 
-    def note(self, stage: admin_pb2.StagePlan, profile: model_pb2.ModelProfile, step_us: int) -> None:
-        """A member has loaded this stage, and a decode step of one row took it so many microseconds.
+    def note(
+        self,
+        stage: admin_pb2.StagePlan,
+        profile: model_pb2.ModelProfile,
+        timed: membership_pb2.EpochPrepared,
+    ) -> None:
+        """A member has loaded this stage, and says how long decode steps of it took.
 
-        The embedding counts for nothing: a step reads one row of it. What was seen of a stage that is larger
-        by `_ALIKE` stays.
+        What was seen of a stage that is larger by `_ALIKE` stays.
         """
-        if not step_us:
+        if not timed.step_us:
             return
-        read = sum(profile.layer_bytes[stage.first_layer : stage.end_layer])
-        if stage.end_layer == profile.layers:
-            read += profile.head_bytes + (profile.embed_bytes if profile.tied and stage.first_layer else 0)
+        read = read_bytes(profile, stage.first_layer, stage.end_layer)
+        share = 1.0
+        if 2 <= timed.rows <= MAX_ROWS and timed.rows_us:
+            share = max(0.0, (timed.rows_us / timed.step_us - 1) / (timed.rows - 1))
         key = stage.member, profile.digest
-        if self._known.get(key, (0, 0.0))[0] < _ALIKE * read:
-            self._known[key] = read, read / (step_us / 1e6)
+        if self._read(key) < _ALIKE * read:
+            self._known[key] = read, Rate(read / (timed.step_us / 1e6), share)
             self._known.move_to_end(key)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def of(self, member: str, digest: str) -> float:
-        """0 where it is not known, or of a stage much smaller than another member's."""
-        read, speed = self._known.get((member, digest), (0, 0.0))
+    def of(self, member: str, digest: str) -> Rate | None:
+        """None where it is not known, or of a stage much smaller than another member's."""
         largest = max((read for (_, of), (read, _) in self._known.items() if of == digest), default=0)
-        return speed if _ALIKE * read > largest else 0.0
+        known = self._known.get((member, digest))
+        return known[1] if known is not None and _ALIKE * known[0] > largest else None
+
+    def _read(self, key: tuple[str, str]) -> int:
+        return self._known[key][0] if key in self._known else 0
 
 
 def differ(speeds: Sequence[float]) -> bool:

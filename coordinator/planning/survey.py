@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.planning.arrangement import Candidate
+from sealring.coordinator.planning.costs import Network
 from sealring.coordinator.planning.planner import memory_of, plan
 from sealring.coordinator.planning.profiles import Answer, Profiles, unknown_model
 from sealring.coordinator.planning.refusals import usable
-from sealring.coordinator.planning.specs import check_spec
+from sealring.coordinator.planning.shapes import shape_table
+from sealring.coordinator.planning.specs import RANKS, check_spec
 from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
@@ -112,6 +114,33 @@ class Survey:
             "nodes came and went while the plan was made", hint="try again", reason="NODES_CHANGED"
         )
 
+    async def shapes(
+        self, spec: admin_pb2.DeploymentSpec, made: admin_pb2.DeploymentPlan, answers: dict[str, Answer]
+    ) -> admin_pb2.ShapeTable:
+        """What other shapes the ring of a plan could have over the same nodes and free ones; nothing for
+        several replicas. One node of the plan says whether and how the model can be cut among ranks."""
+        if len(made.rings) > 1:
+            return admin_pb2.ShapeTable()
+        _, candidates = self._candidates(spec, answers, made.profile.digest, "")
+        used = {stage.member for stage in made.rings[0].stages}
+        members = [one for one in usable(spec, candidates) if one.id in used or not one.shares]
+        own = spec.stages if spec.strategy == TENSOR else 1
+        parts, refused = {own: made.profile}, ""
+        node = made.rings[0].stages[0].member
+        numbers = [ranks for ranks in (1, *RANKS) if ranks != own and ranks <= len(members)]
+        asked = await asyncio.gather(*(self._profiles.ask(spec.model, [node], ranks) for ranks in numbers))
+        for ranks, answer in zip(numbers, asked, strict=True):
+            found = answer[node]
+            if found.profile is not None and found.profile.digest == made.profile.digest:
+                parts[ranks] = found.profile
+            elif found.error is not None:
+                refused = refused or f"no tensor ring of {ranks}: {found.error.message}"
+        if 1 not in parts or not used <= {one.id for one in members}:
+            return admin_pb2.ShapeTable()
+        table = await asyncio.to_thread(shape_table, spec, parts, members, Network(), made)
+        table.reasons.extend([refused] if refused else [])
+        return table
+
     def _candidates(
         self,
         spec: admin_pb2.DeploymentSpec,
@@ -137,7 +166,7 @@ class Survey:
                 self._standing.trust(member),
                 self._obstacle(member, spec.name, serving) or _model_obstacle(member.id, agreeing, answers),
                 fetches=member.id not in agreeing,
-                speed=self._speeds.of(member.id, digest),
+                rate=self._speeds.of(member.id, digest),
                 shares=tuple(one.ring for one in serving.get(member.id, ())),
                 taken=sum(one.memory + overhead.get(member.id, 0) for one in serving.get(member.id, ())),
             )

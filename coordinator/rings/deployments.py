@@ -28,15 +28,17 @@ class DeploymentService:
         self._rings = rings
         self._clock = clock
 
-    async def plan(self, spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentPlan:
-        """The plan that `create` would follow now.
+    async def plan(self, spec: admin_pb2.DeploymentSpec) -> admin_pb2.PlanDeploymentResponse:
+        """The plan that `create` would follow now, and what other shapes would bring.
 
         Raises AlreadyExists (NAME_TAKEN), NotFound (UNKNOWN_MODEL), and what the planner raises.
         """
         checked = self._survey.check(spec)
         self._store.deployments.check_free(checked.name)
         answers = await self._survey.ask(checked)
-        return await self._survey.plan(checked, answers)
+        made = await self._survey.plan(checked, answers)
+        shapes = await self._survey.shapes(checked, made, answers)
+        return admin_pb2.PlanDeploymentResponse(plan=made, shapes=shapes)
 
     async def create(self, spec: admin_pb2.DeploymentSpec, actor: str) -> admin_pb2.DeploymentPlan:
         """Plan, store, sign; the rings form by themselves. Raises what `plan` raises."""

@@ -207,7 +207,7 @@ class Rings:
             for stage in ring.stages:
                 whole = not deployment.plan.spec.backend  # or a step tells nothing of layers
                 if whole and ring.ring == message.ring and stage.member == member:
-                    self.speeds.note(stage, deployment.plan.profile, message.step_us)
+                    self.speeds.note(stage, deployment.plan.profile, message)
 
     def progressed(self, member: str, message: membership_pb2.EpochProgress) -> None:
         """A member is under way."""

@@ -288,7 +288,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.PlanDeploymentRequest, actor: str
     ) -> admin_pb2.PlanDeploymentResponse:
         """Raises what `DeploymentService.plan` raises."""
-        return admin_pb2.PlanDeploymentResponse(plan=await self._deployments.plan(request.spec))
+        return await self._deployments.plan(request.spec)
 
     @needs(OperatorRole.READ)
     async def ListDeployments(  # noqa: N802

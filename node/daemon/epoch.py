@@ -391,10 +391,12 @@ class MemberEpoch:
         self._log.info("epoch_prepared", rank=plan.rank, size=plan.size, suites=suites)
         loaded = self.engine.loaded if self.engine is not None else None
         times = loaded.times if loaded is not None else ()
-        step = next((one.microseconds for one in times if one.rows == one.tokens == 1), 0)
-        prepared = membership_pb2.EpochPrepared(
-            ring=plan.ring, epoch=plan.epoch, links=self.links, step_us=min(step, _MAX_UINT32)
-        )
+        prepared = membership_pb2.EpochPrepared(ring=plan.ring, epoch=plan.epoch, links=self.links)
+        for one in times:
+            if one.rows == one.tokens == 1:
+                prepared.step_us = min(one.microseconds, _MAX_UINT32)
+            elif one.tokens == 1:
+                prepared.rows, prepared.rows_us = one.rows, min(one.microseconds, _MAX_UINT32)
         if plan.backend:
             prepared.group_address = self._group_address = self._workshop.group_address()
         self._workshop.report(membership_pb2.MemberMessage(prepared=prepared))

@@ -1030,20 +1030,158 @@ class PlanDeploymentResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLAN_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def plan(self) -> Global___DeploymentPlan: ...
+    @_builtins.property
+    def shapes(self) -> Global___ShapeTable:
+        """of one ring; none with several replicas"""
+
     def __init__(
         self,
         *,
         plan: Global___DeploymentPlan | None = ...,
+        shapes: Global___ShapeTable | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "shapes", b"shapes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "shapes", b"shapes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlanDeploymentResponse: _TypeAlias = PlanDeploymentResponse  # noqa: Y015
+
+@_typing.final
+class ShapeTable(_message.Message):
+    """What shapes a ring could have, and how fast each would be by one cost model (coordinator/planning/costs.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHAPES_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shapes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShapeEstimate]: ...
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """for people: which is planned and why, which would be faster, what is assumed"""
+
+    def __init__(
+        self,
+        *,
+        shapes: _abc.Iterable[Global___ShapeEstimate] | None = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reasons", b"reasons", "shapes", b"shapes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShapeTable: _TypeAlias = ShapeTable  # noqa: Y015
+
+@_typing.final
+class ShapeEstimate(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STRATEGY_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    PLANNED_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    ONE_REQUEST_FIELD_NUMBER: _builtins.int
+    FULL_BATCH_FIELD_NUMBER: _builtins.int
+    COMPUTE_MS_FIELD_NUMBER: _builtins.int
+    SUMS_MS_FIELD_NUMBER: _builtins.int
+    HOPS_MS_FIELD_NUMBER: _builtins.int
+    strategy: _builtins.str
+    """"pipeline", "tensor", or "mixed": groups of tensor ranks in a pipeline"""
+    planned: _builtins.bool
+    """what a deployment would be"""
+    rows: _builtins.int
+    """sequences of the whole context at once"""
+    one_request: _builtins.float
+    """tokens a second of one request alone; 0: a machine's speed is not known"""
+    full_batch: _builtins.float
+    """tokens a second of all rows together"""
+    compute_ms: _builtins.float
+    """of a step of one row"""
+    sums_ms: _builtins.float
+    """adding up what the ranks of groups computed"""
+    hops_ms: _builtins.float
+    """records between machines"""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShapeGroup]:
+        """in order"""
+
+    def __init__(
+        self,
+        *,
+        strategy: _builtins.str = ...,
+        groups: _abc.Iterable[Global___ShapeGroup] | None = ...,
+        planned: _builtins.bool = ...,
+        rows: _builtins.int = ...,
+        one_request: _builtins.float = ...,
+        full_batch: _builtins.float = ...,
+        compute_ms: _builtins.float = ...,
+        sums_ms: _builtins.float = ...,
+        hops_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "full_batch", b"full_batch", "groups", b"groups", "hops_ms", b"hops_ms", "one_request", b"one_request", "planned", b"planned", "rows", b"rows", "strategy", b"strategy", "sums_ms", b"sums_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShapeEstimate: _TypeAlias = ShapeEstimate  # noqa: Y015
+
+@_typing.final
+class ShapeGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MACHINES_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    layers: _builtins.int
+    """each machine has its part of every one of them"""
+    @_builtins.property
+    def machines(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShapeMachine]: ...
+    def __init__(
+        self,
+        *,
+        machines: _abc.Iterable[Global___ShapeMachine] | None = ...,
+        layers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "machines", b"machines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShapeGroup: _TypeAlias = ShapeGroup  # noqa: Y015
+
+@_typing.final
+class ShapeMachine(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    name: _builtins.str
+    memory: _builtins.int
+    """bytes: weights, and caches of all rows"""
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        name: _builtins.str = ...,
+        memory: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "memory", b"memory", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShapeMachine: _TypeAlias = ShapeMachine  # noqa: Y015
 
 @_typing.final
 class ListDeploymentsRequest(_message.Message):

@@ -1180,12 +1180,18 @@ class EpochPrepared(_message.Message):
     LINKS_FIELD_NUMBER: _builtins.int
     STEP_US_FIELD_NUMBER: _builtins.int
     GROUP_ADDRESS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    ROWS_US_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     step_us: _builtins.int
     """microseconds of a decode step of one row, as timed when the stage was loaded; 0: not timed"""
     group_address: _builtins.str
     """ip:port where a tensor ring's group finds this rank"""
+    rows: _builtins.int
+    """so many rows were timed together as well"""
+    rows_us: _builtins.int
+    """and a decode step of them took so many microseconds; 0: not timed"""
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]: ...
     def __init__(
@@ -1196,10 +1202,12 @@ class EpochPrepared(_message.Message):
         links: _abc.Iterable[Global___LinkInfo] | None = ...,
         step_us: _builtins.int = ...,
         group_address: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        rows_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_address", b"group_address", "links", b"links", "ring", b"ring", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_address", b"group_address", "links", b"links", "ring", b"ring", "rows", b"rows", "rows_us", b"rows_us", "step_us", b"step_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +61,30 @@ def test_a_plan_is_shown_as_a_table_or_as_json(here: Any, monkeypatch: pytest.Mo
     stage = here("deployment", "plan", "m", "--json").data["rings"][0]["stages"][0]
     assert (stage["member"], stage["end_layer"]) == ("a", 4)
     assert "m-0" in here("deployment", "plan", "m").out
+
+
+def test_shapes_are_shown_beside_a_plan_and_without_a_cluster(here: Any, tmp_path: Path) -> None:
+    file = tmp_path / "purchase.json"
+    machine = {"name": "mac", "count": 2, "usable_gib": 8, "gb_per_s": 100, "row_share": 0.1}
+    model = {"layers": 4, "layer_bytes": 1 << 28, "kv_bytes_per_token": 64, "handoff_bytes_per_token": 64}
+    file.write_text(json.dumps({"model": model, "machines": [machine]}))
+    shown = here("deployment", "plan", "--simulate", str(file))
+    assert "pipeline *  mac-1" in shown.out, shown.err
+    assert "tensor      mac-1+mac-2" in shown.out
+    assert "assumed of links" in shown.out
+    told = here("deployment", "plan", "--simulate", str(file), "--stages", "2", "--json").data
+    assert [one["planned"] for one in told["shapes"]["shapes"]].count(True) == 1
+    assert len(told["rings"][0]["stages"]) == 2
+    for arguments in (
+        ["m", "--simulate", str(file)],
+        ["--simulate", str(file), "--kv-bits", "8"],
+        ["--simulate", str(file), "--replicas", "2"],
+        ["--simulate", str(tmp_path / "none")],
+    ):
+        assert "BAD_SIMULATION" in here("deployment", "plan", *arguments).err
+    assert "MODEL_MISSING" in here("deployment", "plan").err
+    file.write_text(" " * (1 << 20) + "{}")
+    assert "FILE_TOO_LARGE" in here("deployment", "plan", "--simulate", str(file)).err
 
 
 def test_it_says_how_many_nodes_are_left_out(deploy: Any) -> None:

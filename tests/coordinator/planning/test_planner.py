@@ -15,7 +15,7 @@ from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand, capacity
 from sealring.coordinator.planning.planner import kv_budget, plan
-from sealring.coordinator.planning.speeds import Speeds
+from sealring.coordinator.planning.speeds import Rate, Speeds
 from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.mesh.crypto.encoding import encode_base32
@@ -28,6 +28,7 @@ from sealring.mesh.errors import (
 )
 from sealring.node.engine.folder import kv_bytes
 from sealring.v1 import admin_pb2, model_pb2
+from sealring.v1.membership_pb2 import EpochPrepared
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -121,9 +122,9 @@ def test_a_slow_member_gets_fewer_layers_and_the_plan_says_so() -> None:
     speeds = Speeds()
     first = plan(spec(stages=3), profile(), THREE).rings[0].stages
     for stage, microseconds in zip(first, (10_000, 35_000, 10_000), strict=True):
-        assert speeds.of(stage.member, "ab" * 32) == 0
-        speeds.note(stage, profile(), microseconds)
-    seen = [dataclasses.replace(one, speed=speeds.of(one.id, "ab" * 32)) for one in THREE]
+        assert speeds.of(stage.member, "ab" * 32) is None
+        speeds.note(stage, profile(), EpochPrepared(step_us=microseconds))
+    seen = [dataclasses.replace(one, rate=speeds.of(one.id, "ab" * 32)) for one in THREE]
     made = plan(spec(stages=3), profile(), seen)
     assert ranges(made) == [(0, 4), (4, 5), (5, 9)]
     assert "node-2 gets 1 layer, for it was seen to be 4.1 times slower" in "\n".join(made.reasons)
@@ -135,7 +136,9 @@ def test_a_slow_member_gets_fewer_layers_and_the_plan_says_so() -> None:
         (3, 6),
         (6, 9),
     ]
-    even = [dataclasses.replace(one, speed=speed) for one, speed in zip(THREE, (100, 51, 100), strict=True)]
+    even = [
+        dataclasses.replace(one, rate=Rate(each)) for one, each in zip(THREE, (100, 51, 100), strict=True)
+    ]
     assert ranges(plan(spec(stages=3), profile(), even)) == [(0, 3), (3, 6), (6, 9)]
 
 
@@ -144,13 +147,34 @@ def test_a_stage_of_few_layers_is_not_taken_for_a_slow_member() -> None:
     speeds = Speeds()
     few, many, slow = plan(spec(split=[1, 4, 4]), profile(), THREE).rings[0].stages
     for stage, microseconds in ((few, 1050), (many, 1200), (slow, 4800), (few, 1050)):
-        speeds.note(stage, profile(), microseconds)
-    assert speeds.of(few.member, "ab" * 32) == 0
-    assert speeds.of(many.member, "ab" * 32) > 3 * speeds.of(slow.member, "ab" * 32) > 0
-    seen = speeds.of(slow.member, "ab" * 32)
+        speeds.note(stage, profile(), EpochPrepared(step_us=microseconds))
+    assert speeds.of(few.member, "ab" * 32) is None
+    fast, seen = speeds.of(many.member, "ab" * 32), speeds.of(slow.member, "ab" * 32)
+    assert fast is not None
+    assert seen is not None
+    assert fast.bytes_per_second > 3 * seen.bytes_per_second > 0
     few.member = slow.member  # which got fewer layers for it, and stays known for slow
-    speeds.note(few, profile(), 1050)
+    speeds.note(few, profile(), EpochPrepared(step_us=1050))
     assert speeds.of(slow.member, "ab" * 32) == seen
+
+
+def test_what_rows_cost_is_known_where_it_was_timed() -> None:
+    """As a share of a step of one row; rows gain nothing where nobody timed them or the number cannot be."""
+    speeds = Speeds()
+    stage = plan(spec(stages=1), profile(tied=True), THREE).rings[0].stages[0]
+    for rows, microseconds, share in (
+        (16, 2500, 0.1),
+        (16, 900, 0.0),
+        (0, 0, 1.0),
+        (1, 5000, 1.0),
+        (257, 1, 1.0),
+    ):
+        timed = EpochPrepared(step_us=1000, rows=rows, rows_us=microseconds)
+        speeds.note(stage, profile(tied=True), timed)
+        rate = speeds.of(stage.member, "ab" * 32)
+        assert rate is not None
+        assert rate.row_share == pytest.approx(share)
+        assert rate.bytes_per_second == 1000 * MIB / 1e-3, "a tied embedding is read as the head"
 
 
 def test_members_that_have_the_model_come_first() -> None:

@@ -152,6 +152,23 @@ async def test_planning_changes_nothing(cluster: Cluster) -> None:
     assert made.plan_hash == planned.plan_hash
 
 
+async def test_a_plan_tells_what_other_shapes_would_bring(cluster: Cluster) -> None:
+    """Rates come with the first ring that loads the model; of several replicas nothing is told."""
+    for name in ("alpha", "beta"):
+        await cluster.node(name)
+    request = admin_pb2.PlanDeploymentRequest(spec=create().spec)
+    table = (await cluster.call("PlanDeployment", request)).shapes
+    found = [(one.strategy, len(one.groups), one.planned, one.one_request) for one in table.shapes]
+    assert ("pipeline", 1, True, 0) in found
+    assert ("tensor", 1, False, 0) in found
+    assert "how fast alpha, beta run this model is not known" in "\n".join(table.reasons)
+    request = admin_pb2.PlanDeploymentRequest(spec=create(replicas=2).spec)
+    assert not (await cluster.call("PlanDeployment", request)).shapes.shapes
+    with pytest.raises(InvalidInput) as mixed:
+        await cluster.call("CreateDeployment", create(strategy="mixed"))
+    assert mixed.value.reason == "MIXED_NOT_SERVED"
+
+
 async def test_an_unknown_model_lists_what_every_node_said(cluster: Cluster) -> None:
     await cluster.node("alpha")
     await cluster.node("beta")

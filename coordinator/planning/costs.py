@@ -1,0 +1,240 @@
+"""How fast a ring would be in each of its shapes: pipeline, tensor, or groups of tensor ranks in a pipeline.
+
+One model for all three, because the first two are borders of the third. A shape is a row of groups: `G` of
+them, of `k` machines each, every machine of a group with a part of each of the group's layers. A pipeline has
+groups of one machine, a tensor ring is one group. Seconds of a decode step of `b` rows:
+
+    compute(g, b) = max over the group's machines of
+                        L*f + R/s * (1 + (b - 1)*r) + b*K/v
+    sums(g, b)    = 2*L * 2*(k - 1) * (l + b*A/(k*w))            two sums a layer, each round a ring of k
+    hop(b)        = HOP + l + b*A * (1/w + 1/SEALED)             a sealed record from group to group
+    stage(g, b)   = compute + sums
+    round(b)      = sum of the stages + G*hop                    a tensor ring: (k - 1) hops, of tokens alone
+
+    one request:  1 / round(1)
+    full batch:   B rows in n = min(G, B) lanes of b = B/n:
+                  B / max(n * largest stage(b), B*A * max(1/w, 1/SEALED), round(b))
+
+- of the model: `L` layers of a group, `R` bytes that a machine reads a step (its part of the layers; in the
+  last group also the output head, which every rank has whole), `K` bytes of one row's caches at half of the
+  context, `A` bytes of state that a row hands on. All measured on the files, without loading them.
+- of a machine (`Rate`): `s` bytes of weights a second and `r`, what a further row adds as a share of the
+  first one's reading, both timed by the engine when it loaded a stage; `f` seconds a layer whatever it reads
+  and `v` bytes of caches a second, which a file for `--simulate` may give. Where nobody does, `f` is in `s`
+  (so that cutting layers looks better than it is) and caches are read as fast as weights: assumed.
+- of a link (`Link`): `l` seconds that a small message takes one way and `w` bytes a second; the slowest of
+  those that a group, or two groups that follow each other, have. Assumed (`ASSUMED`) where nobody gave them.
+- HOP and SEALED are measured (below).
+- assumed besides: ranks of a group hand their state to those of the next group at the same time; lanes are
+  alike; a lane's rows are as long as another's; nothing else runs. Prompts are not in it: tokens a second are
+  of rows that decode. A stage's reading and computing do not overlap.
+
+How far off it is: docs/decisions/0034-shapes-by-one-cost-model.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+
+from sealring.coordinator.planning.arrangement import Candidate
+from sealring.coordinator.planning.demand import Demand, read_bytes
+from sealring.coordinator.planning.specs import MIXED
+from sealring.coordinator.planning.speeds import Rate
+from sealring.mesh.roster.model import PIPELINE, TENSOR
+from sealring.v1 import model_pb2
+
+HOP = 0.7e-3
+"""Seconds from the end of a stage to the input of the next with no network between: 0.62 to 0.82 on 2 x H200
+(`docs/performance/data/ring.json`)."""
+
+SEALED = 1.9e9
+"""Bytes a second sealed and opened, by one core: 1 MiB in 0.54 ms (`docs/performance/2026-11-21.md`)."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between two machines: seconds one way for a small message, and bytes a second."""
+
+    latency: float
+    bytes_per_second: float
+
+
+ASSUMED = Link(1e-4, 1.25e9)
+"""10 Gbit/s Ethernet between processes, where nobody measured it."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """`links` by pairs of machines' ids; all other pairs have `other`."""
+
+    other: Link = ASSUMED
+    links: Mapping[frozenset[str], Link] = field(default_factory=dict)
+
+    def between(self, first: str, second: str) -> Link:
+        return self.links.get(frozenset((first, second)), self.other)
+
+    def slowest(self, pairs: Iterable[tuple[Candidate, Candidate]]) -> Link:
+        """The worst latency and the worst bandwidth of these pairs; of no pairs, nothing takes time."""
+        links = [self.between(first.id, second.id) for first, second in pairs if first.id != second.id]
+        return Link(
+            max((one.latency for one in links), default=0.0),
+            min((one.bytes_per_second for one in links), default=float("inf")),
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Machines that each compute a part of the same `layers` layers; of one machine it is a plain stage."""
+
+    machines: tuple[Candidate, ...]
+    layers: int
+
+
+Shape = tuple[Group, ...]
+
+
+def strategy_of(shape: Shape) -> str:
+    if all(len(group.machines) == 1 for group in shape):
+        return PIPELINE
+    return TENSOR if len(shape) == 1 else MIXED
+
+
+@dataclass(frozen=True)
+class Model:
+    """What shapes are of: the model, and by number of ranks what one of them holds of it; at one context."""
+
+    parts: Mapping[int, model_pb2.ModelProfile]
+    context: int
+    kv_bits: int = 0
+    prefill_chunk: int = 0
+
+    def demand(self, ranks: int, context: int = 0) -> Demand:
+        return Demand.of(self.parts[ranks], context or self.context, self.kv_bits, self.prefill_chunk)
+
+    @property
+    def state(self) -> int:
+        """Bytes that a row hands on from layer to layer."""
+        return self.parts[1].handoff_bytes_per_token
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A shape's figures. `rows` at once, of the whole context; `one_request` and `full_batch` in tokens a
+    second, 0 where a machine's speed is not known; `memory` bytes of each machine, in order: weights and
+    caches of all rows; `step` the seconds of a step of one row: computing, sums, hops."""
+
+    shape: Shape
+    rows: int
+    memory: tuple[int, ...]
+    one_request: float = 0.0
+    full_batch: float = 0.0
+    step: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    @property
+    def strategy(self) -> str:
+        return strategy_of(self.shape)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one machine of a group has: bytes of weights and of one row's cache at the whole context, bytes
+    that a step reads, and of one row's cache that it reads."""
+
+    weights: int
+    row: int
+    read: int
+    cache: int
+
+
+def estimate(model: Model, shape: Shape, network: Network, most_rows: int) -> Estimate | None:
+    """None where the shape does not hold one row. `most_rows` at once at most."""
+    parts = _parts(model, shape)
+    rows = min(
+        (machine.room - part.weights) // max(1, part.row)
+        for group, part in zip(shape, parts, strict=True)
+        for machine in group.machines
+    )
+    rows = min(most_rows, rows)
+    if rows < 1:
+        return None
+    memory = tuple(
+        part.weights + rows * part.row
+        for group, part in zip(shape, parts, strict=True)
+        for _ in group.machines
+    )
+    if any(machine.rate is None for group in shape for machine in group.machines):
+        return Estimate(shape, rows, memory)
+    lanes = min(len(shape), rows)
+    lane = rows / lanes
+    compute, sums, hops = _step(model, shape, parts, network, 1)
+    one = sum(compute) + sum(sums) + sum(hops)
+    each, added, hops_of_lane = _step(model, shape, parts, network, lane)
+    stages = [computing + summing for computing, summing in zip(each, added, strict=True)]
+    wires = [_link(network, pair) for pair in pairwise(shape)]
+    carried = max(
+        (rows * model.state * max(1 / wire.bytes_per_second, 1 / SEALED) for wire in wires), default=0.0
+    )
+    period = max(lanes * max(stages), carried, sum(stages) + sum(hops_of_lane))
+    return Estimate(shape, rows, memory, 1 / one, rows / period, (sum(compute), sum(sums), sum(hops)))
+
+
+def _parts(model: Model, shape: Shape) -> list[_Part]:
+    found, first = [], 0
+    for rank, group in enumerate(shape):
+        ranks, end = len(group.machines), first + group.layers
+        demand = model.demand(ranks)
+        found.append(
+            _Part(
+                demand.weight_bytes(first, end, rank, len(shape)),
+                demand.row_bytes(first, end),
+                read_bytes(model.parts[ranks], first, end),
+                model.demand(ranks, max(1, model.context // 2)).row_bytes(first, end),
+            )
+        )
+        first = end
+    return found
+
+
+def _step(
+    model: Model, shape: Shape, parts: Sequence[_Part], network: Network, rows: float
+) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of a step of so many rows: computing and sums of each group, and of each hop."""
+    compute = [
+        max(_compute(machine.rate, group.layers, part, rows) for machine in group.machines if machine.rate)
+        for group, part in zip(shape, parts, strict=True)
+    ]
+    return (
+        compute,
+        [_sums(model, group, network, rows) for group in shape],
+        _hops(model, shape, network, rows),
+    )
+
+
+def _compute(rate: Rate, layers: int, part: _Part, rows: float) -> float:
+    reading = part.read / rate.bytes_per_second * (1 + (rows - 1) * rate.row_share)
+    caches = rows * part.cache / (rate.kv_bytes_per_second or rate.bytes_per_second)
+    return layers * rate.layer_seconds + reading + caches
+
+
+def _sums(model: Model, group: Group, network: Network, rows: float) -> float:
+    ranks = len(group.machines)
+    link = network.slowest(combinations(group.machines, 2))
+    piece = rows * model.state / ranks
+    return 2 * group.layers * 2 * (ranks - 1) * (link.latency + piece / link.bytes_per_second)
+
+
+def _hops(model: Model, shape: Shape, network: Network, rows: float) -> list[float]:
+    if len(shape) == 1:
+        link = network.slowest(combinations(shape[0].machines, 2))
+        return [HOP + link.latency] * (len(shape[0].machines) - 1)
+    hops = []
+    for pair in pairwise(shape):
+        link = _link(network, pair)
+        hops.append(HOP + link.latency + rows * model.state * (1 / link.bytes_per_second + 1 / SEALED))
+    return [*hops, HOP + _link(network, (shape[-1], shape[0])).latency]  # tokens, over the closing edge
+
+
+def _link(network: Network, pair: tuple[Group, Group]) -> Link:
+    return network.slowest((first, second) for first in pair[0].machines for second in pair[1].machines)

@@ -1,0 +1,209 @@
+"""The shapes that a ring could have, which of them would be fastest, and how that compares with the plan.
+
+Looked at are pipelines of every number of machines, tensor rings of 2, 4 and 8 ranks, and pipelines whose
+stages are groups of so many ranks. Groups are made of machines whose links are known: nobody adds up every
+layer over an office network by choice. Which machines, and how layers go to stages, is decided as the planner
+decides it (`arrangement.py`, `apportion.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from sealring.coordinator.planning.apportion import apportion
+from sealring.coordinator.planning.arrangement import Candidate, deal, preferred_places
+from sealring.coordinator.planning.costs import ASSUMED, Estimate, Group, Model, Network, Shape, estimate
+from sealring.coordinator.planning.planner import DEFAULT_MAX_ROWS
+from sealring.coordinator.planning.specs import MIXED, RANKS
+from sealring.coordinator.planning.speeds import differ
+from sealring.mesh.roster.model import PIPELINE, TENSOR
+from sealring.v1 import admin_pb2, model_pb2
+
+_MOST_STAGES = 32
+"""Longer pipelines are not looked at: every stage more makes one request slower."""
+
+_FASTER = 1.1
+"""A shape is called faster than the planned one from this factor on: closer, the model cannot tell."""
+
+_SHOWN = 8
+
+Parts = Mapping[int, model_pb2.ModelProfile]
+"""By number of ranks what one of them holds of a model; at 1 the whole model."""
+
+
+def shape_table(
+    spec: admin_pb2.DeploymentSpec,
+    parts: Parts,
+    members: Sequence[Candidate],
+    network: Network,
+    planned: admin_pb2.DeploymentPlan,
+) -> admin_pb2.ShapeTable:
+    """The fastest shapes of each strategy over these members, strongest first, beside that of the plan, which
+    has one ring; `spec` is what the operator asked for."""
+    made = planned.spec
+    model = Model(parts, made.context, made.kv_bits, made.prefill_chunk)
+    rows = spec.max_rows or DEFAULT_MAX_ROWS
+    chosen = estimate(model, _shape_of(planned, members), network, rows)
+    if chosen is None:
+        return admin_pb2.ShapeTable()
+    places = preferred_places(spec, list(members))
+    shapes = _shapes(model, members, network, places)
+    found = [one for shape in shapes if (one := estimate(model, shape, network, rows)) is not None]
+    shown = [chosen]
+    for strategy in (PIPELINE, TENSOR, MIXED):
+        alike = [one for one in found if one.strategy == strategy]
+        for figure in (_one_request, _full_batch):
+            best = max(alike, key=figure, default=None)
+            if best is not None and all(best.shape != one.shape for one in shown):
+                shown.append(best)
+    return admin_pb2.ShapeTable(
+        shapes=[_told(one, planned=one is chosen) for one in shown],
+        reasons=list(_reasons(shown, members, network)),
+    )
+
+
+def _one_request(one: Estimate) -> tuple[float, int]:
+    """On a tie, the fewest machines."""
+    return one.one_request, -len(one.memory)
+
+
+def _full_batch(one: Estimate) -> tuple[float, int]:
+    return one.full_batch, -len(one.memory)
+
+
+def _shape_of(planned: admin_pb2.DeploymentPlan, members: Sequence[Candidate]) -> Shape:
+    by_id = {member.id: member for member in members}
+    stages = planned.rings[0].stages
+    if planned.spec.strategy == TENSOR:
+        return (Group(tuple(by_id[stage.member] for stage in stages), planned.profile.layers),)
+    return tuple(Group((by_id[stage.member],), stage.end_layer - stage.first_layer) for stage in stages)
+
+
+def _shapes(
+    model: Model, members: Sequence[Candidate], network: Network, places: dict[str, int]
+) -> Iterator[Shape]:
+    demand = model.demand(1)
+    layers = len(demand.weights)
+    for count in range(1, min(len(members), layers, _MOST_STAGES) + 1):
+        rings = deal(demand, list(members), count, 1, places)
+        if rings is not None:
+            yield tuple(Group((member,), share) for member, share in rings[0])
+    for ranks in RANKS:
+        if ranks > len(members) or ranks not in model.parts:
+            continue
+        joined = _joined(members, network, ranks)
+        yield (Group(joined[0] if joined else tuple(members[:ranks]), layers),)
+        alone = [(member,) for member in members if not any(member in group for group in joined)]
+        for count in range(1, len(joined) + 1):
+            for groups in (joined[:count], [*joined[:count], *alone]):
+                if 1 < len(groups) <= min(layers, _MOST_STAGES) and (shape := _cut(model, groups)):
+                    yield shape
+
+
+def _joined(members: Sequence[Candidate], network: Network, ranks: int) -> list[tuple[Candidate, ...]]:
+    """Groups of so many members with known links between all of each group; no member is in two."""
+    left, found = list(members), []
+    while left:
+        first, *left = left
+        group = [first]
+        for member in sorted(left, key=lambda one: network.between(first.id, one.id).latency):
+            known = (frozenset((member.id, other.id)) in network.links for other in group)
+            if len(group) < ranks and all(known):
+                group.append(member)
+        if len(group) == ranks:
+            found.append(tuple(group))
+            left = [member for member in left if member not in group]
+    return found
+
+
+def _cut(model: Model, groups: Sequence[tuple[Candidate, ...]]) -> Shape | None:
+    """Layers in proportion to what groups hold, or to how fast they are where one is slow; None if they do
+    not fit. A group of k holds k times as much as its smallest member, less what each of them has whole."""
+    demand = model.demand(1)
+    extras = [len(group) * extra for group, extra in zip(groups, demand.extras(len(groups)), strict=True)]
+    room = [len(group) * min(member.room for member in group) for group in groups]
+    speeds = [len(group) * min(member.speed for member in group) for group in groups]
+    shares = apportion(demand.per_layer, extras, room, speeds if differ(speeds) else ())
+    if shares is None:
+        return None
+    return tuple(Group(group, share) for group, share in zip(groups, shares, strict=True))
+
+
+def _reasons(shown: Sequence[Estimate], members: Sequence[Candidate], network: Network) -> Iterator[str]:
+    unknown = [member.name for member in members if member.rate is None]
+    if unknown:
+        more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+        yield (
+            f"how fast {', '.join(unknown[:_SHOWN])}{more} run this model is not known before they have "
+            "loaded a part of it"
+        )
+    timed = [one for one in shown if one.one_request]
+    for what, figure in (("one request", _one_request), ("a full batch", _full_batch)):
+        yield from _fastest(what, figure, timed, shown[0])
+    if network.other is ASSUMED and any(len(one.memory) > 1 for one in timed):
+        yield "assumed of links of which nothing is known: 10 Gbit/s, and 0.1 ms one way"
+
+
+def _fastest(
+    what: str, figure: Callable[[Estimate], tuple[float, int]], timed: Sequence[Estimate], chosen: Estimate
+) -> Iterator[str]:
+    """What is fastest, how to have it, and where the time of the best of another strategy goes."""
+    best = max(timed, key=figure, default=None)
+    if best is None:
+        return
+    planned = figure(chosen)[0]
+    if planned * _FASTER >= figure(best)[0]:
+        yield f"for {what} nothing is faster than the plan, as far as an estimate tells"
+    else:
+        times = f", {figure(best)[0] / planned:.1f} times the plan" if planned else ""
+        yield f"for {what} {_words(best)} would be fastest{times}: {_how(best)}"
+    other = max((one for one in timed if one.strategy != best.strategy), key=figure, default=None)
+    if other is not None:
+        compute, sums, hops = (1e3 * part for part in other.step)
+        yield (
+            f"{_words(other)} would have {figure(other)[0] / figure(best)[0]:.2f} of that: a step of one row "
+            f"computes {compute:.1f} ms, adds up for {sums:.1f} and hands on for {hops:.1f}"
+        )
+
+
+def _words(one: Estimate) -> str:
+    sizes = [len(group.machines) for group in one.shape]
+    if one.strategy == TENSOR:
+        return f"tensor over {sizes[0]}"
+    if one.strategy == MIXED:
+        return f"a pipeline of groups of {', '.join(map(str, sizes))}"
+    return f"a pipeline over {len(sizes)}" if len(sizes) > 1 else "one machine"
+
+
+def _how(one: Estimate) -> str:
+    """The options that deploy it."""
+    if one.strategy == MIXED:
+        return "no release serves that yet"
+    if one.strategy == TENSOR:
+        return f"--strategy tensor --stages {len(one.memory)} --clear-links, with sums in clear"
+    return f"--stages {len(one.memory)}"
+
+
+def _told(one: Estimate, *, planned: bool) -> admin_pb2.ShapeEstimate:
+    compute, sums, hops = (1e3 * part for part in one.step)
+    memory = iter(one.memory)
+    return admin_pb2.ShapeEstimate(
+        strategy=one.strategy,
+        groups=[
+            admin_pb2.ShapeGroup(
+                machines=[
+                    admin_pb2.ShapeMachine(member=each.id, name=each.name, memory=next(memory))
+                    for each in group.machines
+                ],
+                layers=group.layers,
+            )
+            for group in one.shape
+        ],
+        planned=planned,
+        rows=one.rows,
+        one_request=one.one_request,
+        full_batch=one.full_batch,
+        compute_ms=compute,
+        sums_ms=sums,
+        hops_ms=hops,
+    )

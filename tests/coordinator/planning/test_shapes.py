@@ -1,0 +1,160 @@
+"""Which shapes a plan is compared with, over clusters from files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sealring.coordinator.planning.simulation import MAX_MACHINES, simulate
+from sealring.mesh.errors import InvalidInput, ResourceExhausted
+from sealring.v1 import admin_pb2
+
+GIB = 1 << 30
+MODEL = {
+    "layers": 32,
+    "layer_bytes": GIB // 4,
+    "kv_bytes_per_token": 4096,
+    "handoff_bytes_per_token": 8192,
+    "max_context": 8192,
+}
+MAC = {"name": "mac", "usable_gib": 40, "gb_per_s": 400, "row_share": 0.05}
+FAST = {"gbit_per_s": 60, "latency_us": 10}
+SLOW = {"gbit_per_s": 10, "latency_us": 500}
+
+
+def asked(changes: dict[str, Any], **spec: Any) -> admin_pb2.PlanDeploymentResponse:
+    content = {"model": MODEL, "machines": [MAC | {"count": 4}]} | changes
+    named = admin_pb2.DeploymentSpec(name="demo", model="simulated", **spec)
+    return simulate(json.dumps(content).encode(), named)
+
+
+def shapes(answer: admin_pb2.PlanDeploymentResponse) -> dict[str, admin_pb2.ShapeEstimate]:
+    """By strategy, the fastest for one request."""
+    found: dict[str, admin_pb2.ShapeEstimate] = {}
+    for one in answer.shapes.shapes:
+        if one.strategy not in found or one.one_request > found[one.strategy].one_request:
+            found[one.strategy] = one
+    return found
+
+
+def machines(one: admin_pb2.ShapeEstimate) -> list[list[str]]:
+    return [[each.name for each in group.machines] for group in one.groups]
+
+
+PAIRS = [FAST | {"between": ["mac-1", "mac-2"]}, FAST | {"between": ["mac-3", "mac-4"]}]
+
+
+def test_groups_are_of_machines_that_links_join() -> None:
+    answer = asked({"links": PAIRS, "network": SLOW})
+    found = shapes(answer)
+    assert machines(found["mixed"]) == [["mac-1", "mac-2"], ["mac-3", "mac-4"]]
+    assert machines(found["tensor"]) == [["mac-1", "mac-2"]], "four would add up over the slow network"
+    assert [one.planned for one in answer.shapes.shapes] == [True] + [False] * (len(answer.shapes.shapes) - 1)
+    assert "mixed" not in shapes(asked({"network": SLOW}))
+    assert "mixed" not in shapes(
+        asked(
+            {
+                "links": [FAST | {"between": ["mac-1", "mac-4"]}],
+                "machines": [MAC | {"name": "mac-1"}, MAC | {"name": "mac-4"}],
+            }
+        )
+    ), "one group is a tensor ring"
+    three = shapes(asked({"links": PAIRS[:1], "machines": [MAC | {"count": 3}]}))
+    assert machines(three["mixed"]) == [["mac-1", "mac-2"], ["mac-3"]]
+    assert sum(group.layers for group in three["mixed"].groups) == 32
+
+
+def test_what_a_better_cable_brings_is_told_with_how_to_have_it() -> None:
+    """Tensor over what is fast; nothing over what is slow, with where the time would go."""
+    why = "\n".join(asked({"links": PAIRS, "network": SLOW}).shapes.reasons)
+    assert re.search(
+        r"for one request tensor over 2 would be fastest, 1\.\d times the plan: --strategy tensor", why
+    )
+    assert "--clear-links" in why
+    assert "assumed" not in why
+    why = "\n".join(asked({"network": SLOW}).shapes.reasons)
+    assert "for one request nothing is faster than the plan" in why
+    assert re.search(r"tensor over 2 would have 0\.\d+ of that: .* adds up for 6\d\.\d", why)
+    assert "assumed of links" in "\n".join(asked({}).shapes.reasons)
+
+
+def test_more_machines_are_told_to_serve_more_rows() -> None:
+    """Where memory bounds the rows; the plan itself takes as few machines as hold the model."""
+    answer = asked({"machines": [MAC | {"count": 4, "usable_gib": 12}], "network": SLOW})
+    one, wide = answer.shapes.shapes[0], max(answer.shapes.shapes, key=lambda each: each.full_batch)
+    assert (one.planned, len(one.groups)) == (True, 1)
+    assert wide.rows > one.rows
+    assert wide.full_batch > 2 * one.full_batch
+    assert "for a full batch a pipeline over 4" in "\n".join(answer.shapes.reasons)
+    for each in answer.shapes.shapes:
+        assert all(each.memory <= 0.9 * 12 * GIB for group in each.groups for each in group.machines)
+
+
+def test_a_shape_is_what_the_plan_says() -> None:
+    split = asked({"network": SLOW}, split=[20, 12]).shapes.shapes[0]
+    assert (split.planned, [group.layers for group in split.groups]) == (True, [20, 12])
+    tensor = asked({"network": SLOW}, strategy="tensor", stages=4, clear_links=True).shapes.shapes[0]
+    assert (tensor.strategy, tensor.planned, [group.layers for group in tensor.groups]) == (
+        "tensor",
+        True,
+        [32],
+    )
+    rows = asked({"network": SLOW}, max_rows=3).shapes.shapes
+    assert {one.rows for one in rows} == {3}
+
+
+def test_a_tied_head_is_read_where_it_is() -> None:
+    large = MODEL | {"embed_bytes": 8 * GIB, "kv_bytes_per_token": 0}
+    loose, tied = asked({"model": large}), asked({"model": large | {"tied": True}})
+    assert tied.shapes.shapes[0].compute_ms == pytest.approx(2 * loose.shapes.shapes[0].compute_ms, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": MODEL | {"layer_bytes": [1, 2]}}, "2 sizes for 32 layers"),
+        ({"model": MODEL | {"layers": "32"}}, "model.layers"),
+        ({"model": {}}, "model.layers"),
+        ({"machines": []}, "machines"),
+        ({"machines": [MAC, MAC]}, "same name"),
+        ({"machines": [MAC | {"gb_per_s": 0}]}, "machines.0.gb_per_s"),
+        ({"machines": [MAC | {"gb_per_s": float("inf")}]}, "machines.0.gb_per_s"),
+        ({"machines": [MAC | {"speed": 1}]}, "machines.0.speed"),
+        ({"machines": [MAC | {"name": "a\nb"}]}, "machines.0.name"),
+        ({"machines": [MAC | {"count": 40}, MAC | {"name": "b", "count": 40}]}, f"more than {MAX_MACHINES}"),
+        ({"links": [FAST | {"between": ["mac-1", "mac-9"]}]}, "mac-9, which is no machine"),
+        ({"links": [FAST | {"between": ["mac-1", "mac-2"], "gbit_per_s": -1}]}, "links.0.gbit_per_s"),
+        ({"network": {"gbit_per_s": 1}}, "network.latency_us"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(told)) as caught:
+        asked(changes)
+    assert caught.value.reason == "BAD_SIMULATION"
+
+
+def test_a_file_that_is_not_json_or_does_not_fit_is_refused() -> None:
+    for content in (b"", b"[]", b"{", b"\xff", b"[" * 5000):
+        with pytest.raises(InvalidInput) as caught:
+            simulate(content, admin_pb2.DeploymentSpec(name="demo", model="simulated"))
+        assert caught.value.reason == "BAD_SIMULATION"
+    with pytest.raises(ResourceExhausted) as large:
+        asked({"machines": [MAC | {"usable_gib": 1}]})
+    assert large.value.reason == "DOES_NOT_FIT"
+    with pytest.raises(InvalidInput) as mixed:
+        asked({}, strategy="mixed")
+    assert (mixed.value.reason, mixed.value.metadata["param"]) == ("MIXED_NOT_SERVED", "strategy")
+    with pytest.raises(InvalidInput, match="one ring"):
+        asked({}, replicas=2)
+
+
+def test_the_example_of_the_manual_is_simulated() -> None:
+    page = (Path(__file__).parents[3] / "docs/operators.md").read_text("utf-8")
+    (example,) = re.findall(r"```json\n(\{\n \"model\".*?)```", page, re.DOTALL)
+    answer = simulate(example.encode(), admin_pb2.DeploymentSpec(name="demo", model="simulated"))
+    assert {one.strategy for one in answer.shapes.shapes} == {"pipeline", "tensor", "mixed"}
