@@ -156,8 +156,8 @@ async def _steady(made: LocalCluster, options: argparse.Namespace) -> dict[str, 
 def _cpu(system: Any) -> dict[str, float]:
     """Processors' seconds of a system's processes until now, by what they are."""
     if not isinstance(system, LocalCluster):
-        pid = system.process.pid if isinstance(system, Baseline) else system.pid
-        return {"all": cpu_seconds(family(pid))}
+        own = family(system.process.pid) if isinstance(system, Baseline) else system.servers
+        return {"all": cpu_seconds(own)}
     found: dict[str, float] = {}
     for name, pid in system.processes.items():
         for one in family(pid):

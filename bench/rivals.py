@@ -85,6 +85,8 @@ class Server:
     def __init__(self, pid: int, url: str) -> None:
         self.pid = pid
         self.url = url
+        self.servers: list[psutil.Process] = []
+        """Once it is up: not `mlx.launch`, which waits for its ranks by looking at them all the time."""
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -130,9 +132,10 @@ async def server(
         with started(command, env=environment, start_new_session=True, **streams) as process:
             running = Server(process.pid, f"http://127.0.0.1:{port}")
             await _wait(running, process, model)
+            running.servers = family(running.pid)
             if ranks > 1:
-                found = [one for one in family(running.pid) if _is_rank(one)]
-                for core, one in zip(cores, found, strict=False):
+                running.servers = [one for one in running.servers if _is_rank(one)]
+                for core, one in zip(cores, running.servers, strict=False):
                     pin(one.pid, [core])
             elif cores:
                 pin(running.pid, cores)
