@@ -79,23 +79,33 @@ def requests(name: str, count: int, seed: int) -> list[tuple[str, int]]:
 
 
 async def run(options: argparse.Namespace) -> Result:
-    """`rounds`: by load and system, what `told` says of each; `rates`: the ring's own, round by round."""
+    """`rounds`: by load and system, what `told` says of each; `rates`: the ring's own, round by round;
+    `missing`: why other systems did not run."""
     if can_pin() and not options.gpus:
         os.sched_setaffinity(0, options.client_cores)
     options.requests = max(options.at_once, default=options.open_rows)
     found: dict[str, dict[str, list[Result]]] = {}
     rates: list[dict[str, float]] = []
+    missing: dict[str, str] = {}
     for number in range(options.rounds):
-        turn = number % len(options.systems)
-        for short in options.systems[turn:] + options.systems[:turn]:
+        first = number % len(options.systems)
+        for short in options.systems[first:] + options.systems[:first]:
             name = SYSTEMS[short]
             progress(f"round {number + 1} of {options.rounds}: starting {name}")
-            async with AsyncExitStack() as stack:
-                system = await start(stack, short, options)
-                for label, one in await _turn(system, options, number, rates):
-                    found.setdefault(label, {}).setdefault(name, []).append(one)
+            try:
+                async with AsyncExitStack() as stack:
+                    system = await start(stack, short, options)
+                    turn = await _turn(system, options, number, rates)
+            except Unavailable as error:
+                if name == OURS:
+                    raise
+                progress(f"{name}: {error}")
+                missing[name] = str(error)
+                continue
+            for label, one in turn:
+                found.setdefault(label, {}).setdefault(name, []).append(one)
     given = {key: value for key, value in vars(options).items() if key != "client_cores"}
-    return {"options": given, "rates": rates, "rounds": found}
+    return {"options": given, "rates": rates, "rounds": found, "missing": missing}
 
 
 async def _turn(
