@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import hashlib
 import math
 import os
@@ -23,8 +24,8 @@ from sealring.gateway.inference.kept import KeptAnswers
 from sealring.gateway.inference.sending import SendWatch
 from sealring.gateway.inference.timings import CURRENT, HEADER, Timings
 from sealring.gateway.metrics import Metrics
-from sealring.gateway.scheduler import Request
-from sealring.mesh.errors import InvalidInput, NotFound, Unavailable
+from sealring.gateway.scheduler import MAX_ATTEMPTS, Request
+from sealring.mesh.errors import InvalidInput, NotFound, SealringError, Unavailable
 from sealring.mesh.prompt.routing import SECRET_BYTES, routing_key
 from sealring.mesh.prompt.sealed import RequestInfo
 from sealring.mesh.prompt.validate import validate_request
@@ -130,7 +131,7 @@ class RingBackend:
             routing_key=self._routing_key(request, tenant),
             priority=request.priority,
             patience=request.deadline_ms / 1e3 or math.inf,
-            claimed=request.attempts,
+            claimed=min(request.attempts, MAX_ATTEMPTS - 1),
         )
         self._running.add(request_id)
         try:
@@ -142,6 +143,8 @@ class RingBackend:
                         observed.segments(timings.segments())
                     observed.event(event)
                     yield event
+        except SealringError as error:
+            raise _counted(error, work) from error.__cause__
         finally:
             self._running.discard(request_id)
             if not self._running:
@@ -192,6 +195,13 @@ class RingBackend:
                 retry_after=_RETRY_SECONDS,
             )
         raise model_not_found(name, names)
+
+
+def _counted(error: SealringError, request: Request) -> SealringError:
+    """With the epochs that the request has ended, from which a client goes on counting that asks again."""
+    counted = copy.copy(error)  # others may have been told the same one
+    counted.metadata = {**error.metadata, **({"attempts": str(request.tried)} if request.tried else {})}
+    return counted
 
 
 def _check_sealed_for(envelope: inference.Envelope, model: str) -> None:

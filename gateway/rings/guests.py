@@ -14,6 +14,7 @@ from sealring.gateway.inference.answer import Answer
 from sealring.gateway.scheduler import Request
 from sealring.gateway.scheduler.actions import Answered, End
 from sealring.gateway.scheduler.queue import place
+from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, SealringError, StageFailed
 from sealring.mesh.prompt.validate import validate_request
 from sealring.mesh.rpc.problem import to_problem
@@ -54,7 +55,7 @@ class Sent:
                 priority=request.priority,
                 deadline_ms=max(1, round(left * 1e3)) if math.isfinite(left) else 0,
                 choices=request.choices,
-                attempts=max(int(again), request.claimed + request.attempts),
+                attempts=max(int(again or request.claimed > 0), request.attempts),
             ),
             key=request.key,
             tenant=request.tenant,
@@ -153,7 +154,7 @@ class GuestAnswer(Answer):
             asked.envelope.clear.sampling.HasField("logprobs"),
             priority=asked.priority,
             patience=asked.deadline_ms / 1e3 or math.inf,
-            claimed=asked.attempts,
+            attempts=min(asked.attempts, MAX_ATTEMPTS - 1),
         )
         if asked.model != deployment or len(forward.progress) not in (0, request.choices):
             raise InvalidInput("a forwarded request is not for this ring", reason="BAD_MESSAGE")

@@ -295,7 +295,7 @@ class Ring:
             if request_id != self.scheduler.suspect:
                 self.cancel(request_id)  # the guests bring them again
         worked_on, waiting = self._sent.clear()
-        self._yields |= reason not in _WITHOUT_SCHEDULER and any(not one.brings for one in worked_on)
+        self._yields |= reason not in _WITHOUT_SCHEDULER and any(not one.progress for one in worked_on)
         self._perform(self.scheduler.give_back(worked_on, waiting, epoch_ended(reason)))
         self._on_lost(self)
         return used

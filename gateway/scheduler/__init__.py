@@ -15,9 +15,10 @@ from sealring.gateway.scheduler.actions import (
     RingFacts,
 )
 from sealring.gateway.scheduler.costs import StepCosts
-from sealring.gateway.scheduler.scheduler import Load, Scheduler
+from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, Load, Scheduler
 
 __all__ = [
+    "MAX_ATTEMPTS",
     "Action",
     "AnnounceStep",
     "Begin",

@@ -40,9 +40,9 @@ class Request:
     `key` is who asks, for fairness, and `tenant` whose prompts may share prefixes with this one.
     `max_tokens` 0 means as many as the context holds. `answers` is how far its answers have come, from where
     a later epoch goes on. At the end of the last epoch `brought` counted the tokens of all of them and
-    `attempts` the epochs in a row that had tried and brought none; its client says that there were so many
-    more of them as are `claimed`, under other ids. `cached` is what the first that brought one reused. Of the
-    tokens `drafted` for it so many were `accepted`.
+    `attempts` the epochs in a row that had tried and brought no more than a first one; its client says that
+    there were so many more of them as are `claimed`, under other ids. `cached` is what the first that brought
+    one reused. Of the tokens `drafted` for it so many were `accepted`.
 
     `routing_key` is the key by which a ring is preferred for it (mesh.prompt.routing), or empty.
 
@@ -82,17 +82,30 @@ class Request:
         return self.envelope.WhichOneof("content") == "sealed"
 
     @property
-    def brings(self) -> bool:
-        """Whether this epoch has brought a token."""
-        return sum(len(answer.tokens) for answer in self.answers) > self.brought
+    def tried(self) -> int:
+        """Epochs in a row that have ended while they worked on it, here and where its client was before."""
+        return self.attempts + self.claimed
+
+    @property
+    def progress(self) -> int:
+        """Tokens that this epoch has brought."""
+        return sum(len(answer.tokens) for answer in self.answers) - self.brought
+
+    @property
+    def harmless(self) -> bool:
+        """Whether this epoch has brought more than prefill does, which samples an answer's first token."""
+        return self.progress > self.choices
 
     def broke(self, reused: int, *, tried: bool) -> None:
         """Its epoch has ended, in which so many tokens of its prompt were reused. `tried`: a member had it to
         work on when that happened. One that only waited for memory has ended nothing."""
         if not self.brought:
             self.cached = reused
-        self.attempts = 1 if self.brings else self.attempts + tried
-        self.brought = sum(len(answer.tokens) for answer in self.answers)
+        if self.harmless:
+            self.attempts, self.claimed = 1, 0
+        else:
+            self.attempts += tried
+        self.brought += self.progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ EPOCH_ENDED: it asks for the rest itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sealring.gateway.scheduler.actions import (
@@ -40,6 +40,7 @@ from sealring.gateway.scheduler.row import Phase, Row
 from sealring.mesh.errors import (
     DeadlineExceeded,
     EpochEnded,
+    FailedPrecondition,
     InvalidInput,
     ResourceExhausted,
     SealringError,
@@ -56,8 +57,12 @@ OPEN_SPARE = 2
 """How many of them may be more than can start now: what is opened is no longer subject to fairness."""
 
 MAX_ATTEMPTS = 5
-"""Epochs in a row that may end while they work on a request, before its next token: it may be what ends them.
-More than as many faults as may hit the same prompts one after another on a slow machine."""
+"""Epochs in a row that may end while they work on a request, and bring no more of it than a first token: it
+may be what ends them. More than the faults that hit the same prompts one after another on a slow machine."""
+
+ALONE_ATTEMPTS = 2
+"""After so many of them a request is begun alone, before others, until it has brought more. So the one that
+ends epochs is the only one that they are counted for."""
 
 LONGEST_WAIT = 240.0
 """Seconds that a request without a deadline is let wait. Common HTTP clients give up when five minutes have
@@ -81,6 +86,7 @@ class _Epoch:
         self.planner = StepPlanner(ring)
         self.rows: dict[int, Row] = {}
         self.opened: dict[int, Row] = {}  # given to the head and not started, by rising number
+        self.alone: Request | None = None
         self.last_row = 0
 
 
@@ -276,9 +282,10 @@ class Scheduler:
             self._actions.append(Fail(suspect.request, _out_of_memory(suspect)))
         else:
             self._suspect = suspect
-        for rows in reversed(ended.values()):
+        for rows in ended.values():
             tried = any(row.begun or row.phase is Phase.OPENING for row in rows)
-            self._broke(rows[0].request, rows[0].reused, error, tried=tried)
+            rows[0].request.broke(rows[0].reused, tried=tried)
+        self._go_on((rows[0].request for rows in ended.values()), error)
         return self._take()
 
     def settled(self, *, out_of_memory: bool) -> list[Action]:
@@ -296,16 +303,21 @@ class Scheduler:
         """What another scheduler had in an epoch that is over: what a member had to work on, and the rest."""
         for request in reversed(waiting):
             self._queue.push_front(request)
-        for request in reversed(worked_on):
-            self._broke(request, 0, error, tried=True)
+        for request in worked_on:
+            request.broke(0, tried=True)
+        self._go_on(worked_on, error)
         return self._take()
 
-    def _broke(self, request: Request, reused: int, error: EpochEnded, *, tried: bool) -> None:
-        request.broke(reused, tried=tried)
-        if request.attempts >= MAX_ATTEMPTS or (request.sealed and request.brought):
-            self._actions.append(Fail(request, error))
-        else:
-            self._queue.push_front(request)
+    def _go_on(self, requests: Iterable[Request], error: EpochEnded) -> None:
+        """Requests wait in front again, in their order, behind those that are begun alone."""
+        alone_first = sorted(requests, key=_alone, reverse=True)
+        for request in reversed(alone_first):
+            if request.tried >= MAX_ATTEMPTS:
+                self._actions.append(Fail(request, _given_up(request, error)))
+            elif request.sealed and request.brought:
+                self._actions.append(Fail(request, error))
+            else:
+                self._queue.push_front(request)
 
     def drain(self) -> list[Request]:
         """Takes all waiting requests away but the suspect, for another ring to serve."""
@@ -396,11 +408,20 @@ class Scheduler:
             self._pace.begun(self._now)
 
     def _open(self, epoch: _Epoch) -> None:
+        if epoch.alone is not None:
+            if epoch.alone.id in self._rows_of and not epoch.alone.harmless:
+                return
+            epoch.alone = None
         startable = 0 if epoch.planner.pressed else epoch.ring.max_rows - epoch.planner.ledger.rows
         room = min(OPEN_AHEAD, OPEN_SPARE + startable) - len(epoch.opened) - epoch.planner.unstarted
         while room > 0 and len(self._queue):
             room -= 1
             request = self._queue.pop()
+            if _alone(request):
+                if not all(rows[0].request.harmless for rows in self._rows_of.values()):
+                    self._queue.push_front(request)
+                    return
+                epoch.alone, room = request, 0
             rows = self._rows_of[request.id] = _rows(request, epoch.last_row + 1)
             for row in rows:
                 epoch.opened[row.number] = row
@@ -428,7 +449,7 @@ class Scheduler:
 
     def _too_long(self, request: Request) -> ResourceExhausted | None:
         """Why a new request is not let wait; None for one that goes on after a fault, or on another ring."""
-        if request.due is not None or request.claimed:
+        if request.due is not None or request.tried:
             return None
         before = self._queue.ahead(request, self._now)
         if self._epoch is not None:
@@ -454,6 +475,20 @@ def _rows(request: Request, number: int) -> list[Row]:
         return [row]
     left = [choice for choice, answer in enumerate(request.answers) if answer.end is None]
     return [Row(number + index, request, choice) for index, choice in enumerate(left)]
+
+
+def _alone(request: Request) -> bool:
+    """By what happened here: a client's word makes nobody wait."""
+    return request.attempts >= ALONE_ATTEMPTS
+
+
+def _given_up(request: Request, error: EpochEnded) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"the ring's epoch ended {request.tried} times in a row while it worked on this request; "
+        f"the last time {error.message}",
+        hint="the request may be what ends it: do not send it again before the operator has found the cause",
+        reason="REQUEST_GIVEN_UP",
+    )
 
 
 def _resume(row: Row) -> inference.Resume | None:

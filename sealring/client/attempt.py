@@ -41,6 +41,9 @@ _FIRST_BACKOFF, _LAST_BACKOFF = 0.2, 1.0
 GONE = frozenset({"UNAVAILABLE", "STOPPING", "NO_ROSTER", "ROSTER_EXPIRED", "ROSTER_ROLLBACK"})
 """Reasons why a gateway is of no use just now; another one may be."""
 
+_DIGITS = 4
+"""In what a gateway counts."""
+
 _RETRIED = frozenset({"EPOCH_ENDED", "RING_GONE", "RING_DOWN"})
 _STALE = "SEALED_BY_OTHER_ROSTER"
 """The head is another one than when it was sealed, maybe long ago: a request in a queue has ended no ring."""
@@ -270,7 +273,7 @@ class Attempts:
         self._answers = [Answered() for _ in range(question.choices)]
         self._count = 0  # attempts in a row that brought nothing
         self._failed = 0  # of these, and of those that did not get as far as a ring
-        self._told = 0  # to gateways, of these
+        self._told = 0  # of these, as the gateways count them
         self._met = met
         self._gone_since: float | None = None
         self._begun = 0.0  # the last attempt
@@ -327,6 +330,11 @@ class Attempts:
         self._last = error
         self._count += error.reason != _STALE
         if attempt is not None:
+            told = error.metadata.get("attempts", "")
+            if told.isdecimal() and len(told) < _DIGITS:
+                self._told = int(told)
+            elif attempt.delivered:
+                self._told = 0
             self._told = max(1, self._told)
         if self._met and error.reason in GONE:
             now = self._clock()

@@ -13,7 +13,13 @@ from sealring.client.attempt import GATEWAY_SECONDS, Attempt, Attempts
 from sealring.client.choice import Loads
 from sealring.client.question import Question, text_prompt
 from sealring.client.types import Ring, Usage
-from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, EpochEnded, Unavailable
+from sealring.mesh.errors import (
+    DeadlineExceeded,
+    EnvelopeError,
+    EpochEnded,
+    FailedPrecondition,
+    Unavailable,
+)
 from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo
 from sealring.v1 import inference_pb2 as inference
 
@@ -321,6 +327,27 @@ def test_a_gateway_knows_what_was_asked_before() -> None:
     assert first.request.attempts == 0
     attempts.pause_after(EpochEnded("gone"), first)
     assert attempts.next(CLUSTER.roster, Loads()).request.attempts == 1
+
+
+def test_gateways_go_on_counting_where_the_last_one_stopped() -> None:
+    attempts = Attempts(question(timeout=500.0), clock=lambda: 0.0)
+    told = []
+    for said, delivered in [
+        ("2", False),
+        ("", False),
+        ("9" * 9, False),
+        ("-4", False),
+        ("", True),
+        ("3", True),
+    ]:
+        attempt = attempts.next(CLUSTER.roster, Loads())
+        attempt.delivered = delivered
+        stale = Unavailable("no", reason="SEALED_BY_OTHER_ROSTER", **({"attempts": said} if said else {}))
+        attempts.pause_after(stale, attempt)
+        told.append(attempts.next(CLUSTER.roster, Loads()).request.attempts)
+    assert told == [2, 2, 2, 2, 1, 3]
+    with pytest.raises(FailedPrecondition):
+        attempts.pause_after(FailedPrecondition("enough", reason="REQUEST_GIVEN_UP"), attempt)
 
 
 def test_the_next_attempt_asks_for_what_is_missing_one_answer_after_the_other() -> None:

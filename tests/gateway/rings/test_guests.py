@@ -6,7 +6,7 @@ from array import array
 import pytest
 
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
-from sealring.gateway.scheduler import Request
+from sealring.gateway.scheduler import MAX_ATTEMPTS, Request
 from sealring.gateway.scheduler.actions import Answered, End
 from sealring.mesh.errors import InvalidInput, ResourceExhausted
 from sealring.v1 import control_pb2 as control
@@ -57,11 +57,17 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     assert (again.begun, again.brought) == (True, 3)
 
 
-@pytest.mark.parametrize(("again", "attempts", "claimed"), [(False, 0, 0), (True, 0, 1), (True, 2, 3)])
-def test_the_other_gateway_knows_what_goes_on_after_a_fault(again: bool, attempts: int, claimed: int) -> None:
-    asked = ask(attempts=attempts, claimed=min(attempts, 1))
+@pytest.mark.parametrize(
+    ("again", "attempts", "claimed", "told"),
+    [(False, 0, 0, 0), (True, 0, 0, 1), (False, 0, 3, 1), (True, 2, 3, 2), (True, 99, 0, MAX_ATTEMPTS - 1)],
+)
+def test_the_other_gateway_knows_what_goes_on_after_a_fault(
+    again: bool, attempts: int, claimed: int, told: int
+) -> None:
+    """By what the guest has seen: of what a client claims it only knows that there is something."""
+    asked = ask(attempts=attempts, claimed=claimed)
     answer = GuestAnswer(lambda told: None, 3, 1, Refused())
-    assert answer.request(Sent().add(asked, 0, 0.0, again=again), "demo", CONTEXT).claimed == claimed
+    assert answer.request(Sent().add(asked, 0, 0.0, again=again), "demo", CONTEXT).attempts == told
 
 
 def test_a_deadline_is_that_of_the_arrival_and_ends_with_the_wait() -> None:

@@ -553,8 +553,62 @@ def test_a_request_that_ends_every_epoch_is_given_up() -> None:
         driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
         driver.under_way.clear()
         driver.take(driver.scheduler.attach(driver.facts))
-    assert driver.failed == {"poison": "EPOCH_ENDED"}
+    assert driver.failed == {"poison": "REQUEST_GIVEN_UP"}
     assert driver.scheduler.load().running == 1
+
+
+def ends_epochs(driver: Driver, kind: str) -> int:
+    """Lets the ring run. Its epoch ends with each prefill or decode step of "poison". How many did."""
+    ended = 0
+    while driver.under_way:
+        step = driver.under_way[0]
+        rows = driver.sampled.get(step.number) or [chunk.row for chunk in step.prefill.chunks]
+        if not step.HasField(kind) or all(driver.rows[row].id != "poison" for row in rows):  # type: ignore[arg-type]
+            driver.done()
+            continue
+        ended += 1
+        for state in (driver.under_way, driver.lanes, driver.sampled, driver.rows, driver.tokens):
+            state.clear()  # type: ignore[attr-defined]
+        driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+        driver.take(driver.scheduler.attach(driver.facts))
+    return ended
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize(("stages", "max_rows"), [(1, 3), (3, 64)])
+def test_what_ends_every_epoch_is_given_up_and_nothing_else(
+    kind: str, place: int, stages: int, max_rows: int
+) -> None:
+    """Whatever is computed beside it, or waits. Of an answer each epoch brings a token, with its prefill."""
+    driver = Driver(stages, max_rows=max_rows, chunk=64)
+    driver.ask("running", max_tokens=500)
+    driver.done(9)
+    for number in range(10):
+        driver.ask("poison" if number == place else f"r{number}", prompt=200, max_tokens=60)
+    assert ends_epochs(driver, kind) == MAX_ATTEMPTS
+    assert driver.failed == {"poison": "REQUEST_GIVEN_UP"}
+    assert len(driver.finished) == 10
+    fail = next(action for action in driver.actions if isinstance(action, Fail))
+    assert "5 times" in fail.error.message
+
+
+def test_what_a_client_says_of_earlier_attempts_counts_and_makes_nobody_wait() -> None:
+    driver = Driver(1)
+    for name, claimed in (("first", 4), ("second", 3), ("third", 0)):
+        driver.prompts[name] = 10
+        request = Request(name, "", 8, inference.Envelope(sealed=b"s"), claimed=claimed)
+        driver.take(driver.scheduler.submit(request, 0.0))
+    assert len(driver.rows) == 3
+    driver.done()
+    driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+    assert driver.failed == {"first": "REQUEST_GIVEN_UP"}
+    driver.under_way.clear()
+    driver.take(driver.scheduler.attach(driver.facts))
+    driver.done(8)
+    driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+    assert driver.failed == {"first": "REQUEST_GIVEN_UP", "second": "EPOCH_ENDED", "third": "EPOCH_ENDED"}
+    assert {request.id: request.tried for request in driver.rows.values()} == {"second": 1, "third": 1}
 
 
 def test_of_an_epoch_without_memory_the_request_fails_whose_prompt_was_computed() -> None:

@@ -462,13 +462,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                 case Fail(request, error):
                     self.end(request, action)
                     told = any(self.tokens.get((request.id, choice)) for choice in range(request.choices))
-                    if error.reason == "EPOCH_ENDED":
-                        assert request.attempts == MAX_ATTEMPTS or (request.sealed and told)
+                    assert (error.reason == "REQUEST_GIVEN_UP") == (request.tried >= MAX_ATTEMPTS)
+                    assert (error.reason == "EPOCH_ENDED") <= (request.sealed and told)
                     assert (error.reason == "DEADLINE_PASSED") <= (request.deadline <= self.now)
                     assert error.reason in {
                         "DEADLINE_PASSED",
                         "EPOCH_ENDED",
                         "QUEUE_FULL",
+                        "REQUEST_GIVEN_UP",
                         "TOO_LARGE_FOR_RING",
                         "CONTEXT_FULL",
                     }
