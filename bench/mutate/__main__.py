@@ -53,7 +53,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--packages", default=",".join(TESTS), help="comma-separated, all by default")
     parser.add_argument("--modules", default="", help="only these files, comma-separated")
     parser.add_argument("--tests", nargs="*", default=(), help="only these test files")
-    near = "only the tests that mirror a changed file or import it: quicker, and notices fewer"
+    near = "no tests more than two imports from a changed file: quicker, and notices fewer"
     parser.add_argument("--near", action="store_true", help=near)
     parser.add_argument("--sample", type=int, default=15, help="mutants of each package; 0: all")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,8 +1,8 @@
 """A private copy of the tree, and a package's own tests run in it, each time in a forked child.
 
-A mutant is tried first with the tests that mirror its file, then with those that import it, then with the
-rest, folder by folder, and last with those that start the real processes. A file of tests runs without any
-change once, when a mutant first needs it: what is noticed close by costs little.
+A mutant is tried first with the tests that mirror its file, then with those that import it, those that import
+what imports it, and the rest, folder by folder; last of all with those that start the real processes. A file
+of tests runs without any change once, when a mutant first needs it: what is noticed close by costs little.
 
 Leaks count: what a test leaves unclosed fails it, as the warning or the unraisable exception that it is.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import compileall
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -57,6 +58,9 @@ _OPTIONS = (
     *("-m", "not sweep", "-Wignore:Module already imported"),
     *("-Werror::ResourceWarning", "-Werror::pytest.PytestUnraisableExceptionWarning"),
 )
+_FAR = 3
+"""Steps of imports between a test and a file that say nothing any more."""
+
 _PATIENCE = 7200.0
 """Seconds for a package's tests without any change."""
 
@@ -113,27 +117,40 @@ class Suite:
         self._folder = folder
         self._near = near
         self._package = package
-        self._files = {name: _read(folder / name) for name in _found(folder, files or TESTS[package])}
+        self._files = _found(folder, files or TESTS[package])
+        self._imports = functools.cache(lambda name: _imports(folder, name))
         self._ran: set[str] = set()
         self.unchanged = Unchanged()
 
     def nearest(self, file: str, mirror: str) -> Iterator[set[str]]:
         """All files of tests in groups, those that say most about a file of source first: its mirror, those
-        that import it, then the others by folder, those close to the mirror before those far from it.
+        that import it or what imports it, then the others by folder, those close to the mirror before those
+        far from it.
 
         Without the others if it is `near` alone."""
-        name = f"sealring.{file.removeprefix('sealring/').removesuffix('.py').replace('/', '.')}"
-        name = name.removesuffix(".__init__")
         groups: defaultdict[tuple[bool, int, str], set[str]] = defaultdict(set)
-        for test, (imports, dear) in self._files.items():
-            folder = os.path.dirname(test)
+        for test in self._files:
+            dear, folder = (
+                "pytest.mark.integration" in (self._folder / test).read_text(),
+                os.path.dirname(test),
+            )
+            steps = self._steps(test, file)
             if test == mirror:
-                groups[False, -2, ""].add(test)
-            elif name in imports:
-                groups[dear, -1, ""].add(test)
+                groups[False, -_FAR, ""].add(test)
+            elif steps < _FAR:
+                groups[dear, steps - _FAR, ""].add(test)
             else:
                 groups[dear, os.path.relpath(folder, os.path.dirname(mirror)).count("/"), folder].add(test)
         yield from (groups[key] for key in sorted(groups) if key[1] < 0 or not self._near)
+
+    def _steps(self, test: str, file: str) -> int:
+        """1: the test, or the fixtures beside it, import the file; 2: what they import does."""
+        found = {test, os.path.join(os.path.dirname(test), "conftest.py")}
+        for steps in range(1, _FAR):
+            found = {name for one in found for name in self._imports(one)}
+            if file in found:
+                return steps
+        return _FAR
 
     def run_unchanged(self, files: Collection[str]) -> None:
         """Runs those of these files of tests that did not run yet, watching which test runs what.
@@ -204,16 +221,23 @@ def _found(folder: Path, names: Collection[str]) -> list[str]:
     return sorted({path.relative_to(folder).as_posix() for path in every if path.is_file()})
 
 
-def _read(path: Path) -> tuple[set[str], bool]:
-    """The names of modules, and of what is in them, that a file imports; whether it starts real processes."""
-    found: set[str] = set()
-    text = path.read_text()
-    for node in ast.walk(ast.parse(text)):
+def _imports(folder: Path, file: str) -> set[str]:
+    """The files of the tree that one of its files imports, helpers of tests among them."""
+    path = folder / file
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text() if path.is_file() else "")):
         if isinstance(node, ast.Import):
-            found |= {one.name for one in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
-    return found, "pytest.mark.integration" in text
+            names |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = "sealring." + ".".join(Path(file).parts[: -node.level]) + "." if node.level else ""
+            module = (above + (node.module or "")).rstrip(".")
+            names |= {module, *(f"{module}.{one.name}" for one in node.names)}
+    found = set()
+    for name in names:
+        inner = name.replace(".", "/")
+        for place in (inner.removeprefix("sealring/"), inner, f"tests/support/{inner}"):
+            found |= {one for one in (f"{place}.py", f"{place}/__init__.py") if (folder / one).is_file()}
+    return found
 
 
 class _Plugin:

@@ -78,22 +78,31 @@ class Box:
 
 def test_tests_close_to_a_change_are_tried_before_those_far_from_it(tmp_path: Path) -> None:
     files = {
-        "rings/test_a.py": "",
-        "test_uses.py": "from sealring.mesh.rings.a import Ring",
-        "test_within.py": "from sealring.mesh.rings import a",
-        "rings/test_b.py": "import sealring.mesh.rings.b",
-        "pki/test_c.py": "",
-        "rings/test_real.py": "import pytest\npytestmark = pytest.mark.integration",
+        "tests/mesh/rings/test_a.py": "",
+        "tests/mesh/test_uses.py": "from sealring.mesh.rings.a import Ring",
+        "tests/mesh/test_within.py": "def test() -> None:\n    from sealring.mesh.rings import a",
+        "tests/mesh/fixtures/conftest.py": "import sealring.mesh.rings.a",
+        "tests/mesh/fixtures/test_by_fixtures.py": "",
+        "tests/mesh/test_helped.py": "from helper import help",
+        "tests/support/helper.py": "from sealring.mesh.rings.a import Ring",
+        "tests/mesh/rings/test_b.py": "import sealring.mesh.rings.b",
+        "tests/mesh/rings/test_c.py": "import sealring.mesh.rings.c",
+        "tests/mesh/pki/test_d.py": "",
+        "tests/mesh/rings/test_real.py": "import pytest\npytestmark = pytest.mark.integration",
+        "mesh/rings/a.py": "",
+        "mesh/rings/b.py": "from .a import Ring",
+        "mesh/rings/c.py": "from .b import Ring",
     }
     for name, text in files.items():
-        (tmp_path / "tests/mesh" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "tests/mesh" / name).write_text(text)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     ordered = [
         sorted(test.removeprefix("tests/mesh/") for test in group)
         for group in Suite(tmp_path, "mesh").nearest("mesh/rings/a.py", "tests/mesh/rings/test_a.py")
     ]
-    near = [["rings/test_a.py"], ["test_uses.py", "test_within.py"]]
-    assert ordered == [*near, ["rings/test_b.py"], ["pki/test_c.py"], ["rings/test_real.py"]]
+    one_step = ["fixtures/test_by_fixtures.py", "test_uses.py", "test_within.py"]
+    near = [["rings/test_a.py"], one_step, ["rings/test_b.py", "test_helped.py"]]
+    assert ordered == [*near, ["rings/test_c.py"], ["pki/test_d.py"], ["rings/test_real.py"]]
     suite = Suite(tmp_path, "mesh", near=True)
     assert len(list(suite.nearest("mesh/rings/a.py", "tests/mesh/rings/test_a.py"))) == len(near)
 
