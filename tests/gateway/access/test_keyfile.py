@@ -105,6 +105,8 @@ def test_changes_at_once_are_all_kept(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("cheap")
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = KeyFile(tmp_path)
+    labelled = keys.create(USE, label="x" * 64)[1]
+    assert labelled.label == "x" * 64
     for label in ("x" * 65, "new\nline", "\x1b[2J"):
         with pytest.raises(InvalidInput) as caught:
             keys.create(USE, label=label)
@@ -112,13 +114,13 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput) as none:
         keys.create([])
     assert none.value.reason == "NO_SCOPE"
-    monkeypatch.setattr(keyfile, "MAX_KEYS", 3)
+    monkeypatch.setattr(keyfile, "MAX_KEYS", 4)
     first, second, third = (keys.create(USE)[1] for _ in range(3))
     with pytest.raises(ResourceExhausted):
         keys.create(USE)
     keys.revoke(second.id)
     fourth = keys.create(USE)[1]
-    assert set(keys.read()) == {first.id, third.id, fourth.id}
+    assert set(keys.read()) == {labelled.id, first.id, third.id, fourth.id}
 
 
 @pytest.mark.usefixtures("cheap")

@@ -57,12 +57,14 @@ def test_a_hash_fits_its_own_key_only() -> None:
 
 def test_hashes_of_other_kinds_and_costs_are_none() -> None:
     tail = "$" + "a" * 22 + "$" + "b" * 43
-    assert is_hash("$argon2id$v=19$m=65536,t=2,p=1" + tail)
+    for memory, times in ((65536, 2), (1, 1), (262144, 16)):
+        assert is_hash(f"$argon2id$v=19$m={memory},t={times},p=1" + tail)
     for head in (
         "$argon2i$v=19$m=65536,t=2,p=1",
         "$argon2id$v=16$m=65536,t=2,p=1",
-        "$argon2id$v=19$m=4194304,t=2,p=1",
-        "$argon2id$v=19$m=65536,t=99,p=1",
+        "$argon2id$v=19$m=262145,t=2,p=1",
+        "$argon2id$v=19$m=65536,t=17,p=1",
+        "$argon2id$v=19$m=65536,t=0,p=1",
         "$argon2id$v=19$m=0,t=2,p=1",
         "$argon2id$v=19$m=65536,t=2,p=4",
         "",

@@ -37,6 +37,7 @@ async def test_who_asks_again_is_told_the_same_answer_once_computed(
     assert len(backend.requests) == 2
     reused = await ask(http, "a", max_tokens=3)
     assert (reused.status_code, reused.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    assert (await ask(http, "x" * 255)).status_code == 200
     assert (await ask(http, "x" * 256)).status_code == 400
 
 
@@ -129,13 +130,19 @@ async def test_what_breaks_off_by_a_fault_of_ours_is_not_kept() -> None:
     assert await texts(answers.events("", "k", b"1", lambda: told("b"))) == ["b"]
 
 
-async def test_the_oldest_answers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "KEPT_BYTES", 3 * 1300)
+@pytest.mark.parametrize(("lacking", "left"), [(0, ["2", "3", "4"]), (1, ["3", "4"])])
+async def test_the_oldest_answers_make_room(
+    monkeypatch: pytest.MonkeyPatch, lacking: int, left: list[str]
+) -> None:
     answers = KeptAnswers()
     for number in range(5):
         await texts(answers.events("", str(number), b"", lambda: told("x" * 1000)))
         await asyncio.sleep(0)
-    assert [key for _, key in answers._kept] == ["2", "3", "4"]
+        if not number:
+            size = answers._kept["", "0"].size
+            monkeypatch.setattr(kept, "KEPT_BYTES", 3 * size - lacking)
+    assert size > 1000
+    assert [key for _, key in answers._kept] == left
 
 
 async def test_what_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:

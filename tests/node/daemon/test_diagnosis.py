@@ -149,8 +149,34 @@ async def test_a_child_looks_at_the_machine(
     assert json.loads(report)["facts"]["name"] == "mini"
     assert "models.folders" in {one["id"] for one in json.loads(report)["findings"]}
     assert asked[0]["settings"]["models"] == ["/models"]
+    clock.now += module.KEPT_SECONDS - 1
     assert await diagnosis.report() is report
     assert len(asked) == 1
+    clock.now += 1
+    assert await diagnosis.report() is not report
+
+
+@pytest.mark.parametrize(("longer", "told"), [(0, True), (1, False)])
+async def test_a_report_is_so_long_at_most(
+    longer: int, told: bool, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "talking.py").write_text(f"print('x' * {100 + longer}, end='')")
+    monkeypatch.setattr(module, "MODULE", "talking")
+    monkeypatch.setattr(module, "MAX_REPORT_BYTES", 100)
+    monkeypatch.setattr(module, "child_environment", lambda _: {"PYTHONPATH": str(tmp_path)})
+    if told:
+        assert await make(None).report() == b"x" * 100
+        return
+    with pytest.raises(Unavailable):
+        await make(None).report()
+
+
+@pytest.mark.parametrize(("limit", "shown"), [(256, 256), (0, 0), (-1, 1 << 32)])
+async def test_no_limit_of_open_files_is_told_as_a_large_one(
+    limit: int, shown: int, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.resource, "getrlimit", lambda _: (limit, -1))
+    assert (await make(None).connect()).file_limit == shown
 
 
 @pytest.mark.parametrize(

@@ -165,10 +165,12 @@ def test_rosters_are_forgotten_in_their_order(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sealed_rows, "MAX_ROSTERS", 2)
     head = Head()
     first = head.cluster.roster
-    for _ in range(2):
-        head.unsealer.learn(head.cluster.publish())
+    learnt = [head.cluster.publish() for _ in range(2)]
+    for roster in learnt:
+        head.unsealer.learn(roster)
     refused(head, "SEALED_BY_OTHER_ROSTER", roster=first)
-    head.unsealer.open(head.seal()[0], head.plan)
+    for roster in learnt:
+        head.unsealer.open(head.seal(roster=roster)[0], head.plan)
 
 
 def test_limits_are_those_that_were_sealed_and_rubbish_is_none() -> None:

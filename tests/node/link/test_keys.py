@@ -89,6 +89,7 @@ def test_same_link_compares_everything_but_the_roster(pair: Any) -> None:
     context = pair.params[0].context
     newer = dataclasses.replace(context, roster_version=context.roster_version + 1, roster_hash=bytes(32))
     assert context.same_link(newer)
+    assert context.same_link(context)
     assert not newer.same_link(context)
     for field in ("epoch", "from_rank", "to_rank", "own_rank"):
         assert not context.same_link(dataclasses.replace(context, **{field: 9}))
