@@ -84,3 +84,14 @@ def test_a_ring_whose_records_take_less_than_the_limit_loses_none(
         received[rank] += 1
         waits_since[rank] = now
         assert look(watch, rank, now, sent=sent[rank], received=received[rank]) is None
+
+
+def test_a_record_is_lost_after_so_long_on_its_way_and_waited_for() -> None:
+    for later, waiting, lost in (
+        (LOST_SECONDS, LOST_SECONDS, 0),
+        (LOST_SECONDS - 0.01, LOST_SECONDS, None),
+        (LOST_SECONDS, LOST_SECONDS - 0.01, None),
+    ):
+        watch = LossWatch(2)
+        look(watch, 0, 0.0, sent=1)
+        assert look(watch, 1, later, waiting=waiting) == lost
