@@ -154,7 +154,7 @@ async def look(admin: Admin) -> dict[str, Any]:
 
 def why_idle(node: dict[str, Any], deployments: list[dict[str, Any]]) -> str:
     """Why a node is in no ring; nothing for one that is in one."""
-    if node["ring"]:
+    if node["rings"]:
         return ""
     if node["state"] == "offline":
         seen = f"last seen {moment(node['last_seen'])}" if node["last_seen"] else "it has not connected yet"

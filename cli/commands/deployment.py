@@ -402,7 +402,7 @@ async def count_idle(admin: Admin, plan: Any) -> int:
 
     answer = await admin.call("ListNodes")
     used = {stage.member for ring in plan.rings for stage in ring.stages}
-    free = [node for node in answer.nodes if node.id not in used and not node.ring]
+    free = [node for node in answer.nodes if node.id not in used and not node.rings]
     return sum(node.state == admin_pb2.NODE_STATE_ONLINE for node in free)
 
 

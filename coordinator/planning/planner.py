@@ -29,9 +29,15 @@ from sealring.coordinator.planning.arrangement import (
     shortfall,
     snake,
 )
-from sealring.coordinator.planning.demand import Demand, capacity, check_profile
-from sealring.coordinator.planning.reasons import reasons
-from sealring.coordinator.planning.refusals import does_not_fit, split_does_not_fit, too_few_nodes, usable
+from sealring.coordinator.planning.demand import Demand, check_profile
+from sealring.coordinator.planning.reasons import of_members, reasons
+from sealring.coordinator.planning.refusals import (
+    does_not_fit,
+    size,
+    split_does_not_fit,
+    too_few_nodes,
+    usable,
+)
 from sealring.coordinator.planning.specs import check_spec
 from sealring.mesh.crypto.encoding import canonical_json
 from sealring.mesh.errors import InvalidInput
@@ -78,17 +84,30 @@ def plan(
         made.reasons.append(CLEAR)
     else:
         made.reasons.extend(reasons(asked, made.spec, demand, rings, members, wanted, profile.trimmable))
+    if not asked.max_rows:
+        made.reasons.append(_left(made, rings))
+    made.reasons.extend(of_members(asked, rings, members))
     return made
 
 
-def kv_budget(stage: admin_pb2.StagePlan) -> int:
-    """Bytes that a planned stage may spend on KV caches; all that there are in plans of earlier releases."""
-    return stage.kv_budget or capacity(stage.memory_usable) - stage.weight_bytes
+def _left(made: admin_pb2.DeploymentPlan, rings: Sequence[Ring]) -> str:
+    """How many rows there are, and what these leave of the member with least for another deployment."""
+    rows = made.spec.max_rows
+    rooms = {member.id: member for ring in rings for member, _ in ring}
+    stages = [stage for ring in made.rings for stage in ring.stages]
+    stage = min(stages, key=lambda one: rooms[one.member].room - memory_of(one))
+    left = rooms[stage.member].room - memory_of(stage)
+    told = f"memory for {rows} sequences of that length at once, which leaves {size(left)} of "
+    told += f"{stage.member_name} to other deployments"
+    few = rows // 4
+    if not few or 4 * left >= stage.kv_budget:
+        return told
+    return told + f"; --max-rows {few} would leave {size(left + stage.kv_budget * (rows - few) // rows)}"
 
 
 def memory_of(stage: admin_pb2.StagePlan) -> int:
     """Bytes that a planned stage may take of its member."""
-    return stage.weight_bytes + kv_budget(stage)
+    return stage.weight_bytes + stage.kv_budget
 
 
 def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile) -> None:
@@ -222,8 +241,12 @@ def _alike(
         raise too_few_nodes(spec, count, members, candidates)
     named = {member: place for place, member in enumerate(spec.members)}
     strongest = sorted(members, key=lambda one: (named.get(one.id, 0), -one.room, one.id))
-    free_first = strongest if named else sorted(strongest, key=lambda one: bool(one.shares))
-    tried = [order[:count] for order in (free_first, strongest)]
+    orders = [strongest]
+    if not named:  # as `usable` has them, then whoever has room
+        free_first = sorted(strongest, key=lambda one: bool(one.shares))
+        have_first = sorted(strongest, key=lambda one: (bool(one.shares), one.fetches))
+        orders = [have_first, free_first, sorted(strongest, key=lambda one: one.fetches), strongest]
+    tried = [order[:count] for order in orders]
 
     def holding(context: int) -> list[Candidate] | None:
         needed = _demand(spec, profile, context).total(1)
@@ -256,14 +279,14 @@ def _finish(
     demand = _demand(spec, profile, spec.context)
     whole = spec.strategy == TENSOR
     planned = [_ring_plan(ring_id(spec.name, index), demand, ring, whole) for index, ring in enumerate(rings)]
-    rows = (kv_budget(stage) // max(1, stage.kv_bytes) for ring in planned for stage in ring.stages)
+    rows = (stage.kv_budget // max(1, stage.kv_bytes) for ring in planned for stage in ring.stages)
     spec.max_rows = spec.max_rows or max(1, min(DEFAULT_MAX_ROWS, *rows))
     longest = _demand(spec, profile, spec.context, _ROW_SLACK)
     for planned_ring in planned:
         for stage in planned_ring.stages:
             row = longest.row_bytes(stage.first_layer, stage.end_layer)
             stage.kv_budget = min(stage.kv_budget, max(1, spec.max_rows * row))
-        planned_ring.kv_budget = min(map(kv_budget, planned_ring.stages))
+        planned_ring.kv_budget = min(stage.kv_budget for stage in planned_ring.stages)
     return admin_pb2.DeploymentPlan(
         spec=spec, profile=profile, rings=planned, plan_hash=plan_hash(spec, profile, planned)
     )
@@ -294,7 +317,7 @@ def _ring_plan(name: str, demand: Demand, ring: Ring, whole: bool) -> admin_pb2.
         ring=name,
         stages=stages,
         min_trust=min(stage.trust for stage in stages),
-        kv_budget=min(kv_budget(stage) for stage in stages),
+        kv_budget=min(stage.kv_budget for stage in stages),
     )
 
 

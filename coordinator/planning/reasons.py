@@ -48,8 +48,6 @@ def reasons(
         told.append(
             f"a context of {made.context} tokens, for {wanted} do not fit (--kv-bits 8 or more nodes help)"
         )
-    if not asked.max_rows:
-        told.append(f"memory for {made.max_rows} sequences of that length at once")
     for ring in rings:
         speeds = [member.speed for member, _ in ring]
         if differ(speeds) and not asked.split:
@@ -60,9 +58,16 @@ def reasons(
                 for member, layers in ring
                 if fastest >= SLOW * member.speed
             ][:_SHOWN]
+    return told
+
+
+def of_members(
+    asked: admin_pb2.DeploymentSpec, rings: Sequence[Ring], able: Sequence[Candidate]
+) -> list[str]:
+    """Which of a plan's members serve other rings, and which have to get the model first."""
     free = any(not member.shares for member in able)
     why = "as asked" if asked.members else ("the free nodes do not hold it" if free else "no node is free")
-    told += [
+    told = [
         f"{member.name} also serves {' and '.join(member.shares)}, and has {size(member.room)} left: {why}"
         for ring in rings
         for member, _ in ring

@@ -130,7 +130,7 @@ def _cut(model: Model, groups: Sequence[tuple[Candidate, ...]]) -> Shape | None:
 
 
 def _reasons(shown: Sequence[Estimate], members: Sequence[Candidate], network: Network) -> Iterator[str]:
-    unknown = [member.name for member in members if member.rate is None]
+    unknown = sorted(member.name for member in members if member.rate is None)
     if unknown:
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
         yield (

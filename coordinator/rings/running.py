@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sealring.coordinator.planning.planner import kv_budget
 from sealring.coordinator.rings.epochs import Phase, RingEpochs
 from sealring.coordinator.rings.pace import Pace
 from sealring.v1 import admin_pb2, membership_pb2
@@ -109,7 +108,7 @@ class RunningRing:
             model_digest=self.digest,
             context=self.spec.context,
             max_rows=self.spec.max_rows,
-            kv_budget=kv_budget(stage),
+            kv_budget=stage.kv_budget,
             prefill_chunk=self.spec.prefill_chunk,
             kv_bits=self.spec.kv_bits,
             speculate=self.spec.speculate,

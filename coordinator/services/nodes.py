@@ -49,9 +49,6 @@ def describe_node(
             end_layer=stage.end_layer,
             memory=memory_of(stage),
         )
-    for first in node.rings[:1]:
-        node.ring, node.rank = first.ring, first.rank
-        node.first_layer, node.end_layer = first.first_layer, first.end_layer
     return node
 
 

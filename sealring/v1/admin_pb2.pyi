@@ -350,10 +350,6 @@ class Node(_message.Message):
     MEMORY_USED_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     LAST_SEEN_FIELD_NUMBER: _builtins.int
-    RING_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
-    FIRST_LAYER_FIELD_NUMBER: _builtins.int
-    END_LAYER_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
@@ -371,11 +367,6 @@ class Node(_message.Message):
     memory_used: _builtins.int
     load: _builtins.float
     last_seen: _builtins.int
-    ring: _builtins.str
-    """the first of `rings`, as the next three are"""
-    rank: _builtins.int
-    first_layer: _builtins.int
-    end_layer: _builtins.int
     software_version: _builtins.str
     trouble: _builtins.str
     """why it is not online, or not as it should be; empty where nothing is known"""
@@ -405,10 +396,6 @@ class Node(_message.Message):
         memory_used: _builtins.int = ...,
         load: _builtins.float = ...,
         last_seen: _builtins.int = ...,
-        ring: _builtins.str = ...,
-        rank: _builtins.int = ...,
-        first_layer: _builtins.int = ...,
-        end_layer: _builtins.int = ...,
         software_version: _builtins.str = ...,
         trouble: _builtins.str = ...,
         manifest: _builtins.str = ...,
@@ -418,7 +405,7 @@ class Node(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "end_layer", b"end_layer", "first_layer", b"first_layer", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "rank", b"rank", "ring", b"ring", "rings", b"rings", "software_version", b"software_version", "state", b"state", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "rings", b"rings", "software_version", b"software_version", "state", b"state", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

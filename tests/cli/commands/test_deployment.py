@@ -36,7 +36,10 @@ class Admin:
         if method == "CreateDeployment":
             return admin_pb2.CreateDeploymentResponse(plan=plan)
         if method == "ListNodes":
-            nodes = [admin_pb2.Node(id=name, state=state, ring=ring) for name, state, ring in NODES]
+            nodes = [
+                admin_pb2.Node(id=name, state=state, rings=[admin_pb2.NodeRing(ring=ring)] if ring else [])
+                for name, state, ring in NODES
+            ]
             return admin_pb2.ListNodesResponse(nodes=nodes)
         if not self.serves:
             raise KeyboardInterrupt

@@ -39,7 +39,7 @@ def deployment(**spec: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "spec", "why"),
     [
-        ({"ring": "m-0"}, {}, ""),
+        ({"rings": [admin_pb2.NodeRing(ring="m-0")]}, {}, ""),
         ({"state": OFFLINE}, {}, "offline, it has not connected yet"),
         ({"state": OFFLINE, "last_seen": 1}, {}, "offline, last seen 19"),
         ({"state": OFFLINE, "trouble": "its clock is wrong"}, {}, "offline, its clock is wrong"),

@@ -14,7 +14,7 @@ from sealring.coordinator.planning import arrangement
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand, capacity
-from sealring.coordinator.planning.planner import kv_budget, plan
+from sealring.coordinator.planning.planner import plan
 from sealring.coordinator.planning.speeds import Rate, Speeds
 from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
 from sealring.gateway.scheduler.memory import Ledger
@@ -92,7 +92,7 @@ def test_exactly_the_stages_asked_for() -> None:
     head, middle, tail = made.rings[0].stages
     assert (head.weight_bytes, middle.weight_bytes, tail.weight_bytes) == (350 * MIB, 300 * MIB, 350 * MIB)
     assert head.kv_bytes == 3 * 1024 * 2048
-    assert made.rings[0].kv_budget == min(kv_budget(stage) for stage in made.rings[0].stages)
+    assert made.rings[0].kv_budget == min(stage.kv_budget for stage in made.rings[0].stages)
     assert made.rings[0].ring == "demo-0"
 
 
@@ -521,6 +521,34 @@ def test_a_tensor_ring_shares_nodes_where_the_free_ones_hold_less_of_it(
     made = plan(asked, profile(kv_bytes_per_token=[16 * 1024] * 9), nodes)
     assert names(made) == chosen
     assert made.spec.context == (context or 2048)
+
+
+def test_a_tensor_ring_takes_nodes_that_have_the_model_where_these_hold_it() -> None:
+    """And says who gets it first where they do not, or hold less of its context."""
+    small, large = [member(1, 2 * GIB), member(2, 2 * GIB)], [member(3, 8 * GIB), member(4, 8 * GIB)]
+    nodes = [*small, *(dataclasses.replace(one, fetches=True) for one in large)]
+    asked = spec(strategy="tensor", stages=2, clear_links=True)
+    made = plan(asked, profile(), nodes)
+    assert names(made) == ["node-1", "node-2"]
+    assert "first get the model" not in "\n".join(made.reasons)
+    made = plan(asked, profile(max_context=1 << 20), nodes)
+    assert names(made) == ["node-3", "node-4"]
+    assert "node-3, node-4 first get the model" in "\n".join(made.reasons)
+    taken = [dataclasses.replace(one, shares=("big-0",), taken=MIB) for one in small]
+    assert names(plan(asked, profile(), [*taken, *nodes[2:]])) == ["node-3", "node-4"], "free ones first"
+
+
+def test_a_plan_says_what_its_rows_leave_to_others() -> None:
+    """And what a smaller number would leave, where they take most of it."""
+    tight = plan(spec(), profile(), [member(1, 2 * GIB)])
+    assert (
+        "memory for 46 sequences of that length at once, which leaves 0 bytes of node-1 to other deployments"
+        "; --max-rows 11 would leave 641.6 MiB"
+    ) in tight.reasons
+    roomy = plan(spec(), profile(), [member(1, 64 * GIB)])
+    assert "to other deployments" in "\n".join(roomy.reasons)
+    assert "--max-rows" not in "\n".join(roomy.reasons)
+    assert "to other deployments" not in "\n".join(plan(spec(max_rows=2), profile(), THREE).reasons)
 
 
 def test_a_ring_is_granted_what_its_rows_may_take_and_leaves_the_rest() -> None:

@@ -31,7 +31,7 @@ async def update_node(ring: Ring, name: str, *, meanwhile: Any = None) -> None:
     await admin.call("DrainNode", id=node.id)
     if meanwhile is not None:
         await meanwhile
-    while (await node_called(ring, name)).ring:
+    while (await node_called(ring, name)).rings:
         await asyncio.sleep(0.1)
     await ring.stop(name)
     await ring.cluster.start_node(name)
