@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from typing import Any
 
 import pytest
 
-from sealring.mesh.errors import EpochEnded
+from sealring.mesh.errors import EpochEnded, SealringError
+from sealring.mesh.rpc.problem import to_problem
 from sealring.node.daemon import carrier_process as daemon_carrier
 from sealring.v1 import engine_pb2
 
@@ -120,3 +122,114 @@ async def test_a_carrier_that_did_not_start_takes_no_orders() -> None:
     with pytest.raises(EpochEnded):
         await carrier.look()
     assert (ended.value.reason, carrier.pid, carrier._answers) == ("CHILD_ENDED", 0, {})
+
+
+class Script:
+    """Both a carrier's process and what watches it: keeps the commands and the pings asked for."""
+
+    pid = 7
+
+    def __init__(self) -> None:
+        self.commands: list[engine_pb2.CarrierCommand] = []
+        self.pings: list[Any] = []
+
+    def send(self, command: bytes) -> None:
+        self.commands.append(engine_pb2.CarrierCommand.FromString(command))
+
+    def watch(self, *, interval: float, deadline: float) -> None:
+        self.pings.append((interval, deadline))
+
+
+class Bench:
+    """A carrier over a script."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self.carrier = daemon_carrier.CarrierProcess(lambda error: self.faults.append(error.reason))
+        self.script = Script()
+        self.carrier._child = self.carrier._liveness = self.script  # type: ignore[assignment]
+
+    def says(self, **event: Any) -> None:
+        self.carrier._message(engine_pb2.CarrierEvent(**event).SerializeToString())
+
+    async def asked(self, work: Any, commands: int = 1) -> asyncio.Task[Any]:
+        """The work, once it has sent so many commands."""
+        task = asyncio.create_task(work)
+        wanted = len(self.script.commands) + commands
+        while len(self.script.commands) < wanted:
+            await asyncio.sleep(0)
+        return task
+
+
+@pytest.fixture
+async def bench() -> Bench:
+    return Bench()
+
+
+async def test_pings_begin_when_the_ring_is_formed(bench: Bench) -> None:
+    forming = await bench.asked(bench.carrier.form(200.0))
+    assert bench.script.pings == []
+    bench.says(knock=engine_pb2.Knock(port=0))
+    knocking = bench.carrier._knocking
+    bench.says(knock=engine_pb2.Knock(port=0))
+    assert bench.carrier._knocking is knocking is not None, "once"
+    bench.says(up=engine_pb2.CarrierUp())
+    await forming
+    await asyncio.wait((knocking,))
+    assert bench.script.pings == [(1.0, 8.0)]
+
+
+async def test_keys_are_installed_when_the_carrier_has_executed_that(bench: Bench) -> None:
+    installing = await bench.asked(bench.carrier.install(b"keys", outgoing=True, at_step=5), commands=2)
+    install, ping = bench.script.commands
+    assert (install.install.keys, install.install.outgoing, install.install.at_step) == (b"keys", True, 5)
+    bench.says(pong=engine_pb2.CarrierPong(sequence=1))
+    await asyncio.sleep(0)
+    assert not installing.done(), "the answer to another ping"
+    bench.says(pong=engine_pb2.CarrierPong(sequence=ping.ping.sequence))
+    await installing
+
+
+async def test_figures_are_the_newest_and_those_of_before_where_none_come(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking = await bench.asked(bench.carrier.look())
+    sequence = bench.script.commands[-1].ping.sequence
+    assert sequence > 1 << 32, "no number of a ping that liveness sends"
+    pong = engine_pb2.CarrierPong(sequence=sequence, records_sealed=7, records_opened=6, waiting_ms=5)
+    bench.says(pong=pong)
+    assert await looking == daemon_carrier.LinkFigures(7, 6, 5)
+    monkeypatch.setattr(daemon_carrier, "_LOOK_SECONDS", 0.0)
+    assert await bench.carrier.look() == daemon_carrier.LinkFigures(7, 6, 0), "nobody knows whether it waits"
+    assert bench.carrier._answers == {}
+
+
+async def test_who_wants_new_keys_says_for_which_link(bench: Bench) -> None:
+    bench.says(rekey=engine_pb2.RekeyWanted(outgoing=True))
+    assert bench.carrier.rekey_wanted(outgoing=True).is_set()
+    assert not bench.carrier.rekey_wanted(outgoing=False).is_set()
+
+
+@pytest.mark.parametrize("how", ["_frozen", "_ended", "says"])
+async def test_a_fault_is_told_once_and_ends_what_is_waited_for(bench: Bench, how: str) -> None:
+    waiting = await bench.asked(bench.carrier.trace(0))
+    if how == "says":
+        bench.says(fault=engine_pb2.CarrierFault(problem=to_problem(EpochEnded("x", reason="LINK_LOST"))))
+    else:
+        getattr(bench.carrier, how)()
+    reason = {"_frozen": "CARRIER_FROZEN", "_ended": "CHILD_ENDED", "says": "LINK_LOST"}[how]
+    with pytest.raises(SealringError) as ended:
+        await waiting
+    bench.carrier._ended()
+    assert (ended.value.reason, bench.faults) == (reason, [reason])
+    for future in (bench.carrier._ready, bench.carrier._up):
+        with pytest.raises(SealringError):
+            await future
+
+
+async def test_who_stops_a_carrier_hears_no_fault_of_it(bench: Bench) -> None:
+    bench.carrier._child = bench.carrier._liveness = None
+    await bench.carrier.stop()
+    bench.carrier._ended()
+    assert bench.faults == []
+    assert bench.carrier._ready.cancelled()

@@ -1,0 +1,226 @@
+"""The daemon's side of an engine, whose process is a script: answers, deadlines, faults, pings."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sealring.mesh.errors import DeadlineExceeded, EpochEnded, ModelError, SealringError
+from sealring.mesh.rpc.problem import to_problem
+from sealring.node.daemon import engine_process
+from sealring.node.daemon.engine_process import EngineFigures, EngineProcess, StageKey
+from sealring.v1 import control_pb2, engine_pb2
+
+STAGE = StageKey("/models/a", "d", 0, 4, 256)
+BUSY, QUIET, LOADING = (1.0, 8.0), (5.0, 8.0), (10.0, 120.0)
+
+
+class Script:
+    """Both a child and what watches it: keeps the commands and the pings asked for."""
+
+    pid = 7
+
+    def __init__(self) -> None:
+        self.commands: list[engine_pb2.EngineCommand] = []
+        self.pings: list[Any] = []
+        self.killed = self.ended = self.stopped = False
+        self.stop_seconds = 0.0
+
+    def send(self, command: bytes) -> None:
+        self.commands.append(engine_pb2.EngineCommand.FromString(command))
+
+    def watch(self, *, interval: float, deadline: float) -> None:
+        self.pings.append((interval, deadline))
+
+    def look(self) -> None:
+        self.pings.append("only looks")
+
+    def kill(self) -> None:
+        self.killed = True
+
+    async def drained(self) -> None: ...
+
+
+class Sink:
+    """The epoch: what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def row_event(self, event: bytes) -> None:
+        self.told.append(event)
+
+    def engine_fault(self, error: SealringError) -> None:
+        self.told.append(error.reason)
+
+
+class Bench:
+    """An engine over a script."""
+
+    def __init__(self) -> None:
+        self.ended: list[EngineProcess] = []
+        self.engine = EngineProcess(self.ended.append)
+        self.script, self.sink = Script(), Sink()
+        self.engine._child = self.engine._liveness = self.script  # type: ignore[assignment]
+
+    def says(self, **event: Any) -> None:
+        self.engine._message(engine_pb2.EngineEvent(**event).SerializeToString())
+
+    async def asked(self, work: Any) -> tuple[asyncio.Task[Any], engine_pb2.EngineCommand]:
+        """The work, begun, and the command that it sent."""
+        task = asyncio.create_task(work)
+        before = len(self.script.commands)
+        while len(self.script.commands) == before:
+            await asyncio.sleep(0)
+        return task, self.script.commands[-1]
+
+    async def open(self) -> engine_pb2.OpenEngineEpoch:
+        """Opens an epoch of a ring of one."""
+        work = self.engine.open_epoch(engine_pb2.OpenEngineEpoch(epoch=3), (), self.sink)
+        task, command = await self.asked(work)
+        self.says(epoch_opened=engine_pb2.EpochOpened(id=command.open_epoch.id))
+        await task
+        return command.open_epoch
+
+
+@pytest.fixture
+async def bench() -> Bench:
+    return Bench()
+
+
+async def test_answers_go_to_who_asked(bench: Bench) -> None:
+    first, one = await bench.asked(bench.engine.profile("/a", 2))
+    second, two = await bench.asked(bench.engine.ranges("/b", 1, 3))
+    assert (one.profile.path, one.profile.ranks, one.profile.hi) == ("/a", 2, 0)
+    assert (two.profile.path, two.profile.lo, two.profile.hi) == ("/b", 1, 3)
+    assert one.profile.id != two.profile.id
+    ranges = [engine_pb2.FileRange(name="f", first=5, end=9)]
+    bench.says(profiled=engine_pb2.ModelProfiled(id=two.profile.id, ranges=ranges))
+    assert await second == [("f", 5, 9)]
+    assert not first.done()
+    bench.says(
+        problem=engine_pb2.EngineProblem(id=one.profile.id, problem=to_problem(ModelError("bad", reason="B")))
+    )
+    with pytest.raises(SealringError) as refused:
+        await first
+    assert refused.value.reason == "B"
+    bench.says(profiled=engine_pb2.ModelProfiled(id=99))
+    assert bench.engine._waiting == {}
+
+
+async def test_a_stage_is_loaded_once_for_all_who_wait_and_no_other_after_it(bench: Bench) -> None:
+    fractions: list[float] = []
+    first, command = await bench.asked(bench.engine.load(STAGE, fractions.append))
+    assert (command.load.path, command.load.digest, command.load.hi) == ("/models/a", "d", 4)
+    assert bench.script.pings == [LOADING]
+    bench.says(progress=engine_pb2.LoadProgress(fraction=0.5))
+    first.cancel()
+    await asyncio.wait((first,))
+    second = asyncio.create_task(bench.engine.load(STAGE, fractions.append))
+    await asyncio.sleep(0)
+    assert len(bench.script.commands) == 1, "who gave up left the load running"
+    with pytest.raises(ValueError, match="one stage"):
+        await bench.engine.load(StageKey("/models/b", "d", 0, 4, 256), fractions.append)
+    bench.says(loaded=engine_pb2.StageLoaded(id=command.load.id, weight_bytes=5))
+    assert (await second).weight_bytes == 5
+    assert bench.engine.loaded == await second
+    assert bench.script.pings == [LOADING, "only looks"]
+    bench.says(progress=engine_pb2.LoadProgress(fraction=1.0))
+    assert fractions == [0.5], "nobody waits any more"
+
+
+async def test_an_epoch_hears_of_its_rows_until_it_is_closed(bench: Bench) -> None:
+    bench.says(pong=engine_pb2.EnginePong(steps=9, memory=5, step_us=4, drafted=3, accepted=2))
+    assert bench.engine.figures == EngineFigures(9, 5, 4, 3, 2)
+    await bench.open()
+    assert bench.engine.figures == EngineFigures(memory=5), "steps are those of this epoch"
+    row = engine_pb2.EngineEvent(done=control_pb2.StepDone(step=1)).SerializeToString()
+    bench.engine._message(row)
+    assert bench.sink.told == [row]
+    closing, command = await bench.asked(bench.engine.close_epoch())
+    bench.engine._message(row)
+    assert bench.sink.told == [row], "it is over"
+    bench.says(epoch_closed=engine_pb2.EpochClosed(id=command.close_epoch.id))
+    await closing
+
+
+async def test_pings_come_often_while_there_is_work(bench: Bench) -> None:
+    await bench.open()
+    assert bench.script.pings == [QUIET]
+    for _ in range(2):
+        bench.engine.send_work(b"")
+    assert bench.script.pings == [QUIET, BUSY]
+    bench.says(pong=engine_pb2.EnginePong())
+    assert bench.script.pings == [QUIET, BUSY], "there was work since the ping before"
+    bench.says(pong=engine_pb2.EnginePong())
+    assert bench.script.pings == [QUIET, BUSY, QUIET]
+    bench.says(pong=engine_pb2.EnginePong())
+    assert len(bench.script.pings) == 3
+
+
+async def test_while_a_group_forms_an_engine_need_not_answer_pings(bench: Bench) -> None:
+    joining, command = await bench.asked(bench.engine.join_group(engine_pb2.JoinGroup(), 30.0))
+    assert bench.script.pings == [(1.0, 60.0)]
+    bench.says(joined=engine_pb2.GroupJoined(id=command.join.id))
+    await joining
+    assert bench.script.pings == [(1.0, 60.0), QUIET]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "killed"), [("_frozen", "ENGINE_FROZEN", True), ("_ended", "CHILD_ENDED", False)]
+)
+async def test_an_end_is_told_to_the_epoch_once_and_to_all_who_wait(
+    bench: Bench, how: str, reason: str, killed: bool
+) -> None:
+    await bench.open()
+    waiting, _ = await bench.asked(bench.engine.trace(0))
+    getattr(bench.engine, how)()
+    assert (bench.sink.told, bench.script.killed) == ([reason], killed)
+    if killed:
+        bench.engine._ended()  # as its child tells then
+    with pytest.raises(EpochEnded) as ended:
+        await waiting
+    assert ended.value.reason == "CHILD_ENDED"
+    assert (bench.sink.told, bench.ended) == ([reason], [bench.engine])
+    with pytest.raises(EpochEnded):
+        await bench.engine._ready
+
+
+async def test_a_fault_of_an_epoch_is_the_engines_own_word(bench: Bench) -> None:
+    await bench.open()
+    for _ in range(2):
+        bench.says(fault=engine_pb2.EngineFault(problem=to_problem(EpochEnded("x", reason="LINK_LOST"))))
+    assert bench.sink.told == ["LINK_LOST"]
+
+
+async def test_an_answer_that_does_not_come_is_named_and_forgotten(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "_TRACE_SECONDS", 0.0)
+    with pytest.raises(DeadlineExceeded) as late:
+        await bench.engine.trace(0)
+    assert late.value.reason == "ENGINE_TIMEOUT"
+    await asyncio.sleep(0)
+    assert bench.engine._waiting == {}
+    bench.says(trace=engine_pb2.TraceTaken(id=bench.script.commands[-1].trace.id))
+
+
+async def test_an_engine_that_did_not_start_takes_no_orders() -> None:
+    engine = EngineProcess(lambda ended: None)
+    assert (engine.alive, engine.pid) == (False, 0)
+    with pytest.raises(EpochEnded):
+        engine.send_work(b"")
+    with pytest.raises(EpochEnded):
+        await engine.profile("/a")
+    await engine.drained()
+    engine.kill()
+    await engine.stop()
+
+
+async def test_what_an_engine_has_of_memory_is_known_once_it_is_ready(bench: Bench) -> None:
+    for limit in (5, 6):
+        bench.says(ready=engine_pb2.EngineReady(memory_limit=limit, overhead=2))
+    assert (bench.engine.memory_limit, bench.engine.overhead) == (6, 2)
+    assert bench.engine._ready.done()
