@@ -6,8 +6,9 @@ model around a text model, say) uses that of its text model.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -68,6 +69,22 @@ class Adapter:
     needs: tuple[str, ...] = ()
     """Names of the module that defines the model by which stages learn what crosses. Not all are public, so
     another release of mlx-lm may lack them."""
+
+    rounds: tuple[str, ...] = ()
+    """Functions of that module which round what they are given, an array first, to a few bits: where two runs
+    differ in the last digit, one may come out a step further, and a check takes that for wrong."""
+
+    @contextlib.contextmanager
+    def unrounded(self, model: nn.Module) -> Iterator[None]:
+        """Meanwhile the functions of `rounds` do nothing."""
+        module, own = _module_of(model), {name: getattr(_module_of(model), name) for name in self.rounds}
+        try:
+            for name in own:
+                setattr(module, name, lambda array, *_, **__: array)
+            yield
+        finally:
+            for name, function in own.items():
+                setattr(module, name, function)
 
     def lacking(self, model: nn.Module) -> list[str]:
         """Those of `needs` that this mlx-lm does not have."""
@@ -155,13 +172,15 @@ class _DeepseekV41(Adapter):
 
 def _index_step(model: nn.Module, layer: int, arguments: Arguments) -> sparse_index.Step:
     module, args = _module_of(model), model.args
-    shape, start = arguments[0][0].shape[:2], arguments[1]["start_pos"]
+    shape, shared = arguments[0][0].shape[:2], arguments[1]["shared"]
+    one = isinstance(arguments[1]["start_pos"], int)
+    starts = (arguments[1]["start_pos"],) * shape[0] if one else shared.starts
     crossing = module._crossing(args, layer)
     keys = {
-        name: module._index_keys(args, crossing[name], start + shape[1])
+        name: module._index_keys(args, crossing[name], max(starts) + shape[1])
         for name in crossing.keys() & {"topk_idx", "candidates"}
     }
-    return sparse_index.Step(args, crossing, keys, start, arguments[1]["shared"], shape)
+    return sparse_index.Step(args, crossing, keys, starts, shared, shape)
 
 
 def _module_of(model: nn.Module) -> ModuleType:
@@ -209,8 +228,9 @@ _NAMED = {
     "afm7": _Afm7(together=together.afm7),
     "deepseek_v41": _DeepseekV41(
         state=((0,), (1,), *(("shared", name) for name in sparse_index.SHARED)),
-        batches=False,
-        needs=("_crossing", "_index_keys"),
+        together=together.deepseek_v41,
+        needs=("_crossing", "_index_keys", "_collapse", "_apply_rope", "_fake_quant_fp4", "_fake_quant_fp8"),
+        rounds=("_fake_quant_fp4", "_fake_quant_fp8"),
     ),
     "gemma3n": _Gemma3n(per_layer=(3,)),
     "gemma4_text": _Gemma4(per_layer=("per_layer_input",)),

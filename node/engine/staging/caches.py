@@ -17,6 +17,7 @@ from mlx.utils import tree_map
 from sealring.mesh.errors import Internal
 
 from .interception import leaves
+from .latents import LatentRows
 from .rows import RowsCache, can_merge
 from .rows import merge as merge_rows
 
@@ -69,7 +70,7 @@ def _recompose(cache: Any, keep: Sequence[int], rows: Sequence[Any]) -> None:
     if hasattr(cache, "caches"):
         for number, part in enumerate(cache.caches):
             _recompose(part, keep, [row.caches[number] for row in rows])
-    elif isinstance(cache, RowsCache):
+    elif isinstance(cache, RowsCache | LatentRows):
         cache.recompose(keep, rows)
     else:
         cache.filter(list(keep))

@@ -21,6 +21,8 @@ from mlx.utils import tree_map
 
 from sealring.node.engine import mlx_lm_import
 
+from .latents import LatentRows
+
 mlx_lm_import.install()
 
 from mlx_lm.models.cache import BatchKVCache, ChunkedKVCache, KVCache, QuantizedKVCache  # noqa: E402
@@ -152,18 +154,27 @@ class ChunkedRowsCache(RowsCache):
         return ChunkedKVCache(self.chunk_size)
 
 
-_BATCHES: dict[type[Any], type[RowsCache]] = {KVCache: RowsCache, ChunkedKVCache: ChunkedRowsCache}
+_BATCHES: dict[tuple[str, str], type[RowsCache | LatentRows]] = {
+    (KVCache.__module__, "KVCache"): RowsCache,
+    (ChunkedKVCache.__module__, "ChunkedKVCache"): ChunkedRowsCache,
+    ("mlx_lm.models.deepseek_v41", "LayerCache"): LatentRows,
+}
+"""By module and class: a model's own module is loaded with the model."""
 
 
 def merge(rows: Sequence[Any]) -> Any:
     """One layer's caches of several rows, of whatever kind, as mlx-lm would merge them."""
-    own = _BATCHES.get(type(rows[0]))
+    own = _BATCHES.get(_kind(rows[0]))
     return own.merge(rows) if own else rows[0].merge(list(rows))
 
 
 def can_merge(row: Any) -> bool:
     """Whether there is a batch of several rows like this one."""
-    return type(row) in _BATCHES or hasattr(row, "merge")
+    return _kind(row) in _BATCHES or hasattr(row, "merge")
+
+
+def _kind(row: Any) -> tuple[str, str]:
+    return type(row).__module__, type(row).__qualname__
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, range]]:

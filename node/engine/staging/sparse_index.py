@@ -14,13 +14,14 @@ from typing import Any
 
 import mlx.core as mx
 
-SHARED = ("compress_kv", "index_k", "topk_idx", "candidates")
-_ENTRIES = ("compress_kv", "index_k")
+from .latents import ENTRIES, LatentRows
+
+SHARED = (*ENTRIES, "topk_idx", "candidates")
 
 
 @dataclass(frozen=True)
 class Step:
-    """The tokens from `start` on of one row, in front of one layer."""
+    """The tokens of each row from `starts` on, in front of one layer."""
 
     args: Any
     """The model's arguments, mlx-lm's `ModelArgs`."""
@@ -28,7 +29,7 @@ class Step:
     """Of what is shared, what layers from here on read, and the earlier layer that makes it."""
     keys: dict[str, int]
     """Of the two that choose, the keys that there are to choose from."""
-    start: int
+    starts: tuple[int, ...]
     shared: dict[str, mx.array | None]
     shape: tuple[int, int]
     """Rows and tokens."""
@@ -38,13 +39,13 @@ class Step:
         if name not in self.crossing:
             return None
         held = self.shared.get(name)
-        if name in _ENTRIES:
+        if name in ENTRIES:
             width = self.args.head_dim if name == "compress_kv" else self.args.index_head_dim
             wire = mx.zeros((*self.shape, width), mx.float32)
-            first, ratio = self._first_completed(name)
-            if first < self.shape[1]:
+            if places := self._completed(name):
                 assert held is not None
-                wire[:, first::ratio] = held[:, held.shape[1] - len(range(first, self.shape[1], ratio)) :]
+                rows, tokens, entries = map(mx.array, zip(*places, strict=True))
+                wire[rows, tokens] = held[rows, entries]
             return wire
         width = self.args.index_topk if name == "topk_idx" else self.args.candidate_topk_blocks
         if held is None:
@@ -58,14 +59,10 @@ class Step:
     def from_wire(self, name: str, wire: mx.array, cache: Any) -> None:
         """Puts what arrived into `shared`. Earlier entries are in the first layer's cache, which has no use
         of its own for that place: else they would not cross."""
-        if name in _ENTRIES:
-            first, ratio = self._first_completed(name)
-            held = getattr(cache, name)
-            if first < self.shape[1]:
-                new = wire[:, first::ratio]
-                held = new if held is None else mx.concatenate([held, new], axis=1)
-                setattr(cache, name, held)
-            self.shared[name] = held
+        if name in ENTRIES:
+            places = self._completed(name)
+            new = wire[tuple(map(mx.array, list(zip(*places, strict=True))[:2]))] if places else None
+            self.shared[name] = self._kept(name, [row for row, _, _ in places], new, cache)
             return
         keys = self.keys[name]
         if name == "topk_idx":
@@ -80,7 +77,25 @@ class Step:
         else:
             self.shared[name] = None
 
-    def _first_completed(self, name: str) -> tuple[int, int]:
-        """The first of the step's tokens that completes a group, and the tokens of a group."""
+    def _kept(self, name: str, rows: list[int], new: mx.array | None, cache: Any) -> mx.array | None:
+        """All entries so far, with the new ones [len(rows), width]."""
+        if isinstance(cache, LatentRows):
+            ragged = cache.ragged[name]
+            if new is not None:
+                ragged.add(rows, new)
+            return ragged.held()
+        held: mx.array | None = getattr(cache, name)
+        if new is not None:
+            new = new.reshape(self.shape[0], -1, new.shape[-1])
+            held = new if held is None else mx.concatenate([held, new], axis=1)
+            setattr(cache, name, held)
+        return held
+
+    def _completed(self, name: str) -> list[tuple[int, int, int]]:
+        """The tokens of this step that complete a group: row, place among the tokens, the group's number."""
         ratio = int(self.args.compress_ratios[self.crossing[name]])
-        return (self.start // ratio + 1) * ratio - 1 - self.start, ratio
+        return [
+            (row, token, (start + token) // ratio)
+            for row, start in enumerate(self.starts)
+            for token in range((start // ratio + 1) * ratio - 1 - start, self.shape[1], ratio)
+        ]

@@ -7,12 +7,14 @@ and what is kept are each row's own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from . import latents
 from .interception import Call, intercept_call
 from .rows import ChunkedRowsCache
 
@@ -28,6 +30,34 @@ def afm7(model: nn.Module) -> None:
 
     for block in inner.kv_reuse_layers:
         intercept_call(block.self_attn.rope, turn)
+
+
+def deepseek_v41(model: nn.Module) -> None:
+    """Positions, windows and compressed entries are those of one row: `latents` has them of several."""
+    module = sys.modules[type(model).__module__]
+
+    def call(original: Call, inputs: mx.array, cache: Any = None) -> Any:
+        if cache is None or not isinstance(cache[0], latents.LatentRows):
+            return original(inputs, cache)
+        return latents.run_layers(model.model, module, inputs, cache)
+
+    def choose(original: Call, x: mx.array, q_residual: mx.array, **given: Any) -> Any:
+        if not isinstance(given["start_pos"], mx.array):
+            return original(x, q_residual, **given)
+        return latents.choose_entries(original.__self__, module, x, q_residual, **given)  # type: ignore[attr-defined]
+
+    def _compress(self: Any, x: mx.array, *, cache: Any, shared: Any, **given: Any) -> None:
+        if isinstance(cache, latents.LatentRows):
+            latents.compress(self, module, x, cache, shared)
+        else:
+            super(type(self), self)._compress(x, cache=cache, shared=shared, **given)
+
+    intercept_call(model.model, call)
+    for layer in model.layers:
+        attention = layer.self_attn
+        _override(attention, _compress=_compress)
+        if attention.is_index_source:
+            intercept_call(attention.indexer, choose)
 
 
 def gpt_bigcode(model: nn.Module) -> None:
@@ -118,10 +148,13 @@ def minimax_m3(model: nn.Module) -> None:
     for layer in model.layers:
         attention = layer.self_attn
         if attention.is_sparse_attn:
-            plain = type(attention)
-            attention.__class__ = type(
-                plain.__name__, (plain,), {"_block_mask": _block_mask, "__module__": plain.__module__}
-            )
+            _override(attention, _block_mask=_block_mask)
+
+
+def _override(module: nn.Module, **methods: Callable[..., Any]) -> None:
+    """Gives a module's methods other code, which finds its own by `super`."""
+    plain = type(module)
+    module.__class__ = type(plain.__name__, (plain,), {**methods, "__module__": plain.__module__})
 
 
 def _block_mask(self: Any, x: mx.array, mask: Any, offset: Any, cache: Any) -> Any:

@@ -210,6 +210,27 @@ def test_one_layer_to_a_stage_gets_all_that_it_reads(key: str) -> None:
     assert report.alone_tokens_equal
 
 
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("config", [MORE["deepseek_v41"], CANDIDATES], ids=["plain", "candidates"])
+def test_rows_of_deepseek_v41_share_steps_and_get_what_they_get_alone(
+    config: dict[str, Any], stages: int
+) -> None:
+    """Groups of tokens end at different steps, windows are full or not, one row has a prompt of one token."""
+    assert not isinstance(random_stage(config, 0, 2, seed=0).make_cache(), OneRow)
+    report = check(config, stages=stages, rows=5)
+    assert report.right
+    assert report.alone_tokens_equal
+
+
+def test_a_model_that_rounds_to_four_bits_may_round_a_last_digit_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With this seed a row in a batch is a step of FP4 away from the row alone, on the CPU of a test."""
+    assert check(CANDIDATES, stages=2, rows=5, seed=2).right
+    monkeypatch.setattr("sealring.node.engine.staging.latents._candidates", lambda _, scores, seen: seen < 0)
+    assert not check(CANDIDATES, stages=2, rows=5, seed=2).alone_equal
+
+
 def test_without_the_names_by_which_it_splits_it_is_served_whole_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
