@@ -75,7 +75,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        return not (self.lost or self.wrong or self.left or self.broken)
+        return not (self.lost or self.wrong or self.left or self.broken or self.lacking)
 
     def count(self, answer: Answer, expected: Answer) -> None:
         self.requests += 1
@@ -224,7 +224,11 @@ async def suffer(place: Place, case: Case) -> Outcome:
 
     outcome, told = Outcome(), []
     hit, at = asyncio.Event(), [0.0]
-    await place.prepare(case)
+    try:
+        await place.prepare(case)
+    except Lacking as error:
+        outcome.lacking = str(error)
+        return outcome
     await place.ready()
     await place.meet()
     await place.ring.idle()

@@ -14,7 +14,7 @@ import pytest
 from acts import ACTS
 from answering import Answer
 from cases import CASES, SHORT
-from harness import MODULES, MOMENTS, Outcome, Place, Things, _pause
+from harness import MODULES, MOMENTS, Lacking, Outcome, Place, Things, _pause, suffer
 from relay import Relay
 from ringtest import Ring
 
@@ -91,3 +91,13 @@ async def test_a_part_that_is_not_there_yet_is_waited_for() -> None:
     finally:
         child.kill()
         await child.communicate()
+
+
+async def test_a_case_that_this_machine_lacks_something_for_is_told_and_no_error() -> None:
+    async def prepare(case: object) -> None:
+        raise Lacking("no clock to set")
+
+    place: Any = SimpleNamespace(prepare=prepare)
+    outcome = await suffer(place, CASES[0])
+    assert outcome.lacking == "no clock to set"
+    assert not outcome.good
