@@ -29,6 +29,7 @@ from sealring.mesh.errors import (
 )
 from sealring.mesh.member.introduction import write_first
 from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.roster.model import MAX_RINGS_OF_MEMBER
 from sealring.mesh.rpc.protocol import check_release, own_release
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore, connect_to, peer_identity
@@ -51,7 +52,10 @@ EARLY_SECONDS = 5.0
 
 _OTHER_RELEASE = "INCOMPATIBLE_VERSION"
 _MAX_OPEN = 64
-_MAX_OPEN_PER_PEER = 8
+_MAX_OPEN_PER_PEER = 2 * MAX_RINGS_OF_MEMBER
+"""In each ring that two members share, the one calls the other once at a time; a call that broke off may not
+have ended here yet. One more is refused as any other that fails, and its caller tries again."""
+
 
 Send = Callable[[links_pb2.HandshakeFrame], Awaitable[None]]
 LinkKey = tuple[str, int, int, int, bool]

@@ -2,6 +2,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import psutil
@@ -11,7 +12,7 @@ from patience import until
 
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki.certificates import PeerIdentity, Role
-from sealring.mesh.roster.model import Roster
+from sealring.mesh.roster.model import MAX_RINGS_OF_MEMBER, Roster
 from sealring.mesh.rpc import tls
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION, own_release
 from sealring.mesh.rpc.server import Server
@@ -340,7 +341,7 @@ async def test_open_handshakes_are_bounded(cluster, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 1000.0)
     most = links_module._MAX_OPEN_PER_PEER
     async with daemons(cluster, 2) as nodes, asyncio.timeout(200):
-        frames = [send(hello(epoch=number)) for number in range(12)]
+        frames = [send(hello(epoch=number)) for number in range(most + 4)]
         calls = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
         while sum(task.done() for task in calls) < len(calls) - most:
             assert len(nodes[1].links._open) <= most
@@ -349,6 +350,38 @@ async def test_open_handshakes_are_bounded(cluster, monkeypatch: pytest.MonkeyPa
         nodes[1].revoked.add(nodes[0].party.id)
         nodes[1].links.close_revoked()
         assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.PERMISSION_DENIED}
+
+
+async def test_a_handshake_for_which_too_many_are_open_is_tried_again(
+    cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rings of two members may shake hands at once, and what broke off before may still be open."""
+    assert links_module._MAX_OPEN_PER_PEER >= 2 * MAX_RINGS_OF_MEMBER
+    monkeypatch.setattr(links_module, "EARLY_SECONDS", 1000.0)
+    refusals: list[str] = []
+    async with daemons(cluster, 2) as nodes, asyncio.timeout(200):
+        _, roster = cluster.roster([node.party for node in nodes])
+        frames = [send(hello(epoch=1000 + number)) for number in range(links_module._MAX_OPEN_PER_PEER)]
+        others = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
+        await until(lambda: len(nodes[1].links._open) == len(others))
+        known = nodes[0].links.call
+
+        async def noted(*args: Any, **more: Any) -> Any:
+            try:
+                return await known(*args, **more)
+            except SealringError as error:
+                refusals.append(error.reason)
+                raise
+
+        monkeypatch.setattr(nodes[0].links, "call", noted)
+        shaking = asyncio.create_task(both_ends(nodes, roster, epoch=1))
+        await until(lambda: len(refusals) >= 2)
+        assert not shaking.done()
+        for other in others:
+            other.cancel()
+        own, peer = await shaking
+        assert matches(own.outgoing_keys, peer.incoming_keys)
+        assert set(refusals) == {"BROKEN_OFF"}
 
 
 async def test_a_revoked_member_is_refused_at_once(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
