@@ -50,7 +50,7 @@ class DeploymentService:
             self._check_ring_names(made)
             now = self._clock()
             details = {"model": spec.model, "rings": len(made.rings), "plan_hash": made.plan_hash}
-            with self._publisher.change():
+            with self._publisher.change(grows=True):
                 self._store.deployments.add(StoredDeployment(spec, made, int(now)))
                 self._store.audit.append(now, actor, "create_deployment", spec.name, details)
         return made

@@ -7,8 +7,10 @@ a crash the next one follows it.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import structlog
 
@@ -24,6 +26,7 @@ from sealring.mesh.pki.certificates import Role
 from sealring.mesh.roster.codec import (
     complete_roster,
     encode_roster,
+    fits,
     roster_hash,
     sign_roster,
 )
@@ -73,7 +76,7 @@ class RosterPublisher:
 
     def serves(self, ring: str) -> bool:
         """Whether the newest roster holds this ring: a ring with a member that is gone or below its floor
-        stands in none."""
+        stands in none, nor does one for which there is no room."""
         return self._roster is not None and any(entry.id == ring for entry in self._roster.rings)
 
     def listed(self, identifier: str) -> RosterMember | None:
@@ -82,15 +85,19 @@ class RosterPublisher:
         return next((member for member in members if member.id == identifier), None)
 
     @contextmanager
-    def change(self) -> Iterator[None]:
+    def change(self, *, grows: bool = False) -> Iterator[None]:
         """Change the store and sign the roster that follows from it: both are stored, or neither.
+
+        A change that `grows` the roster is refused where it would be larger than readers take. Any other is
+        not, least of all an eviction, which lowers that limit: instead the newest deployments' rings are left
+        out.
 
         The listeners are told when it is done, and what they fail at is not the caller's failure. Raises
         RosterError if no valid roster follows, Unavailable (STATE_UNWRITABLE).
         """
         with self._store.transaction():
             yield
-            draft, stored = self._sign()
+            draft, stored = self._sign(grows)
             self.audit_seal.renew()
         # After the commit: nobody is to see a roster that may not be stored in the end.
         self._current, self._roster, self._signed_at = stored, draft, monotonic_clock()
@@ -127,8 +134,19 @@ class RosterPublisher:
                     log.error("roster_not_renewed", reason=error.reason, why=error.message)
             await asyncio.sleep(min(max(half - elapsed, _RETRY_SECONDS), _LOOK_SECONDS))
 
-    def _sign(self) -> tuple[Roster, StoredRoster]:
-        draft = complete_roster(self._draft(self._store.rosters.latest()))
+    def _sign(self, grows: bool) -> tuple[Roster, StoredRoster]:
+        whole = self._draft(self._store.rosters.latest())
+
+        def oldest(count: int) -> Roster:
+            return complete_roster(replace(whole, rings=whole.rings[:count]))
+
+        draft = oldest(len(whole.rings))
+        if not grows and not fits(draft):
+            counts = range(1, len(whole.rings) + 1)
+            kept = bisect_left(counts, True, key=lambda count: not fits(oldest(count)))
+            for ring in whole.rings[kept:]:
+                log.error("ring_left_out", ring=ring.id, why="the roster would be too large")
+            draft = oldest(kept)
         envelope = sign_roster(draft, self._keys.rosters)
         stored = StoredRoster(draft.version, roster_hash(encode_roster(draft)), envelope)
         self._store.rosters.add(stored)
@@ -158,8 +176,8 @@ class RosterPublisher:
         )
 
     def _rings(self, trust: dict[str, int]) -> Iterator[Ring]:
-        """The planned rings whose members are all enrolled and good enough."""
-        for deployment in self._store.deployments.all():
+        """The planned rings whose members are all enrolled and good enough, the oldest deployments first."""
+        for deployment in sorted(self._store.deployments.all(), key=lambda one: one.created):
             floor = max(deployment.plan.spec.trust_floor, SCORES[self._settings.trust_floor])
             for ring in deployment.plan.rings:
                 if min(trust.get(stage.member, 0) for stage in ring.stages) >= floor:

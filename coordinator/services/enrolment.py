@@ -212,7 +212,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         """Token, member, audit entry and roster: all of them or none."""
         # Spent last, when everything else was right: a join that fails leaves the token usable.
         secret = _secret(request.token_secret)
-        with self._publisher.change():
+        with self._publisher.change(grows=True):
             now = self._clock()
             if not self._store.tokens.spend(request.token_id, secret, role, now=now):
                 raise _refused("TOKEN", "the token is of another role", f"make one for a {role}")

@@ -190,7 +190,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             software_version=hello.software_version,
         )
         if (changed.addresses, changed.sealing_key) != (member.addresses, member.sealing_key):
-            with self._publisher.change():
+            with self._publisher.change(grows=True):
                 self._store.members.save(changed)
         elif changed != member:
             self._store.members.save(changed)

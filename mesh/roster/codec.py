@@ -38,6 +38,7 @@ from sealring.mesh.trust.levels import MAX_SCORE, TrustLevel, parse_level
 PAYLOAD_TYPE = "application/vnd.sealring.roster+json"
 SPEC_VERSION = 1
 MAX_MEMBERS = 1000
+MAX_RINGS = 1000
 BYTES_PER_HUNDRED = 64 << 10
 HASH_BYTES = 32
 _MAX_ADDRESSES = 8
@@ -108,7 +109,7 @@ def parse_roster(payload: bytes) -> Roster:
             trust_floor=fields.integer("trust_floor", high=MAX_SCORE),
             min_trust=fields.integer("min_trust", high=MAX_SCORE),
             members=tuple(_member(item) for item in members),
-            rings=tuple(_ring(item) for item in fields.items("rings", max_items=MAX_MEMBERS)),
+            rings=tuple(_ring(item) for item in fields.items("rings", max_items=MAX_RINGS)),
             gateways=tuple(_gateway(item) for item in fields.items("gateways", max_items=100)),
             revoked=tuple(_revoked(item) for item in fields.items("revoked", max_items=MAX_MEMBERS)),
             coordinators=tuple(_address(text) for text in _texts(fields, "coordinators", MAX_COORDINATORS)),
@@ -124,15 +125,26 @@ def encode_roster(roster: Roster) -> bytes:
     """The canonical payload of a roster. Raises RosterError (ROSTER_TOO_LARGE)."""
     content = {name: getattr(roster, name) for name in _FIELDS}
     payload = canonical_json({"type": "roster", "spec_version": SPEC_VERSION, **content})
-    if len(payload) > size_cap(len(roster.members)):
+    most = size_cap(len(roster.members))
+    if len(payload) > most or len(roster.rings) > MAX_RINGS:
         raise RosterError(
-            "roster is too large for its members",
+            f"the roster of {len(roster.members)} nodes and {len(roster.rings)} rings would have "
+            f"{len(payload)} bytes, and no machine takes one of more than {most} bytes or {MAX_RINGS} rings",
             reason="ROSTER_TOO_LARGE",
-            hint="use X25519 sealing keys, or fewer addresses and revoked entries",
+            hint="end deployments, or have fewer rings; use X25519 sealing keys, and fewer addresses",
             size=len(payload),
-            limit=size_cap(len(roster.members)),
+            limit=most,
         )
     return payload
+
+
+def fits(roster: Roster) -> bool:
+    """Whether readers would take a roster of this size."""
+    try:
+        encode_roster(roster)
+    except RosterError:
+        return False
+    return True
 
 
 def complete_roster(draft: Roster) -> Roster:

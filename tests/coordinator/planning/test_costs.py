@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ringevents import EventRing
 
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.costs import Estimate, Group, Link, Model, Network, Shape, estimate
 from sealring.coordinator.planning.speeds import Rate
 from sealring.v1 import model_pb2
-from tests.support.ringevents import EventRing
 
 GIB = 1 << 30
 TOLERANCE = 0.2

@@ -24,6 +24,7 @@ from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import FailedPrecondition, RosterError, Unavailable
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.roster import codec
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.trust.levels import TrustLevel
@@ -77,11 +78,11 @@ class Bench:
             addresses=("127.0.0.1:7000",),
         )
         member = dataclasses.replace(member, **changes)
-        with self.publisher.change():
+        with self.publisher.change(grows=True):
             self.store.members.enrol(member)
         return member
 
-    def deploy(self, *members: StoredMember, name: str = "demo", floor: int = 10) -> None:
+    def deploy(self, *members: StoredMember, name: str = "demo", floor: int = 10, created: int = NOW) -> None:
         spec = admin_pb2.DeploymentSpec(
             name=name, model="demo", strategy="pipeline", context=512, trust_floor=floor
         )
@@ -95,8 +96,8 @@ class Bench:
             rings=[admin_pb2.RingPlan(ring=f"{name}-0", stages=stages)],
             plan_hash="cd" * 32,
         )
-        with self.publisher.change():
-            self.store.deployments.add(StoredDeployment(spec, plan, NOW))
+        with self.publisher.change(grows=True):
+            self.store.deployments.add(StoredDeployment(spec, plan, created))
 
 
 @pytest.fixture
@@ -198,6 +199,36 @@ def test_a_ring_without_a_member_or_below_its_floor_is_left_out(bench: Bench) ->
     roster = bench.roster()
     assert roster.rings == ()
     assert members[0].id in {one.id for one in roster.revoked}
+
+
+def test_a_roster_that_is_full_takes_no_more_rings_and_every_eviction(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer members may need fewer bytes: then the newest rings are left out, and come back where there is
+    room."""
+    members = [bench.enrol() for _ in range(3)]
+    monkeypatch.setattr(codec, "size_cap", lambda count: 2048 + 1024 * count)
+    names = []
+    with pytest.raises(RosterError) as full:
+        for number in range(100):
+            bench.deploy(members[0], name=f"demo-{number:02}", created=NOW - number)
+            names.append(f"demo-{number:02}-0")
+    assert full.value.reason == "ROSTER_TOO_LARGE"
+    assert f"3 nodes and {len(names) + 1} rings would have" in full.value.message
+    assert {ring.id for ring in bench.roster().rings} == set(names)
+    with pytest.raises(RosterError):
+        bench.enrol(addresses=("127.0.0.1:7000", *(f"{'h' * 240}:{port}" for port in range(1, 8))))
+    with capture_logs() as logs, bench.publisher.change():
+        bench.store.members.revoke(Revocation.of(members[2], NOW, banned=False))
+    assert members[2].id in {one.id for one in bench.roster().revoked}
+    kept = {ring.id for ring in bench.roster().rings}
+    assert kept == set(names[-len(kept) :]), "the oldest deployments"
+    left_out = {one["ring"] for one in logs if one["event"] == "ring_left_out"}
+    assert left_out == set(names) - kept != set()
+    assert all(bench.publisher.serves(name) == (name in kept) for name in names)
+    with bench.publisher.change():
+        bench.store.deployments.remove(names[-1].removesuffix("-0"))
+    assert names[-len(kept) - 1] in {ring.id for ring in bench.roster().rings}
 
 
 def test_a_revocation_is_told_until_every_certificate_has_expired(bench: Bench) -> None:
