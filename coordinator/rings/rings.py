@@ -541,4 +541,4 @@ def _is_address(text: str) -> bool:
 def _links(
     reported: Sequence[membership_pb2.LinkInfo], running: RunningRing
 ) -> list[membership_pb2.LinkInfo]:
-    return list(reported)[: 2 * len(running.plan.stages)]
+    return list(reported[: 2 * len(running.plan.stages)])

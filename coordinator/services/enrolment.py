@@ -7,7 +7,7 @@ Sizes and forms, which the caller knows anyway, are answered clearly.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -226,7 +226,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
             )
 
 
-def check_addresses(addresses: list[str]) -> tuple[str, ...]:
+def check_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
     """A daemon's addresses, bounded. Raises InvalidInput (BAD_ADDRESS)."""
     if not 1 <= len(addresses) <= MAX_ADDRESSES:
         raise InvalidInput(f"addresses are not 1 to {MAX_ADDRESSES}", reason="BAD_ADDRESS", param="addresses")
@@ -266,7 +266,7 @@ def _check_form(request: membership_pb2.EnrolRequest) -> Role:
     ):
         raise _malformed("device_chain")
     if role is Role.MEMBER:
-        check_addresses(list(request.addresses))
+        check_addresses(request.addresses)
         if len(request.sealing_key) not in SEALING_KEY_SIZES:
             raise _malformed("sealing_key")
     elif request.addresses or request.sealing_key or request.attestation or request.device_chain:

@@ -119,7 +119,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         session = NodeSession(
             peer.id,
             hello.instance,
-            {one.prepared.ring: one for one in list(hello.serving)[:MAX_RINGS_OF_MEMBER]},
+            {one.prepared.ring: one for one in hello.serving[:MAX_RINGS_OF_MEMBER]},
             release=first.offer.release,
             clock=monotonic_clock,
         )
@@ -171,7 +171,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         member = self._store.members.get(identifier)
         if not 0 < len(hello.software_version) <= _MAX_VERSION:
             raise InvalidInput("software version has a wrong length", reason="BAD_HELLO")
-        addresses = check_addresses(list(hello.addresses))
+        addresses = check_addresses(hello.addresses)
         if len(hello.instance) != _INSTANCE_BYTES:
             raise InvalidInput("instance has a wrong length", reason="BAD_HELLO")
         if self._sessions.is_double(identifier, hello.instance):

@@ -188,3 +188,18 @@ def test_every_process_forbids_core_files_first() -> None:
 
 def _conditions(tree: ast.Module) -> list[str]:
     return [ast.unparse(one.test) for one in tree.body if isinstance(one, ast.If)]
+
+
+def test_what_a_peer_sent_is_cut_before_it_is_copied() -> None:
+    """`list(message.many)[:8]` makes an object of each of the millions that may be there: a node's hello held
+    up the coordinator for four seconds."""
+    found = [
+        f"{file}:{node.lineno}"
+        for file, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Slice)
+        and node.slice.upper is not None
+        and re.fullmatch(r"(list|tuple)\([\w.]+\)", ast.unparse(node.value))
+    ]
+    assert not found
