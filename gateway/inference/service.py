@@ -257,7 +257,7 @@ class InferenceService(inference_grpc.InferenceServicer):
         self, request: inference.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
         """A new answer, or the one that has the call's `idempotency-key`."""
-        key_id, caller = KEY_ID.get() or "", _caller(context)
+        key_id, caller = KEY_ID.get(), _caller(context)
 
         def start() -> AsyncGenerator[inference.GenerateResponse, None]:
             return self._backend.generate(request, key=caller, tenant=key_id)
