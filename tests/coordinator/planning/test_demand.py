@@ -80,6 +80,7 @@ def test_caches_in_fewer_bits_are_as_the_nodes_measured_them() -> None:
         {"not_quantizable": "x" * 1000},
         {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1] * 3)] * 8},
         {"model_type": "a" * 64},
+        {"commit": "c" * 40},
     ],
 )
 def test_a_profile_up_to_its_bounds_is_taken(changes: dict[str, Any]) -> None:
@@ -108,6 +109,9 @@ def test_a_profile_up_to_its_bounds_is_taken(changes: dict[str, Any]) -> None:
         {"digest": "ab" * 32 + "\n"},
         {"model_type": ""},
         {"model_type": "a" * 65},
+        {"commit": "c" * 39},
+        {"commit": "c" * 39 + "C"},
+        {"commit": "main"},
     ],
 )
 def test_a_profile_beyond_its_bounds_is_not_believed(changes: dict[str, Any]) -> None:
