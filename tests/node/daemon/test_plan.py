@@ -77,6 +77,7 @@ def test_a_ring_of_one_has_no_links(cluster) -> None:
         ({"prefill_chunk": 0}, "BAD_EPOCH"),
         ({"kv_budget": 0}, "BAD_EPOCH"),
         ({"kv_bits": 3}, "BAD_EPOCH"),
+        ({"commit": "main"}, "BAD_EPOCH"),
     ],
 )
 def test_what_does_not_fit_the_roster_is_refused(cluster, changes: dict[str, Any], reason: str) -> None:
@@ -92,7 +93,7 @@ def test_an_epochs_limits_may_be_what_they_are_at_most_and_least(cluster) -> Non
     _, roster = cluster.roster([party])
     for changes in (
         {"epoch": 1, "max_rows": 1, "prefill_chunk": 1, "kv_budget": 1, "kv_bits": 0},
-        {"max_rows": 256, "prefill_chunk": 8192, "kv_bits": 8},
+        {"max_rows": 256, "prefill_chunk": 8192, "kv_bits": 8, "commit": "c" * 40},
     ):
         plan = plan_epoch(prepare(roster, **changes), roster, party.id)
         assert {name: getattr(plan, name) for name in changes} == changes

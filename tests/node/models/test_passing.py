@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import multiprocessing
 import os
 import random
@@ -263,6 +264,59 @@ async def test_a_model_of_another_commit_is_not_taken_and_its_own_goes_with_it(w
     note = note_of(landing.publish())
     assert note is not None
     assert (note.is_part, note.commit, note.checked) == (False, commit, True)
+
+
+async def test_who_tells_a_commit_that_is_none_gives_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_model(world.tmp_path / "a" / "model")
+    manifest = Manifest.of(folder)
+    Note(manifest, every_part(manifest), FolderState.read(folder), "main", True).write(folder / NOTE)
+    monkeypatch.setattr(kept, "is_commit", lambda text: True)  # as this member would have it
+    await world.add("a")
+    world.sign()
+    assert not await world.asker().fetch("org/model", world.landing(), ignore)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"commit": "main"},
+        {"commit": 3},
+        {"checked": "yes"},
+        {"digest": "00" * 32},
+        {"files": [{"name": "config.json"}]},
+        {"files": [{"name": "config.json", "size": 2, "parts": "x", "have": ""}]},
+        {"files": []},
+        {"state": [["config.json", 1]]},
+        {"state": None},
+    ],
+)
+def test_a_note_that_says_anything_else_is_unusable(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """What is in its folder is not known, so it is neither served nor passed on."""
+    folder = make_model(tmp_path / "model")
+    manifest, file = Manifest.of(folder), tmp_path / "note"
+    written = Note(manifest, every_part(manifest), FolderState.read(folder), "c" * 40, True)
+    written.write(file)
+    assert Note.read(file, folder) == written
+    assert Note.read(tmp_path / "none", folder) is None
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ModelError) as raised:
+        Note.read(file, folder)
+    assert raised.value.reason == "BAD_MODEL_NOTE"
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_note_is_so_long_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int) -> None:
+    folder = make_model(tmp_path / "model")
+    manifest, file = Manifest.of(folder), tmp_path / "note"
+    Note(manifest, every_part(manifest), FolderState.read(folder)).write(file)
+    monkeypatch.setattr(kept, "_MAX_NOTE", file.stat().st_size + spare)
+    if spare < 0:
+        with pytest.raises(ModelError):
+            Note.read(file, folder)
+    else:
+        assert Note.read(file, folder) is not None
 
 
 def ranges(*wanted: tuple[str, int, int]) -> Any:
