@@ -29,6 +29,25 @@ SMALLER: dict[str, dict[str, Any]] = {
     "nanochat": {"hidden_size": 80, "num_hidden_layers": 4},
     "openelm": {"model_dim": 128, "head_dim": 16},
     "gemma": {"head_dim": 16},
+    "llama:tied": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4},
+    "llama:sliding": {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 6,
+        "layer_types": ["full_attention", *["sliding_attention"] * 2] * 2,
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 3,
+        "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
+    },
+    "gemma4:moe": {
+        "text_config": {
+            "num_hidden_layers": 6,
+            "num_experts": 4,
+            "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
+        }
+    },
     "iquestloopcoder": {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "head_dim": 16},
     "gemma3_text": {"vocab_size": 300},
     "gpt_oss": {"vocab_size": 300, "num_local_experts": 4, "head_dim": 16},
@@ -49,7 +68,9 @@ def tiny(config: dict[str, Any], key: str = "") -> dict[str, Any]:
         small[name] = min(small[name], 120)
     if isinstance(config.get("text_config"), dict):
         small["text_config"] = tiny(config["text_config"])
-    return small | SMALLER.get(key, {})
+    for name, value in SMALLER.get(key, {}).items():
+        small[name] = small[name] | value if isinstance(value, dict) else value
+    return small
 
 
 if __name__ == "__main__":

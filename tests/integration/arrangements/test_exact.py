@@ -86,15 +86,15 @@ async def checked(ring, reference, messages, kv_bits, max_tokens=24):
     return answer
 
 
-async def rows_come_and_go(ring, reference, kv_bits):
-    """Each of ROWS gets the tokens of the whole model."""
+async def rows_come_and_go(ring, reference, kv_bits, rows=ROWS):
+    """Each of them gets the tokens of the whole model."""
 
     async def row(contents, max_tokens, delay):
         await asyncio.sleep(delay)
         return await ring.ask(chat(*contents), max_tokens)
 
-    replies = await asyncio.gather(*(row(*one) for one in ROWS))
-    for (contents, max_tokens, _), reply in zip(ROWS, replies, strict=True):
+    replies = await asyncio.gather(*(row(*one) for one in rows))
+    for (contents, max_tokens, _), reply in zip(rows, replies, strict=True):
         messages = [
             {"role": ("user", "assistant")[number % 2], "content": content}
             for number, content in enumerate(contents)

@@ -8,18 +8,20 @@ from sharing import ask
 
 from sealring.mesh.errors import FailedPrecondition
 
-from .test_exact import QUESTIONS, checked, dialogue, rows_come_and_go
+from .test_exact import QUESTIONS, ROWS, checked, dialogue, rows_come_and_go
 
 pytestmark = CLUSTER
 TENSOR = {"strategy": "tensor", "clear_links": True, "stages": 2, "prefill_chunk": 64}
+SHORT = [(contents, min(tokens, 12), delay) for contents, tokens, delay in (*ROWS[1:4], ROWS[-1])]
+"""A rank that waits for the other in MLX's ring backend keeps a processor busy, so few tokens do."""
 
 
 async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(arrangements, reference):
     ring = await arrangements.have(**TENSOR)
 
-    await rows_come_and_go(ring, reference, 0)
-    for number, question in enumerate(QUESTIONS):
-        answer = await checked(ring, reference, dialogue(question), 0)
+    await rows_come_and_go(ring, reference, 0, SHORT)
+    for number, question in enumerate(QUESTIONS[:2]):
+        answer = await checked(ring, reference, dialogue(question), 0, max_tokens=6)
         assert (answer.cached >= 64) == (number > 0)
 
 
@@ -38,11 +40,11 @@ async def test_a_rank_that_dies_ends_the_epoch_and_the_answer_goes_on(arrangemen
     ring = await arrangements.have(**TENSOR)
     before = (await ring.status()).epoch
     question = "List the months of the year."
-    asked = asyncio.ensure_future(ring.ask(chat(question), 60))
+    asked = asyncio.ensure_future(ring.ask(chat(question), 24))
     stage = next(one for one in ring.deployment.plan.rings[0].stages if one.rank == 1)
     ring.part(stage.member_name, "engine").kill()
     reply = await asked
-    assert reply == reference.reply([{"role": "user", "content": question}], 60)
+    assert reply == reference.reply([{"role": "user", "content": question}], 24)
     assert (await ring.serving()).epoch > before
 
 

@@ -6,9 +6,15 @@ from harness import suffer
 from ringtest import CLUSTER
 
 pytestmark = CLUSTER
+SWEEP = {"kill engine 2, prefill", "kill carrier 1, decode", "stop carrier 2 120, decode"}
+"""Members whose engine or carrier is killed or frozen are tested with two daemons in every run
+(`tests/node/daemon/test_faults.py`)."""
 
 
-@pytest.mark.parametrize("one", SHORT, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "one",
+    [pytest.param(one, marks=[pytest.mark.sweep] * (one.name in SWEEP), id=one.name) for one in SHORT],
+)
 async def test_nothing_is_lost_or_left(place, one):
     place.few = one != SHORT[0]
     outcome = await suffer(place, one)

@@ -88,7 +88,7 @@ def test_architectures_are_exact(key: str) -> None:
 @pytest.mark.parametrize("key", NOT_STAGEABLE)
 def test_architectures_that_do_not_split_run_whole_only(key: str) -> None:
     with pytest.raises(ModelError) as caught:
-        check(tiny(CONFIGS[key]), stages=2)
+        check(tiny(CONFIGS[key], key), stages=2)
     assert caught.value.reason == "ARCHITECTURE_NOT_STAGEABLE"
     report = check(tiny(CONFIGS[key], key), stages=1)
     assert report.exact
