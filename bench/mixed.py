@@ -259,9 +259,12 @@ def checks(result: Result) -> list[Check]:
         ours = systems.get(OURS)
         if ours is None:
             continue
+        target = 0.6 if given["gpus"] else 0.75
         if "efficiency" in ours[0]:
-            target = 0.6 if given["gpus"] else 0.75
             found.append(Check(f"efficiency, {what}", [one.get("efficiency") for one in ours], target, True))
+        if "cpu_efficiency" in ours[0]:
+            least = [one.get("cpu_efficiency") for one in ours]
+            found.append(Check(f"efficiency by processors' time, {what}", least, target, True))
         gaps = [one["gap_ms"] for one in ours]
         even = ratios([one.get("p95") for one in gaps], [one.get("p50") for one in gaps])
         found.append(Check(f"between tokens, p95 over p50, {what}", even, 2.0))

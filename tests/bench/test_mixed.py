@@ -68,6 +68,9 @@ def test_a_result_has_tables_and_checks() -> None:
     rounds = {"2 at a time": {mixed.OURS: [ours], mixed.ALONE: [theirs], mixed.SERVER: [theirs]}}
     result = {"options": options, "rounds": rounds}
     assert [one.rounds[0] for one in mixed.checks(result)][2:] == [1.0, 1.0, 0]
+    by_time = [one | {"cpu_efficiency": 0.8} for one in (ours, ours)]
+    measured = result | {"rounds": {"2 at a time": {mixed.OURS: by_time}}}
+    assert mixed.checks(measured)[1].rounds == [0.8, 0.8]
     on_gpus = mixed.checks(result | {"options": options | {"gpus": 2}})
     assert [one.name for one in on_gpus] == [f"{one.name} (GPU)" for one in mixed.checks(result)]
     systems, shares, spent = mixed.tables(result)
