@@ -262,7 +262,7 @@ def checks(result: Result) -> list[Check]:
         target = 0.6 if given["gpus"] else 0.75
         if "efficiency" in ours[0]:
             found.append(Check(f"efficiency, {what}", [one.get("efficiency") for one in ours], target, True))
-        if "cpu_efficiency" in ours[0]:
+        if any("cpu_efficiency" in one for one in ours):
             least = [one.get("cpu_efficiency") for one in ours]
             found.append(Check(f"efficiency by processors' time, {what}", least, target, True))
         gaps = [one["gap_ms"] for one in ours]

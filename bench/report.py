@@ -29,7 +29,7 @@ BEGIN, END = "<!-- made by: python -m bench report -->", "<!-- end of what is ma
 _PAUSE = 1.0
 """Seconds without a token that a reader of an answer notices."""
 
-_COLUMNS = ("target", "wanted", "worst", "verdict", "bench")
+_COLUMNS = ("target", "wanted", "worst", "verdict")
 _FAULT_COLUMNS = (
     *("what, when", "clients saw", "no token for, s", "whole after, s", "lost", "wrong", "left"),
     *("rounds", "verdict"),
@@ -58,7 +58,6 @@ class Row:
             "worst": "" if check.worst is None else f"{check.worst:g}",
             "rounds": str(len(check.rounds)) if self.measured else "no data",
             "verdict": self.verdict,
-            "bench": self.command.removeprefix("sealring bench ").split()[0].rstrip(":"),
             "measured by": f"`{self.command}`",
             "when and on what": self.when,
         }
@@ -66,8 +65,11 @@ class Row:
 
 def reports() -> list[dict[str, Any]]:
     """The committed measurements, in the order of their files' names."""
-    paths = sorted((FOLDER / "data").glob("*.json"))
-    return [json.loads(path.read_text()) for path in paths if path.name != EARLIER]
+    return [json.loads(path.read_text()) for path in _paths()]
+
+
+def _paths() -> list[Path]:
+    return [path for path in sorted((FOLDER / "data").glob("*.json")) if path.name != EARLIER]
 
 
 def rows(measured: list[dict[str, Any]], earlier: dict[str, Any]) -> list[Row]:
@@ -146,9 +148,9 @@ def put(page: str, text: str) -> str:
 def main() -> None:
     for page, text in made().items():
         page.write_text(put(page.read_text(), text))
-    for report in reports():
+    for path in _paths():
         try:
-            write_png(report, FOLDER / f"{report['bench']}.png")
+            write_png(json.loads(path.read_text()), FOLDER / f"{path.stem}.png")
         except ConfigError as error:
             sys.exit(f"the table is made, charts are not: {error.message} (hint: {error.hint})")
 
