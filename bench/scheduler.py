@@ -56,7 +56,7 @@ class Ring:
                 self._lanes.setdefault(change.admit.lane, []).append(change.admit.row)
             else:
                 for rows in self._lanes.values():
-                    for row in {change.evict.row, change.park.row}.intersection(rows):
+                    for row in {change.evict.row}.intersection(rows):
                         rows.remove(row)
         if step.HasField("decode"):
             self._under_way.append((step.number, list(self._lanes[step.decode.lane]), True))
@@ -86,7 +86,8 @@ def measure(stages: int, rows: int, waiting: int, steps: int) -> Result:
         while scheduler.load().waiting < waiting:
             count += 1
             length = ANSWER + count * 37 % ANSWER
-            request = Request(f"r{count}", f"k{count % 50}", length, inference.Envelope())
+            # a new one would be refused where as many wait as are asked for
+            request = Request(f"r{count}", f"k{count % 50}", length, inference.Envelope(), claimed=1)
             ring.take(scheduler.submit(request, 0.0))
         while ring.opening:
             opened = ring.opening.popleft()

@@ -132,15 +132,14 @@ class PrefillBudget:
         cuts = reversed(self._chunked(prompts, tokens))
         return min(cuts, key=lambda cut: self._alone(cut, part)).size
 
-    def tokens(self, rounds: float, load: Load) -> int:
-        """Tokens of the prefill step that goes now; 0: none. `rounds` were announced so far."""
+    def take(self, rounds: float, load: Load) -> int:
+        """Tokens of the prefill step that is announced now; 0: none is. `rounds` were so far."""
         if rounds >= self._ends - _WHOLE:
             self._begin(rounds, load)
-        return self._plan.size if self._left else 0
-
-    def spend(self) -> None:
-        """A prefill step is announced."""
-        self._left = max(0, self._left - 1)
+        if not self._left:
+            return 0
+        self._left -= 1
+        return self._plan.size
 
     def _begin(self, rounds: float, load: Load) -> None:
         if self._clean >= CLEAN_EVERY:

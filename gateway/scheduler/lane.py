@@ -45,17 +45,22 @@ class Lane:
     @property
     def running(self) -> bool:
         """True when a step of this lane would give a token to somebody who wants it."""
-        wanted = (not row.closed and self.steps < row.last_lane_step for row in self.rows.values())
-        return bool(self.ready) or any(wanted)
+        for row in self.rows.values():  # the first will do, nearly always
+            if not row.closed and self.steps < row.last_lane_step:
+                return True
+        return bool(self.ready)
 
     @property
     def spent(self) -> bool:
         """True when nothing more is wanted of its rows."""
-        return bool(self.rows) and not self.ready and all(row.closed for row in self.rows.values())
+        for row in self.rows.values():
+            if not row.closed:
+                return False
+        return bool(self.rows) and not self.ready
 
     def leaving(self) -> list[Row]:
         """Rows to leave out of the next step, by rising number."""
-        return sorted((row for row in self.rows.values() if row.closed), key=lambda row: row.number)
+        return sorted([row for row in self.rows.values() if row.closed], key=lambda row: row.number)
 
     def must_change(self, leaving: list[Row], pressed: bool) -> bool:
         """True when the next step has to change the lane's rows, or when it is worth it: a small lane is
@@ -73,7 +78,7 @@ class Lane:
             return []
         found = [row for row in self._going() if _wants_from(row) <= self.steps]
         if not found:
-            self._look_ahead()
+            self._wants_from = min(map(_wants_from, self._going()), default=_NEVER)
         return found
 
     def change(self, leaving: list[Row], joining: list[Row]) -> None:
@@ -82,8 +87,8 @@ class Lane:
         for row in joining:
             self.rows[row.number] = row
             row.last_lane_step = self.steps + row.limit - 1
+            self._expect(row)
         self._changed_at = self.steps
-        self._look_ahead()
 
     def left(self, row: Row) -> int:
         """Steps of this lane before the row is at its limit."""
@@ -98,20 +103,21 @@ class Lane:
         """Allows a row of this lane more tokens."""
         row.last_lane_step += limit - row.limit
         row.limit = limit
-        self._look_ahead()
+        self._expect(row)
 
     def count_step(self) -> list[Row]:
-        """Counts an announced decode; returns the rows whose last allowed token it samples, or a step
-        before it did."""
+        """Counts an announced decode; returns the rows whose last allowed token it samples."""
         self.steps += 1
         self.outstanding += 1
         if self.steps < self._limit_at:
             return []
+        later = [row.last_lane_step for row in self.rows.values() if row.last_lane_step > self.steps]
+        self._limit_at = min(later, default=_NEVER)
         return [row for row in self.rows.values() if row.last_lane_step <= self.steps]
 
-    def _look_ahead(self) -> None:
-        self._limit_at = min((row.last_lane_step for row in self.rows.values()), default=_NEVER)
-        self._wants_from = min(map(_wants_from, self._going()), default=_NEVER)
+    def _expect(self, row: Row) -> None:
+        self._limit_at = min(self._limit_at, row.last_lane_step)
+        self._wants_from = min(self._wants_from, _wants_from(row))
 
     def _going(self) -> list[Row]:
         return [row for row in self.rows.values() if not row.closed]

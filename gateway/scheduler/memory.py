@@ -8,6 +8,7 @@ is admitted only if it fits on all members.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from sealring.gateway.scheduler.actions import RingFacts
@@ -35,8 +36,8 @@ class Ledger:
         self._distinct = tuple(dict.fromkeys(self._members))
         self.regular = ring.lanes
         self.lanes = min(2 * self.regular, MAX_LANES)
-        self._sizes: list[dict[int, int]] = [{} for _ in range(self.lanes)]  # of each lane's rows
-        self._lane_of: dict[int, int] = {}
+        self._sizes: list[Counter[int]] = [Counter() for _ in range(self.lanes)]  # of each lane's rows
+        self._held: dict[int, tuple[int, int]] = {}  # row -> its lane and size
         self._tokens = 0
         self.kept_tokens = 0
         self._kept = 0
@@ -54,7 +55,7 @@ class Ledger:
 
     @property
     def rows(self) -> int:
-        return len(self._lane_of)
+        return len(self._held)
 
     def usage(self) -> float:
         """The reserved part of the budget on the member that is fullest, 0 to 1."""
@@ -69,13 +70,14 @@ class Ledger:
 
     def _preference(self, lane: int, size: int) -> tuple[bool, int, int]:
         """Of regular lanes those with the fewest rows come first, of the others those that grow least."""
-        rows, growth = len(self._sizes[lane]), self._growth(lane, size)
+        rows, growth = self._sizes[lane].total(), self._growth(lane, size)
         return (True, growth, rows) if lane >= self.regular else (False, rows, growth)
 
     def reserve(self, row: int, lane: int, tokens: int) -> None:
-        self._tokens += self._growth(lane, rounded(tokens))
-        self._sizes[lane][row] = rounded(tokens)
-        self._lane_of[row] = lane
+        size = rounded(tokens)
+        self._tokens += self._growth(lane, size)
+        self._sizes[lane][size] += 1
+        self._held[row] = lane, size
 
     def reserve_all(self, rows: Sequence[Row], tokens: int) -> bool:
         """Places and reserves as much for each of several rows, or nothing when one does not fit."""
@@ -90,8 +92,11 @@ class Ledger:
 
     def release(self, row: int) -> tuple[int, int]:
         """Returns the lane that the row was placed in, and its tokens there."""
-        lane = self._lane_of.pop(row)
-        size = self._sizes[lane].pop(row)
+        lane, size = self._held.pop(row)
+        sizes = self._sizes[lane]
+        sizes[size] -= 1
+        if not sizes[size]:
+            del sizes[size]
         self._tokens -= self._growth(lane, size)
         return lane, size
 
@@ -133,9 +138,9 @@ class Ledger:
 
     def _growth(self, lane: int, size: int) -> int:
         """Tokens by which a lane grows when a row of this size joins."""
-        sizes = self._sizes[lane].values()
-        longest = max(sizes, default=0)
-        return (len(sizes) + 1) * max(size, longest) - len(sizes) * longest
+        sizes = self._sizes[lane]
+        rows, longest = sizes.total(), max(sizes, default=0)
+        return (rows + 1) * max(size, longest) - rows * longest
 
     def _holds(self, tokens: int, rows: int) -> bool:
         return all(self._bytes(member, tokens, rows) <= member[2] for member in self._distinct)

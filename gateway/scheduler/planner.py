@@ -94,14 +94,11 @@ class StepPlanner:
 
     def start(self, row: Row) -> bool:
         """Reserves memory and puts the row in line; False when it has to wait."""
-        fits = self.ledger.rows + len(row.group) <= self._ring.max_rows
-        fits = fits and self.ledger.reserve_all(row.group, row.reserved)
-        self.pressed = not fits
-        if not fits:
-            return False
         if any(lane.wanting() for lane in self._lanes):
-            for each in row.group:
-                self.ledger.release(each.number)
+            return False
+        fits = self.ledger.rows + len(row.group) <= self._ring.max_rows
+        self.pressed = not (fits and self.ledger.reserve_all(row.group, row.reserved))
+        if self.pressed:
             return False
         for each in row.group:
             each.phase = Phase.PREFILLING
@@ -119,21 +116,14 @@ class StepPlanner:
     def close(self, row: Row) -> bool:
         """Nothing more is wanted of the row. Returns True when only the head knows it (discard it there)."""
         row.closed = True
-        if row.phase is Phase.PREFILLING:
-            if row.source is not None:
-                self.ledger.release(row.number)  # it is nowhere yet
-                row.phase = Phase.GONE
-                return False
-            self._line.discard(row)
-            if not row.begun:
-                self.ledger.release(row.number)
-                row.phase = Phase.GONE
-                return True
-            self._drop(row)
-        elif row.phase is Phase.PREFILLED:
-            self._drop(row)
-        elif row.phase is Phase.READY:
+        self._line.discard(row)
+        if row.phase is Phase.PREFILLING and not row.begun:  # it is nowhere yet
+            self.ledger.release(row.number)
+            row.phase = Phase.GONE
+            return row.source is None
+        if row.phase is Phase.READY:
             self._lanes[row.lane].ready.remove(row)
+        if row.phase in (Phase.PREFILLING, Phase.PREFILLED, Phase.READY):
             self._drop(row)
         return False
 
@@ -223,10 +213,12 @@ class StepPlanner:
                 lane.extend(row, limit)
 
     def _next_prefill(self) -> control.Step | None:
+        if not len(self._line):
+            return None
         running = any(lane.running for lane in self._lanes)
         most = max(self._ring.stages + AHEAD, BURST if running else 0)
         prefills = sum(step.lane is None for step in self._under_way.values())
-        if not len(self._line) or prefills >= most:
+        if prefills >= most:
             return None
         tokens = self._chunk_tokens(running)
         if not tokens:
@@ -257,10 +249,7 @@ class StepPlanner:
         if not running:
             return self._budget.alone(len(self._line), tokens)
         load = Load(*self._decoding(), len(self._line), tokens, crowd)
-        found = self._budget.tokens(self._rounds, load)
-        if found:
-            self._budget.spend()
-        return found
+        return self._budget.take(self._rounds, load)
 
     def _next_decode(self) -> control.Step | None:
         running = self._running()

@@ -25,18 +25,15 @@ class PrefillLine:
         self._chunk = chunk
         self._rows: dict[int, Row] = {}
         self._oldest_turn = True
-        self._todo: tuple[int, float] | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add(self, row: Row) -> None:
         self._rows[row.number] = row
-        self._todo = None
 
     def discard(self, row: Row) -> None:
         self._rows.pop(row.number, None)
-        self._todo = None
 
     @property
     def unstarted(self) -> int:
@@ -48,22 +45,17 @@ class PrefillLine:
         One of several chunks counts for as little as a chunk does for it; so many that wait elsewhere count
         as much as those here.
         """
-        if self._todo is None:
-            whole = [
-                row.prompt_tokens - (row.reused if row.begun else row.prefilled)
-                for row in self._rows.values()
-            ]
-            short = sum(min(1.0, self._chunk / tokens) for tokens in whole)
-            self._todo = max(1, sum(whole) // len(whole)), short
-        tokens, short = self._todo
-        return tokens, short * (1 + waiting / len(self._rows))
+        whole = [
+            row.prompt_tokens - (row.reused if row.begun else row.prefilled) for row in self._rows.values()
+        ]
+        short = sum(min(1.0, self._chunk / tokens) for tokens in whole)
+        return max(1, sum(whole) // len(whole)), short * (1 + waiting / len(whole))
 
     def take(self, tokens: int, seconds: Callable[[int], float]) -> list[tuple[Row, control.Chunk]]:
         """The chunks of the next step, by rising row number. Rows that end with it leave the line.
 
         `seconds` is what a chunk of so many tokens takes.
         """
-        self._todo = None
         picked = sorted(self._pick(tokens, seconds), key=lambda row: row.number)
         chunks = []
         for row in picked:

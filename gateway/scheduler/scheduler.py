@@ -331,7 +331,7 @@ class Scheduler:
         pieces: list[Piece] = []
         self._actions.append(Deliver(pieces))
         add = pieces.append
-        for output in done.outputs:
+        for output in done.outputs:  # each field that is read here counts: they are most of a step's time
             row = rows.get(output.row)
             if row is None:
                 continue

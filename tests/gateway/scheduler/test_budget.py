@@ -122,10 +122,9 @@ def test_a_prompt_gets_a_chunk_in_a_bounded_number_of_rounds(
     for seconds, steps, rows, lanes in seen * 2:
         budget.measure(seconds, steps, steps * 0.01, rows, lanes)
         rounds += 1
-        given_tokens = budget.tokens(rounds, Load(rows, lanes, prompts, tokens, float(prompts)))
+        given_tokens = budget.take(rounds, Load(rows, lanes, prompts, tokens, float(prompts)))
         assert 0 <= given_tokens <= largest
         if given_tokens:
-            budget.spend()
             last = rounds
         assert rounds - last <= RARELY + 2
 
@@ -134,8 +133,7 @@ def test_a_round_in_so_many_goes_without() -> None:
     budget = PrefillBudget(StepCosts(), 256, 1, fine=True)
     clean = 0
     for rounds in range(4 * CLEAN_EVERY):
-        clean += not budget.tokens(float(rounds), Load(4, 1, 1, 4000))
-        budget.spend()
+        clean += not budget.take(float(rounds), Load(4, 1, 1, 4000))
     assert clean == 3
 
 
@@ -145,8 +143,7 @@ def test_where_a_step_costs_much_more_than_a_round_chunks_come_in_bursts() -> No
     budget = PrefillBudget(costs, 256, 1)
     given_tokens = [0] * 60
     for rounds in range(60):
-        while found := budget.tokens(float(rounds), Load(4, 1, 1, 20_000)):
+        while found := budget.take(float(rounds), Load(4, 1, 1, 20_000)):
             given_tokens[rounds] += found
-            budget.spend()
     busy = [rounds for rounds, found in enumerate(given_tokens) if found]
     assert busy == [0, RARELY, 2 * RARELY + 1], "after a round without any"
