@@ -1,9 +1,9 @@
 """Changes one thing at a time in a copy of the tree and runs the tests of its package that reach it.
 
 Prints a table and JSON. A mutant that no test notices survives. Survivors that behave as the original does
-stand in `equivalent.json`, each with the reason; those are run like the others, with leaks as errors, and one
-that a test does notice is told as a false excuse. Mutants are drawn from a whole package: the same seed and
-tree give the same sample.
+stand in `equivalent.json`, each with the reason, and are not run in a sample; `--excuses` runs them, with
+leaks as errors, and one that a test does notice is told as a false excuse. Mutants are drawn from a whole
+package: the same seed and tree give the same sample.
 
     python -m bench.mutate --seed 7 --sample 15 --near
     python -m bench.mutate --packages gateway --modules gateway/scheduler/memory.py
@@ -29,7 +29,11 @@ def main() -> None:
     options = _options()
     drawn = {package: _drawn(package, options) for package in options.packages.split(",")}
     with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
-        work = [(package, one, options.tests, options.near) for package, one in drawn.items() if one]
+        work = [
+            (package, one, options.tests, options.near, options.excuses)
+            for package, one in drawn.items()
+            if one
+        ]
         reports = dict(pool.imap_unordered(_package, work, chunksize=1))
     reports = {package: reports[package] for package in drawn if package in reports}
     counts = [(package, one.killed, one.counted, len(one.excused)) for package, one in reports.items()]
@@ -72,12 +76,12 @@ def _drawn(package: str, options: argparse.Namespace) -> list[Drawn]:
     return sorted(random.Random(f"{options.seed} {package}").sample(every, options.sample))
 
 
-def _package(work: tuple[str, list[Drawn], list[str], bool]) -> tuple[str, Report]:
-    package, drawn, tests, near = work
+def _package(work: tuple[str, list[Drawn], list[str], bool, bool]) -> tuple[str, Report]:
+    package, drawn, tests, near, excused = work
     with tempfile.TemporaryDirectory(prefix="sealring-mutate-") as temporary:
         folder = Path(temporary).resolve() / "tree"
         copy_tree(folder)
-        return package, run(folder, package, drawn, tests, near=near)
+        return package, run(folder, package, drawn, tests, near=near, excused=excused)
 
 
 if __name__ == "__main__":

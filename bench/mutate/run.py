@@ -81,17 +81,28 @@ def _names(file: str) -> set[str]:
     return {one.name for one in mutants(path.read_text())} if path.exists() else set()
 
 
-def run(folder: Path, package: str, drawn: list[Drawn], tests: list[str], *, near: bool = False) -> Report:
-    """Runs them one after the other in the copy `folder`. Raises RuntimeError if no test passes unchanged."""
+def run(
+    folder: Path,
+    package: str,
+    drawn: list[Drawn],
+    tests: list[str],
+    *,
+    near: bool = False,
+    excused: bool = True,
+) -> Report:
+    """Runs them one after the other in the copy `folder`, the excused ones among them or not.
+
+    Raises RuntimeError if no test passes unchanged.
+    """
     began = time.monotonic()
     suite = Suite(folder, package, tests, near=near)
     report = Report(possible=len(draw(package, set())), run=len(drawn))
     report.stale_excuses = stale(package)
     for number, one in enumerate(drawn, 1):
-        killer = _killer(folder, suite, one)
+        killer = _killer(folder, suite, one) if excused or not one.excuse else ""
         _note(report, one, killer)
         _say(f"{package}: {number} of {len(drawn)}, {time.monotonic() - began:.0f} s")
-    if drawn and not suite.unchanged.seconds:
+    if not suite.unchanged.seconds and any(excused or not one.excuse for one in drawn):
         raise RuntimeError(f"no unit test of {package} passes without any change")
     report.failed_unchanged = suite.unchanged.failed
     report.seconds = round(time.monotonic() - began, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -96,3 +97,69 @@ def test_a_failure_of_the_check_itself_ends_it(tmp_path: Path, monkeypatch: pyte
     name = module_that(tmp_path, "sys.exit(1)", monkeypatch)
     with pytest.raises(Internal, match="the check of bad failed"):
         list(apart.ask_each_apart(name, [], ["a", "bad", "b"]))
+
+
+def test_parts_of_a_model_are_told_with_their_sizes(
+    here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def ranges(module: str, arguments: list[str]) -> Any:
+        asked.append(arguments[1])
+        return {"stages": ["first", "second"]}
+
+    def write_parts(source: Path, into: Path, stages: list[str], shown: Any) -> Any:
+        return [(into / stage, (number + 1) << 20) for number, stage in enumerate(stages)]
+
+    monkeypatch.setattr("sealring.cli.commands.model.ask_apart", ranges)
+    monkeypatch.setattr("sealring.node.models.splitting.split", write_parts)
+    command = ("model", "split", str(tmp_path), "--split", "2,3", "--into", str(tmp_path / "parts"))
+    parts = [str(tmp_path / "parts" / stage) for stage in ("first", "second")]
+    assert here(*command, "--json").data == [
+        {"part": parts[0], "bytes": 1 << 20},
+        {"part": parts[1], "bytes": 2 << 20},
+    ]
+    rows = [line.split() for line in here(*command).out.splitlines()]
+    assert rows == [["part", "size"], [parts[0], "1.0", "MiB"], [parts[1], "2.0", "MiB"]]
+    assert asked == ["2,3"] * 2
+    assert here("model", "split", str(tmp_path / "none"), *command[3:]).status == 7
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_check_passes_when_all_of_it_is_right(
+    here: Any, monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    """Stages may be exact, and rows depend on those beside them all the same."""
+    report = {"model_type": "llama", "layers": 3, "stages": [[0, 2], [2, 3]], "weights": "random"}
+    answers = {"exact": True, "tokens_equal": True, "alone_equal": right, "right": right, "max_abs_diff": 0.0}
+    monkeypatch.setattr("sealring.cli.commands.model.ask_apart", lambda *_: report | answers)
+    done = here("model", "check", "config.json")
+    assert done.status == (0 if right else CHECK_FAILED)
+    assert ("depends on the rows that run with it" in done.err) == (not right)
+    assert "whole model computes" not in done.err
+    assert here("model", "check", "config.json", "--json").data["right"] == right
+
+
+def test_what_a_model_needs_is_shown(here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = {
+        "model_type": "llama",
+        "layers": 2,
+        "layer_bytes": [1 << 20, 1 << 20],
+        "embed_bytes": 1 << 20,
+        "head_bytes": 1 << 20,
+        "tied": False,
+        "kv_bytes_per_token": [512, 512],
+        "max_context": 0,
+        "digest": "ab",
+    }
+    told = dict(measured)
+    monkeypatch.setattr("sealring.cli.commands.model.ask_apart", lambda *_: told)
+    shown = here("model", "profile", str(tmp_path)).out
+    for cell in ("llama", "4.0 MiB", "1.0 KiB", "not said", "ab"):
+        assert cell in shown
+    told |= {"tied": True, "max_context": 256}
+    shown = here("model", "profile", str(tmp_path)).out
+    assert "3.0 MiB" in shown, "a tied head is no weight of its own"
+    assert "256" in shown
+    assert here("model", "profile", str(tmp_path), "--json").data == told
+    assert here("model", "profile", str(tmp_path / "none")).status == 7

@@ -18,9 +18,9 @@ from sealring.gateway.scheduler import (
     Scheduler,
 )
 from sealring.gateway.scheduler.costs import StepCosts
-from sealring.gateway.scheduler.drafting import DEPTHS, LOSS, Depth, Drafting
+from sealring.gateway.scheduler.drafting import DEPTHS, LOSS, Depth, Drafting, _Chain
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import Composition
+from sealring.mesh.prompt.composition import MAX_UNSETTLED, Composition
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -183,3 +183,18 @@ def test_a_step_that_waited_in_vain_is_paid_for() -> None:
     for _ in range(50):
         depth.plain(PLAIN)
     assert depth.wanted(15) > 0
+
+
+@pytest.mark.parametrize(
+    ("drafts", "left", "runs"),
+    [(7, 10_000, MAX_UNSETTLED // 8), (6, 10_000, MAX_UNSETTLED // 7), (7, 17, 2), (7, 16, 1), (7, 8, 0)],
+)
+def test_a_chain_is_as_long_as_members_take_it_and_its_row_has_room(
+    drafts: int, left: int, runs: int
+) -> None:
+    lane, row = SimpleNamespace(left=lambda row: left), SimpleNamespace()
+    chain = _Chain(lane, row, drafts)  # type: ignore[arg-type]
+    while chain.more:
+        chain.runs += 1
+        chain.live += 1
+    assert chain.runs == runs
