@@ -11,6 +11,7 @@ from sealring.mesh.errors import InvalidInput
 
 _DEPLOYMENT = re.compile(r"[A-Za-z0-9._/-]{1,128}\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,54}[a-z0-9])?\Z")
 _SLUG_CHARACTERS = 40
@@ -25,6 +26,11 @@ def is_label(text: str) -> bool:
 def is_commit(text: str) -> bool:
     """Whether `text` is the SHA-1 of a git object in hex, by which the Hugging Face hub names commits."""
     return _COMMIT.match(text) is not None
+
+
+def is_sha256(text: str) -> bool:
+    """Whether `text` is a SHA-256 in hex."""
+    return _SHA256.match(text) is not None
 
 
 def check_name(name: str, what: str) -> str:

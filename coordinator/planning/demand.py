@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from sealring.mesh.errors import ModelError
-from sealring.mesh.names import is_commit
+from sealring.mesh.names import is_commit, is_sha256
 from sealring.mesh.prompt.deployment_limits import MAX_CONTEXT, MAX_LAYERS
 from sealring.v1 import model_pb2
 
@@ -21,7 +21,6 @@ a member serves several rings, what each engine more needs of these is counted b
 _MAX_BYTES = 1 << 50
 _MAX_QUANTIZED = 8
 _MAX_WHY = 1000
-_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 
@@ -161,10 +160,12 @@ def check_profile(profile: model_pb2.ModelProfile) -> None:
         raise _bad("embedding or head size")
     if profile.max_context > MAX_CONTEXT:
         raise _bad("context")
-    if not _DIGEST.match(profile.digest) or not _WORD.match(profile.model_type):
+    if not is_sha256(profile.digest) or not _WORD.match(profile.model_type):
         raise _bad("digest or model type")
     if profile.commit and not is_commit(profile.commit):
         raise _bad("commit")
+    if profile.hub_files and not is_sha256(profile.hub_files):
+        raise _bad("hash of the hub's files")
 
 
 def _bad(what: str) -> ModelError:

@@ -173,8 +173,9 @@ class Survey:
             for member in self._store.members.all(Role.MEMBER)
         ]
         usable(spec, candidates)  # raises where nobody agrees
-        partly = (one for one in agreeing.values() if one.commit)  # what it lacks has to be of that commit
-        return next(partly, None) or next(iter(agreeing.values())), candidates
+        # what nodes lack has to be of that commit, and it is compared by its files where these are known
+        known = max(agreeing.values(), key=lambda one: (bool(one.hub_files), bool(one.commit)))
+        return known, candidates
 
     def _obstacle(self, member: StoredMember, deployment: str, serving: Mapping[str, list[_Serves]]) -> str:
         session = self._sessions.find(member.id)
@@ -216,13 +217,15 @@ class Survey:
 def _of_one_commit(
     agreeing: Mapping[str, model_pb2.ModelProfile], memory: Mapping[str, int]
 ) -> dict[str, model_pb2.ModelProfile]:
-    """Those with the commit that most memory has, and those who know of none: files of two commits may have
-    the same digest and other weights."""
+    """Those with the commit that most memory has, or with the same files at another one, and those who know
+    of none: files of two commits may have the same digest and other weights."""
+    files = {one.commit: one.hub_files for one in agreeing.values() if one.hub_files}
+    version = {member: files.get(one.commit, one.commit) for member, one in agreeing.items()}
     weight = Counter[str]()
-    for member, profile in agreeing.items():
-        weight[profile.commit] += memory.get(member, 0) if profile.commit else 0
+    for member in agreeing:
+        weight[version[member]] += memory.get(member, 0) if version[member] else 0
     most = max(weight, key=lambda one: (weight[one], one), default="")
-    return {member: profile for member, profile in agreeing.items() if profile.commit in ("", most)}
+    return {member: profile for member, profile in agreeing.items() if version[member] in ("", most)}
 
 
 def _model_obstacle(member: str, agreeing: Collection[str], answers: dict[str, Answer]) -> str:

@@ -139,6 +139,7 @@ class Rings:
         self._running[ring.ring] = RunningRing(
             *(ring, plan.spec, plan.profile.digest, plan.profile.model_type, machine, self._patience),
             commit=plan.profile.commit,
+            hub_files=plan.profile.hub_files,
         )
         self._watchers.tell(WatchResponse(ring=self._running[ring.ring].state()))
         for stage in ring.stages:

@@ -32,6 +32,8 @@ class RunningRing:
     commit: str = ""
     """Of the hub, from which members fetch what no member has."""
 
+    hub_files: str = ""
+
     pace: Pace = field(default_factory=Pace)
     drafts: tuple[int, int, int] = (0, 0, 0)
     """An epoch, tokens that the head guessed in it, and of them those that were right."""
@@ -115,6 +117,7 @@ class RunningRing:
             protocol=protocol,
             backend=self.backend,
             commit=self.commit,
+            hub_files=self.hub_files,
         )
 
     def name_of(self, member: str) -> str:

@@ -21,7 +21,7 @@ from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.models.folders import FolderState, local_model, not_found
-from sealring.node.models.kept import check_commit, commit_of, note_of
+from sealring.node.models.kept import check_commit, commit_of, hub_files_of, note_of
 from sealring.v1 import model_pb2
 
 log = structlog.get_logger()
@@ -71,7 +71,11 @@ class EngineKeeper:
         if key in self._profiles:
             return self._profiles[key]
         profile = await self.shielded(self._measure(lambda engine: engine.profile(str(path), ranks)))
-        profile.commit = commit_of(path, await asyncio.to_thread(note_of, path))
+        note = await asyncio.to_thread(note_of, path)
+        profile.commit, profile.hub_files = (
+            commit_of(path, note),
+            await asyncio.to_thread(hub_files_of, path, note),
+        )
         self._profiles[key] = profile
         if len(self._profiles) > _MAX_PROFILES:
             self._profiles.popitem(last=False)
@@ -82,10 +86,12 @@ class EngineKeeper:
         name: str,
         layers: tuple[int, int] | None,
         commit: str = "",
+        hub_files: str = "",
         progress: Callable[[float], None] = lambda share: None,
     ) -> Path:
         """A model's folder with what these layers need, None: with all. What is not here is brought here,
-        where the owner allows it: from the hub as it was at `commit`, if that is given. `progress` is told
+        where the owner allows it: from the hub as it was at `commit`, if that is given, or at that of what is
+        here, if it has the same `hub_files`. `progress` is told
         the share of it that has come, 0 to 1.
 
         Raises as `find`, what `Fetcher.fetch` raises, and what measuring raises.
@@ -100,7 +106,10 @@ class EngineKeeper:
             own = self._fetcher.place(name)  # more than the owner's part of it may have come there
             for place in (path, own) if own != path and own.is_dir() else (path,):
                 note = await asyncio.to_thread(note_of, place)
-                check_commit(name, commit_of(place, note), commit)
+                here = commit_of(place, note)
+                if here and hub_files and hub_files == await asyncio.to_thread(hub_files_of, place, note):
+                    commit = here
+                check_commit(name, here, commit)
                 if note is None or not note.is_part or (needs is not None and note.holds(await needs(place))):
                     return place
         return await self._fetcher.fetch(name, needs, commit, progress)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput
-from sealring.mesh.names import is_commit
+from sealring.mesh.names import is_commit, is_sha256
 from sealring.mesh.prompt.deployment_limits import BACKENDS, MAX_PREFILL_CHUNK, MAX_ROWS
 from sealring.mesh.roster.model import Ring, RingMember, Roster
 from sealring.mesh.rpc.protocol import check_speaks
@@ -52,6 +52,8 @@ class EpochPlan:
     links: tuple[LinkPlan, ...]
     commit: str = ""
     """Of the hub, of which what is fetched from there has to be."""
+    hub_files: str = ""
+    """What tells that another commit has the same files."""
     speculate: bool = False
     """Whether steps may have drafts."""
 
@@ -91,6 +93,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         backend=prepare.backend,
         links=_links(ring, prepare.epoch, own, roster),
         commit=prepare.commit,
+        hub_files=prepare.hub_files,
         speculate=prepare.speculate,
     )
 
@@ -121,6 +124,7 @@ def _check_bounds(prepare: membership_pb2.PrepareEpoch) -> None:
         and prepare.kv_budget >= 1
         and prepare.kv_bits in KV_BITS
         and (not prepare.commit or is_commit(prepare.commit))
+        and (not prepare.hub_files or is_sha256(prepare.hub_files))
     ):
         raise InvalidInput("the epoch's limits are out of bounds", reason="BAD_EPOCH")
 

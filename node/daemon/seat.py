@@ -145,7 +145,7 @@ class Seat:
     async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> EngineProcess:
         """The engine with the epoch's stage loaded."""
         some = plan.layers if plan.size > 1 and not plan.backend else None
-        path = await self._around.engines.for_stage(plan.model, some, plan.commit, progress)
+        path = await self._around.engines.for_stage(plan.model, some, plan.commit, plan.hub_files, progress)
         stage = StageKey(
             str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, plan.prefill_chunk
         )

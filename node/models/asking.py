@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import grpc
 import structlog
 
 from sealring.mesh.errors import ModelError, SealringError, Unavailable
-from sealring.mesh.names import is_commit
+from sealring.mesh.names import is_commit, is_sha256
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.model import Roster, RosterMember
 from sealring.mesh.rpc.status import from_rpc_error
@@ -51,6 +52,7 @@ class _Giver:
     manifest: Manifest
     have: Parts
     commit: str
+    hub_files: str
 
 
 class ModelAsker:
@@ -83,13 +85,16 @@ class ModelAsker:
             if not givers:
                 return False
             manifest = givers[0].manifest  # the same of all, and so is what it is the manifest of
-            commit = next((giver.commit for giver in givers if giver.commit), "")
+            known = max(givers, key=lambda one: (bool(one.hub_files), bool(one.commit)))
+            begin = partial(
+                landing.begin, commit=known.commit, checked=bool(known.commit), hub_files=known.hub_files
+            )
             if needs is None:
-                await asyncio.to_thread(landing.begin, manifest, None, commit, checked=bool(commit))
+                await asyncio.to_thread(begin, manifest)
                 await _fill(model, givers, landing, progress)
                 return True
             wanted = beginnings(manifest)
-            await asyncio.to_thread(landing.begin, manifest, wanted, commit, checked=bool(commit))
+            await asyncio.to_thread(begin, manifest, wanted)
             await _fill(model, givers, landing, progress)
             wanted = headers(manifest, wanted, landing.path)
             await asyncio.to_thread(landing.want, wanted)
@@ -142,9 +147,10 @@ class ModelAsker:
             request = models_pb2.DescribeModelRequest(model=model)
             told = await stub.Describe(request, timeout=_DESCRIBE_SECONDS)
             manifest = Manifest.from_message(told)
-            if told.commit and not is_commit(told.commit):
+            commit, hub_files = told.commit, told.hub_files
+            if (commit and not is_commit(commit)) or (hub_files and not is_sha256(hub_files)):
                 raise ModelError("what is told of a commit is none", reason="BAD_MANIFEST")
-            return _Giver(member, stub, manifest, parts_of(told, manifest), told.commit)
+            return _Giver(member, stub, manifest, parts_of(told, manifest), commit, hub_files)
         except (grpc.RpcError, SealringError) as raised:
             return _note(member, raised).reason in _BUSY
 

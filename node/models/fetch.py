@@ -102,9 +102,9 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
         ranges = _wanted(landing.path / WANTED) if part else ()
         wanted = beginnings(manifest) if part else every_part(manifest)
         if note is None:
-            landing.begin(manifest, wanted, repository.commit)
+            landing.begin(manifest, wanted, repository.commit, hub_files=repository.hub_files)
         else:  # what came from a member is of no known commit, and so is what is added to it
-            landing.begin(manifest, wanted, note.commit, checked=note.checked)
+            landing.begin(manifest, wanted, note.commit, checked=note.checked, hub_files=note.hub_files)
         fetching.fill()
         if part:
             wanted = headers(manifest, wanted, landing.path)

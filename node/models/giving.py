@@ -34,7 +34,7 @@ from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.limits import Buckets
 from sealring.mesh.rpc.tls import peer_identity
 from sealring.node.models.folders import FolderState, local_model, not_found
-from sealring.node.models.kept import Note, Parts, commit_of, every_part, note_of, to_message
+from sealring.node.models.kept import Note, Parts, commit_of, every_part, hub_files_of, note_of, to_message
 from sealring.node.models.manifest import PART, Manifest, hash_part, open_inside
 from sealring.v1 import models_pb2, models_pb2_grpc
 
@@ -61,6 +61,7 @@ class _Known:
     manifest: Manifest
     have: Parts
     commit: str = ""
+    hub_files: str = ""
 
 
 class ModelGiver(models_pb2_grpc.ModelsServicer):
@@ -99,7 +100,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             raise not_found(request.model, "this node does not have it")
         known = await self._manifest(folder)
         message = to_message(known.manifest, known.have)
-        message.commit = known.commit
+        message.commit, message.hub_files = known.commit, known.hub_files
         return message
 
     async def Read(  # type: ignore[override]  # noqa: N802 - writes to the context, named by the rpc
@@ -164,14 +165,16 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         own = note_of(state.path)
         if own is not None and not own.hashed:
             raise not_found(state.path.name, "this node has parts of it, and of the others not even hashes")
-        commit = commit_of(state.path, own) if own is None or own.state == state else ""
+        commit = hub_files = ""
+        if own is None or own.state == state:
+            commit, hub_files = commit_of(state.path, own), hub_files_of(state.path, own)
         part = own if own is not None and not own.whole else None
         beside = Note.read(apart, state.path)
         if beside is not None and part is not None and not beside.is_of(part):
             beside = None  # of what lay there before
         for note in (own, beside):
             if note is not None and note.state == state:
-                return _Known(state, note.manifest, note.have, commit)
+                return _Known(state, note.manifest, note.have, commit, hub_files)
         if part is not None:  # it was copied, perhaps without some of it
             manifest, have = part.manifest, self._still_there(state.path, part)
         else:
@@ -184,7 +187,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             note.write(apart)
         except OSError as error:
             log.warning("manifest_not_noted", model=state.path.name, error=error.strerror)
-        return _Known(state, manifest, note.have, commit)
+        return _Known(state, manifest, note.have, commit, hub_files)
 
     def _still_there(self, folder: Path, note: Note) -> Parts:
         """The parts that a note names and that are what it says. Raises ModelError (MODEL_CHANGED)."""

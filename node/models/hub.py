@@ -7,7 +7,6 @@ range is that range. It has hashes of whole files only; whoever has all of one c
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sealring.mesh.errors import ModelError, SealringError, Unavailable
-from sealring.mesh.names import is_commit
+from sealring.mesh.names import is_commit, is_sha256
 from sealring.node.models.folders import not_found
+from sealring.node.models.kept import hash_of_files
 from sealring.node.models.manifest import MAX_BYTES, MAX_FILES, Manifest, belongs
 
 _MAX_SMALL = 64 << 20
@@ -32,8 +32,6 @@ _WAIT_SECONDS = 1.0
 _SLOW_SECONDS = 60.0
 _LEAST = 64 << 10
 """Bytes that have to come in that time."""
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,11 @@ class Repository:
             raise _bad("it names another commit than was asked for")
         self.files = tuple(files)
         self._model = model
+
+    @property
+    def hub_files(self) -> str:
+        """See `hash_of_files`."""
+        return hash_of_files((one.name, one.size, one.sha256 or one.blob) for one in self.files)
 
     def manifest(self) -> Manifest:
         """Its files, without the hash of any part. Raises ModelError (BAD_MANIFEST)."""
@@ -178,7 +181,7 @@ def damaged(name: str) -> ModelError:
 def _checked(file: Any) -> HubFile:
     sha256 = file.lfs.sha256 if file.lfs is not None else ""
     blob = file.blob_id or ""
-    if not isinstance(file.size, int) or file.size < 0 or (sha256 and _SHA256.fullmatch(sha256) is None):
+    if not isinstance(file.size, int) or file.size < 0 or (sha256 and not is_sha256(sha256)):
         raise _bad(f"its list has no size or hash of {file.rfilename[:80]}")
     if not sha256 and (file.size > _MAX_SMALL or not is_commit(blob)):
         raise _bad(f"its list has no hash of {file.rfilename[:80]}")

@@ -7,6 +7,7 @@ is a hole. The note says so, and whoever loads weights asks it first (`node/engi
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sealring.mesh.errors import ModelError
-from sealring.mesh.names import is_commit
+from sealring.mesh.names import is_commit, is_sha256
 from sealring.mesh.system.files import write_atomic
 from sealring.node.models.folders import NOTE, FolderState
-from sealring.node.models.manifest import PART, Manifest, ModelFile
+from sealring.node.models.manifest import PART, Manifest, ModelFile, belongs
 from sealring.v1 import models_pb2
 
 _MAX_NOTE = 64 << 20
@@ -70,6 +71,7 @@ class Note:
     state: FolderState
     commit: str = ""
     checked: bool = False
+    hub_files: str = ""
 
     @property
     def hashed(self) -> bool:
@@ -127,6 +129,7 @@ class Note:
             "state": self.state.files,
         }
         told |= {"commit": self.commit, "checked": self.checked} if self.commit else {}
+        told |= {"hub_files": self.hub_files} if self.hub_files else {}
         write_atomic(file, json.dumps(told, indent=1).encode())
 
     @classmethod
@@ -157,7 +160,10 @@ class Note:
             commit, checked = told.get("commit", ""), told.get("checked", False)
             if (commit and not is_commit(commit)) or not isinstance(checked, bool):
                 raise ValueError
-            return cls(manifest, parts_of(message, manifest), state, commit, checked)
+            hub_files = told.get("hub_files", "")
+            if hub_files and not is_sha256(hub_files):
+                raise ValueError
+            return cls(manifest, parts_of(message, manifest), state, commit, checked, hub_files)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError, ModelError):
@@ -180,6 +186,26 @@ def commit_of(folder: Path, note: Note | None) -> str:
     if note is not None:
         return note.commit
     return folder.name if folder.parent.name == "snapshots" and is_commit(folder.name) else ""
+
+
+def hash_of_files(files: Iterable[tuple[str, int, str]]) -> str:
+    """SHA-256 in hex over names, sizes and the hub's hashes (SHA-256, or of small files the git blob's) of a
+    model's files: what two commits have in common that differ in nothing that belongs to a model."""
+    return hashlib.sha256(json.dumps(sorted(files)).encode()).hexdigest()
+
+
+def hub_files_of(folder: Path, note: Note | None) -> str:
+    """`hash_of_files` of a folder by its note, or in the Hugging Face cache by the blobs that its links name,
+    which are called by those hashes; empty where it is not known."""
+    if note is not None or not commit_of(folder, None):
+        return note.hub_files if note is not None else ""
+    try:
+        links = [entry for entry in os.scandir(folder) if belongs(entry.name)]
+        return hash_of_files(
+            (one.name, one.stat().st_size, Path(os.readlink(one.path)).name) for one in links
+        )
+    except OSError:  # a copy of a snapshot has no links
+        return ""
 
 
 def check_commit(name: str, here: str, commit: str) -> None:

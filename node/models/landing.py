@@ -35,7 +35,7 @@ class Landing:
         self._have: list[set[int]] = []
         self._wanted: Parts = ()
         self._manifest: Manifest | None = None
-        self._commit = ""
+        self._commit = self._hub_files = ""
         self._checked = False
 
     def prepare(self) -> None:
@@ -44,20 +44,26 @@ class Landing:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def begin(
-        self, manifest: Manifest, wanted: Parts | None = None, commit: str = "", *, checked: bool = False
+        self,
+        manifest: Manifest,
+        wanted: Parts | None = None,
+        commit: str = "",
+        *,
+        checked: bool = False,
+        hub_files: str = "",
     ) -> None:
         """Keeps every part that is right, and drops what does not belong to the model.
 
         `wanted` are the parts that are to come, all where it is None. With the hub's `commit` the hash of a
         part that has none in the manifest is that of what comes; `checked` says that it has all of them, and
-        the hub has confirmed them.
+        the hub has confirmed them; `hub_files` is as in ModelProfile.
 
         Raises ResourceExhausted (DISK_FULL) where they would not fit, ModelError (OTHER_MODEL_VERSION),
         ConfigError (STATE_UNWRITABLE).
         """
         self.prepare()
         note = note_of(self.path)
-        self._commit, self._checked = commit, checked
+        self._commit, self._checked, self._hub_files = commit, checked, hub_files
         if note is not None and self.path == self.target and not note.agrees(manifest):
             raise ModelError(
                 f"the part of {self.path.name} that is here is of another version",
@@ -139,7 +145,8 @@ class Landing:
             have = [frozenset(here) for here in self._have]
             self._checked |= checked
             state = FolderState.read(self.path)
-            Note(self._manifest, have, state, self._commit, self._checked).write(self.path / NOTE)
+            note = Note(self._manifest, have, state, self._commit, self._checked, self._hub_files)
+            note.write(self.path / NOTE)
 
     def forget(self, file: int) -> None:
         """Drops a file that turned out to be wrong as a whole. Raises ConfigError (STATE_UNWRITABLE)."""

@@ -1088,6 +1088,7 @@ class PrepareEpoch(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
+    HUB_FILES_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
@@ -1112,6 +1113,8 @@ class PrepareEpoch(_message.Message):
     """of a tensor ring's group, as in DeploymentSpec"""
     commit: _builtins.str
     """of the hub, as in ModelProfile"""
+    hub_files: _builtins.str
+    """as in ModelProfile"""
     speculate: _builtins.bool
     """steps may have drafts; else every member refuses them"""
     def __init__(
@@ -1131,11 +1134,12 @@ class PrepareEpoch(_message.Message):
         protocol: _builtins.int = ...,
         backend: _builtins.str = ...,
         commit: _builtins.str = ...,
+        hub_files: _builtins.str = ...,
         speculate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "commit", b"commit", "context", b"context", "epoch", b"epoch", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version", "speculate", b"speculate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "commit", b"commit", "context", b"context", "epoch", b"epoch", "hub_files", b"hub_files", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version", "speculate", b"speculate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sealring/v1/model.proto\x12\x0bsealring.v1\"\xb1\x03\n\x0cModelProfile\x12\x12\n\nmodel_type\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\x13\n\x0blayer_bytes\x18\x03 \x03(\x04\x12\x13\n\x0b\x65mbed_bytes\x18\x04 \x01(\x04\x12\x12\n\nhead_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04tied\x18\x06 \x01(\x08\x12\x1a\n\x12kv_bytes_per_token\x18\x07 \x03(\x04\x12\x15\n\rkv_max_tokens\x18\x08 \x03(\r\x12\x13\n\x0bstate_bytes\x18\t \x03(\x04\x12\x13\n\x0bmax_context\x18\n \x01(\r\x12\x0e\n\x06\x64igest\x18\x0b \x01(\t\x12\x13\n\x0bhidden_size\x18\x0c \x01(\r\x12\x12\n\nvocab_size\x18\r \x01(\r\x12\r\n\x05\x64type\x18\x0e \x01(\t\x12\x1f\n\x17handoff_bytes_per_token\x18\x0f \x01(\x04\x12/\n\tquantized\x18\x10 \x03(\x0b\x32\x1c.sealring.v1.QuantizedCaches\x12\x17\n\x0fnot_quantizable\x18\x11 \x01(\t\x12\x11\n\ttrimmable\x18\x12 \x01(\x08\x12\x0e\n\x06\x63ommit\x18\x13 \x01(\t\";\n\x0fQuantizedCaches\x12\x0c\n\x04\x62its\x18\x01 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x02 \x03(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sealring/v1/model.proto\x12\x0bsealring.v1\"\xc4\x03\n\x0cModelProfile\x12\x12\n\nmodel_type\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\x13\n\x0blayer_bytes\x18\x03 \x03(\x04\x12\x13\n\x0b\x65mbed_bytes\x18\x04 \x01(\x04\x12\x12\n\nhead_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04tied\x18\x06 \x01(\x08\x12\x1a\n\x12kv_bytes_per_token\x18\x07 \x03(\x04\x12\x15\n\rkv_max_tokens\x18\x08 \x03(\r\x12\x13\n\x0bstate_bytes\x18\t \x03(\x04\x12\x13\n\x0bmax_context\x18\n \x01(\r\x12\x0e\n\x06\x64igest\x18\x0b \x01(\t\x12\x13\n\x0bhidden_size\x18\x0c \x01(\r\x12\x12\n\nvocab_size\x18\r \x01(\r\x12\r\n\x05\x64type\x18\x0e \x01(\t\x12\x1f\n\x17handoff_bytes_per_token\x18\x0f \x01(\x04\x12/\n\tquantized\x18\x10 \x03(\x0b\x32\x1c.sealring.v1.QuantizedCaches\x12\x17\n\x0fnot_quantizable\x18\x11 \x01(\t\x12\x11\n\ttrimmable\x18\x12 \x01(\x08\x12\x0e\n\x06\x63ommit\x18\x13 \x01(\t\x12\x11\n\thub_files\x18\x14 \x01(\t\";\n\x0fQuantizedCaches\x12\x0c\n\x04\x62its\x18\x01 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x02 \x03(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sealring.v1.model_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MODELPROFILE']._serialized_start=41
-  _globals['_MODELPROFILE']._serialized_end=474
-  _globals['_QUANTIZEDCACHES']._serialized_start=476
-  _globals['_QUANTIZEDCACHES']._serialized_end=535
+  _globals['_MODELPROFILE']._serialized_end=493
+  _globals['_QUANTIZEDCACHES']._serialized_start=495
+  _globals['_QUANTIZEDCACHES']._serialized_end=554
 # @@protoc_insertion_point(module_scope)

@@ -41,6 +41,7 @@ class ModelProfile(_message.Message):
     NOT_QUANTIZABLE_FIELD_NUMBER: _builtins.int
     TRIMMABLE_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
+    HUB_FILES_FIELD_NUMBER: _builtins.int
     model_type: _builtins.str
     layers: _builtins.int
     embed_bytes: _builtins.int
@@ -63,6 +64,10 @@ class ModelProfile(_message.Message):
     """caches can be cut to fewer tokens, which wrong drafts need"""
     commit: _builtins.str
     """of the hub, where this is of a part from there: the other parts have to be of the same"""
+    hub_files: _builtins.str
+    """SHA-256 in hex over the names, sizes and the hub's hashes of the model's files at that commit; empty where they are
+    not known. Commits that have the same are the same model.
+    """
     @_builtins.property
     def layer_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """weights, per layer"""
@@ -105,10 +110,11 @@ class ModelProfile(_message.Message):
         not_quantizable: _builtins.str = ...,
         trimmable: _builtins.bool = ...,
         commit: _builtins.str = ...,
+        hub_files: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "digest", b"digest", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "not_quantizable", b"not_quantizable", "quantized", b"quantized", "state_bytes", b"state_bytes", "tied", b"tied", "trimmable", b"trimmable", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "digest", b"digest", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "not_quantizable", b"not_quantizable", "quantized", b"quantized", "state_bytes", b"state_bytes", "tied", b"tied", "trimmable", b"trimmable", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

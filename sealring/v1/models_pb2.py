@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18sealring/v1/models.proto\x12\x0bsealring.v1\"%\n\x14\x44\x65scribeModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"F\n\rModelManifest\x12%\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x16.sealring.v1.ModelFile\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\t\"D\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\r\n\x05parts\x18\x03 \x01(\x0c\x12\x0c\n\x04have\x18\x04 \x01(\x0c\"P\n\x10ReadModelRequest\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x0c\n\x04\x66ile\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\r\x12\r\n\x05parts\x18\x04 \x01(\r\"\x1a\n\nModelPiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\x95\x01\n\x06Models\x12I\n\x08\x44\x65scribe\x12!.sealring.v1.DescribeModelRequest\x1a\x1a.sealring.v1.ModelManifest\x12@\n\x04Read\x12\x1d.sealring.v1.ReadModelRequest\x1a\x17.sealring.v1.ModelPiece0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18sealring/v1/models.proto\x12\x0bsealring.v1\"%\n\x14\x44\x65scribeModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"Y\n\rModelManifest\x12%\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x16.sealring.v1.ModelFile\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\t\x12\x11\n\thub_files\x18\x03 \x01(\t\"D\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\r\n\x05parts\x18\x03 \x01(\x0c\x12\x0c\n\x04have\x18\x04 \x01(\x0c\"P\n\x10ReadModelRequest\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x0c\n\x04\x66ile\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\r\x12\r\n\x05parts\x18\x04 \x01(\r\"\x1a\n\nModelPiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\x95\x01\n\x06Models\x12I\n\x08\x44\x65scribe\x12!.sealring.v1.DescribeModelRequest\x1a\x1a.sealring.v1.ModelManifest\x12@\n\x04Read\x12\x1d.sealring.v1.ReadModelRequest\x1a\x17.sealring.v1.ModelPiece0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEMODELREQUEST']._serialized_start=41
   _globals['_DESCRIBEMODELREQUEST']._serialized_end=78
   _globals['_MODELMANIFEST']._serialized_start=80
-  _globals['_MODELMANIFEST']._serialized_end=150
-  _globals['_MODELFILE']._serialized_start=152
-  _globals['_MODELFILE']._serialized_end=220
-  _globals['_READMODELREQUEST']._serialized_start=222
-  _globals['_READMODELREQUEST']._serialized_end=302
-  _globals['_MODELPIECE']._serialized_start=304
-  _globals['_MODELPIECE']._serialized_end=330
-  _globals['_MODELS']._serialized_start=333
-  _globals['_MODELS']._serialized_end=482
+  _globals['_MODELMANIFEST']._serialized_end=169
+  _globals['_MODELFILE']._serialized_start=171
+  _globals['_MODELFILE']._serialized_end=239
+  _globals['_READMODELREQUEST']._serialized_start=241
+  _globals['_READMODELREQUEST']._serialized_end=321
+  _globals['_MODELPIECE']._serialized_start=323
+  _globals['_MODELPIECE']._serialized_end=349
+  _globals['_MODELS']._serialized_start=352
+  _globals['_MODELS']._serialized_end=501
 # @@protoc_insertion_point(module_scope)

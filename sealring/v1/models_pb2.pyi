@@ -44,8 +44,11 @@ class ModelManifest(_message.Message):
 
     FILES_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
+    HUB_FILES_FIELD_NUMBER: _builtins.int
     commit: _builtins.str
     """of the hub that it is of, in hex; empty where that is not known"""
+    hub_files: _builtins.str
+    """as in ModelProfile"""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelFile]:
         """by name"""
@@ -55,10 +58,11 @@ class ModelManifest(_message.Message):
         *,
         files: _abc.Iterable[Global___ModelFile] | None = ...,
         commit: _builtins.str = ...,
+        hub_files: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "files", b"files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "files", b"files", "hub_files", b"hub_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

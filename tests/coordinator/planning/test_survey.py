@@ -169,6 +169,22 @@ async def test_no_ring_has_a_model_of_two_commits() -> None:
     assert {stage.member for stage in planned.rings[0].stages} == {IDS[1], IDS[2]}
 
 
+async def test_commits_with_the_same_files_are_one_model() -> None:
+    """What one member says of a commit's files holds for others that have it and do not know them."""
+    made = make([member(number) for number in range(4)], [session(number) for number in range(4)])
+    answers = answer(0) | answer(1) | answer(2) | answer(3)
+    for number, (letter, files) in enumerate([("c", "1"), ("d", "1"), ("c", ""), ("e", "2")]):
+        profile = answers[IDS[number]].profile
+        profile.commit, profile.hub_files = letter * 40, files * 64
+    spec = admin_pb2.DeploymentSpec(name="demo", model="demo", stages=3)
+    planned = await made.plan(spec, answers)
+    assert {stage.member for stage in planned.rings[0].stages} == set(IDS[:3])
+    assert planned.profile.hub_files == "1" * 64
+    assert planned.profile.commit in ("c" * 40, "d" * 40)
+    with pytest.raises(FailedPrecondition, match="another version of the model"):
+        await made.plan(admin_pb2.DeploymentSpec(name="demo", model="demo", stages=4), answers)
+
+
 @pytest.mark.parametrize(
     ("answers", "named", "why"),
     [

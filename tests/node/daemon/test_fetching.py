@@ -25,6 +25,7 @@ from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.models import kept, landing, manifest
 from sealring.node.models.folders import NOTE
 from sealring.node.models.giving import ModelGiver
+from sealring.node.models.kept import hash_of_files, note_of
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import Manifest
 
@@ -102,6 +103,38 @@ async def test_a_whole_model_of_another_commit_than_is_deployed_is_refused(
     (tmp_path / "own" / "by-hand").mkdir(parents=True)
     (tmp_path / "own" / "by-hand" / "config.json").write_text("{}")
     assert await keeper.for_stage("by-hand", None, "e" * 40) == tmp_path / "own" / "by-hand"
+
+
+async def test_another_commit_with_the_same_files_is_the_same_model(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where only a README has changed: fetched, or in the Hugging Face cache by the blobs linked to."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
+    fetcher = make(tmp_path, Members())
+    keeper = EngineKeeper([tmp_path / "own", tmp_path / "fetched"], MemoryMeter(None), fetcher)
+    fetched = await fetcher.fetch("org/model", commit=COMMIT)
+    note = note_of(fetched)
+    assert note is not None
+    cached = tmp_path / "hf" / "models--org--cached"
+    snapshot = cached / "snapshots" / COMMIT
+    for path in (cached / "refs", cached / "blobs", snapshot):
+        path.mkdir(parents=True)
+    (cached / "refs" / "main").write_text(COMMIT)
+    linked = []
+    for name, blob, content in (("config.json", "a" * 40, "{}"), ("README.md", "b" * 40, "read me")):
+        (cached / "blobs" / blob).write_text(content)
+        (snapshot / name).symlink_to(cached / "blobs" / blob)
+        linked.append((name, len(content), blob))
+    places = {"org/model": (fetched, note.hub_files), "org/cached": (snapshot, hash_of_files(linked[:1]))}
+    for name, (place, files) in places.items():
+        assert await keeper.for_stage(name, None, "e" * 40, files) == place
+        for other in ("", "f" * 64):
+            with pytest.raises(ModelError) as raised:
+                await keeper.for_stage(name, None, "e" * 40, other)
+            assert raised.value.reason == "OTHER_MODEL_VERSION"
+    (snapshot / "tokenizer.json").write_text("{}")  # no link: nobody knows what the hub calls it
+    with pytest.raises(ModelError):
+        await keeper.for_stage("org/cached", None, "e" * 40, hash_of_files(linked[:1]))
 
 
 async def test_what_a_stage_needs_comes_from_the_hub_once_its_headers_are_here(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import socket
@@ -25,7 +26,7 @@ from sealring.node.models import fetch
 from sealring.node.models.fetch import WANTED
 from sealring.node.models.folders import NOTE
 from sealring.node.models.hub import HubFile, steady
-from sealring.node.models.kept import Note, every_part, note_of
+from sealring.node.models.kept import Note, every_part, hash_of_files, note_of
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import PART, Manifest
 from sealring.v1 import engine_pb2
@@ -97,6 +98,17 @@ def kept(home: Path) -> Note:
     return note
 
 
+def _named(hub: LocalHub) -> str:
+    """`hash_of_files` of what the hub has: large files by their SHA-256, others by their git blob."""
+    found = []
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        content = hub.files[name]
+        blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        large = hashlib.sha256(content).hexdigest()
+        found.append((name, len(content), large if name == "model.safetensors" else blob))
+    return hash_of_files(found)
+
+
 def test_the_files_of_a_model_come_and_no_code(hub: LocalHub, tmp_path: Path) -> None:
     """A tokenizer may be longer than a part, and lies in git itself."""
     tokenizer = hub.files["tokenizer.json"] = random.Random(2).randbytes(PART + 5)
@@ -108,6 +120,7 @@ def test_the_files_of_a_model_come_and_no_code(hub: LocalHub, tmp_path: Path) ->
     assert (folder(tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
     assert (kept(tmp_path).is_part, kept(tmp_path).commit) == (False, COMMIT)
     assert kept(tmp_path).manifest == Manifest.of(folder(tmp_path))
+    assert kept(tmp_path).hub_files == _named(hub), "by the hub's hashes, whatever the commit"
     before = len(hub.sent("GET", "/storage/"))
     run(hub, tmp_path)
     assert len(hub.sent("GET", "/storage/")) == before

@@ -255,7 +255,8 @@ async def test_a_model_of_another_commit_is_not_taken_and_its_own_goes_with_it(w
     folder = make_model(world.tmp_path / "a" / "model")
     (folder / NOTE).unlink(missing_ok=True)
     manifest, commit = Manifest.of(folder), "c" * 40
-    Note(manifest, every_part(manifest), FolderState.read(folder), commit, True).write(folder / NOTE)
+    state = FolderState.read(folder)
+    Note(manifest, every_part(manifest), state, commit, True, "ab" * 32).write(folder / NOTE)
     await world.add("a")
     world.sign()
     assert not await world.asker().fetch("org/model", world.landing(), ignore, None, "e" * 40)
@@ -264,6 +265,7 @@ async def test_a_model_of_another_commit_is_not_taken_and_its_own_goes_with_it(w
     note = note_of(landing.publish())
     assert note is not None
     assert (note.is_part, note.commit, note.checked) == (False, commit, True)
+    assert note.hub_files == "ab" * 32
 
 
 async def test_who_tells_a_commit_that_is_none_gives_nothing(
