@@ -116,25 +116,34 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, sealed, referen
             "stream": False,
         },
     }
+    counting = {name: asked["/v1/messages"][name] for name in ("model", "messages", "tools")}
+    ending = {**asked["/v1/messages"], "stop_sequences": [expected.text[4:8]]}
+    bodies = (CALLING, {**CALLING, "tool_choice": "required"}, FITTING, IMPOSSIBLE)
+    wanted = [
+        *asked.items(),
+        ("/v1/messages/count_tokens", counting),
+        ("/v1/messages", ending),
+        *(("/v1/chat/completions", body) for body in bodies),
+    ]
     found, counts, held, stopped = {}, [], [], []
-    for url in (ring.cluster.http_url, sealed):
-        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_SECONDS) as http:
-            for path, body in asked.items():
-                found[url, path] = (await http.post(path, json=body)).json()
-            counting = {name: asked["/v1/messages"][name] for name in ("model", "messages", "tools")}
-            counts.append((await http.post("/v1/messages/count_tokens", json=counting)).json())
-            ending = {**asked["/v1/messages"], "stop_sequences": [expected.text[4:8]]}
-            stopped.append((await http.post("/v1/messages", json=ending)).json())
-            bodies = (CALLING, {**CALLING, "tool_choice": "required"}, FITTING, IMPOSSIBLE)
-            held.append([(await http.post("/v1/chat/completions", json=body)).json() for body in bodies])
+    async with httpx.AsyncClient(timeout=LIMIT_SECONDS) as http:
+        # At once, because rows of one batch take hardly more than one row.
+        urls = (ring.cluster.http_url, sealed)
+        calls = [http.post(f"{url}{path}", json=body) for url in urls for path, body in wanted]
+        told = [answer.json() for answer in await asyncio.gather(*calls)]
+    for url, answers in zip(urls, (told[: len(wanted)], told[len(wanted) :]), strict=True):
+        found |= {(url, path): answer for path, answer in zip(asked, answers, strict=False)}
+        counts.append(answers[len(asked)])
+        stopped.append(answers[len(asked) + 1])
+        held.append(answers[len(asked) + 2 :])
     for (url, path), answer in found.items():
-        told = {
+        text = {
             "/v1/chat/completions": lambda a: a["choices"][0]["message"]["content"],
             "/v1/responses": lambda a: a["output"][0]["content"][0]["text"],
             "/v1/messages": lambda a: a["content"][0]["text"],
             "/api/chat": lambda a: a["message"]["content"],
         }[path]
-        assert told(answer) == expected.text, (url, path)
+        assert text(answer) == expected.text, (url, path)
     chat = found[sealed, "/v1/chat/completions"]
     assert counts == [{"input_tokens": chat["usage"]["prompt_tokens"]}] * 2
     for answer in stopped:
