@@ -11,7 +11,7 @@ from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import MAX_GUESTS, LinkSecrets, MemberEpoch, Phase
 from sealring.node.daemon.plan import rdma_devices
 from sealring.node.ipc.channel import create_channel
-from sealring.v1 import engine_pb2, membership_pb2, trace_pb2
+from sealring.v1 import control_pb2, engine_pb2, membership_pb2, trace_pb2
 
 
 class Plan:
@@ -160,7 +160,7 @@ class Workshop:
         if kind != "progress":
             self.reports.append(kind)
         if kind == "prepared":
-            self.address = message.prepared.group_address
+            self.address, self.prepared = message.prepared.group_address, message.prepared
         elif kind == "fault":
             self.reason = message.fault.problem.reason
 
@@ -208,6 +208,25 @@ async def test_the_whole_way(size: int) -> None:
     assert gateway.problems == guest.problems == ["EPOCH_ENDED"]
     assert shop.made_engine.log == ["open", "close"]
     assert shop.released == 1
+
+
+async def test_what_steps_take_is_told_of_one_row_and_of_several() -> None:
+    """And nothing of chunks of prompts."""
+    shop = Workshop()
+    times = [(1, 1, 900), (1, 8, 1000), (16, 1, 2500), (1, 512, 9000)]
+    steps = [
+        control_pb2.StepTime(rows=rows, tokens=tokens, microseconds=took) for rows, tokens, took in times
+    ]
+    shop.made_engine.loaded = engine_pb2.StageLoaded(times=steps)
+    epoch = MemberEpoch(Plan(1), shop)
+    epoch.prepare()
+    for gate in GATES:
+        shop.open(gate)
+    await settle()
+    told = shop.prepared
+    assert (told.step_us, told.rows, told.rows_us) == (900, 16, 2500)
+    epoch.end("done")
+    await epoch.closed()
 
 
 async def test_without_a_device_for_a_rank_nothing_is_loaded_for_jaccl() -> None:
