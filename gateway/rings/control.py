@@ -254,6 +254,8 @@ class ControlStreams:
             if (answer.ring, answer.epoch, answer.rank) != (self.ring, self.epoch, rank):
                 raise EpochEnded("a member attached to something else", reason="WRONG_MEMBER", rank=rank)
             attached.append(answer)
+        if len({(each.step, each.row, each.prefix) for each in (one.handover for one in attached)}) > 1:
+            raise EpochEnded("members were handed over differently", reason="WRONG_MEMBER")
         return attached
 
     def send_all(self, message: bytes) -> None:
@@ -262,6 +264,12 @@ class ControlStreams:
 
     def send_head(self, message: bytes, written: Callable[[], None] | None = None) -> None:
         self._streams[0].send(message, written)
+
+    def hand_over(self, handover: control.Handover) -> None:
+        """The last thing but the goodbye. Names of prefixes are for the head alone, which made them."""
+        numbers = control.Handover(step=handover.step, row=handover.row, prefix=handover.prefix)
+        for rank, stream in enumerate(self._streams):
+            stream.send(_message(handover=numbers if rank else handover))
 
     def expect(self) -> None:
         """The ring owes an answer; it is given time from the first time on."""

@@ -180,10 +180,19 @@ class Ring:
 
     async def close(self) -> None:
         """Leaves for good; requests must have been taken away or fail."""
+        self._hand_over()
         self.leave()
         if self._task is not None:
             await asyncio.wait((self._task,))
         self.fail_all(Unavailable("the ring is gone", hint="try again", reason="RING_GONE"))
+
+    def _hand_over(self) -> None:
+        """The epoch need not end with this gateway."""
+        streams = self._streams
+        if streams is not None and self.scheduler.used:
+            actions, handover = self.scheduler.hand_over(epoch_ended(LEFT))
+            self._perform(actions)
+            streams.hand_over(handover)
 
     def submit(self, request: Request, answer: Answer, min_trust: int) -> None:
         self._answers[request.id] = _Waiting(answer, min_trust)
@@ -523,11 +532,12 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         speculate=serving.speculate,
         lockstep=serving.clear_links,
         rows_in_turn=all(each.rows_in_turn for each in attached),
+        begun=attached[0].handover,
         costs=StepCosts.of(
             [(each.rows, each.tokens, each.microseconds / 1e6) for each in member.times]
             for member in attached
         ),
-        kept=tuple(_kept_by_all(attached)),
+        kept=() if attached[0].handover.step else tuple(_kept_by_all(attached)),
     )
 
 

@@ -87,7 +87,7 @@ class _Epoch:
         self.rows: dict[int, Row] = {}
         self.opened: dict[int, Row] = {}  # given to the head and not started, by rising number
         self.alone: Request | None = None
-        self.last_row = 0
+        self.last_row = ring.begun.row
 
 
 class Scheduler:
@@ -118,7 +118,7 @@ class Scheduler:
     @property
     def used(self) -> bool:
         """Whether the epoch's members have been given anything to do."""
-        return self._epoch is not None and self._epoch.last_row > 0
+        return self._epoch is not None and self._epoch.last_row > self._epoch.ring.begun.row
 
     @property
     def expects_answer(self) -> bool:
@@ -287,6 +287,22 @@ class Scheduler:
             rows[0].request.broke(rows[0].reused, tried=tried)
         self._go_on((rows[0].request for rows in ended.values()), error)
         return self._take()
+
+    def hand_over(self, error: EpochEnded) -> tuple[list[Action], control.Handover]:
+        """The epoch goes on without this scheduler, and another takes over from what is returned. Requests
+        wait, or fail with the error, as at the end of an epoch."""
+        epoch, ended = self._running_epoch(), dict(self._rows_of)
+        for request_id in ended:
+            self._close_all(request_id)
+        step, handover = epoch.planner.hand_over()
+        handover.row = epoch.last_row
+        self._actions.append(AnnounceStep(step))
+        self._epoch = None
+        self._pace.rest()
+        for rows in ended.values():
+            rows[0].request.broke(rows[0].reused, tried=False)
+        self._go_on((rows[0].request for rows in ended.values()), error)
+        return self._take(), handover
 
     def settled(self, *, out_of_memory: bool) -> list[Action]:
         """Whether the last epoch ended for lack of memory, as is known after its end: the request fails that

@@ -30,7 +30,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.member.proof import CalledProof, Connection, Identity, Purpose, no_proof, of_identity
 from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role, key_hash
-from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES
+from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES, MAX_PREFIXES
 from sealring.mesh.prompt.prefix_names import clear_scope, sealed_scope
 from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.problem import to_problem
@@ -107,6 +107,7 @@ class GatewayStream:
         self.used = False
         self.guest = 0
         self.goodbye = ""
+        self._handed_over = False
         self._unsealer = unsealer
         self._tenure = tenure
         self._sealed = SealedRows()
@@ -183,6 +184,8 @@ class GatewayStream:
         what = message.WhichOneof("message")
         if self.guest and what not in ("forward", "ping", "renewal", "goodbye"):
             raise InvalidInput("a guest may only forward", reason="BAD_MESSAGE")
+        if self._handed_over and what not in ("ping", "renewal", "goodbye"):
+            raise InvalidInput("a gateway that has handed over gives no more work", reason="BAD_MESSAGE")
         if what == "step":
             if len(message.step.changes) > MAX_CHANGES:
                 raise InvalidInput("a step has too many changes", reason="BAD_MESSAGE")
@@ -203,6 +206,8 @@ class GatewayStream:
             guest = self._epoch.guests.get(message.forwarded.guest)
             if guest is not None:
                 guest.pass_on(forwarded=message.forwarded)
+        elif what == "handover":
+            self._hand_over(message.handover)
         elif what == "renewal":
             self._tenure.renew(message.renewal)
         elif what == "goodbye":
@@ -212,6 +217,12 @@ class GatewayStream:
         else:
             raise InvalidInput("a schedule message is not allowed here", reason="BAD_MESSAGE")
         return True
+
+    def _hand_over(self, handover: control_pb2.Handover) -> None:
+        """Whoever schedules next begins with the numbers after these; the engine refuses any others."""
+        if handover.step != self._epoch.gate.last or len(handover.prefixes) > MAX_PREFIXES:
+            raise InvalidInput("a handover is not of this epoch's steps", reason="BAD_MESSAGE")
+        self._epoch.handover, self._handed_over, self.used = handover, True, False
 
     def _work(self, command: bytes) -> None:
         engine = self._epoch.engine
@@ -401,4 +412,5 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         rows_in_turn=loaded.rows_in_turn,
         times=loaded.times,
         kept=epoch.kept,
+        handover=epoch.handover,
     )

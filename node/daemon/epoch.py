@@ -221,6 +221,7 @@ class MemberEpoch:
         self._guests = 0  # ever
         self.engine: StageEngine | None = None
         self.kept: Sequence[control_pb2.KeptPrefix] = ()
+        self.handover: control_pb2.Handover | None = None  # of the last gateway that scheduled
         self.links: list[membership_pb2.LinkInfo] = []
         self._devices: Sequence[str] = ()
         self._group_address = ""
@@ -277,7 +278,8 @@ class MemberEpoch:
             self.guests[gateway.guest] = gateway
 
     def detach(self, gateway: GatewayStream) -> None:
-        """The gateway's stream is over. If it gave any step, their order went with it: the epoch ends.
+        """The gateway's stream is over. If it gave any step, and has not handed over, their order went
+        with it: the epoch ends.
 
         Otherwise whichever guest comes back first is the next that schedules.
         """

@@ -290,10 +290,30 @@ async def test_members_attach_to_what_they_were_asked_for(rank: int, ring: str, 
         stream.attach = attach  # type: ignore[method-assign]
     given = iter(answers)
     assert await streams.attach() == answers
-    given = iter([control_pb2.Attached(ring=ring, epoch=epoch, rank=rank), answers[1]])
-    with pytest.raises(EpochEnded) as caught:
-        await streams.attach()
-    assert caught.value.reason == "WRONG_MEMBER"
+    other = control_pb2.Attached(ring="ring-0", epoch=4, rank=1, handover=control_pb2.Handover(step=1))
+    for first, second in (
+        (control_pb2.Attached(ring=ring, epoch=epoch, rank=rank), answers[1]),
+        (answers[0], other),
+    ):
+        given = iter([first, second])
+        with pytest.raises(EpochEnded) as caught:
+            await streams.attach()
+        assert caught.value.reason == "WRONG_MEMBER"
+
+
+async def test_the_names_of_prefixes_are_handed_to_the_head_alone() -> None:
+    calls = Call(), Call()
+    streams, _ = played(*calls)
+    running = asyncio.create_task(streams.run(lambda response: None))
+    await asyncio.sleep(0)
+    prefixes = [control_pb2.HandedPrefix(prefix=2, tokens=64, names=bytes(16))]
+    streams.hand_over(control_pb2.Handover(step=3, row=2, prefix=2, prefixes=prefixes))
+    running.cancel()
+    await asyncio.wait((running,))
+    for call, handed in zip(calls, (prefixes, []), strict=True):
+        handover, goodbye = [each for each in call.written if each.WhichOneof("message") != "ping"]
+        assert handover.handover == control_pb2.Handover(step=3, row=2, prefix=2, prefixes=handed)
+        assert goodbye.goodbye.reason == "LEAVING"
 
 
 async def test_members_that_are_silent_and_rings_that_stall_are_found(

@@ -70,6 +70,8 @@ class Session:
 
     def answered(self) -> None: ...
 
+    def hand_over(self, handover: control.Handover) -> None: ...
+
 
 async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epoch() -> None:
     """Also while its streams are still being closed."""
@@ -127,6 +129,7 @@ class Members(Session):
     def __init__(self) -> None:
         self.steps: list[control.Step] = []
         self.head: list[control.ScheduleRequest] = []
+        self.handed: list[control.Handover] = []
         self.owed = self.heard = 0
 
     def send_all(self, message: bytes) -> None:
@@ -136,6 +139,10 @@ class Members(Session):
         self.head.append(control.ScheduleRequest.FromString(message))
         if written is not None:
             written()
+
+    def hand_over(self, handover: control.Handover) -> None:
+        assert self.steps[-1].number == handover.step
+        self.handed.append(handover)
 
     def expect(self) -> None:
         self.owed += 1
@@ -425,6 +432,24 @@ async def test_an_epoch_that_was_used_and_lost_is_not_gone_back_to(monkeypatch: 
     assert (await failure(answer)).reason in ("RING_GONE", "EPOCH_ENDED")
 
 
+@pytest.mark.parametrize("used", [True, False])
+async def test_a_gateway_that_stops_hands_over_what_it_has_begun(
+    monkeypatch: pytest.MonkeyPatch, used: bool
+) -> None:
+    epochs, ring = Epochs(monkeypatch), Serving(None)
+    ring.ring.serve(SERVING)
+    await epochs.settle()
+    if used:
+        answer = ring.ask("one")
+        ring.opened(1)
+    await ring.ring.close()
+    if used:
+        assert (await failure(answer)).reason == "RING_GONE"
+        assert [change.evict.row for change in epochs.made[0].steps[-1].changes] == [1]
+    assert [(each.step, each.row) for each in epochs.made[0].handed] == [(4, 1)] * used
+    assert ring.counted("epochs_ended") == 0
+
+
 @pytest.mark.parametrize("scarce", [True, False])
 async def test_a_prompt_for_which_there_is_no_memory_fails_whoever_tells_first_of_the_end(
     monkeypatch: pytest.MonkeyPatch, scarce: bool
@@ -577,3 +602,6 @@ def test_what_every_member_has_kept_goes_on() -> None:
     # the names of (2, 1, 64) are too many, and what is of this epoch is of no earlier one
     assert [origin for origin, _ in ring_facts(serving, [head, other]).kept] == [(1, 2, 128)]
     assert ring_facts(serving, [attached((1, 2, 128)), other]).kept == ()
+    head.handover.step = 7
+    taken_over = ring_facts(serving, [head, other])
+    assert (taken_over.kept, taken_over.begun) == ((), head.handover)

@@ -23,7 +23,13 @@ from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, server_credentials
 from sealring.node.control import service as control
-from sealring.node.control.service import SERVICE, ControlService, add_control_to_server, reframe
+from sealring.node.control.service import (
+    SERVICE,
+    ControlService,
+    _attached,
+    add_control_to_server,
+    reframe,
+)
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import MemberEpoch, Phase
 from sealring.node.daemon.sealed_rows import Unsealer
@@ -384,6 +390,31 @@ async def test_a_gateway_that_leaves(connect, how: str, used: bool) -> None:
     await asyncio.sleep(0.05)
     assert desk.faults == ([GOODBYES[how]] if used else [])
     assert desk.epoch.phase is (Phase.ENDED if used else Phase.UP)
+
+
+HANDOVER = control_pb2.Handover(
+    step=1, row=4, prefix=2, prefixes=[control_pb2.HandedPrefix(prefix=2, tokens=64, names=bytes(16))]
+)
+
+
+async def test_a_gateway_that_hands_over_leaves_the_epoch_to_the_next(connect) -> None:
+    desk, stream = await connect()
+    await stream.send(step=control_pb2.Step(number=1))
+    await stream.send(handover=HANDOVER)
+    await stream.send(goodbye=membership_pb2.Goodbye(reason="LEAVING"))
+    await until(lambda: desk.epoch.gateway is None)
+    assert (desk.faults, desk.epoch.phase) == ([], Phase.UP)
+    assert _attached(desk.epoch).handover == HANDOVER
+
+
+@pytest.mark.parametrize("last", [1, 2])
+async def test_who_hands_over_knows_the_last_step_and_gives_no_other(connect, last: int) -> None:
+    desk, stream = await connect()
+    await stream.send(step=control_pb2.Step(number=last))
+    await stream.send(handover=HANDOVER)
+    await stream.send(step=control_pb2.Step(number=2))
+    assert (await stream.next()).fault.problem.reason == "BAD_MESSAGE"
+    assert len(desk.engine.work) == 1
 
 
 @pytest.fixture
