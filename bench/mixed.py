@@ -103,6 +103,8 @@ async def run(options: argparse.Namespace) -> Result:
                 missing[name] = str(error)
                 continue
             for label, one in turn:
+                rate, cost = one["tokens_per_second"], one["cpu_ms_per_token"]
+                progress(f"{name}, {label}: {rate} tok/s, {cost} ms CPU/token")
                 found.setdefault(label, {}).setdefault(name, []).append(one)
     given = {key: value for key, value in vars(options).items() if key != "client_cores"}
     return {"options": given, "rates": rates, "rounds": found, "missing": missing}

@@ -86,14 +86,16 @@ async def test_a_peer_that_does_not_run_costs_the_others_nothing(monkeypatch: py
         return short
 
     async def turn(system: str, *_: object) -> list[tuple[str, Any]]:
-        return [("2 at a time", {"tokens": len(system)})]
+        return [("2 at a time", {"tokens_per_second": len(system), "cpu_ms_per_token": 1.0})]
 
     monkeypatch.setattr(mixed, "start", start)
     monkeypatch.setattr(mixed, "_turn", turn)
     monkeypatch.setattr(mixed, "can_pin", lambda: False)
     options = argparse.Namespace(at_once=[2], open_rows=2, rounds=2, systems=["pipeline", "server"])
     found = await mixed.run(options)
-    assert found["rounds"] == {"2 at a time": {mixed.SERVER: [{"tokens": 6}] * 2}}
+    assert found["rounds"] == {
+        "2 at a time": {mixed.SERVER: [{"tokens_per_second": 6, "cpu_ms_per_token": 1.0}] * 2}
+    }
     assert list(found["missing"]) == [mixed.PIPELINE]
     options.systems, options.rounds = ["two"], 1
 
