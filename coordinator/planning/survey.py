@@ -118,7 +118,7 @@ class Survey:
         self, spec: admin_pb2.DeploymentSpec, made: admin_pb2.DeploymentPlan, answers: dict[str, Answer]
     ) -> admin_pb2.ShapeTable:
         """What other shapes the ring of a plan could have over the same nodes and free ones; nothing for
-        several replicas. One node of the plan says whether and how the model can be cut among ranks."""
+        several replicas. One node that has the model says how it can be cut among ranks."""
         if len(made.rings) > 1:
             return admin_pb2.ShapeTable()
         _, candidates = self._candidates(spec, answers, made.profile.digest, "")
@@ -126,7 +126,8 @@ class Survey:
         members = [one for one in usable(spec, candidates) if one.id in used or not one.shares]
         own = spec.stages if spec.strategy == TENSOR else 1
         parts, refused = {own: made.profile}, ""
-        node = made.rings[0].stages[0].member
+        has = [one for one in answers.values() if one.profile and one.profile.digest == made.profile.digest]
+        node = has[0].member
         numbers = [ranks for ranks in (1, *RANKS) if ranks != own and ranks <= len(members)]
         asked = await asyncio.gather(*(self._profiles.ask(spec.model, [node], ranks) for ranks in numbers))
         for ranks, answer in zip(numbers, asked, strict=True):

@@ -169,6 +169,26 @@ async def test_no_ring_has_a_model_of_two_commits() -> None:
     assert {stage.member for stage in planned.rings[0].stages} == {IDS[1], IDS[2]}
 
 
+async def test_whoever_has_the_model_says_how_ranks_would_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the plan's first node gets it only then; a refusal is told."""
+    made = make([member(0), member(1)], [session(0, 2 * GIB), session(1)])
+    lacks = NotFound("no model", reason="MODEL_NOT_FOUND", fetchable="yes")
+    answers = {IDS[0]: Answer(IDS[0], None, lacks)} | answer(1)
+    asked: list[tuple[str, int]] = []
+
+    async def ask(model: str, members: list[str], ranks: int) -> dict[str, Answer]:
+        asked.append((members[0], ranks))
+        return {members[0]: Answer(members[0], None, Unavailable("3 heads are not for 2 ranks"))}
+
+    monkeypatch.setattr(made._profiles, "ask", ask)
+    spec = admin_pb2.DeploymentSpec(name="demo", model="demo", members=IDS[:2], stages=2, trust_floor=10)
+    planned = await made.plan(spec, answers)
+    table = await made.shapes(spec, planned, answers)
+    assert asked == [(IDS[1], 2)]
+    assert {one.strategy for one in table.shapes} == {"pipeline"}
+    assert "no tensor ring of 2: 3 heads are not for 2 ranks" in table.reasons
+
+
 async def test_commits_with_the_same_files_are_one_model() -> None:
     """What one member says of a commit's files holds for others that have it and do not know them."""
     made = make([member(number) for number in range(4)], [session(number) for number in range(4)])
