@@ -39,6 +39,9 @@ HTTP: dict[str, Callable[[], bytes]] = {
         b'{"model":"demo","messages":[' + _many(_MESSAGE) + _MESSAGE[:-1] + b"]}"
     ),
     "long_numbers": lambda: _post(b'{"stop":[' + _many(b"9" * 4000 + b",") + b"1]}"),
+    "names_of_controls": lambda: _post(
+        b'{"model":"demo","messages":[{"role":"user","content":"' + _many(b"<") + b'"}]}'
+    ),
     "escapes": lambda: _post(b'{"prompt":"' + _many(b"\\n\\\\") + b'"}'),
     "headers": lambda: _HEAD + b"a:\r\n" * 60_000 + b"\r\n",
     "chunks": lambda: _HEAD + b"transfer-encoding: chunked\r\n\r\n" + _many(b"1\r\n{\r\n"),

@@ -19,6 +19,8 @@ from sealring.mesh.errors import InvalidInput
 _MARKS = range(0xE000, 0xF900)
 """Characters for private use."""
 
+_PIECE = 1 << 16
+
 _LAST_TURN = 16
 """Tokens with which a template opens an answer, at most."""
 
@@ -56,12 +58,18 @@ class PlainText:
         """
         whole = render(lambda text: text)
         ids = self._encode(whole, add_special_tokens=add_special_tokens)
-        beginnings = "".join(filter(self._begins, set(written)))
+        used = _characters(written)
+        beginnings = [*filter(self._begins, used)]
         if not beginnings:
             return ids
-        mark = _unused(written + whole)
-        pattern = re.compile(f"([{re.escape(beginnings)}])")
-        marked = render(lambda text: pattern.sub(rf"\1{mark}", text))
+        mark = _unused(used | _characters(whole))
+
+        def marking(text: str) -> str:
+            for character in beginnings:
+                text = text.replace(character, character + mark)
+            return text
+
+        marked = render(marking)
         wanted = self._controls(self._encode(marked, add_special_tokens=add_special_tokens))
         if self._controls(ids) == wanted and (marked.replace(mark, "") == whole or self._is_plain(written)):
             return ids
@@ -108,8 +116,15 @@ class PlainText:
         return [text[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
 
 
-def _unused(text: str) -> str:
-    used = set(text)
+def _characters(text: str) -> set[str]:
+    """Those that occur. In pieces: a set of millions is made without letting another thread go on."""
+    found: set[str] = set()
+    for start in range(0, len(text), _PIECE):
+        found.update(text[start : start + _PIECE])
+    return found
+
+
+def _unused(used: set[str]) -> str:
     mark = next((chr(code) for code in _MARKS if chr(code) not in used), None)
     if mark is None:
         raise _unusable()

@@ -139,7 +139,9 @@ class FileTokenizer:
             self._template.close()
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # As a batch of one: `encode` holds the interpreter lock, so no row would get a token meanwhile.
+        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = found.ids
         return ids
 
     def detokenizer(self, *, spelt: bool = False) -> Detokenizer:

@@ -332,3 +332,20 @@ def test_a_required_call_is_begun_and_needs_a_model_that_can(tmp_path: Path) -> 
     assert "".join(map(texts.add, ids)).endswith("<think></think>\n\n<tool_call>")
     assert sections_of(loaded, inference.Prompt(chat=chat), ids) is not None
     assert sections_of(loaded, inference.Prompt(text="x"), ids) is None
+
+
+class Batches:
+    """A backend that takes texts in batches only."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.encode_batch_fast = backend.encode_batch_fast
+
+
+def test_a_long_prompt_holds_up_no_other_thread(
+    tokenizer: FileTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`encode` of a backend holds the interpreter lock: 400 KB took it for 1.3 s, and with it all steps."""
+    backend, text = backend_of(tokenizer), "Z\u00fcrich, the <|user|> of France\n" * 3
+    monkeypatch.setattr(tokenizer, "_backend", Batches(backend))
+    assert tokenizer.encode_markers(text) == backend.encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode_text(text) != backend.encode(text).ids  # what is written is no control token
