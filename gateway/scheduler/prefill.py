@@ -1,7 +1,8 @@
 """Which chunks go into the next prefill step.
 
-No chunk is longer than a budget of tokens (gateway.scheduler.budget). Each is computed by itself, so chunks
-of several prompts share a step as long as they take no longer together than one of that budget. Steps begin
+A chunk is as long as a budget of tokens (gateway.scheduler.budget), or by up to REST of that longer if then
+nothing is left of its prompt. Each is computed by itself, so chunks of several prompts share a step as long
+as they take no longer together than one of that budget. Steps begin
 in turn with the oldest prompt and with the one that has least left, so that short prompts do not wait behind
 long ones, and long ones get at least half of the steps. A row's first chunk goes only after those of all rows
 with lower numbers (mesh.prompt.composition demands it).
@@ -14,6 +15,10 @@ from collections.abc import Callable, Iterator
 from sealring.gateway.scheduler.row import Row
 from sealring.mesh.prompt.composition import MAX_CHUNKS
 from sealring.v1 import control_pb2 as control
+
+REST = 0.5
+"""Part of a chunk that goes along with it where it is all that is left: as a step of its own it would cost
+nearly as much as a whole chunk (docs/decisions/0033-no-lane-waits-for-a-last-token.md)."""
 
 
 class PrefillLine:
@@ -68,12 +73,12 @@ class PrefillLine:
     def _pick(self, tokens: int, seconds: Callable[[int], float]) -> Iterator[Row]:
         first = self._prepared(self._first())
         yield first
-        left = seconds(tokens) - seconds(_length(first, tokens))
+        left = seconds(tokens) - seconds(self._length(first, tokens))
         picked = 1
         for row in self._rows.values():
             if row is first:
                 continue
-            takes = seconds(_length(self._prepared(row), tokens))
+            takes = seconds(self._length(self._prepared(row), tokens))
             if takes > left or picked == MAX_CHUNKS:
                 if not row.begun:
                     return
@@ -97,12 +102,11 @@ class PrefillLine:
             self._prepare(row)
         return row
 
-    @staticmethod
-    def _cut(row: Row, tokens: int) -> control.Chunk:
+    def _cut(self, row: Row, tokens: int) -> control.Chunk:
         first, start = not row.begun, row.prefilled
         if first:
             row.begun, row.reused = True, start
-        row.prefilled += _length(row, tokens)
+        row.prefilled += self._length(row, tokens)
         return control.Chunk(
             row=row.number,
             start=start,
@@ -113,8 +117,7 @@ class PrefillLine:
             choices=len(row.group) if first and row.copies else 0,
         )
 
-
-def _length(row: Row, tokens: int) -> int:
-    """Up to the end of the prompt or the row's next cut."""
-    cut = next((cut for cut in row.cuts if cut > row.prefilled), row.prompt_tokens)
-    return min(tokens, cut - row.prefilled)
+    def _length(self, row: Row, tokens: int) -> int:
+        """Of its next chunk, which ends at the end of the prompt or the row's next cut, if not before."""
+        left = next((cut for cut in row.cuts if cut > row.prefilled), row.prompt_tokens) - row.prefilled
+        return left if left <= min(tokens * (1 + REST), self._chunk) else min(tokens, left)

@@ -66,6 +66,23 @@ def test_prompts_are_also_cut_where_they_are_kept() -> None:
     assert [cut.taken() for _ in range(3)] == [[(1, 0, 3)], [(1, 3, 12)], [(1, 12, 20)]]
 
 
+def test_a_short_rest_goes_along_with_the_chunk_before_it() -> None:
+    assert Line(15, chunk=100).taken() == [(1, 0, 15)]
+    longer = Line(26, chunk=100)
+    assert [longer.taken() for _ in range(3)] == [[(1, 0, 10)], [(1, 10, 20)], [(1, 20, 26)]]
+    longest = Line(13, chunk=12)
+    assert [longest.taken() for _ in range(2)] == [[(1, 0, 10)], [(1, 10, 13)]]
+    cut = Line(30, chunk=100)
+    cut.rows[1].cuts = (13,)
+    assert [cut.taken() for _ in range(3)] == [[(1, 0, 13)], [(1, 13, 23)], [(1, 23, 30)]]
+
+
+def test_a_chunk_with_its_rest_leaves_no_room_for_others() -> None:
+    line = Line(14, 1, chunk=100)
+    assert line.taken() == [(1, 0, 14)]
+    assert line.taken() == [(2, 0, 1)]
+
+
 def test_chunks_share_a_step_that_take_no_longer_than_one_of_its_length() -> None:
     """A chunk costs as much as four tokens, whatever its length."""
     line = Line(3, 3, 3)
