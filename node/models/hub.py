@@ -9,19 +9,15 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from sealring.mesh.errors import ModelError, SealringError, Unavailable
-from sealring.mesh.names import is_commit, is_sha256
-from sealring.node.models.folders import not_found
 from sealring.node.models.kept import hash_of_files
-from sealring.node.models.manifest import MAX_BYTES, MAX_FILES, Manifest, belongs
-
-_MAX_SMALL = 64 << 20
-"""Bytes of a file that is in git itself; the hub takes none above 10 MB."""
+from sealring.node.models.listing import HubFile, address, bad_answer, files_of
+from sealring.node.models.manifest import Manifest
 
 _TRIES = 5
 """So often in a row a request may fail that brought nothing."""
@@ -34,40 +30,16 @@ _LEAST = 64 << 10
 """Bytes that have to come in that time."""
 
 
-@dataclass(frozen=True)
-class HubFile:
-    """One file: its size in bytes, and its SHA-256, or for a small one the SHA-1 of its git blob."""
-
-    name: str
-    size: int
-    sha256: str
-    blob: str
-
-
 class Repository:
-    """Raises what huggingface_hub raises, NotFound (MODEL_NOT_FOUND), ModelError (BAD_HUB_ANSWER)."""
+    """Raises what huggingface_hub raises, ModelError (BAD_HUB_ANSWER)."""
 
     def __init__(self, model: str, commit: str = "") -> None:
-        """As it was at `commit`, else as it is now. Raises ModelError (MODEL_TOO_LARGE), too."""
-        from huggingface_hub import HfApi, constants
+        """As it was at `commit`, else as it is now. Raises as `files_of`, too."""
+        from huggingface_hub import constants
+        from huggingface_hub.utils._headers import build_hf_headers
 
-        seconds = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        info = HfApi().model_info(model, revision=commit or None, files_metadata=True, timeout=seconds)
-        found = [file for file in info.siblings or () if belongs(file.rfilename)]
-        if all(file.rfilename != "config.json" for file in found):
-            raise not_found(model, "the repository holds no model")
-        files = sorted((_checked(file) for file in found), key=lambda one: one.name)
-        size = sum(one.size for one in files)
-        if len(files) > MAX_FILES or size > MAX_BYTES:
-            raise ModelError(
-                f"the repository of {model} holds {len(files)} files of a model, {size >> 30} GiB",
-                hint=f"at most {MAX_FILES} and {MAX_BYTES >> 30} GiB can be passed on to other nodes",
-                reason="MODEL_TOO_LARGE",
-            )
-        self.commit = info.sha or ""
-        if not is_commit(self.commit) or (commit and commit != self.commit):
-            raise _bad("it names another commit than was asked for")
-        self.files = tuple(files)
+        with _get(address(constants.ENDPOINT, model, commit), build_hf_headers()) as response:
+            self.commit, self.files = files_of(model, commit, steady(response.iter_bytes()))
         self._model = model
 
     @property
@@ -114,44 +86,53 @@ class Repository:
                 raise damaged(self.files[index].name)
 
     def _stream(self, file: HubFile, first: int, end: int) -> Iterator[bytes]:
-        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
         from huggingface_hub.utils._headers import build_hf_headers
-        from huggingface_hub.utils._http import hf_raise_for_status, http_stream_backoff
 
         url = hf_hub_url(self._model, file.name, revision=self.commit)
         found = get_hf_file_metadata(url)
         told = found.commit_hash, found.size, found.etag if file.sha256 else file.sha256
         if told != (self.commit, file.size, file.sha256):
-            raise _bad(f"it has another {file.name} than it listed")
+            raise bad_answer(f"it has another {file.name} than it listed")
         ours, theirs = urlsplit(url), urlsplit(found.location)
         if theirs.scheme not in ("https", ours.scheme):
-            raise _bad(f"it leads to an address that is not encrypted for {file.name}")
-        headers = build_hf_headers() | {"Accept-Encoding": "identity"}
+            raise bad_answer(f"it leads to an address that is not encrypted for {file.name}")
+        headers = build_hf_headers()
         if theirs.netloc != ours.netloc:
             headers.pop("authorization", None)  # the storage's address is signed
         whole = first == 0 and end == file.size
         if not whole:
             headers["Range"] = f"bytes={first}-{end - 1}"
-        with http_stream_backoff(
-            "GET",
-            found.location,
-            headers=headers,
-            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-            retry_on_exceptions=(),
-            retry_on_status_codes=(),  # its waits have no bound; `read` tries again
-        ) as response:
-            hf_raise_for_status(response)
+        with _get(found.location, headers) as response:
             expected = (200, None) if whole else (206, f"bytes {first}-{end - 1}/{file.size}")
             if (response.status_code, response.headers.get("content-range")) != expected:
-                raise _bad(f"it does not give the range of {file.name} that it was asked for")
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise _bad(f"it gives {file.name} in another encoding")
+                raise bad_answer(f"it does not give the range of {file.name} that it was asked for")
             left = end - first
             for piece in steady(response.iter_bytes()):
                 left -= len(piece)
                 if left < 0:
-                    raise _bad(f"it sends more of {file.name} than it was asked for")
+                    raise bad_answer(f"it sends more of {file.name} than it was asked for")
                 yield piece
+
+
+@contextmanager
+def _get(url: str, headers: dict[str, str]) -> Iterator[Any]:
+    """The answer of the hub, as it is sent."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils._http import hf_raise_for_status, http_stream_backoff
+
+    with http_stream_backoff(
+        "GET",
+        url,
+        headers=headers | {"Accept-Encoding": "identity"},
+        timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+        retry_on_exceptions=(),
+        retry_on_status_codes=(),  # its waits have no bound; `read` tries again
+    ) as response:
+        hf_raise_for_status(response)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise bad_answer("it comes in another encoding")
+        yield response
 
 
 def steady(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -176,21 +157,3 @@ def steady(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 def damaged(name: str) -> ModelError:
     return ModelError(f"{name} is not what the hub says", hint="try again", reason="MODEL_PART_DAMAGED")
-
-
-def _checked(file: Any) -> HubFile:
-    sha256 = file.lfs.sha256 if file.lfs is not None else ""
-    blob = file.blob_id or ""
-    if not isinstance(file.size, int) or file.size < 0 or (sha256 and not is_sha256(sha256)):
-        raise _bad(f"its list has no size or hash of {file.rfilename[:80]}")
-    if not sha256 and (file.size > _MAX_SMALL or not is_commit(blob)):
-        raise _bad(f"its list has no hash of {file.rfilename[:80]}")
-    return HubFile(file.rfilename, file.size, sha256, blob)
-
-
-def _bad(why: str) -> ModelError:
-    return ModelError(
-        f"the hub's answer is not to be used: {why}",
-        hint="try again; if it stays so, fetch the model by other means and put it into a models folder",
-        reason="BAD_HUB_ANSWER",
-    )

@@ -16,18 +16,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
 import pytest
 from localhub import COMMIT, LocalHub, local_hub
 
-from sealring.mesh.errors import ModelError, Unavailable
+from sealring.mesh.errors import Unavailable
 from sealring.node.ipc.frames import FrameSocket, socket_pair
 from sealring.node.models import fetch
 from sealring.node.models.fetch import WANTED
 from sealring.node.models.folders import NOTE
-from sealring.node.models.hub import HubFile, steady
+from sealring.node.models.hub import steady
 from sealring.node.models.kept import Note, every_part, hash_of_files, note_of
 from sealring.node.models.landing import Landing
+from sealring.node.models.listing import HubFile
 from sealring.node.models.manifest import PART, Manifest
 from sealring.v1 import engine_pb2
 
@@ -258,20 +258,13 @@ def test_a_file_that_is_not_what_the_hub_says_is_dropped(hub: LocalHub, tmp_path
     assert (folder(tmp_path) / name).read_bytes() == listed[name]
 
 
-def test_a_repository_of_very_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is asked for: 20,000 files are listed, of which the model's are too many."""
-    names = ["config.json", *(f"model-{number}.safetensors" for number in range(20_000))]
-    listed = [SimpleNamespace(rfilename=name, size=1, lfs=None, blob_id="0" * 40) for name in names]
-    info = SimpleNamespace(siblings=listed, sha="0" * 40)
-
-    def answers(api: Any, model: str, *, timeout: float, **more: Any) -> Any:
-        assert timeout > 0, "a hub that says nothing is not waited for"
-        return info
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", answers)
-    with pytest.raises(ModelError) as raised:
-        fetch.fetch("org/model", tmp_path, None)  # type: ignore[arg-type]
-    assert raised.value.reason == "MODEL_TOO_LARGE"
+def test_no_more_of_the_hubs_list_is_read_than_a_model_can_need(hub: LocalHub, tmp_path: Path) -> None:
+    """Nothing is fetched, and nothing is left behind."""
+    hub.pads_list = 9 << 20
+    (event,) = run(hub, tmp_path)
+    assert event.problem.reason == "MODEL_TOO_LARGE"
+    assert not hub.sent("GET", "/resolve/")
+    assert not folder(tmp_path).exists()
 
 
 def test_it_dies_with_its_daemon(monkeypatch: pytest.MonkeyPatch) -> None:

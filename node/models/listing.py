@@ -1,0 +1,117 @@
+"""What a repository of the Hugging Face hub says that it holds, before anything of it is fetched.
+
+huggingface_hub reads an answer of any length. Whoever stands at HF_ENDPOINT need not be the hub, so here no
+more of it is read than a repository of a model can need, and every entry is checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from sealring.mesh.errors import ModelError
+from sealring.mesh.names import is_commit, is_sha256
+from sealring.node.models.folders import not_found
+from sealring.node.models.manifest import MAX_BYTES, MAX_FILES, belongs
+
+_MAX_LIST = 8 << 20
+"""Bytes of the answer: the hub takes about 270 for a file."""
+
+_MAX_SMALL = 64 << 20
+"""Bytes of a file that is in git itself; the hub takes none above 10 MB."""
+
+_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file: its size in bytes, and its SHA-256, or for a small one the SHA-1 of its git blob."""
+
+    name: str
+    size: int
+    sha256: str
+    blob: str
+
+
+def files_of(model: str, commit: str, pieces: Iterable[bytes]) -> tuple[str, tuple[HubFile, ...]]:
+    """The commit that a list is of, and the files of the model in it, by name. `pieces` are the answer.
+
+    Raises NotFound (MODEL_NOT_FOUND), ModelError (BAD_HUB_ANSWER, MODEL_TOO_LARGE).
+    """
+    told = _read(model, pieces)
+    with _well_formed():
+        found, named = told["sha"], [entry["rfilename"] for entry in told["siblings"]]
+        mine = [entry for entry, name in zip(told["siblings"], named, strict=True) if belongs(name)]
+    if not isinstance(found, str) or not is_commit(found) or (commit and commit != found):
+        raise bad_answer("it names another commit than was asked for")
+    if "config.json" not in named:
+        raise not_found(model, "the repository holds no model")
+    if len(mine) > MAX_FILES:
+        raise _too_large(model, f"{len(mine)} files of a model")
+    files = sorted((_checked(entry) for entry in mine), key=lambda one: one.name)
+    if len({one.name.lower() for one in files}) < len(files):  # a Mac's disk takes "A" and "a" for one file
+        raise bad_answer("it lists a file twice")
+    size = sum(one.size for one in files)
+    if size > MAX_BYTES:
+        raise _too_large(model, f"{size >> 30} GiB of a model")
+    return found, tuple(files)
+
+
+def address(endpoint: str, model: str, commit: str) -> str:
+    """Where the hub gives the list, with sizes and hashes."""
+    revision = f"/revision/{quote(commit, safe='')}" if commit else ""
+    return f"{endpoint}/api/models/{quote(model)}{revision}?blobs=true"
+
+
+def bad_answer(why: str) -> ModelError:
+    """The error for a hub, or whatever answers in its place, that is not to be believed."""
+    return ModelError(
+        f"the hub's answer is not to be used: {why}",
+        hint="try again; if it stays so, fetch the model by other means and put it into a models folder",
+        reason="BAD_HUB_ANSWER",
+    )
+
+
+def _read(model: str, pieces: Iterable[bytes]) -> dict[str, Any]:
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        if len(held) > _MAX_LIST:
+            raise _too_large(model, f"a list of files of more than {_MAX_LIST >> 20} MiB")
+    with _well_formed():
+        told = json.loads(held)
+    if not isinstance(told, dict):
+        raise bad_answer("it is no list of files")
+    return told
+
+
+@contextmanager
+def _well_formed() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise bad_answer("it is no list of files") from None
+
+
+def _checked(entry: dict[str, Any]) -> HubFile:
+    name, size, blob, lfs = (entry.get(key) for key in ("rfilename", "size", "blobId", "lfs"))
+    sha256 = lfs.get("sha256") if isinstance(lfs, dict) else ""
+    if type(size) is not int or size < 0 or not isinstance(sha256, str) or not isinstance(blob, str | None):
+        raise bad_answer(f"its list has no size or hash of {str(name)[:_SHOWN]}")
+    if lfs is not None and not is_sha256(sha256):
+        raise bad_answer(f"its list has no size or hash of {str(name)[:_SHOWN]}")
+    if lfs is None and (size > _MAX_SMALL or not is_commit(blob or "")):
+        raise bad_answer(f"its list has no hash of {str(name)[:_SHOWN]}")
+    return HubFile(str(name), size, sha256, blob or "")
+
+
+def _too_large(model: str, what: str) -> ModelError:
+    return ModelError(
+        f"the repository of {model} holds {what}",
+        hint=f"at most {MAX_FILES} files of {MAX_BYTES >> 30} GiB together can be passed on to other nodes",
+        reason="MODEL_TOO_LARGE",
+    )

@@ -1,0 +1,124 @@
+"""What the hub, or whoever answers in its place, lists is checked before anything is fetched."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sealring.mesh.errors import SealringError
+from sealring.node.models.listing import HubFile, address, files_of
+
+COMMIT, BLOB, SHA256 = "c" * 40, "b" * 40, "a" * 64
+
+
+def entry(name: str, size: Any = 2, **more: Any) -> dict[str, Any]:
+    return {"rfilename": name, "size": size, "blobId": BLOB} | more
+
+
+def weights(name: str, size: Any = 1 << 30, sha256: Any = SHA256) -> dict[str, Any]:
+    return entry(name, size, lfs={"sha256": sha256, "size": size})
+
+
+def answer(*entries: Any, **more: Any) -> list[bytes]:
+    told = {"sha": COMMIT, "siblings": [entry("config.json"), *entries]} | more
+    text = json.dumps(told).encode()
+    return [text[start : start + 1000] for start in range(0, len(text), 1000)]
+
+
+def reason(pieces: Any, commit: str = "") -> str:
+    with pytest.raises(SealringError) as raised:
+        files_of("org/model", commit, pieces)
+    assert raised.value.hint
+    return raised.value.reason
+
+
+def test_the_files_of_a_model_and_no_others() -> None:
+    pieces = answer(
+        weights("model.safetensors"), entry("run.py", None), entry("a/b.json"), entry("../x.json")
+    )
+    assert files_of("org/model", "", pieces) == (
+        COMMIT,
+        (HubFile("config.json", 2, "", BLOB), HubFile("model.safetensors", 1 << 30, SHA256, BLOB)),
+    )
+
+
+def test_the_address_holds_what_it_names() -> None:
+    assert address("https://hub", "org/model", "") == "https://hub/api/models/org/model?blobs=true"
+    assert address("https://hub", "org/a?b", "c/d") == (
+        "https://hub/api/models/org/a%3Fb/revision/c%2Fd?blobs=true"
+    )
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        entry("a.json", None),
+        entry("a.json", -1),
+        entry("a.json", True),
+        entry("a.json", "2"),
+        entry("a.json", 65 << 20),
+        entry("a.json", blobId=None),
+        entry("a.json", blobId=7),
+        entry("a.json", lfs=[]),
+        weights("a.safetensors", sha256="A" * 64),
+        weights("a.safetensors", sha256=None),
+        entry("config.json"),
+        entry("CONFIG.json"),
+        entry(7),  # type: ignore[arg-type]
+        {"size": 2},
+        "config.json",
+        None,
+    ],
+)
+def test_an_entry_that_is_not_to_be_used(bad: Any) -> None:
+    assert reason(answer(bad)) == "BAD_HUB_ANSWER"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [b"[]"],
+        [b"{"],
+        [b"\xff"],
+        [b"[" * 100_000],
+        [b'{"sha": "%b"}' % COMMIT.encode()],
+        answer(siblings=None),
+        answer(sha=None),
+        answer(sha="main"),
+    ],
+)
+def test_an_answer_that_is_no_list(pieces: list[bytes]) -> None:
+    assert reason(pieces) == "BAD_HUB_ANSWER"
+
+
+def test_a_list_of_another_commit() -> None:
+    assert reason(answer(), "d" * 40) == "BAD_HUB_ANSWER"
+
+
+def test_a_repository_without_a_model() -> None:
+    assert reason(answer(siblings=[entry("README.md")])) == "MODEL_NOT_FOUND"
+
+
+def test_more_than_can_be_passed_on() -> None:
+    many = [weights(f"model-{number}.safetensors", 1) for number in range(1024)]
+    assert reason(answer(*many)) == "MODEL_TOO_LARGE"
+    assert len(files_of("org/model", "", answer(*many[1:]))[1]) == 1024
+    large = [weights(f"model-{number}.safetensors", 1 << 40) for number in range(3)]
+    assert reason(answer(*large)) == "MODEL_TOO_LARGE"
+
+
+def test_a_list_without_an_end() -> None:
+    """What has come when it is too long is all that was read."""
+    came = 0
+
+    def pieces() -> Any:
+        nonlocal came
+        while True:
+            came += 1 << 20
+            yield b" " * (1 << 20)
+
+    assert reason(pieces()) == "MODEL_TOO_LARGE"
+    assert came == 9 << 20
