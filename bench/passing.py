@@ -131,6 +131,7 @@ async def _run(options: argparse.Namespace, folder: Path) -> Result:
         target=give, args=(theirs, folder, giver, taker.id)
     )
     process.start()
+    theirs.close()  # so that the end of the process ends what waits for it
     try:
         port, plain_port = await asyncio.to_thread(ours.recv)
         member = SimpleNamespace(id=giver.id, addresses=(f"127.0.0.1:{port}",))

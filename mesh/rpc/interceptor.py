@@ -64,11 +64,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         guard = _guard_stream if found.response_streaming else _guard_call
         make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
         guarded = guard(getattr(found, kind), decode, method)
-        return make(guarded, request_deserializer=None, response_serializer=found.response_serializer)
+        encode = _encoder(found.response_serializer)
+        return make(guarded, request_deserializer=None, response_serializer=encode)
 
 
 def _arity(streaming: bool) -> str:
     return "stream" if streaming else "unary"
+
+
+def _encoder(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """A handler may answer with bytes: a message that it has encoded itself."""
+    return lambda response: response if isinstance(response, bytes) else encode(response)
 
 
 def _decoder(decode: Decoder | None, *, streaming: bool, counting: bool) -> Callable[[Any], Any]:

@@ -20,10 +20,11 @@ from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.model import Roster, RosterMember
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import TlsStore, connect_to
-from sealring.node.models.giving import MAX_PARTS
+from sealring.node.models.giving import MAX_PARTS, SERVICE
 from sealring.node.models.kept import Parts, beginnings, headers, parts_of, runs, with_ranges
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import Manifest
+from sealring.node.models.pieces import decode
 from sealring.v1 import models_pb2, models_pb2_grpc
 
 log = structlog.get_logger()
@@ -48,7 +49,7 @@ class _Giver:
     """A member that has parts of the model."""
 
     member: RosterMember
-    stub: models_pb2_grpc.ModelsStub
+    read: Callable[[models_pb2.ReadModelRequest], Any]
     manifest: Manifest
     have: Parts
     commit: str
@@ -143,28 +144,34 @@ class ModelAsker:
         try:
             channel = await connect_to(peer, member.addresses, self._store)
             channels.push_async_callback(channel.close)
-            stub = models_pb2_grpc.ModelsStub(channel.get())
+            connection: Any = channel.get()
+            stub = models_pb2_grpc.ModelsStub(connection)
+            read = connection.unary_stream(
+                f"/{SERVICE}/Read", request_serializer=models_pb2.ReadModelRequest.SerializeToString
+            )
             request = models_pb2.DescribeModelRequest(model=model)
             told = await stub.Describe(request, timeout=_DESCRIBE_SECONDS)
             manifest = Manifest.from_message(told)
             commit, hub_files = told.commit, told.hub_files
             if (commit and not is_commit(commit)) or (hub_files and not is_sha256(hub_files)):
                 raise ModelError("what is told of a commit is none", reason="BAD_MANIFEST")
-            return _Giver(member, stub, manifest, parts_of(told, manifest), commit, hub_files)
+            return _Giver(member, read, manifest, parts_of(told, manifest), commit, hub_files)
         except (grpc.RpcError, SealringError) as raised:
             return _note(member, raised).reason in _BUSY
 
 
 async def _fill(model: str, givers: Sequence[_Giver], landing: Landing, progress: Progress) -> None:
-    """Takes what is missing from one giver after the other; one that fails is asked no more.
+    """Takes what is missing from one giver after the other; one that fails is asked no more, unless it is
+    busy, or what broke was a connection over which something had come.
 
     Raises Unavailable (MODEL_NOT_FETCHED), and what `Landing.add` raises.
     """
     left, error = list(givers), SealringError("they do not have all of it")
     progress(landing.done, landing.size)
     while any(landing.missing()):
-        busy = []
+        later = []
         for giver in left:
+            before = landing.done
             try:
                 for file, (missing, have) in enumerate(zip(landing.missing(), giver.have, strict=True)):
                     for run in runs(missing & have):
@@ -174,11 +181,11 @@ async def _fill(model: str, givers: Sequence[_Giver], landing: Landing, progress
                 failed = _note(giver.member, raised)
                 if failed.reason in ("DISK_FULL", "STATE_UNWRITABLE"):
                     raise failed from None
-                if failed.reason in _BUSY:
-                    busy.append(giver)
+                if failed.reason in _BUSY or (isinstance(failed, Unavailable) and landing.done > before):
+                    later.append(giver)
                 else:
                     error = failed
-        left = busy
+        left = later
         if left:
             await asyncio.sleep(_BUSY_SECONDS)
         elif any(landing.missing()):
@@ -204,17 +211,17 @@ async def _copy(giver: _Giver, index: int, parts: range, landing: Landing, progr
     request = models_pb2.ReadModelRequest(
         manifest=giver.manifest.digest, file=index, first=parts.start, parts=len(parts)
     )
-    call: Any = giver.stub.Read(request)
+    call = giver.read(request)
     adding: asyncio.Task[None] | None = None
     try:
         for part in parts:
-            pieces: list[bytes] = []
+            pieces: list[memoryview] = []
             while sum(map(len, pieces)) < file.length(part):
                 async with asyncio.timeout(_PIECE_SECONDS):
-                    piece = await call.read()
-                if not isinstance(piece, models_pb2.ModelPiece) or not piece.data:
+                    message = await call.read()
+                if message is grpc.aio.EOF:
                     raise ModelError(f"{file.name} ends too early", reason="MODEL_PART_DAMAGED")
-                pieces.append(piece.data)
+                pieces.append(decode(message))
             if adding is not None:
                 await adding
                 progress(landing.done, landing.size)

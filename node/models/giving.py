@@ -35,7 +35,8 @@ from sealring.mesh.rpc.limits import Buckets
 from sealring.mesh.rpc.tls import peer_identity
 from sealring.node.models.folders import FolderState, local_model, not_found
 from sealring.node.models.kept import Note, Parts, commit_of, every_part, hub_files_of, note_of, to_message
-from sealring.node.models.manifest import PART, Manifest, hash_part, open_inside
+from sealring.node.models.manifest import PART, Manifest, ModelFile, hash_part, open_inside
+from sealring.node.models.pieces import MAX_PIECE, encode
 from sealring.v1 import models_pb2, models_pb2_grpc
 
 log = structlog.get_logger()
@@ -44,7 +45,6 @@ SERVICE = models_pb2.DESCRIPTOR.services_by_name["Models"].full_name
 MAX_PARTS = 128
 """Of one call: a stream makes room for another after 1 GiB."""
 
-PIECE = 1 << 20
 _MAX_STREAMS = 4
 _MAX_WAITING = 8
 _MAX_MANIFESTS = 32
@@ -122,13 +122,19 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         if not known.have[request.file].issuperset(range(request.first, end)):
             raise _bad_range()
         with self._slot(caller), self._open(known, file.name) as descriptor:
-            for start in range(request.first * PART, min(end * PART, file.size), PIECE):
-                stop = min(start + PIECE, file.size)
-                data = await asyncio.to_thread(os.pread, descriptor, stop - start, start)
-                self._member(context)  # as long as it is one
-                if len(data) < stop - start:
-                    raise _changed(known.state.path)
-                await _write(context, models_pb2.ModelPiece(data=data))
+            reading = _read(descriptor, file, request.first)
+            try:
+                for part in range(request.first, end):
+                    pieces = await asyncio.shield(reading)
+                    if part + 1 < end:
+                        reading = _read(descriptor, file, part + 1)  # while this one is sent
+                    for piece in pieces:
+                        self._member(context)  # as long as it is one
+                        await _write(context, piece)
+            except EOFError:
+                raise _changed(known.state.path) from None
+            finally:  # the descriptor is not closed while it is read
+                await asyncio.gather(reading, return_exceptions=True)
 
     async def manifest(self, folder: Path) -> Manifest:
         """What a folder holds; read once for as long as nothing in it changes, one folder at a time.
@@ -252,7 +258,24 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             os.close(descriptor)
 
 
-async def _write(context: Any, piece: models_pb2.ModelPiece) -> None:
+def _read(descriptor: int, file: ModelFile, part: int) -> asyncio.Future[list[bytes]]:
+    """The pieces of a part, encoded; EOFError where the file has become shorter."""
+
+    def read() -> list[bytes]:
+        first, length = part * PART, file.length(part)
+        pieces = []
+        for start in range(first, first + length, MAX_PIECE):
+            size = min(MAX_PIECE, first + length - start)
+            data = os.pread(descriptor, size, start)
+            if len(data) < size:
+                raise EOFError
+            pieces.append(encode(data))
+        return pieces
+
+    return asyncio.get_running_loop().run_in_executor(None, read)
+
+
+async def _write(context: Any, piece: bytes) -> None:
     try:
         async with asyncio.timeout(_WRITE_SECONDS):
             await context.write(piece)

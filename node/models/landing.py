@@ -34,6 +34,10 @@ class Landing:
         self.path = self.target if is_part(self.target) else partial
         self._have: list[set[int]] = []
         self._wanted: Parts = ()
+        self.size = 0
+        """Bytes that are wanted."""
+        self.done = 0
+        """Bytes of them that are here and right."""
         self._manifest: Manifest | None = None
         self._commit = self._hub_files = ""
         self._checked = False
@@ -84,20 +88,14 @@ class Landing:
     def want(self, wanted: Parts) -> None:
         """Changes which parts are to come. Raises ResourceExhausted (DISK_FULL)."""
         self._wanted = wanted
+        self._count()
         check_disk(self.path, self.size - self.done)
 
-    @property
-    def size(self) -> int:
-        """Bytes that are wanted."""
-        return length_of(self._manifest.files, self._wanted) if self._manifest else 0
-
-    @property
-    def done(self) -> int:
-        """Bytes of them that are here and right."""
-        if self._manifest is None:
-            return 0
+    def _count(self) -> None:
+        """Anew: that takes as long as there are parts, so `add` only adds to it."""
+        assert self._manifest is not None
         here = [wanted & have for wanted, have in zip(self._wanted, self._have, strict=True)]
-        return length_of(self._manifest.files, here)
+        self.size, self.done = (length_of(self._manifest.files, parts) for parts in (self._wanted, here))
 
     def missing(self) -> Parts:
         """The parts of each file that are wanted and not here."""
@@ -129,6 +127,8 @@ class Landing:
                 written = 0
                 while written < len(piece):
                     written += stream.write(memoryview(piece)[written:])
+        if part in self._wanted[file] and part not in self._have[file]:
+            self.done += one.length(part)
         self._have[file].add(part)
 
     def keep(self, *, checked: bool = False) -> None:
@@ -155,6 +155,7 @@ class Landing:
         for part in self._have[file]:
             self._learn(file, part, bytes(hashlib.sha256().digest_size))
         self._have[file].clear()
+        self._count()
         self._checked = False
         with _writing(self.path):
             os.truncate(self.path / one.name, 0)

@@ -137,7 +137,7 @@ class ModelPiece(_message.Message):
 
     DATA_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """at most 1 MiB; a piece never spans two parts"""
+    """at most 4 MiB; a piece never spans two parts"""
     def __init__(
         self,
         *,

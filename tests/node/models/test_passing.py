@@ -30,6 +30,7 @@ from sealring.node.models.giving import SERVICE, ModelGiver
 from sealring.node.models.kept import Note, every_part, note_of
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import Manifest
+from sealring.node.models.pieces import decode, encode
 from sealring.v1 import models_pb2, models_pb2_grpc
 
 PART = 1 << 16
@@ -39,7 +40,7 @@ PART = 1 << 16
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (manifest, landing, giving, kept):
         monkeypatch.setattr(module, "PART", PART)
-    monkeypatch.setattr(giving, "PIECE", PART // 4)
+    monkeypatch.setattr(giving, "MAX_PIECE", PART // 4)
     monkeypatch.setattr(giving, "MAX_PARTS", 3)
     monkeypatch.setattr("sealring.node.models.asking.MAX_PARTS", 3)
     monkeypatch.setattr("sealring.node.models.asking._BUSY_SECONDS", 0.02)
@@ -164,8 +165,8 @@ async def test_it_goes_on_behind_what_has_come(world: World, monkeypatch: pytest
     sent: list[int] = []
     real = giving._write
 
-    async def write(context: Any, piece: models_pb2.ModelPiece) -> None:
-        sent.append(len(piece.data))
+    async def write(context: Any, piece: bytes) -> None:
+        sent.append(len(decode(piece)))
         await real(context, piece)
 
     monkeypatch.setattr(giving, "_write", write)
@@ -405,14 +406,14 @@ async def test_a_part_that_was_copied_is_looked_at_again(world: World) -> None:
 def give_and_stall(pipe: Any, material: TlsMaterial, folder: Path, caller: str) -> None:
     """A process that passes on two parts and a bit, and no more."""
     giving.PART = manifest.PART = PART
-    giving.PIECE = PART // 4
+    giving.MAX_PIECE = PART // 4
     sent = 0
     real = giving._write
 
-    async def write(context: Any, piece: models_pb2.ModelPiece) -> None:
+    async def write(context: Any, piece: bytes) -> None:
         nonlocal sent
         await real(context, piece)
-        sent += len(piece.data)
+        sent += len(decode(piece))
         if sent > 2 * PART:
             await asyncio.Event().wait()
 
@@ -468,14 +469,36 @@ async def test_a_member_that_is_killed_while_it_gives(world: World) -> None:
     assert Manifest.of(again.path).digest == Manifest.of(world.tmp_path / "a" / "model").digest
 
 
+async def test_a_connection_that_breaks_does_not_end_the_transfer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the one member that has it. The part that was under way comes again, and no other."""
+    make_model(world.tmp_path / "a" / "model", parts=8)
+    await world.add("a")
+    world.sign()
+    real, sent = giving._write, 0
+
+    async def write(context: Any, piece: bytes) -> None:
+        nonlocal sent
+        sent += 1
+        if sent in (8, 21):
+            raise Unavailable("cut off")
+        await real(context, piece)
+
+    monkeypatch.setattr(giving, "_write", write)
+    landing = world.landing()
+    assert await world.asker().fetch("org/model", landing, ignore)
+    assert landing.done == landing.size == Manifest.of(world.tmp_path / "a" / "model").size
+
+
 async def test_a_model_that_nobody_gives_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model(world.tmp_path / "a" / "model")
     await world.add("a")
     world.sign()
     real = giving._write
 
-    async def write(context: Any, piece: models_pb2.ModelPiece) -> None:
-        await real(context, models_pb2.ModelPiece(data=bytes(len(piece.data))))
+    async def write(context: Any, piece: bytes) -> None:
+        await real(context, encode(bytes(len(decode(piece)))))
 
     monkeypatch.setattr(giving, "_write", write)
     with pytest.raises(Unavailable) as raised:
@@ -522,7 +545,7 @@ async def test_who_is_thrown_out_gets_no_further_part(world: World) -> None:
     going = asyncio.Event()
     real = giving._write
 
-    async def write(context: Any, piece: models_pb2.ModelPiece) -> None:
+    async def write(context: Any, piece: bytes) -> None:
         await real(context, piece)
         going.set()
         world.sign(world.own)
