@@ -70,7 +70,8 @@ class Lane:
             return True
         if leaving and (pressed or any(row.last_lane_step <= self.steps for row in leaving)):
             return True
-        return bool(leaving or self.ready) and self.since_change >= min(GATHERED, len(self.rows))
+        gathered = self.steps - self._changed_at >= min(GATHERED, len(self.rows))
+        return bool(leaving or self.ready) and gathered
 
     def wanting(self) -> list[Row]:
         """Rows near their limit that could go on with more memory."""
@@ -93,11 +94,6 @@ class Lane:
     def left(self, row: Row) -> int:
         """Steps of this lane before the row is at its limit."""
         return row.last_lane_step - self.steps
-
-    @property
-    def since_change(self) -> int:
-        """Steps since its rows changed."""
-        return self.steps - self._changed_at
 
     def extend(self, row: Row, limit: int) -> None:
         """Allows a row of this lane more tokens."""
