@@ -7,9 +7,10 @@ import dataclasses
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import grpc
@@ -192,6 +193,17 @@ async def serving(folder: Path, size: int, **spec: Any) -> AsyncIterator[Ring]:
         cluster._children._command = (sys.executable, hasty.__file__)
         async with started(cluster, **({"stages": size} | spec)) as ring:
             yield ring
+
+
+@contextmanager
+def built(ring: Ring, module: ModuleType) -> Iterator[None]:
+    """What is started meanwhile runs this module."""
+    children = ring.cluster._children
+    own, children._command = children._command, (sys.executable, str(module.__file__))
+    try:
+        yield
+    finally:
+        children._command = own
 
 
 @asynccontextmanager

@@ -1,13 +1,11 @@
 """Conversations and the rings that have their prefixes: two rings of real processes."""
 
 import asyncio
-import contextlib
-import sys
 
 import grpc
 import pytest
 import scarce
-from ringtest import CLUSTER, LIMIT_SECONDS
+from ringtest import CLUSTER, LIMIT_SECONDS, built
 from sharing import ask, dialogue
 
 from sealring.mesh.errors import SealringError
@@ -179,12 +177,3 @@ async def epochs(rings):
     answer = await rings.cluster.admin.call("ListDeployments")
     (found,) = (one.rings for one in answer.deployments if one.plan.spec.name == rings.model)
     return {one.ring: one.epoch for one in found}
-
-
-@contextlib.contextmanager
-def built(rings, module):
-    """What is started meanwhile runs this module."""
-    children = rings.cluster._children
-    own, children._command = children._command, (sys.executable, module.__file__)
-    yield
-    children._command = own

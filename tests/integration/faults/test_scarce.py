@@ -1,0 +1,35 @@
+"""A member without memory for a long prompt: that one fails, and says why; others are answered meanwhile."""
+
+import asyncio
+
+import scarce
+from answering import Answer, Told, ask_clear, ask_sealed
+from ringtest import CLUSTER, built
+
+pytestmark = CLUSTER
+
+
+async def test_a_prompt_without_memory_fails_alone(place):
+    """In clear and sealed, where another member than the head has none; each ends one epoch."""
+    ring = place.ring
+    await place.ready()
+    name = place.order[1]
+    answers = {each: Answer() for each in ("greedy", "drawn", "long prompt")}
+    sealed = Answer()
+    try:
+        await place.ring.idle()
+        await place.cluster.kill_node(name)
+        with built(ring, scarce):
+            await place.start(name)
+        before = await place.ready()
+        await asyncio.gather(*(ask_clear(ring, each, told, Told()) for each, told in answers.items()))
+        await place.ready()
+        await ask_sealed(place.client, "long prompt", sealed, Told())
+        after = await place.ready()
+    finally:
+        await place.cluster.kill_node(name)
+        await place.start(name)
+        await place.ready()
+    assert answers.pop("long prompt").error == sealed.error == "OUT_OF_MEMORY"
+    assert answers.items() <= place.expected.items()
+    assert after.epoch - before.epoch == 2
