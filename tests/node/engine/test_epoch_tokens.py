@@ -26,15 +26,13 @@ ALWAYS = [family for family in FAMILIES if family not in ("qwen3", "gemma3_text:
 def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
     lengths = {
         row: (length, tokens)
-        for row, (length, tokens) in enumerate(
-            [(3, 11), (17, 5), (1, 9), (30, 12), (8, 1), (9, 7), (2, 12), (23, 3)], start=1
-        )
+        for row, (length, tokens) in enumerate([(3, 8), (17, 5), (1, 6), (30, 8), (8, 1), (9, 4)], start=1)
     }
     rows = {row: (prompt_of(family, row, length), RowParameters()) for row, (length, _) in lengths.items()}
     steps = make_steps(random.Random(size), lengths, size)
     answers = run(family, size, steps, rows).answers
     for row, (_, tokens) in lengths.items():
-        assert answers[row][:tokens] == expected(family, tuple(rows[row][0]))[:tokens], row
+        assert answers[row][:tokens] == expected(family, tuple(rows[row][0]), tokens), row
 
 
 @pytest.mark.parametrize(
