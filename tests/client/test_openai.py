@@ -64,6 +64,16 @@ async def test_answers_are_sealed_whole_and_streamed(
     assert len(list(tmp_path.glob("sealring/client/*.roster"))) == 1
 
 
+async def test_an_answer_that_ends_well_leaves_no_fault_behind(client: AsyncOpenAI) -> None:
+    faults: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+    stream = await client.chat.completions.create(**ASK, stream=True)
+    assert [piece async for piece in stream]
+    await client.models.retrieve("demo")
+    await asyncio.sleep(0)
+    assert faults == []
+
+
 async def test_the_same_for_who_waits(stage: Stage) -> None:
     def work() -> tuple[str | None, list[str | None]]:
         with OpenAI(gateway=stage.address, root_sha256=stage.cluster.pin) as client:

@@ -11,6 +11,7 @@ from sealring.client import trust
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.pki.root import decode_chain
 from sealring.v1 import inference_pb2 as inference
 
 PIN = bytes(range(32))
@@ -60,3 +61,13 @@ def test_what_was_verified_is_not_verified_again(tmp_path: Path, monkeypatch: py
     with pytest.raises(SealringError):
         verifier.verify(inference.GetRosterResponse(root_metadata=cluster.root_chain))
     assert verifier.verify(told(cluster)).version == 2
+
+
+def test_a_root_that_is_told_in_other_bytes_is_no_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another coordinator of the cluster may have its signatures in another order."""
+    cluster = PaperCluster(clock=lambda: 1_800_000_000)
+    verifier = RosterVerifier(cluster.root.fingerprint, None, clock=lambda: 1_800_000_000)
+    assert verifier.verify(told(cluster)).hash == cluster.roster.hash
+    monkeypatch.setattr(trust, "decode_chain", lambda chain: decode_chain(cluster.root_chain))
+    again = inference.GetRosterResponse(roster=cluster.envelope, root_metadata=b"in other bytes")
+    assert verifier.verify(again).hash == cluster.roster.hash
