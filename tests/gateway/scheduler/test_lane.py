@@ -6,6 +6,7 @@ import pytest
 
 from sealring.gateway.scheduler import Request
 from sealring.gateway.scheduler.lane import EXTEND_AHEAD, GATHERED, Lane
+from sealring.gateway.scheduler.planner import Announced
 from sealring.gateway.scheduler.row import Row
 from sealring.v1 import inference_pb2 as inference
 
@@ -100,3 +101,10 @@ def test_rows_near_their_limit_ask_for_more() -> None:
     lane.extend(near, 2 * EXTEND_AHEAD)
     assert lane.left(near) == 2 * EXTEND_AHEAD - 3
     assert lane.wanting() == []
+
+
+def test_a_lanes_step_brings_tokens_and_a_prefill_step_only_a_prompts_last() -> None:
+    """Who takes one for the other lets steps be done out of order."""
+    lane, first = lane_of(row(1)), [row(2)]
+    steps = [Announced(1, which, 0, began, []) for which in (lane, None) for began in ([], first)]
+    assert [step.sampled for step in steps] == [True, True, False, True]
