@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from sealring.cli.commands import model as command
 from sealring.cli.commands.model import app
 from sealring.cli.local import apart
 from sealring.cli.terminal.exit_codes import CHECK_FAILED
 from sealring.mesh.errors import Internal, ModelError
+from sealring.v1 import admin_pb2, membership_pb2
 
 CONFIG = {
     "model_type": "llama",
@@ -140,6 +143,39 @@ def test_a_check_passes_when_all_of_it_is_right(
     assert here("model", "check", "config.json", "--json").data["right"] == right
 
 
+@pytest.mark.parametrize(
+    ("option", "least", "most"),
+    [("--seed", 0, (1 << 32) - 1), ("--rows", 1, 64), ("--stages", 1, 1024)],
+)
+def test_a_checks_options_have_bounds(
+    here: Any, monkeypatch: pytest.MonkeyPatch, option: str, least: int, most: int
+) -> None:
+    asked: list[Any] = []
+
+    def ask(module: str, arguments: list[str]) -> Any:
+        asked.append(json.loads(arguments[1])[option[2:]])
+        return {"right": True}
+
+    monkeypatch.setattr("sealring.cli.commands.model.ask_apart", ask)
+    for value in (least - 1, least, most, most + 1):
+        status = here("model", "check", "config.json", f"{option}={value}", "--json").status
+        assert status == (0 if least <= value <= most else 2)
+    assert asked == [least, most]
+
+
+def test_what_a_check_asks_for_by_itself(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "sealring.cli.commands.model.ask_apart", lambda _, given: asked.append(given) or {"right": True}
+    )
+    assert here("model", "check", "config.json", "--json").status == 0
+    ((path, options),) = asked
+    assert (path, json.loads(options)) == (
+        "config.json",
+        {"splits": None, "stages": None, "rows": 3, "seed": 0},
+    )
+
+
 def test_what_a_model_needs_is_shown(here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = {
         "model_type": "llama",
@@ -163,3 +199,49 @@ def test_what_a_model_needs_is_shown(here: Any, tmp_path: Path, monkeypatch: pyt
     assert "256" in shown
     assert here("model", "profile", str(tmp_path), "--json").data == told
     assert here("model", "profile", str(tmp_path / "none")).status == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes", "wait", "said"),
+    [
+        ((), [], True, "m is on mac-1"),
+        (("--node", "a", "--node", "b"), ["a", "b"], True, "m is on a, b"),
+        (("--no-wait",), [], False, "m is on its way to mac-1"),
+    ],
+)
+def test_a_model_is_fetched_where_it_was_said(
+    here: Any, monkeypatch: pytest.MonkeyPatch, options: Any, nodes: list[str], wait: bool, said: str
+) -> None:
+    asked: list[Any] = []
+
+    async def pull(admin: Any, model: str, wanted: list[str], shown: Any, *, wait: bool) -> list[str]:
+        asked.append((model, wanted, wait))
+        return wanted or ["mac-1"]
+
+    monkeypatch.setattr(command, "pull", pull)
+    monkeypatch.setattr(command, "run_admin", lambda context, work: asyncio.run(work(None)))
+    done = here("model", "pull", "m", *options)
+    assert asked == [("m", nodes, wait)]
+    assert done.err.splitlines() == ["fetching m", said]
+
+
+@pytest.mark.parametrize(("options", "nodes"), [((), []), (("--node", "a"), ["a"])])
+def test_a_model_is_removed_where_it_was_said(
+    here: Any, monkeypatch: pytest.MonkeyPatch, options: Any, nodes: list[str]
+) -> None:
+    async def remove(admin: Any, model: str, wanted: list[str]) -> list[str]:
+        assert wanted == nodes
+        return ["mac-1", "mac-2"]
+
+    monkeypatch.setattr(command, "remove", remove)
+    monkeypatch.setattr(command, "run_admin", lambda context, work: asyncio.run(work(None)))
+    assert here("model", "remove", "m", *options).err == "removed m from mac-1, mac-2\n"
+
+
+def test_models_are_listed_by_node(here: Any, coordinator: Any) -> None:
+    models = [membership_pb2.HeldModel(name="demo")]
+    node = admin_pb2.Node(id="a", name="mac-1", models=models)
+    coordinator.answers["ListNodes"] = admin_pb2.ListNodesResponse(nodes=[node])
+    (one,) = here("model", "list", "--json").data
+    assert (one["node"], one["id"], one["models"][0]["name"]) == ("mac-1", "a", "demo")
+    assert "demo" in here("model", "list").out

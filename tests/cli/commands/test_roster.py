@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rostertest import PaperCluster
 
+from sealring.cli.commands.roster import compare_rosters
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.settings import CoordinatorSettings
@@ -277,3 +278,30 @@ def test_the_roster_threshold_is_raised_by_rotation(offline: Offline) -> None:
 def test_prepare_wants_real_keys(here: Sealring) -> None:
     assert "BAD_KEY" in coordinator(here, "prepare", "--root-key", "abc", "--out", "draft").err
     assert "BAD_FILE" in coordinator(here, "init", "--root-metadata", "nowhere").err
+
+
+def described(**changes: Any) -> dict[str, Any]:
+    """A roster with one member and one revoked, as `describe_roster` has it."""
+    empty: dict[str, Any] = {"trust_floor": "software", "min_trust": "software", "suites": ["a"]}
+    parts = {"members": [{"id": "m", "trust": "software"}], "rings": [], "gateways": ["g"], "revoked": []}
+    return {**empty, **parts, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "kind", "identifier"),
+    [
+        ({"members": []}, "removed", "members", "m"),
+        ({"gateways": []}, "removed", "gateways", "g"),
+        ({"gateways": ["g", "h"]}, "added", "gateways", "h"),
+        ({"revoked": [{"id": "r", "at": 1}]}, "added", "revoked", "r"),
+        ({"members": [{"id": "m", "trust": "hardware"}]}, "changed", "members", "m"),
+        ({"trust_floor": "hardware"}, "changed", "roster", ""),
+    ],
+)
+def test_who_came_who_went_and_what_changed_are_told_apart(
+    changes: dict[str, Any], what: str, kind: str, identifier: str
+) -> None:
+    (one,) = compare_rosters(described(), described(**changes))
+    assert (one["what"], one["kind"], one["id"]) == (what, kind, identifier)
+    assert (one["value"] == "software -> hardware") == (what == "changed")
+    assert compare_rosters(described(**changes), described(**changes)) == []

@@ -57,6 +57,21 @@ def test_a_machine_that_tells_nothing_is_all_unknown_and_never_a_crash(view: Vie
     assert all(one.why for one in unknown)
 
 
+@pytest.mark.parametrize("check", [power, restarts, rdma, firewall, interpreter, memory, thunderbolt])
+def test_what_could_not_be_told_says_why(view: View, check: Any) -> None:
+    """A command that is not there, one that fails, and one whose words nobody here knows, are told apart."""
+    whys = []
+    for answer in (None, Answer(why="it took too long"), "nothing of use\n"):
+        says = {} if answer is None else {"/": answer}
+        found = [one for one in check.check(FakeSystem(says), view) if one.what.startswith("could not tell")]
+        assert found
+        whys.append([one.why for one in found])
+    missing, slow, unknown = whys
+    assert all(why.endswith("is not on this machine") for why in missing)
+    assert set(slow) == {"it took too long"}
+    assert not [why for why in unknown if why in (*missing, *slow) or not why]
+
+
 def test_a_check_that_fails_stops_no_other(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Any:
         yield from power.check(FakeSystem(), view)
