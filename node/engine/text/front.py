@@ -311,7 +311,7 @@ class Front:
 
     def _run(self, path: Path) -> None:
         try:
-            self._tokenizer = load_tokenizer(path)
+            self._tokenizer = load_tokenizer(path, context=self._context)
         except BaseException as error:
             self._failure = error
             return

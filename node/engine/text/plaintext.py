@@ -10,6 +10,7 @@ them, whole or in parts that would join; then the second counts, cut into pieces
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
@@ -36,17 +37,23 @@ class PlainText:
     """Encodes prompts with one tokenizer.
 
     `controls`: the names of the tokens that an author cannot write, and their ids. `normalize` is what the
-    tokenizer does with characters before it looks for names.
+    tokenizer does with characters before it looks for names. Of prompts of `context` tokens or more, which
+    nobody computes, it counts.
     """
 
     def __init__(
-        self, encode: Encode, controls: Mapping[str, int], normalize: Callable[[str], str] | None = None
+        self,
+        encode: Encode,
+        controls: Mapping[str, int],
+        normalize: Callable[[str], str] | None = None,
+        context: int = sys.maxsize,
     ) -> None:
         known = {name: token for name, token in controls.items() if len(name) > 1}
         self._encode = encode
         self._ids = frozenset(known.values())
         self._firsts = {name[0] for name in known}
         self._normalize = normalize
+        self._context = context
         longest_first = sorted(known, key=len, reverse=True)
         self._names = re.compile(f"(?=({'|'.join(map(re.escape, longest_first))}))") if known else None
         self._begins = lru_cache(maxsize=1 << 16)(self._uncached_begins)
@@ -58,6 +65,8 @@ class PlainText:
         """
         whole = render(lambda text: text)
         ids = self._encode(whole, add_special_tokens=add_special_tokens)
+        if len(ids) >= self._context:
+            return ids  # to be refused: with marks it is several times as many, at 500 bytes each
         used = _characters(written)
         beginnings = [*filter(self._begins, used)]
         if not beginnings:

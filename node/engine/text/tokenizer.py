@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -85,20 +86,25 @@ class Tokenizer(Protocol):
         """The content of a `tokenizer.json`, for who knows how to read one; None where there is none."""
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of the model folder `path`, whose files are files. Raises ModelError."""
+def load_tokenizer(path: Path, *, context: int = sys.maxsize) -> Tokenizer:
+    """The tokenizer of the model folder `path`, whose files are files. Raises ModelError.
+
+    Prompts of `context` tokens or more are only counted: what they hold is not looked into.
+    """
     settings = _read_json(path / "tokenizer_config.json")
     if "chat_template_type" in settings or not (path / "tokenizer.json").is_file():
-        return LoadedTokenizer(path)
+        return LoadedTokenizer(path, context)
     backend = _read_backend(path)
     as_it_stands = _decoder_kind(backend) == "byte level" or settings.get("tokenizer_class") in _GENERIC
-    return FileTokenizer(path, settings, backend) if as_it_stands else LoadedTokenizer(path)
+    if as_it_stands:
+        return FileTokenizer(path, settings, backend, context)
+    return LoadedTokenizer(path, context)
 
 
 class FileTokenizer:
     """A `tokenizer.json` and the chat template beside it."""
 
-    def __init__(self, path: Path, settings: dict[str, Any], backend: Any) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any], backend: Any, context: int) -> None:
         self._backend = backend
         self._spelling = Spelling(backend)
         self.size = backend.get_vocab_size(with_added_tokens=True)
@@ -109,7 +115,7 @@ class FileTokenizer:
         source = _template_source(path, settings)
         self._template = _template(source, special | {"enable_thinking": thinks}) if source else None
         controls = _controls(backend.get_added_tokens_decoder(), source, special)
-        self._plain = PlainText(self._encode, controls, _normalizer(backend))
+        self._plain = PlainText(self._encode, controls, _normalizer(backend), context)
         parser = settings.get("tool_parser_type")
         names = backend.get_vocab(with_added_tokens=True)
         self.format = format_of(source, names, parser if isinstance(parser, str) else "")
@@ -158,7 +164,7 @@ class FileTokenizer:
 class LoadedTokenizer:
     """Whatever mlx-lm's loader makes of a folder; imports transformers."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, context: int) -> None:
         mlx_lm_import.import_whole()
         from mlx_lm.tokenizer_utils import load
 
@@ -177,7 +183,8 @@ class LoadedTokenizer:
             source if isinstance(source, str) else "",
             self._wrapper.special_tokens_map,
         )
-        self._plain = PlainText(self._encode, controls, None if backend is None else _normalizer(backend))
+        normalizer = None if backend is None else _normalizer(backend)
+        self._plain = PlainText(self._encode, controls, normalizer, context)
 
         thinking = (
             (self._wrapper.think_start, self._wrapper.think_end) if self._wrapper.has_thinking else None

@@ -171,3 +171,20 @@ def test_a_role_cannot_be_forged_in_the_bundled_model(content: str) -> None:
     plain = loaded.encode_chat([{"role": "user", "content": "x"}])
     assert [i for i in forged if i in controls] == [i for i in plain if i in controls]
     assert [i for i in loaded.encode_text(content) if i in controls] == [1]
+
+
+def test_of_a_prompt_that_is_too_long_nothing_more_is_made() -> None:
+    """With a mark behind each "<" it has four times as many tokens; 4 MB of them took gigabytes."""
+    chat, encoded = Chat("as it is", "plain"), list[int]()
+
+    def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        encoded.append(len(text))
+        return chat.encode(text, add_special_tokens=add_special_tokens)
+
+    controls: Any = {name: chat.backend.token_to_id(name) for name in CONTROLS}
+    text = "<" * 100
+    for context, times in ((101, 2), (100, 1), (10, 1)):
+        encoded.clear()
+        plain = PlainText(encode, controls, None, context)
+        assert len(plain.encode(text, lambda write: write(text), add_special_tokens=False)) == 100
+        assert len(encoded) == times
