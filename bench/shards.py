@@ -24,6 +24,11 @@ RANKS = (2, 4)
 _HEADS = 8
 _GROUPS = ("num_key_value_heads", "num_attention_groups", "o_groups", "sparse_num_index_heads")
 _SILENT_SECONDS = 300.0
+_LOOK_SECONDS = 1.0
+_TRIES = 3
+_TOGETHER = ""
+"""What rank 0 tells first, in the place of a key: the group has formed."""
+
 _TEXT = "text_config"
 
 
@@ -40,16 +45,27 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_all(file: Path, keys: Sequence[str], ranks: int) -> dict[str, str]:
-    """The outcome of each key. A configuration that ends or stalls the ranks is noted, and others go on."""
+    """The outcome of each key. A configuration that ends or stalls the ranks is noted, and others go on.
+
+    Raises RuntimeError where the ranks do not come together: MLX gives up in half a minute if one of them is
+    slow to start, and the others wait for it for ever.
+    """
     found: dict[str, str] = {}
-    left = list(keys)
+    left, apart = list(keys), 0
     while left:
+        together = False
         for key, outcome in _told(file, left, ranks):
-            found[key] = outcome
+            together = True
+            if key != _TOGETHER:
+                found[key] = outcome
         left = [key for key in left if key not in found]
-        if left:
+        if left and together:
             found[left[0]] = "it ended or stalled the ranks"
             left = left[1:]
+        elif left:
+            apart += 1
+            if apart == _TRIES:
+                raise RuntimeError(f"{ranks} ranks do not come together")
     return found
 
 
@@ -61,7 +77,7 @@ def _told(file: Path, keys: Sequence[str], ranks: int) -> Iterator[tuple[str, st
         hosts.write_text(json.dumps([[f"127.0.0.1:{free_port()}"] for _ in range(ranks)]))
         workers = [
             subprocess.Popen(
-                [sys.executable, "-m", __spec__.name, str(file), *keys],
+                _command(file, keys),
                 env=os.environ | {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)},
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                 text=True,
@@ -80,16 +96,29 @@ def _told(file: Path, keys: Sequence[str], ranks: int) -> Iterator[tuple[str, st
         reader = threading.Thread(target=read)
         reader.start()
         try:
-            while line := lines.get(timeout=_SILENT_SECONDS):
+            silent = 0.0
+            while silent < _SILENT_SECONDS:
+                try:
+                    line = lines.get(timeout=_LOOK_SECONDS)
+                except Empty:
+                    silent += _LOOK_SECONDS
+                    if any(worker.poll() not in (None, 0) for worker in workers):
+                        break  # which the others would wait for
+                    continue
+                if not line:
+                    break
+                silent = 0.0
                 yield json.loads(line)
-        except Empty:
-            pass
         finally:
             for worker in workers:
                 worker.kill()
                 worker.wait()
             reader.join()
             output.close()
+
+
+def _command(file: Path, keys: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", __spec__.name, str(file), *keys]
 
 
 def work(file: Path, keys: Sequence[str]) -> None:
@@ -104,15 +133,20 @@ def work(file: Path, keys: Sequence[str]) -> None:
     mx.distributed.init()  # of one, as in an engine that loads before its group is formed
     os.environ["MLX_HOSTFILE"] = hosts
     group = mx.distributed.init(strict=True, backend="ring")
+    _tell(group, _TOGETHER, "")
     configurations = json.loads(file.read_bytes())
     for key in keys:
         try:
             outcome = _outcome(widened(configurations[key]), group)
         except ModelError as error:
             outcome = error.message
-        if group.rank() == 0:
-            sys.stdout.write(json.dumps([key, outcome]) + "\n")
-            sys.stdout.flush()
+        _tell(group, key, outcome)
+
+
+def _tell(group: Any, key: str, outcome: str) -> None:
+    if group.rank() == 0:
+        sys.stdout.write(json.dumps([key, outcome]) + "\n")
+        sys.stdout.flush()
 
 
 def _outcome(config: dict[str, Any], group: Any) -> str:
