@@ -210,8 +210,15 @@ def test_one_layer_to_a_stage_gets_all_that_it_reads(key: str) -> None:
     assert report.alone_tokens_equal
 
 
-@pytest.mark.parametrize("stages", [2, 3])
-@pytest.mark.parametrize("config", [MORE["deepseek_v41"], CANDIDATES], ids=["plain", "candidates"])
+@pytest.mark.parametrize(
+    ("config", "stages"),
+    [
+        pytest.param(MORE["deepseek_v41"], 2, id="plain-2"),
+        pytest.param(MORE["deepseek_v41"], 3, id="plain-3", marks=pytest.mark.sweep),
+        pytest.param(CANDIDATES, 2, id="candidates-2", marks=pytest.mark.sweep),
+        pytest.param(CANDIDATES, 3, id="candidates-3"),
+    ],
+)
 def test_rows_of_deepseek_v41_share_steps_and_get_what_they_get_alone(
     config: dict[str, Any], stages: int
 ) -> None:
