@@ -24,11 +24,12 @@ async def test_every_turn_of_a_conversation_finds_its_prefix(rings):
     before = [await rings.counted(name) for name in routed]
     homes = set()
     for number in range(16):
-        first = answer = await ask(rings, turn(number))
+        more_turns = ("Why?", "And then?") if number < 6 else ()
+        first = answer = await ask(rings, turn(number), max_tokens=4 if more_turns else 1)
         said = []
-        for more in ("Why?", "And then?") if number < 6 else ():
+        for more in more_turns:
             said += [answer.text, more]
-            answer = await ask(rings, turn(number, *said))
+            answer = await ask(rings, turn(number, *said), max_tokens=4)
             assert answer.ring == first.ring
             assert answer.cached >= 64
         homes.add(first.ring)
@@ -123,7 +124,7 @@ async def test_a_key_that_is_no_text_is_refused_and_the_gateway_goes_on(rings):
 async def test_a_ring_that_leaves_and_comes_back_without_memory(rings):
     """Its conversations go on elsewhere, sealed ones too, and those of the other ring stay; nobody is
     refused. A prompt for which it then has no memory is, and costs the other ring nothing."""
-    homes = {number: (await ask(rings, turn(number))).ring for number in range(16)}
+    homes = {number: (await ask(rings, turn(number), max_tokens=1)).ring for number in range(16)}
     assert len(set(homes.values())) == 2
     states = await rings.stub.GetRoster(
         inference.GetRosterRequest(), timeout=LIMIT_SECONDS, metadata=rings.metadata()
@@ -145,7 +146,7 @@ async def test_a_ring_that_leaves_and_comes_back_without_memory(rings):
         try:
             later = await answers_to(8)
             for number, home in homes.items():
-                answer = await ask(rings, turn(number, "Paris.", "Why?"))
+                answer = await ask(rings, turn(number, "Paris.", "Why?"), max_tokens=1)
                 assert answer.ring != lost.id
                 assert home == lost.id or answer.cached >= 64
             with built(rings, scarce):
