@@ -341,6 +341,13 @@ def systems(text: str) -> list[str]:
     return found
 
 
+def several(text: str) -> int:
+    """Of fewer none is sent after the first, and there is no time to measure."""
+    if int(text) < 2:
+        raise argparse.ArgumentTypeError("a closed loop needs 2 requests for each under way")
+    return int(text)
+
+
 def rates(text: str) -> list[float]:
     return [float(part) for part in text.split(",")] if text else []
 
@@ -352,7 +359,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at-once", type=numbers, default=[8, 16, 64], help="requests under way, closed loops"
     )
-    parser.add_argument("--each", type=int, default=4, help="requests of a closed loop for each under way")
+    parser.add_argument(
+        "--each", type=several, default=4, help="requests of a closed loop for each under way, 2 at least"
+    )
     parser.add_argument("--rates", type=rates, default=[], help="requests/s of open loops")
     parser.add_argument("--arrivals", type=int, default=64, help="requests of each of those")
     parser.add_argument("--open-rows", type=int, default=64, help="rows of BatchGenerator in them, at most")

@@ -105,3 +105,12 @@ async def test_a_peer_that_does_not_run_costs_the_others_nothing(monkeypatch: py
     monkeypatch.setattr(mixed, "start", gone)
     with pytest.raises(Unavailable):
         await mixed.run(options)
+
+
+def test_a_closed_loop_sends_requests_while_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    mixed.options(parser)
+    assert parser.parse_args(["--each", "2"]).each == 2
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--each", "1"])
+    assert "needs 2 requests" in capsys.readouterr().err
