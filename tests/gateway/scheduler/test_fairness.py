@@ -200,6 +200,13 @@ def test_a_priority_is_paid_with_waiting() -> None:
     assert [queue.pop().id for _ in range(4)] == ["normal", "high", "low", "late"]
 
 
+def test_who_says_nothing_of_a_priority_goes_before_who_gave_one_up() -> None:
+    queue = FairQueue(100)
+    queue.push(Request("low", "k", 1, inference.Envelope(), priority=1), 0.0)
+    queue.push(Request("plain", "k", 1, inference.Envelope()), STEP_SECONDS - 0.1)
+    assert [queue.pop().id for _ in range(2)] == ["plain", "low"]
+
+
 def test_a_low_priority_is_served_while_urgent_ones_keep_coming() -> None:
     queue = FairQueue(1000)
     queue.push(Request("low", "k", 1, inference.Envelope(), priority=MAX_PRIORITY), 0.0)
