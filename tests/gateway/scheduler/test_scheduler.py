@@ -351,6 +351,8 @@ def test_what_can_never_fit_is_refused_with_numbers() -> None:
     fail = next(action for action in driver.actions if isinstance(action, Fail))
     assert fail.error.metadata["capacity_tokens"] == "1024"
     assert fail.error.metadata["param"] == "max_tokens"
+    assert "need memory for 1100 tokens and this ring holds 1024" in fail.error.message
+    assert "fewer answers" not in fail.error.hint
     assert any(isinstance(action, DiscardRow) for action in driver.actions)
     driver.ask("b", prompt=1024, max_tokens=0)
     assert driver.failed["b"] == "TOO_LARGE_FOR_RING"
@@ -368,6 +370,8 @@ def test_several_answers_that_do_not_fit_though_one_does_are_too_many() -> None:
     driver.take(driver.scheduler.submit(Request("a", "", 500, inference.Envelope(), choices=2), 0.0))
     fail = next(action for action in driver.actions if isinstance(action, Fail))
     assert (fail.error.reason, fail.error.metadata["param"]) == ("TOO_LARGE_FOR_RING", "n")
+    assert "need memory for 2 times 600 tokens and this ring holds 1024" in fail.error.message
+    assert "ask for fewer answers" in fail.error.hint
 
 
 def test_without_a_limit_a_row_grows_while_there_is_memory() -> None:
