@@ -1,0 +1,110 @@
+"""A conversation over a client that a test scripts: what is shown, said and remembered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sealring.cli.calls.client import Question
+from sealring.cli.calls.conversation import Conversation
+from sealring.cli.terminal.prompt import MAX_LINE
+from sealring.mesh.errors import InvalidInput, Unavailable
+
+TOO_LONG = InvalidInput("too long", reason="CONTEXT_TOO_LONG")
+
+
+class Talk:
+    """What each question comes to: pieces that are shown, then an end or an error."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self.script: list[tuple[list[str], Any]] = []
+        self.asked: list[list[tuple[str, str]]] = []
+        self.shown = ""
+        base = Question([("system", "be brief")])
+        client: Any = SimpleNamespace(ask=self.ask)
+        self.conversation = Conversation(runner, client, base, self.show, 9.0)
+
+    def show(self, text: str) -> None:
+        self.shown += text
+
+    async def ask(self, question: Question, show: Callable[[str], None], *, seconds: float) -> Any:
+        assert seconds == 9.0
+        self.asked.append(list(question.messages))
+        pieces, end = self.script.pop(0)
+        for piece in pieces:
+            show(piece)
+        if isinstance(end, BaseException):
+            raise end
+        return SimpleNamespace(text="".join(pieces), finish=end)
+
+    def say(self, line: str, pieces: list[str], end: Any) -> None:
+        self.script.append((pieces, end))
+        self.conversation.take(line)
+
+
+@pytest.fixture
+def talk() -> Iterator[Talk]:
+    with asyncio.Runner() as runner:
+        yield Talk(runner)
+
+
+def test_what_was_said_goes_with_the_next_question(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
+    talk.say("one", ["1"], "stop")
+    talk.say("two", ["2", "2"], "length")
+    assert talk.shown == "1\n22\n"
+    assert talk.asked[1] == [("system", "be brief"), ("user", "one"), ("assistant", "1"), ("user", "two")]
+    assert capsys.readouterr().err == "(cut: no more tokens were allowed, or fit)\n"
+    talk.conversation.take("/clear")
+    talk.say("three", [], "stop")
+    assert talk.asked[2][1:] == [("user", "three")]
+    talk.say("four", ["4"], "stop")
+    assert talk.asked[3][1:] == [("user", "four")], "nothing came of the one before"
+
+
+@pytest.mark.parametrize(("pieces", "shown"), [(["ha", "lf"], "half\n"), ([], "")])
+def test_an_answer_that_fails_ends_its_line_and_is_forgotten(
+    talk: Talk, capsys: pytest.CaptureFixture[str], pieces: list[str], shown: str
+) -> None:
+    talk.say("one", pieces, Unavailable("the ring is gone", reason="RING_DOWN"))
+    assert talk.shown == shown
+    assert "error: the ring is gone" in capsys.readouterr().err
+    talk.say("two", ["2"], "stop")
+    assert talk.asked[1][1:] == [("user", "two")]
+
+
+def test_what_came_before_ctrl_c_is_kept(talk: Talk) -> None:
+    talk.say("one", ["ha", "lf"], KeyboardInterrupt())
+    talk.say("two", ["2"], "stop")
+    assert talk.asked[1][2] == ("assistant", "half")
+
+
+def test_the_oldest_question_is_left_out_until_the_rest_fits(
+    talk: Talk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):
+        talk.say(f"q{number}", [f"a{number}"], "stop")
+    talk.script.append(([], TOO_LONG))
+    talk.say("last", ["x"], "stop")
+    assert talk.asked[-1][1:] == [("user", "q1"), ("assistant", "a1"), ("user", "last")]
+    assert capsys.readouterr().err.count("its oldest question is left out") == 1
+    talk.conversation.take("/clear")
+    talk.say("alone", [], TOO_LONG)
+    assert "CONTEXT_TOO_LONG" in capsys.readouterr().err, "there is nothing to leave out"
+
+
+def test_what_is_no_question_asks_nothing(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in ("", "/help", "/nothing", "x" * (MAX_LINE + 1)):
+        talk.conversation.take(line)
+    told = capsys.readouterr().err
+    assert "there is no /nothing" in told
+    assert "there is no /help" not in told
+    assert told.count("forget what was said") == 2
+    assert f"longer than {MAX_LINE} characters" in told
+    assert talk.asked == []
+    talk.say("x" * MAX_LINE, ["y"], "stop")
+    talk.say("/Not a command", ["y"], "stop")
+    assert len(talk.asked) == 2
