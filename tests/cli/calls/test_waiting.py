@@ -58,6 +58,14 @@ async def test_waiting_gives_up_on_a_ring_that_fails_again_and_again(monkeypatch
     assert "no tokenizer" in caught.value.message
 
 
+async def test_a_ring_that_is_down_for_no_reason_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sealring.cli.calls.waiting._POLL_SECONDS", 0)
+    for phase, reason in ((DOWN, ""), (FORMING, "it was down")):
+        states = [ring(phase, reason, epoch=epoch) for epoch in range(1, 9)]
+        found = await wait_until_serving(Admin(*states, ring(SERVING)), "demo", seconds=200)  # type: ignore[arg-type]
+        assert found.rings[0].phase == SERVING
+
+
 async def test_waiting_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sealring.cli.calls.waiting._POLL_SECONDS", 0)
     admin: Any = Admin(ring(DOWN, "node-1 is offline"))

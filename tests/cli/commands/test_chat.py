@@ -65,3 +65,22 @@ def test_who_is_at_the_default_address_comes_first(monkeypatch: pytest.MonkeyPat
     with ExitStack() as stack:
         demo(stack, 4711)
         assert found() == "127.0.0.1:7780"
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize(("question", "status"), [("12345", 0), ("123456", 2), ("", 2)])
+def test_a_question_is_so_long_at_most_and_not_empty(
+    here: Any, monkeypatch: pytest.MonkeyPatch, typed: bool, question: str, status: int
+) -> None:
+    asked: list[str] = []
+
+    async def once(gateway: Any, first: Any, question: str, *, as_json: bool) -> None:
+        asked.append(question)
+
+    monkeypatch.setattr(chat, "_MAX_LINE", 5)
+    monkeypatch.setattr(chat, "_once", once)
+    monkeypatch.setattr(chat, "_gateway", lambda loaded: ("127.0.0.1:1", {}))
+    done = here("chat", "-" if typed else question, stdin=question if typed else "")
+    assert done.status == status
+    assert asked == ([question] if status == 0 else [])
+    assert ("BAD_QUESTION" in done.err) == (status == 2)

@@ -109,10 +109,32 @@ def test_a_file_of_another_user_is_refused(source: Path, opened: int, above: int
         copy_state(opened, above, "node", None)
 
 
-def test_files_without_end_are_refused(opened: int, above: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adoption, "MAX_FILES", 3)
-    with pytest.raises(FailedPrecondition):
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_files_without_end_are_refused(
+    source: Path, opened: int, above: int, monkeypatch: pytest.MonkeyPatch, lacking: int
+) -> None:
+    there = [one for one in source.rglob("*") if one.name != "scratch"]
+    monkeypatch.setattr(adoption, "MAX_FILES", len(there) - lacking)
+    if lacking:
+        with pytest.raises(FailedPrecondition):
+            copy_state(opened, above, "node", None)
+    else:
         copy_state(opened, above, "node", None)
+
+
+@pytest.mark.parametrize(("folder", "taken"), [("a/b", True), ("a/b/c", False)])
+def test_folders_in_folders_without_end_are_refused(
+    source: Path, opened: int, tmp_path: Path, above: int, folder: str, taken: bool
+) -> None:
+    (source / folder).mkdir(parents=True)
+    (source / folder / "file").write_text("deep")
+    if taken:
+        copy_state(opened, above, "node", None)
+        assert (tmp_path / "above" / "node" / folder / "file").read_text() == "deep"
+    else:
+        with pytest.raises(FailedPrecondition) as refused:
+            copy_state(opened, above, "node", None)
+        assert refused.value.reason == "UNSAFE_STATE"
 
 
 def test_a_link_as_a_lock_is_refused(source: Path) -> None:
