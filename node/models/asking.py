@@ -24,7 +24,7 @@ from sealring.node.models.giving import MAX_PARTS, SERVICE
 from sealring.node.models.kept import Parts, beginnings, headers, parts_of, runs, with_ranges
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import Manifest
-from sealring.node.models.pieces import MAX_PIECE, decode
+from sealring.node.models.pieces import LEAST_PIECE, decode
 from sealring.v1 import models_pb2, models_pb2_grpc
 
 log = structlog.get_logger()
@@ -224,7 +224,7 @@ async def _copy(giver: _Giver, index: int, parts: range, landing: Landing, progr
                     raise ModelError(f"{file.name} ends too early", reason="MODEL_PART_DAMAGED")
                 pieces.append(decode(message))
                 # One byte in each would hold up the fetch for years, and take all of the memory.
-                if len(pieces[-1]) != min(MAX_PIECE, left):
+                if not min(LEAST_PIECE, left) <= len(pieces[-1]) <= left:
                     raise ModelError(f"{file.name} comes in other pieces", reason="MODEL_PART_DAMAGED")
                 left -= len(pieces[-1])
             if adding is not None:

@@ -11,6 +11,9 @@ from sealring.mesh.errors import ModelError
 MAX_PIECE = 4 << 20
 """Bytes. Smaller ones cost more, for each wakes both ends: a tenth of all CPU time at 1 MiB."""
 
+LEAST_PIECE = 1 << 20
+"""Bytes of a piece that is not the last of its part: members of the release before this send so many."""
+
 _TAG = 1 << 3 | 2
 _MORE = 0x80
 _MAX_VARINT = 4

@@ -22,7 +22,7 @@ from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, server_credentials
-from sealring.node.models import asking, giving, kept, landing, manifest
+from sealring.node.models import giving, kept, landing, manifest
 from sealring.node.models import landing as landing_module
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.folders import NOTE, FolderState
@@ -40,8 +40,8 @@ PART = 1 << 16
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (manifest, landing, giving, kept):
         monkeypatch.setattr(module, "PART", PART)
-    for module in (giving, asking):
-        monkeypatch.setattr(module, "MAX_PIECE", PART // 4)
+    monkeypatch.setattr(giving, "MAX_PIECE", PART // 4)
+    monkeypatch.setattr("sealring.node.models.asking.LEAST_PIECE", PART // 4)
     monkeypatch.setattr(giving, "MAX_PARTS", 3)
     monkeypatch.setattr("sealring.node.models.asking.MAX_PARTS", 3)
     monkeypatch.setattr("sealring.node.models.asking._BUSY_SECONDS", 0.02)
@@ -200,6 +200,16 @@ async def test_another_member_goes_on_where_one_lies(world: World, monkeypatch: 
     assert await world.asker().fetch("org/model", landing, ignore)
     assert lied
     assert Manifest.of(landing.path).digest == liar_state.digest
+
+
+async def test_members_of_two_releases_send_pieces_of_different_length(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(world.tmp_path / "a" / "model")
+    await world.add("a")
+    world.sign()
+    monkeypatch.setattr(giving, "MAX_PIECE", PART // 2)
+    assert await world.asker().fetch("org/model", world.landing(), ignore)
 
 
 async def test_who_sends_smaller_pieces_is_asked_no_more(
