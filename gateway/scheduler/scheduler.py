@@ -290,7 +290,8 @@ class Scheduler:
 
     def hand_over(self, error: EpochEnded) -> tuple[list[Action], control.Handover]:
         """The epoch goes on without this scheduler, and another takes over from what is returned. Requests
-        wait, or fail with the error, as at the end of an epoch."""
+        wait, or fail with the error, as at the end of an epoch; sealed ones fail: a head opens an envelope
+        once in an epoch."""
         epoch, ended = self._running_epoch(), dict(self._rows_of)
         for request_id in ended:
             self._close_all(request_id)
@@ -301,7 +302,9 @@ class Scheduler:
         self._pace.rest()
         for rows in ended.values():
             rows[0].request.broke(rows[0].reused, tried=False)
-        self._go_on((rows[0].request for rows in ended.values()), error)
+        requests = [rows[0].request for rows in ended.values()]
+        self._actions.extend(Fail(request, error) for request in requests if request.sealed)
+        self._go_on((request for request in requests if not request.sealed), error)
         return self._take(), handover
 
     def settled(self, *, out_of_memory: bool) -> list[Action]:

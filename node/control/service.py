@@ -36,7 +36,7 @@ from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.tls import peer_certificate, peer_identity
 from sealring.node.daemon.epoch import MemberEpoch
-from sealring.node.daemon.sealed_rows import SealedReply, SealedRows, Unsealer
+from sealring.node.daemon.sealed_rows import SealedReply, Unsealer
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2
 
 log = structlog.get_logger()
@@ -45,6 +45,9 @@ SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 ATTACH_SECONDS = 10.0
 MAX_WAITING = 8192
 """Answers that a gateway may be behind in reading before the epoch ends."""
+MAX_HANDOVER = 2 << 20
+MAX_HANDED = 1 << 62
+"""Bytes of a handover, and the numbers in it: the next gateway is told it in one message and counts on."""
 
 _REQUEST_STEP = b"\x22"
 _COMMAND_STEP, _COMMAND_DISCARD = b"\x3a", b"\x32"
@@ -110,7 +113,7 @@ class GatewayStream:
         self._handed_over = False
         self._unsealer = unsealer
         self._tenure = tenure
-        self._sealed = SealedRows()
+        self._sealed = epoch.sealed
         self._epoch = epoch
         self._head = epoch.plan.rank == 0
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -220,7 +223,9 @@ class GatewayStream:
 
     def _hand_over(self, handover: control_pb2.Handover) -> None:
         """Whoever schedules next begins with the numbers after these; the engine refuses any others."""
-        if handover.step != self._epoch.gate.last or len(handover.prefixes) > MAX_PREFIXES:
+        small = len(handover.prefixes) <= MAX_PREFIXES and handover.ByteSize() <= MAX_HANDOVER
+        countable = max(handover.row, handover.prefix) <= MAX_HANDED
+        if handover.step != self._epoch.gate.last or not (small and countable):
             raise InvalidInput("a handover is not of this epoch's steps", reason="BAD_MESSAGE")
         self._epoch.handover, self._handed_over, self.used = handover, True, False
 

@@ -31,6 +31,7 @@ from sealring.node.daemon.carrier_process import LinkFigures
 from sealring.node.daemon.engine_process import EngineFigures, EngineSink
 from sealring.node.daemon.plan import EpochPlan
 from sealring.node.daemon.rotation import KeyTaker, StepGate
+from sealring.node.daemon.sealed_rows import SealedRows
 from sealring.node.ipc.channel import ChannelEnds
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2, trace_pb2
 
@@ -219,6 +220,7 @@ class MemberEpoch:
         self.gateway: GatewayStream | None = None
         self.guests: dict[int, GatewayStream] = {}
         self._guests = 0  # ever
+        self.sealed = SealedRows()  # also after a gateway that hands over: its rows' tokens may still come
         self.engine: StageEngine | None = None
         self.kept: Sequence[control_pb2.KeptPrefix] = ()
         self.handover: control_pb2.Handover | None = None  # of the last gateway that scheduled
