@@ -122,8 +122,8 @@ class Model:
 @dataclass(frozen=True)
 class Estimate:
     """A shape's figures. `rows` at once, of the whole context; `one_request` and `full_batch` in tokens a
-    second, 0 where a machine's speed is not known; `memory` bytes of each machine, in order: weights and
-    caches of all rows; `step` the seconds of a step of one row: computing, sums, hops."""
+    second, 0 where a machine's speed is not known or nothing takes time; `memory` bytes of each machine, in
+    order: weights and caches of all rows; `step` the seconds of a step of one row: computing, sums, hops."""
 
     shape: Shape
     rows: int
@@ -170,6 +170,8 @@ def estimate(model: Model, shape: Shape, network: Network, most_rows: int) -> Es
     lane = rows / lanes
     compute, sums, hops = _step(model, shape, parts, network, 1)
     one = sum(compute) + sum(sums) + sum(hops)
+    if not one:  # one machine that reads nothing
+        return Estimate(shape, rows, memory)
     each, added, hops_of_lane = _step(model, shape, parts, network, lane)
     stages = [computing + summing for computing, summing in zip(each, added, strict=True)]
     wires = [_link(network, pair) for pair in pairwise(shape)]

@@ -164,7 +164,7 @@ def check_profile(profile: model_pb2.ModelProfile) -> None:
         raise _bad("digest or model type")
     if profile.commit and not is_commit(profile.commit):
         raise _bad("commit")
-    if profile.hub_files and not is_sha256(profile.hub_files):
+    if profile.hub_files and not (profile.commit and is_sha256(profile.hub_files)):
         raise _bad("hash of the hub's files")
 
 

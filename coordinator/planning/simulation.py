@@ -29,7 +29,7 @@ _GIB, _GB, _GBIT = 1 << 30, 1e9, 1.25e8
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 _Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
-_Positive = Annotated[float, Field(gt=0, le=1e9)]
+_Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
 _Amount = Annotated[float, Field(ge=0, le=1e9)]
 
 

@@ -153,7 +153,7 @@ class ModelAsker:
             told = await stub.Describe(request, timeout=_DESCRIBE_SECONDS)
             manifest = Manifest.from_message(told)
             commit, hub_files = told.commit, told.hub_files
-            if (commit and not is_commit(commit)) or (hub_files and not is_sha256(hub_files)):
+            if (commit and not is_commit(commit)) or (hub_files and not (commit and is_sha256(hub_files))):
                 raise ModelError("what is told of a commit is none", reason="BAD_MANIFEST")
             return _Giver(member, read, manifest, parts_of(told, manifest), commit, hub_files)
         except (grpc.RpcError, SealringError) as raised:

@@ -25,6 +25,9 @@ _TRIES = 5
 _WAIT_SECONDS = 1.0
 """Twice as long after every further failure in a row; what the hub would have us wait is not heeded."""
 
+_TOLD = ("x-error-code", "x-error-message", "x-request-id")
+"""Headers that say what an error is."""
+
 _SLOW_SECONDS = 60.0
 _LEAST = 64 << 10
 """Bytes that have to come in that time."""
@@ -129,7 +132,10 @@ def _get(url: str, headers: dict[str, str]) -> Iterator[Any]:
         retry_on_exceptions=(),
         retry_on_status_codes=(),  # its waits have no bound; `read` tries again
     ) as response:
-        hf_raise_for_status(response)
+        if not response.is_success:  # its body is not read: nothing bounds it
+            told = {name: response.headers[name] for name in _TOLD if name in response.headers}
+            bare = type(response)(response.status_code, headers=told, request=response.request)
+            hf_raise_for_status(bare)
         if response.headers.get("content-encoding", "identity") != "identity":
             raise bad_answer("it comes in another encoding")
         yield response

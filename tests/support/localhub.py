@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -35,6 +35,8 @@ class LocalHub:
         """So many requests for files are answered that the next one has to wait for a day."""
         self.pads_list = 0
         """Bytes that its list of files has more than it needs."""
+        self.refusal: Iterator[bytes] | None = None
+        """The body of an error that answers the request for its list of files."""
         self.url = self.storage = ""
 
     def large(self, name: str) -> bool:
@@ -103,6 +105,13 @@ def local_hub(repository: str, files: dict[str, bytes]) -> Iterator[LocalHub]:
             }
             if path.startswith(f"/api/models/{repository}/tree/"):
                 self.give_json(_tree(hub))
+            elif hub.refusal is not None and path.startswith("/api/"):
+                self.send_response(503)
+                self.send_header("connection", "close")
+                self.end_headers()
+                with suppress(OSError):
+                    for piece in hub.refusal:
+                        self.wfile.write(piece)
             elif path.startswith(f"/api/models/{repository}"):
                 self.give_json(model)
             elif path.startswith(f"/{repository}/resolve/") and name in hub.files:

@@ -81,6 +81,7 @@ def test_caches_in_fewer_bits_are_as_the_nodes_measured_them() -> None:
         {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1] * 3)] * 8},
         {"model_type": "a" * 64},
         {"commit": "c" * 40},
+        {"commit": "c" * 40, "hub_files": "a" * 64},
     ],
 )
 def test_a_profile_up_to_its_bounds_is_taken(changes: dict[str, Any]) -> None:
@@ -112,6 +113,8 @@ def test_a_profile_up_to_its_bounds_is_taken(changes: dict[str, Any]) -> None:
         {"commit": "c" * 39},
         {"commit": "c" * 39 + "C"},
         {"commit": "main"},
+        {"hub_files": "a" * 64},
+        {"commit": "c" * 40, "hub_files": "A" * 64},
     ],
 )
 def test_a_profile_beyond_its_bounds_is_not_believed(changes: dict[str, Any]) -> None:

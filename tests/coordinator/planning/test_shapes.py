@@ -122,6 +122,7 @@ def test_a_tied_head_is_read_where_it_is() -> None:
         ({"machines": []}, "machines"),
         ({"machines": [MAC, MAC]}, "same name"),
         ({"machines": [MAC | {"gb_per_s": 0}]}, "machines.0.gb_per_s"),
+        ({"machines": [MAC | {"gb_per_s": 1e-320}]}, "machines.0.gb_per_s"),
         ({"machines": [MAC | {"gb_per_s": float("inf")}]}, "machines.0.gb_per_s"),
         ({"machines": [MAC | {"speed": 1}]}, "machines.0.speed"),
         ({"machines": [MAC | {"name": "a\nb"}]}, "machines.0.name"),
@@ -151,6 +152,13 @@ def test_a_file_that_is_not_json_or_does_not_fit_is_refused() -> None:
     assert (mixed.value.reason, mixed.value.metadata["param"]) == ("MIXED_NOT_SERVED", "strategy")
     with pytest.raises(InvalidInput, match="one ring"):
         asked({}, replicas=2)
+
+
+def test_a_model_of_which_nothing_is_read_has_no_rate() -> None:
+    """As a node might report one."""
+    empty = {"layer_bytes": 0, "head_bytes": 0, "embed_bytes": 0, "kv_bytes_per_token": 0, "tied": False}
+    (first, *_) = asked({"model": MODEL | empty}).shapes.shapes
+    assert (first.planned, first.one_request, first.full_batch) == (True, 0, 0)
 
 
 def test_the_example_of_the_manual_is_simulated() -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import length_hint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -264,6 +265,14 @@ def test_no_more_of_the_hubs_list_is_read_than_a_model_can_need(hub: LocalHub, t
     (event,) = run(hub, tmp_path)
     assert event.problem.reason == "MODEL_TOO_LARGE"
     assert not hub.sent("GET", "/resolve/")
+    assert not folder(tmp_path).exists()
+
+
+def test_what_an_error_of_the_hub_says_is_not_read(hub: LocalHub, tmp_path: Path) -> None:
+    hub.refusal = iter([b"x" * (1 << 20)] * 64)  # sockets hold a few of them
+    (event,) = run(hub, tmp_path)
+    assert event.problem.reason == "HUB_UNREACHABLE"
+    assert length_hint(hub.refusal) > 0
     assert not folder(tmp_path).exists()
 
 

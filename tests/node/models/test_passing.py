@@ -300,12 +300,15 @@ async def test_a_model_of_another_commit_is_not_taken_and_its_own_goes_with_it(w
     assert note.hub_files == "ab" * 32
 
 
+@pytest.mark.parametrize(("commit", "hub_files"), [("main", ""), ("", "ab" * 32)])
 async def test_who_tells_a_commit_that_is_none_gives_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, commit: str, hub_files: str
 ) -> None:
+    """Nor who tells the files of one without it: they would pass for those of any."""
     folder = make_model(world.tmp_path / "a" / "model")
     manifest = Manifest.of(folder)
-    Note(manifest, every_part(manifest), FolderState.read(folder), "main", True).write(folder / NOTE)
+    note = Note(manifest, every_part(manifest), FolderState.read(folder), commit, True, hub_files)
+    note.write(folder / NOTE)
     monkeypatch.setattr(kept, "is_commit", lambda text: True)  # as this member would have it
     await world.add("a")
     world.sign()
