@@ -89,13 +89,15 @@ async def running(cluster: Any, **settings: Any) -> AsyncIterator[Running]:
         grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=PATIENCE_SECONDS) as http,
     ):
-        await asyncio.wait_for(channel.channel_ready(), PATIENCE_SECONDS)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await channel.channel_ready()
         try:
             address = f"127.0.0.1:{grpc_port}"
             yield Running(address, inference_grpc.InferenceStub(channel), http, stop, task)
         finally:
             stop.set()
-            await asyncio.wait_for(task, PATIENCE_SECONDS)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await task
 
 
 @pytest.fixture

@@ -46,7 +46,8 @@ def settings(folder: Path, **fields: Any) -> NodeSettings:
 
 async def reason(chosen: NodeSettings) -> str:
     with pytest.raises(SealringError) as raised:
-        await asyncio.wait_for(serve(chosen, asyncio.Event()), 200)
+        async with asyncio.timeout(200):
+            await serve(chosen, asyncio.Event())
     return raised.value.reason
 
 

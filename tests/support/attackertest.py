@@ -42,7 +42,11 @@ async def attacker(mode: str, **arguments: Any) -> AsyncIterator[asyncio.subproc
 
 async def lines(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, Any]]:
     assert process.stdout is not None
-    while line := await asyncio.wait_for(process.stdout.readline(), LIMIT_SECONDS):
+    while True:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            line = await process.stdout.readline()
+        if not line:
+            return
         yield json.loads(line)
 
 

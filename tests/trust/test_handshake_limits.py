@@ -194,7 +194,8 @@ async def test_silent_and_slow_handshakes_block_nobody(name: str, how: str, tmp_
         first = {"silent": b"", "one byte at a time": hello[:1], "half a handshake": hello}[how]
         for _, writer in strangers:
             writer.write(first)
-        await asyncio.wait_for(port.ask(), 10)
+        async with asyncio.timeout(10):
+            await port.ask()
 
         async def drip(writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(ConnectionError):
@@ -205,8 +206,10 @@ async def test_silent_and_slow_handshakes_block_nobody(name: str, how: str, tmp_
         drips = []
         if how == "one byte at a time":
             drips = [asyncio.create_task(drip(writer)) for _, writer in strangers]
-        await asyncio.wait_for(asyncio.gather(*(until_closed(reader) for reader, _ in strangers)), 20)
-        await asyncio.wait_for(port.ask(), 10)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(until_closed(reader) for reader, _ in strangers))
+        async with asyncio.timeout(10):
+            await port.ask()
         for task in drips:
             task.cancel()
         for _, writer in strangers:

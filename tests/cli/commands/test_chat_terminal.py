@@ -158,7 +158,8 @@ async def test_a_conversation(terminal: Terminal, gateway: Gateway) -> None:
     await terminal.shows("> ")
     assert gateway.asked[-1] == ["a long one", "<a long one>", "first"]
     terminal.type(CTRL_D)
-    assert await asyncio.wait_for(terminal.process.wait(), 40) == 0
+    async with asyncio.timeout(40):
+        assert await terminal.process.wait() == 0
 
 
 async def test_commands(terminal: Terminal, gateway: Gateway) -> None:

@@ -157,7 +157,8 @@ async def test_a_message_reaches_who_is_online() -> None:
     one.close("bye")
     told = [each async for each in one.outbox.messages()]
     assert (told[0], told[1].goodbye.reason, len(told)) == (message, "bye", 2)
-    await asyncio.wait_for(waiting_for_beat(sessions), 200)
+    async with asyncio.timeout(200):
+        await waiting_for_beat(sessions)
 
 
 async def waiting_for_beat(sessions: Sessions) -> None:

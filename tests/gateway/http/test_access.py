@@ -172,11 +172,13 @@ async def test_a_large_body_without_a_key_is_not_taken(backend: Any, keys: KeyFi
     async with serving(backend, keys) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4000000\r\n\r\n")
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 200)
+        async with asyncio.timeout(200):
+            head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 401")
         assert b"connection: close" in head.lower()
         writer.write_eof()
-        await asyncio.wait_for(reader.read(), 200)
+        async with asyncio.timeout(200):
+            await reader.read()
         writer.close()
     assert not backend.requests
 
@@ -187,7 +189,8 @@ async def test_slow_headers_are_cut_off(port: int, monkeypatch: pytest.MonkeyPat
     trickling = await asyncio.open_connection("127.0.0.1", port)
     used = await asyncio.open_connection("127.0.0.1", port)
     used[1].write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
-    assert b'"live"' in await asyncio.wait_for(used[0].readuntil(b"}"), 200)
+    async with asyncio.timeout(200):
+        assert b'"live"' in await used[0].readuntil(b"}")
     loop = asyncio.get_running_loop()
     end = loop.time() + 10
     used[1].write(b"GET /heal")
@@ -199,7 +202,8 @@ async def test_slow_headers_are_cut_off(port: int, monkeypatch: pytest.MonkeyPat
             await asyncio.sleep(0.02)
     for reader, writer in (silent, trickling, used):
         with contextlib.suppress(OSError):
-            assert await asyncio.wait_for(reader.read(), 200) == b""
+            async with asyncio.timeout(200):
+                assert await reader.read() == b""
         writer.close()
 
 
@@ -211,13 +215,15 @@ async def test_a_body_that_nobody_wants_is_cut_off(
     async with serving(backend, keys) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\n")
-        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 200)).startswith(b"HTTP/1.1 401")
+        async with asyncio.timeout(200):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
         async with asyncio.timeout(200):
             with contextlib.suppress(OSError):
                 while not reader.at_eof():
                     writer.write(b"x")
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(reader.read(100), 0.05)
+                        async with asyncio.timeout(0.05):
+                            await reader.read(100)
         writer.close()
 
 
@@ -242,7 +248,8 @@ async def test_long_headers_are_refused(port: int) -> None:
         sent += 1024
         await asyncio.sleep(0.02)
     with contextlib.suppress(ConnectionResetError):
-        assert (await asyncio.wait_for(reader.read(), 200)).startswith(b"HTTP/1.1 400")
+        async with asyncio.timeout(200):
+            assert (await reader.read()).startswith(b"HTTP/1.1 400")
     writer.close()
 
 
@@ -261,7 +268,8 @@ async def test_connections_are_limited(port: int, monkeypatch: pytest.MonkeyPatc
     kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with contextlib.suppress(OSError):
-        assert await asyncio.wait_for(reader.read(), 200) == b""
+        async with asyncio.timeout(200):
+            assert await reader.read() == b""
     for _, each in (*kept, (reader, writer)):
         each.close()
 

@@ -27,7 +27,8 @@ async def exchange(port: int, data: bytes, *, more: bytes = b"") -> tuple[int, d
         writer.write(data)
         if more:
             writer.write(more)
-        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 200)).decode("latin-1")
+        async with asyncio.timeout(200):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         lines = head.split("\r\n")
         headers = {
             name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
@@ -148,7 +149,8 @@ async def test_heads_that_are_not_taken_end_the_connection(port: int, backend: A
     writer.write(HEAD + more + b"\r\n")
     writer.write(post(json.dumps(GOOD).encode()))  # which must not be taken for a request of its own
     writer.write_eof()
-    answer = await asyncio.wait_for(reader.read(), 200)
+    async with asyncio.timeout(200):
+        answer = await reader.read()
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert b"connection: close" in head
@@ -180,7 +182,8 @@ async def until_closed(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
-        return await asyncio.wait_for(reader.read(), 200)
+        async with asyncio.timeout(200):
+            return await reader.read()
     finally:
         writer.close()
 
@@ -248,5 +251,6 @@ async def test_paths_methods_and_hosts(port: int) -> None:
 async def test_garbage_is_no_http(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"\x16\x03\x01\x02\x00\x01\x00" + b"\xff" * 100 + b"\r\n\r\n")
-    assert (await asyncio.wait_for(reader.read(1000), 200)).startswith(b"HTTP/1.1 400")
+    async with asyncio.timeout(200):
+        assert (await reader.read(1000)).startswith(b"HTTP/1.1 400")
     writer.close()

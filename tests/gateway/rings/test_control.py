@@ -93,7 +93,8 @@ async def test_a_member_that_ends_the_stream_while_it_is_written_to_tells_why(ma
     stream.cancel()
     stream._call = TornCall()
     with pytest.raises(SealringError) as raised:
-        await asyncio.wait_for(streams.run(lambda response: None), 200)
+        async with asyncio.timeout(200):
+            await streams.run(lambda response: None)
     assert raised.value.reason == "RECORD_REFUSED"
     await channels[0].close()
 
@@ -239,7 +240,8 @@ async def test_a_goodbye_is_the_last_thing_that_is_said() -> None:
     for stream in streams._streams:
         stream.finish("LEAVING")
         stream.send(step)
-        await asyncio.wait_for(stream.write_all(), 200)
+        async with asyncio.timeout(200):
+            await stream.write_all()
     said = [[message.WhichOneof("message") for message in call.written] for call in (head, other)]
     assert said == [["step", "discard", "goodbye"], ["step", "goodbye"]]
     assert (head.written[-1].goodbye.reason, written, head.events) == ("LEAVING", [2], ["done"])

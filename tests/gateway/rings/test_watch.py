@@ -219,7 +219,8 @@ async def test_the_gateway_does_not_go_on_without_its_clock(watching: Watching) 
     await serving(watching)
     watching.rings.on_tick = broken
     with pytest.raises(RuntimeError):
-        await asyncio.wait_for(watching.task, 200)
+        async with asyncio.timeout(200):
+            await watching.task
 
 
 async def test_a_gateway_that_is_not_enrolled_any_more_ends(watching: Watching) -> None:
@@ -227,7 +228,8 @@ async def test_a_gateway_that_is_not_enrolled_any_more_ends(watching: Watching) 
     watching.coordinator.refusal = PermissionDenied("no", reason="EVICTED")
     await watching.channel.retire()
     with pytest.raises(PermissionDenied) as raised:
-        await asyncio.wait_for(watching.task, 200)
+        async with asyncio.timeout(200):
+            await watching.task
     assert raised.value.reason == "REMOVED"
 
 
@@ -273,7 +275,8 @@ async def test_a_gateway_that_the_roster_no_longer_names_ends(watching: Watching
     watching.keeper.refused[b"without us"] = PermissionDenied("no", reason="REMOVED")
     watching.coordinator.events.put_nowait(roster(b"without us"))
     with pytest.raises(PermissionDenied) as raised:
-        await asyncio.wait_for(watching.task, 200)
+        async with asyncio.timeout(200):
+            await watching.task
     assert raised.value.reason == "REMOVED"
 
 

@@ -86,7 +86,8 @@ async def test_nothing_is_sent_after_the_handshake_to_a_wrong_root(
     with pytest.raises(RosterError) as error:
         await fetch_root("127.0.0.1", port, make_authority().root.fingerprint, deadline=5, clock=clock)
     assert error.value.reason == "ROOT_PIN"
-    await asyncio.wait_for(done.wait(), 200)
+    async with asyncio.timeout(200):
+        await done.wait()
     assert received == [b""]
     server.close()
 
@@ -294,6 +295,7 @@ async def test_the_connection_is_closed_and_asks_for_http2(
     port = server.sockets[0].getsockname()[1]
     root = await fetch_root("127.0.0.1", port, authority.root.fingerprint, deadline=5, clock=clock)
     assert root == authority.root
-    await asyncio.wait_for(closed.wait(), 200)
+    async with asyncio.timeout(200):
+        await closed.wait()
     assert asked == ["h2"]
     server.close()

@@ -172,7 +172,8 @@ async def test_a_cancelled_call_ends_the_handler(channel: grpc.aio.Channel, serv
     call = inference(channel).Generate(inference_pb2.GenerateRequest(model="endless"))
     await call.read()
     call.cancel()
-    await asyncio.wait_for(servicer.ended.wait(), 200)
+    async with asyncio.timeout(200):
+        await servicer.ended.wait()
 
 
 async def test_health_is_checked_and_watched(servicer: Inference) -> None:
@@ -261,7 +262,8 @@ async def frames(reader: asyncio.StreamReader) -> AsyncIterator[tuple[int, bytes
     """The HTTP/2 frames that a server sends, each as its kind and its payload, until it closes."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
-            head = await asyncio.wait_for(reader.readexactly(9), 200)
+            async with asyncio.timeout(200):
+                head = await reader.readexactly(9)
             yield head[3], await reader.readexactly(int.from_bytes(head[:3], "big"))
 
 

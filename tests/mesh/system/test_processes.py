@@ -26,7 +26,8 @@ async def test_a_signal_stops_and_does_not_kill(number: signal.Signals) -> None:
         handler = signal.getsignal(number)
         assert not stop.is_set()
         os.kill(os.getpid(), number)
-        await asyncio.wait_for(stop.wait(), 200)
+        async with asyncio.timeout(200):
+            await stop.wait()
     assert signal.getsignal(number) != handler
 
 

@@ -123,7 +123,8 @@ class Stream:
         await self.call.write(raw)
 
     async def next(self) -> control_pb2.ScheduleResponse | None:
-        answer = await asyncio.wait_for(self.call.read(), 200)
+        async with asyncio.timeout(200):
+            answer = await self.call.read()
         return None if answer is grpc.aio.EOF else control_pb2.ScheduleResponse.FromString(answer)
 
 

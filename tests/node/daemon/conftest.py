@@ -165,7 +165,8 @@ class Node:
     async def end(self) -> None:
         self.stop.set()
         if self.task is not None:
-            await asyncio.wait_for(self.task, 200)
+            async with asyncio.timeout(200):
+                await self.task
 
 
 class ProcessNode(Node):
@@ -222,7 +223,8 @@ class Gateway:
         return attached
 
     async def next(self, call: Any, seconds: float = 200) -> control_pb2.ScheduleResponse:
-        answer = await asyncio.wait_for(call.read(), seconds)
+        async with asyncio.timeout(seconds):
+            answer = await call.read()
         if answer is grpc.aio.EOF:
             raise EOFError(await call.code())
         return answer

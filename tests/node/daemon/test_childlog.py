@@ -21,7 +21,8 @@ async def logged(*parts: bytes) -> list[dict[str, Any]]:
             stream.feed_data(part)
             await asyncio.sleep(0)
         stream.feed_eof()
-        await asyncio.wait_for(following, 200)
+        async with asyncio.timeout(200):
+            await following
     assert all(entry.pop("child") == "engine" and entry.pop("child_pid") == 7 for entry in logs)
     return [dict(entry) for entry in logs]
 

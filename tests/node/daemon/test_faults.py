@@ -128,14 +128,16 @@ async def test_a_node_out_of_the_roster_drops_everything(make_bed: Any, children
     stays, goes = ring.nodes
     await ring.send_roster(ring=[stays.party], members=[stays.party], revoked=[goes.party])
     with pytest.raises(PermissionDenied) as raised:
-        await asyncio.wait_for(goes.task, 200)
+        async with asyncio.timeout(200):
+            await goes.task
     assert raised.value.reason == "REMOVED"
     assert len(children_of("sealring.node.engine.main")) <= 1
     assert not (goes.folder / "roster.dsse").exists()
     ring.coordinator.evicted.add(goes.id)
     goes.start(ring.coordinator, b"")
     with pytest.raises(PermissionDenied):
-        await asyncio.wait_for(goes.task, 200)
+        async with asyncio.timeout(200):
+            await goes.task
 
 
 async def test_a_ring_that_is_gone_from_the_roster_is_unloaded(

@@ -64,7 +64,8 @@ class Coordinator(membership_pb2_grpc.MembershipServicer):
         while self.offers.locked() is False:
             await self.offers.acquire()
         for _ in range(times):
-            await asyncio.wait_for(self.offers.acquire(), 200)
+            async with asyncio.timeout(200):
+                await self.offers.acquire()
 
     async def hears(self, kind: str) -> membership_pb2.MemberMessage:
         async with asyncio.timeout(200):
@@ -175,7 +176,8 @@ async def test_it_ends_its_side_when_it_is_said_goodbye_to_and_says_the_rest_on_
     await coordinator.hears("hello")
     coordinator.say.put_nowait(GOODBYE)
     assert await listener.heard.get() == "goodbye"
-    await asyncio.wait_for(coordinator.parted.acquire(), 200)
+    async with asyncio.timeout(200):
+        await coordinator.parted.acquire()
     session.send(fault(7))
     coordinator.say.put_nowait(None)
     await coordinator.hears("hello")
@@ -236,7 +238,8 @@ async def test_a_node_that_is_not_enrolled_any_more_learns_it(talk: Any, reason:
     await coordinator.hears("hello")
     coordinator.refusal = PermissionDenied("no", reason=reason)
     coordinator.say.put_nowait(None)
-    await asyncio.wait_for(listener.out.wait(), 200)
+    async with asyncio.timeout(200):
+        await listener.out.wait()
 
 
 @pytest.mark.parametrize("reason", ["NOT_ENROLLED", "EVICTED", "BANNED"])

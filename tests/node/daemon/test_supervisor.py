@@ -91,7 +91,8 @@ async def test_the_end_of_a_child_is_told_once(family: Family, how: str) -> None
     child = await family.spawn()
     await family.events.get()
     child.send(order(how))
-    await asyncio.wait_for(family.ended.wait(), PATIENCE_SECONDS)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await family.ended.wait()
     assert child.ended
     status = await child.stop()
     assert status in (3, -signal.SIGTERM, -signal.SIGKILL)
@@ -101,7 +102,8 @@ async def test_a_child_exits_when_the_daemon_is_gone(family: Family) -> None:
     child = await family.spawn()
     await family.events.get()
     child._frames.close()
-    assert await asyncio.wait_for(child._process.wait(), PATIENCE_SECONDS) == 0
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await child._process.wait() == 0
 
 
 async def test_what_a_child_started_ends_with_it(family: Family) -> None:
@@ -141,7 +143,8 @@ async def test_a_frozen_child_is_found(family: Family, monkeypatch: pytest.Monke
     assert not frozen.is_set()
     os.kill(child.pid, signal.SIGSTOP)
     liveness.watch(interval=0.02, deadline=0.3)
-    await asyncio.wait_for(frozen.wait(), PATIENCE_SECONDS)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await frozen.wait()
     liveness.stop()
 
 
@@ -165,7 +168,8 @@ async def test_a_silent_child_that_does_not_work_is_found_sooner(
         assert not frozen.is_set()
         liveness.stop()
     else:
-        await asyncio.wait_for(frozen.wait(), PATIENCE_SECONDS)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await frozen.wait()
 
 
 async def test_the_processor_time_of_a_child_is_known_unless_it_waits_for_a_processor(
@@ -197,7 +201,8 @@ async def test_a_stopped_child_is_found_by_its_state(family: Family, monkeypatch
     await until(lambda: len(looks) > 8)
     assert not frozen.is_set(), "it only has nothing to say"
     os.kill(child.pid, signal.SIGSTOP)
-    await asyncio.wait_for(frozen.wait(), PATIENCE_SECONDS)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await frozen.wait()
     assert not liveness._tasks
 
 
@@ -228,7 +233,8 @@ async def test_a_child_that_does_not_read_pushes_back(family: Family) -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     os.kill(child.pid, signal.SIGCONT)
-    await asyncio.wait_for(waiting, PATIENCE_SECONDS)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await waiting
 
 
 async def test_logs_hold_event_names_only(family: Family) -> None:
