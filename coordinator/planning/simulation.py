@@ -29,6 +29,7 @@ _GIB, _GB, _GBIT = 1 << 30, 1e9, 1.25e8
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 _Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
+_Tokens = Annotated[int, Field(ge=0, lt=1 << 32)]
 _Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
 _Amount = Annotated[float, Field(ge=0, le=1e9)]
 
@@ -45,6 +46,8 @@ class ModelFile(BaseModel):
     layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
     layer_bytes: _Bytes | Annotated[list[_Bytes], Field(max_length=MAX_LAYERS)]
     kv_bytes_per_token: _Bytes | Annotated[list[_Bytes], Field(max_length=MAX_LAYERS)]
+    kv_max_tokens: Annotated[list[_Tokens], Field(max_length=MAX_LAYERS)] = []
+    state_bytes: Annotated[list[_Bytes], Field(max_length=MAX_LAYERS)] = []
     handoff_bytes_per_token: _Bytes
     embed_bytes: _Bytes = 0
     head_bytes: _Bytes = 0
@@ -139,14 +142,15 @@ def _link(wire: WireFile) -> Link:
 def _parts(model: ModelFile) -> Parts:
     """The whole model, and what one of so many ranks holds: a part of each layer, and the rest whole."""
     weights, caches = _each(model, model.layer_bytes), _each(model, model.kv_bytes_per_token)
+    windows, states = _each(model, model.kv_max_tokens or 0), _each(model, model.state_bytes or 0)
     return {
         ranks: model_pb2.ModelProfile(
             model_type="simulated",
             layers=model.layers,
             layer_bytes=[-(-one // ranks) for one in weights],
             kv_bytes_per_token=[-(-one // ranks) for one in caches],
-            kv_max_tokens=[0] * model.layers,
-            state_bytes=[0] * model.layers,
+            kv_max_tokens=windows,
+            state_bytes=[-(-one // ranks) for one in states],
             embed_bytes=model.embed_bytes,
             head_bytes=model.head_bytes,
             tied=model.tied,

@@ -118,6 +118,8 @@ def test_a_tied_head_is_read_where_it_is() -> None:
     [
         ({"model": MODEL | {"layer_bytes": [1, 2]}}, "2 sizes for 32 layers"),
         ({"model": MODEL | {"layers": "32"}}, "model.layers"),
+        ({"model": MODEL | {"state_bytes": [1]}}, "1 sizes for 32 layers"),
+        ({"model": MODEL | {"kv_max_tokens": [1 << 32] * 32}}, "model.kv_max_tokens"),
         ({"model": {}}, "model.layers"),
         ({"machines": []}, "machines"),
         ({"machines": [MAC, MAC]}, "same name"),
@@ -152,6 +154,17 @@ def test_a_file_that_is_not_json_or_does_not_fit_is_refused() -> None:
     assert (mixed.value.reason, mixed.value.metadata["param"]) == ("MIXED_NOT_SERVED", "strategy")
     with pytest.raises(InvalidInput, match="one ring"):
         asked({}, replicas=2)
+
+
+def test_windows_and_states_of_a_profile_count() -> None:
+    """As in a cluster: of a window no more is held than it has, and a state whatever the context is."""
+    mac = {"machines": [MAC | {"usable_gib": 17}], "model": MODEL}
+    whole, windows, states = (
+        asked(mac | {"model": MODEL | changes}).shapes.shapes[0]
+        for changes in ({}, {"kv_max_tokens": [1024] * 32}, {"state_bytes": [1 << 30] + [0] * 31})
+    )
+    assert windows.rows >= 4 * whole.rows
+    assert states.rows < whole.rows
 
 
 def test_a_model_of_which_nothing_is_read_has_no_rate() -> None:
