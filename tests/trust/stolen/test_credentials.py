@@ -106,7 +106,7 @@ async def test_a_token_of_another_cluster_is_refused(
 
 async def test_an_evicted_nodes_keys_open_nothing_and_its_streams_close(victim: Ring, tmp_path: Path) -> None:
     """Its certificate is valid for a day; its identity key signs what it likes."""
-    spare = next(node for node in (await nodes(victim)).values() if not node.ring)
+    spare = next(node for node in (await nodes(victim)).values() if not node.rings)
     stolen = tmp_path / "stolen"
     shutil.copytree(victim.cluster.state_dir / spare.name, stolen)
     await victim.cluster.kill_node(spare.name)
@@ -117,7 +117,7 @@ async def test_an_evicted_nodes_keys_open_nothing_and_its_streams_close(victim: 
     pin, signer = load_machine_state(stolen).root_sha256, SoftwareSigner.load(stolen / IDENTITY_KEY)
     answer = await renew_by_identity(victim.cluster.address("join"), pin, signer, LeafKey().csr())
     assert not answer.certificate_chain
-    in_ring = [node for node in (await nodes(victim)).values() if node.ring]
+    in_ring = [node for node in (await nodes(victim)).values() if node.rings]
     reached = {address for node in in_ring for address in node.addresses}
     handshakes = [one for one in tried if "Handshake" in one["method"] and one["target"] in reached]
     assert len(handshakes) >= len(in_ring) == 2

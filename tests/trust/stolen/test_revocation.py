@@ -72,7 +72,8 @@ async def evict(ring, identifier: str) -> None:
 async def members(ring) -> list[tuple[str, str]]:
     """Name and id of the ring's members, by rank."""
     answer = await ring.cluster.admin.call("ListNodes")
-    return [(node.name, node.id) for node in sorted(answer.nodes, key=lambda node: node.rank) if node.ring]
+    members = [(ring.rank, node.name, node.id) for node in answer.nodes for ring in node.rings]
+    return [(name, id) for _, name, id in sorted(members)]
 
 
 async def test_an_evicted_member_is_cut_off(victim):
