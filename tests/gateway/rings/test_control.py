@@ -292,15 +292,28 @@ async def test_members_attach_to_what_they_were_asked_for(rank: int, ring: str, 
         stream.attach = attach  # type: ignore[method-assign]
     given = iter(answers)
     assert await streams.attach() == answers
-    other = control_pb2.Attached(ring="ring-0", epoch=4, rank=1, handover=control_pb2.Handover(step=1))
-    for first, second in (
-        (control_pb2.Attached(ring=ring, epoch=epoch, rank=rank), answers[1]),
-        (answers[0], other),
-    ):
-        given = iter([first, second])
-        with pytest.raises(EpochEnded) as caught:
-            await streams.attach()
-        assert caught.value.reason == "WRONG_MEMBER"
+    given = iter([control_pb2.Attached(ring=ring, epoch=epoch, rank=rank), answers[1]])
+    with pytest.raises(EpochEnded) as caught:
+        await streams.attach()
+    assert caught.value.reason == "WRONG_MEMBER"
+
+
+async def test_members_that_were_handed_over_differently_are_attached_to() -> None:
+    """The first step that one refuses ends the epoch; a ring that no gateway attaches to has no end."""
+    streams, _ = played(Call(), Call())
+    told = [control_pb2.Handover(step=2, row=rank) for rank in range(2)]
+    answers = [
+        control_pb2.Attached(ring="ring-0", epoch=4, rank=rank, handover=handover)
+        for rank, handover in enumerate(told)
+    ]
+
+    async def attach(*asked: Any) -> Any:
+        return next(given)
+
+    given = iter(answers)
+    for stream in streams._streams:
+        stream.attach = attach  # type: ignore[method-assign]
+    assert await streams.attach() == answers
 
 
 async def test_the_names_of_prefixes_are_handed_to_the_head_alone() -> None:
