@@ -77,7 +77,11 @@ def patience(times: Sequence[control.StepTime], longest: int) -> float:
     """Seconds after which a GPU that has not answered never will, by what `timed` found. CPUs do answer."""
     if device.rows_in_turn():
         return math.inf
-    return max(_STUCK, _SLOWER * _expected([time for time in times if time.rows == 1], longest))
+    last = next((time for time in reversed(times) if time.rows == 1), None)
+    if last is None:
+        return _STUCK
+    # No line through two short chunks, which read all weights and take alike: a long one computes for longer.
+    return max(_STUCK, _SLOWER * last.microseconds / 1e6 * max(1.0, longest / last.tokens))
 
 
 def _expected(found: Sequence[control.StepTime], tokens: int) -> float:

@@ -199,5 +199,7 @@ def test_how_long_a_gpu_may_take_follows_from_its_longest_chunk(monkeypatch: pyt
     assert patience(quick, 512) == 4
     assert patience(slow, 512) == pytest.approx(20 * 512 * 0.002)
     assert patience([], 512) == 4
+    reads_weights = [control.StepTime(rows=1, tokens=tokens, microseconds=260_000) for tokens in (1, 4)]
+    assert patience(reads_weights, 512) == pytest.approx(20 * 0.26 * 512 / 4), "512 tokens are no 4"
     monkeypatch.setattr(device, "rows_in_turn", lambda: True)
     assert patience(slow, 512) == math.inf
