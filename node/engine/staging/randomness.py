@@ -43,7 +43,7 @@ def random_model(config: dict[str, Any], *, seed: int, dtype: mx.Dtype = mx.floa
             if not hasattr(module, "to_quantized"):
                 return False
             own: bool | dict[str, Any] = quantization.get(path, predicate(path, module))
-            width = own["group_size"] if isinstance(own, dict) else size
+            width = own.get("group_size", size) if isinstance(own, dict) else size
             return own if module.weight.shape[-1] % width == 0 else False
 
         try:

@@ -43,8 +43,16 @@ REFUSED = {
 }
 
 
-LACKS = ("only supports float32", "FusedLinear.to_quantized()")
-"""What MLX has not: on a CPU, mixtures of experts of another type; AFM 7 in few bits, in mlx-lm itself."""
+LACKS = (
+    "only supports float32",
+    "FusedLinear.to_quantized()",
+    "Last dimension of first input with shape (1,2,128)",
+    "Hadamard packs require 2-bit",
+)
+"""What MLX has not: on a CPU, mixtures of experts of another type; in mlx-lm itself, AFM 7 in few bits, a
+tied head of Seed-OSS in few bits (it multiplies by the packed words), Hadamard packs in other bits than 2."""
+
+_REFUSED = ("MODEL_NOT_RUNNABLE", "BAD_MODEL_CONFIG")
 
 SPLIT = sorted(ALL.keys() - REFUSED.keys() - CRASHES - {"iquestloopcoder"})
 
@@ -97,7 +105,7 @@ def test_other_stages_and_weights_are_as_right(key: str) -> None:
         try:
             right = check(varied, rows=3, seed=4, **options).right
         except ModelError as error:
-            right = error.reason == "MODEL_NOT_RUNNABLE" and any(why in error.message for why in LACKS)
+            right = error.reason in _REFUSED and any(why in error.message for why in LACKS)
         if not right:
             wrong.append(name)
     assert wrong == []
