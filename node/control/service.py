@@ -57,6 +57,7 @@ _REASON = re.compile(r"[A-Z][A-Z0-9_]{0,39}")
 
 _RESPONSE_OF_EVENT = {0x32: b"\x12", 0x3A: b"\x1a", 0x42: b"\x22"}
 """EngineEvent.opened (6) -> ScheduleResponse.opened (2); .refused (7) -> (3); .done (8) -> (4)."""
+_EVENT_REFUSED = 0x3A
 
 
 class Schedules(Protocol):
@@ -111,6 +112,7 @@ class GatewayStream:
         self.guest = 0
         self.goodbye = ""
         self._handed_over = False
+        self._unstarted: set[int] = set()  # rows with the head that no step has named
         self._unsealer = unsealer
         self._tenure = tenure
         self._sealed = epoch.sealed
@@ -127,6 +129,8 @@ class GatewayStream:
         except SealringError as error:
             self._epoch.fault(error)
             return
+        if event[0] == _EVENT_REFUSED:
+            self._unstarted.discard(engine_pb2.EngineEvent.FromString(event).refused.row)
         self._put(_RESPONSE_OF_EVENT[event[0]] + event[1:])
 
     def epoch_over(self, problem: membership_pb2.Problem) -> None:
@@ -193,10 +197,13 @@ class GatewayStream:
             if len(message.step.changes) > MAX_CHANGES:
                 raise InvalidInput("a step has too many changes", reason="BAD_MESSAGE")
             self._sealed.evict(message.step)
+            if self._unstarted:
+                self._unstarted.difference_update(chunk.row for chunk in message.step.prefill.chunks)
             self._work(reframe(request, _COMMAND_STEP))
             self._epoch.gate.passed(message.step.number)
         elif what == "discard" and self._head:
             self._sealed.discard(message.discard.row)
+            self._unstarted.discard(message.discard.row)
             self._work(reframe(request, _COMMAND_DISCARD))
         elif what == "ping":
             if self._looking is None or self._looking.done():
@@ -227,6 +234,9 @@ class GatewayStream:
         countable = max(handover.row, handover.prefix) <= MAX_HANDED
         if handover.step != self._epoch.gate.last or not (small and countable):
             raise InvalidInput("a handover is not of this epoch's steps", reason="BAD_MESSAGE")
+        for row in sorted(self._unstarted):  # left behind, they would keep the next gateway's out
+            discard = control_pb2.DiscardRow(row=row)
+            self._work(engine_pb2.EngineCommand(discard=discard).SerializeToString())
         self._epoch.handover, self._handed_over, self.used = handover, True, False
 
     def _work(self, command: bytes) -> None:
@@ -256,6 +266,7 @@ class GatewayStream:
             self._put(control_pb2.ScheduleResponse(refused=refused).SerializeToString())
             return
         self._work(engine_pb2.EngineCommand(open_row=command).SerializeToString())
+        self._unstarted.add(open_row.row)
 
     def _command(self, open_row: control_pb2.OpenRow) -> tuple[engine_pb2.OpenEngineRow, SealedReply | None]:
         if open_row.deployment != self._epoch.plan.deployment:

@@ -442,6 +442,24 @@ async def test_sealed_rows_of_a_gateway_that_hands_over_stay_sealed() -> None:
     assert inference_pb2.SealedDelta.FromString(chunk).text == "the answer"
 
 
+async def test_rows_that_no_step_has_named_do_not_outlive_their_gateway() -> None:
+    """The head holds so many of them at most, whoever has left them behind."""
+    desk = Desk(0)
+    stream = stream_of(desk)
+    desk.epoch.attach(stream)
+    for row in range(1, 6):
+        assert stream._take(packed(open=open_row(row=row)))
+    assert stream._take(packed(discard=control_pb2.DiscardRow(row=1)))
+    refused = engine_pb2.EngineEvent(refused=control_pb2.RowRefused(row=2))
+    desk.epoch.row_event(refused.SerializeToString())
+    prefill = control_pb2.Prefill(chunks=[control_pb2.Chunk(row=3, end=1, prompt_tokens=1)])
+    assert stream._take(packed(step=control_pb2.Step(number=1, prefill=prefill)))
+    told = len(desk.engine.work)
+    assert stream._take(packed(handover=HANDOVER))
+    assert [command.discard.row for command in desk.engine.work[told:]] == [4, 5]
+    assert not stream.used
+
+
 @pytest.mark.parametrize(
     "fields",
     [
