@@ -213,10 +213,10 @@ class Ring:
             self._perform(self.scheduler.cancel(request_id))
 
     def take_waiting(self) -> list[tuple[Request, Answer, int]]:
-        """Gives up the requests that no epoch has begun, for another ring."""
-        requests = self.scheduler.drain()
-        taken = [(request, self._answers.pop(request.id)) for request in requests]
-        return [(request, waiting.answer, waiting.min_trust) for request, waiting in taken]
+        """Gives up the requests that no epoch has begun, for another ring. Those of guests are forgotten:
+        their gateways bring them again, and their ids are of this ring alone."""
+        taken = [(request, self._answers.pop(request.id)) for request in self.scheduler.drain()]
+        return [(one, waiting.answer, waiting.min_trust) for one, waiting in taken if ":" not in one.id]
 
     def tick(self) -> None:
         """Fails requests that have waited too long. Must be called about every second."""

@@ -588,6 +588,18 @@ async def test_an_epoch_has_the_members_and_links_that_it_began_with(
     assert epochs.made[1].cancelled
 
 
+def test_what_waits_of_guests_is_brought_to_no_other_ring() -> None:
+    """There another request may have its id, which would get its answer."""
+    ring = Serving()
+    prompt = inference.Envelope(clear=inference.Prompt(text="x"))
+    request = inference.GenerateRequest(model="model", envelope=prompt, max_tokens=5)
+    for number in range(1, 31):
+        ring.hear(forward=control.Forward(guest=1, number=number, key="who", request=request))
+    waiting = ring.ring.load().waiting
+    assert ring.ring.take_waiting() == []
+    assert ring.ring.load().waiting < waiting
+
+
 def test_what_every_member_has_kept_goes_on() -> None:
     def attached(*kept: tuple[int, int, int], names: int = 0) -> control.Attached:
         held = [
