@@ -219,14 +219,29 @@ def _of_one_commit(
     agreeing: Mapping[str, model_pb2.ModelProfile], memory: Mapping[str, int]
 ) -> dict[str, model_pb2.ModelProfile]:
     """Those with the commit that most memory has, or with the same files at another one, and those who know
-    of none: files of two commits may have the same digest and other weights."""
-    files = {one.commit: one.hub_files for one in agreeing.values() if one.hub_files}
-    version = {member: files.get(one.commit, one.commit) for member, one in agreeing.items()}
+    of none: files of two commits may have the same digest and other weights.
+
+    Where members tell different files of one commit, one of them makes two commits pass for the same: then
+    nobody is believed about files."""
+    told = defaultdict[str, set[str]](set)
+    for one in agreeing.values():
+        told[one.commit] |= {one.hub_files} - {""}
+    if any(len(files) > 1 for files in told.values()):
+        agreeing = {member: _without_files(one) for member, one in agreeing.items()}
+        told.clear()
+    version = {member: min(told.get(one.commit, ()), default=one.commit) for member, one in agreeing.items()}
     weight = Counter[str]()
     for member in agreeing:
         weight[version[member]] += memory.get(member, 0) if version[member] else 0
     most = max(weight, key=lambda one: (weight[one], one), default="")
     return {member: profile for member, profile in agreeing.items() if version[member] in ("", most)}
+
+
+def _without_files(profile: model_pb2.ModelProfile) -> model_pb2.ModelProfile:
+    bare = model_pb2.ModelProfile()
+    bare.CopyFrom(profile)
+    bare.hub_files = ""
+    return bare
 
 
 def _model_obstacle(member: str, agreeing: Collection[str], answers: dict[str, Answer]) -> str:

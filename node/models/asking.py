@@ -87,8 +87,10 @@ class ModelAsker:
                 return False
             manifest = givers[0].manifest  # the same of all, and so is what it is the manifest of
             known = max(givers, key=lambda one: (bool(one.hub_files), bool(one.commit)))
+            told = {giver.hub_files for giver in givers if giver.hub_files}
+            hub_files = told.pop() if len(told) == 1 else ""  # of several all but one are made up
             begin = partial(
-                landing.begin, commit=known.commit, checked=bool(known.commit), hub_files=known.hub_files
+                landing.begin, commit=known.commit, checked=bool(known.commit), hub_files=hub_files
             )
             if needs is None:
                 await asyncio.to_thread(begin, manifest)

@@ -205,6 +205,20 @@ async def test_commits_with_the_same_files_are_one_model() -> None:
         await made.plan(admin_pb2.DeploymentSpec(name="demo", model="demo", stages=4), answers)
 
 
+async def test_a_node_does_not_make_two_commits_pass_for_the_same() -> None:
+    """One tells the files of another commit as those of its own: files are not looked at any more."""
+    made = make([member(number) for number in range(3)], [session(number) for number in range(3)])
+    answers = answer(0) | answer(1) | answer(2)
+    for number, (letter, files) in enumerate([("c", "2"), ("c", "1"), ("d", "2")]):
+        profile = answers[IDS[number]].profile
+        profile.commit, profile.hub_files = letter * 40, files * 64
+    planned = await made.plan(admin_pb2.DeploymentSpec(name="demo", model="demo", stages=2), answers)
+    assert {stage.member for stage in planned.rings[0].stages} == set(IDS[:2])
+    assert (planned.profile.commit, planned.profile.hub_files) == ("c" * 40, "")
+    with pytest.raises(FailedPrecondition, match="another version of the model"):
+        await made.plan(admin_pb2.DeploymentSpec(name="demo", model="demo", stages=3), answers)
+
+
 @pytest.mark.parametrize(
     ("answers", "named", "why"),
     [

@@ -300,6 +300,24 @@ async def test_a_model_of_another_commit_is_not_taken_and_its_own_goes_with_it(w
     assert note.hub_files == "ab" * 32
 
 
+@pytest.mark.parametrize(("other", "kept_of_it"), [("ab" * 32, "ab" * 32), ("", "ab" * 32), ("cd" * 32, "")])
+async def test_what_members_tell_of_the_hubs_files_is_kept_if_they_agree(
+    world: World, other: str, kept_of_it: str
+) -> None:
+    """Else a member could have another one pass for a commit with other weights."""
+    for name, hub_files in (("a", "ab" * 32), ("b", other)):
+        folder = make_model(world.tmp_path / name / "model")
+        manifest, state = Manifest.of(folder), FolderState.read(folder)
+        Note(manifest, every_part(manifest), state, "c" * 40, True, hub_files).write(folder / NOTE)
+        await world.add(name)
+    world.sign()
+    landing = world.landing()
+    assert await world.asker().fetch("org/model", landing, ignore)
+    note = note_of(landing.publish())
+    assert note is not None
+    assert (note.commit, note.hub_files) == ("c" * 40, kept_of_it)
+
+
 @pytest.mark.parametrize(("commit", "hub_files"), [("main", ""), ("", "ab" * 32)])
 async def test_who_tells_a_commit_that_is_none_gives_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, commit: str, hub_files: str
