@@ -65,7 +65,10 @@ YIELD_SECONDS = 2.0
 own was being computed: only that one may know that there was no memory for it. It comes with the epoch, or
 `GOODBYE_SECONDS` after the end of the last one."""
 
-_WITHOUT_SCHEDULER = frozenset({"GATEWAY_GONE", "GATEWAY_LEFT", "MEMBER_LEFT"})
+_GOODBYE = "MEMBER_LEFT"
+"""Why a session ends with a head that says goodbye: also to its guests, whose scheduler has handed over."""
+
+_WITHOUT_SCHEDULER = frozenset({"GATEWAY_GONE", "GATEWAY_LEFT", _GOODBYE})
 """Why an epoch ends for a guest whose scheduling gateway has gone itself."""
 
 
@@ -305,7 +308,8 @@ class Ring:
                 self.cancel(request_id)  # the guests bring them again
         worked_on, waiting = self._sent.clear()
         self._yields |= reason not in _WITHOUT_SCHEDULER and any(not one.progress for one in worked_on)
-        self._perform(self.scheduler.give_back(worked_on, waiting, epoch_ended(reason)))
+        tried = reason != _GOODBYE  # else it goes on, or ends because a machine is stopped
+        self._perform(self.scheduler.give_back(worked_on, waiting, epoch_ended(reason), tried=tried))
         self._on_lost(self)
         return used
 

@@ -317,13 +317,14 @@ class Scheduler:
         return self._take()
 
     def give_back(
-        self, worked_on: Sequence[Request], waiting: Sequence[Request], error: EpochEnded
+        self, worked_on: Sequence[Request], waiting: Sequence[Request], error: EpochEnded, *, tried: bool
     ) -> list[Action]:
-        """What another scheduler had in an epoch that is over: what a member had to work on, and the rest."""
+        """What another scheduler had: what a member had to work on, and the rest. `tried`: the epoch has
+        ended, which may be for what was worked on."""
         for request in reversed(waiting):
             self._queue.push_front(request)
         for request in worked_on:
-            request.broke(0, tried=True)
+            request.broke(0, tried=tried)
         self._go_on(worked_on, error)
         return self._take()
 

@@ -565,6 +565,24 @@ async def test_a_guest_whose_prompt_may_be_to_blame_lets_who_knows_it_schedule_a
     await ring.ring.close()
 
 
+@pytest.mark.parametrize(("reason", "attempts"), [("MEMBER_LEFT", 0), ("GATEWAY_GONE", 1)])
+async def test_a_gateway_that_hands_over_is_no_fault_of_what_guests_ask(
+    monkeypatch: pytest.MonkeyPatch, reason: str, attempts: int
+) -> None:
+    epochs, ring = Epochs(monkeypatch, EpochEnded("over", reason=reason)), Serving(None)
+    epochs.held = asyncio.Event()
+    monkeypatch.setattr(Streams, "guest", True)
+    ring.ring.serve(SERVING)
+    await epochs.settle()
+    request = Request("one", "key", 5, inference.Envelope(), "model")
+    ring.ring.submit(request, Answer(), 0)
+    ring.hear(forwarded=control.Forwarded(number=1))
+    epochs.held.set()
+    await epochs.settle()
+    assert request.attempts == attempts
+    await ring.ring.close()
+
+
 @pytest.mark.parametrize(
     "change", [{"members": (MemberTarget("other", b"", ()),)}, {"clear_links": not SERVING.clear_links}]
 )
