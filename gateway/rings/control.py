@@ -263,12 +263,6 @@ class ControlStreams:
     def send_head(self, message: bytes, written: Callable[[], None] | None = None) -> None:
         self._streams[0].send(message, written)
 
-    def hand_over(self, handover: control.Handover) -> None:
-        """The last thing but the goodbye. Names of prefixes are for the head alone, which made them."""
-        numbers = control.Handover(step=handover.step, row=handover.row, prefix=handover.prefix)
-        for rank, stream in enumerate(self._streams):
-            stream.send(_message(handover=numbers if rank else handover))
-
     def expect(self) -> None:
         """The ring owes an answer; it is given time from the first time on."""
         if self._waiting_since is None:

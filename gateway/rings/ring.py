@@ -65,10 +65,7 @@ YIELD_SECONDS = 2.0
 own was being computed: only that one may know that there was no memory for it. It comes with the epoch, or
 `GOODBYE_SECONDS` after the end of the last one."""
 
-_GOODBYE = "MEMBER_LEFT"
-"""Why a session ends with a head that says goodbye: also to its guests, whose scheduler has handed over."""
-
-_WITHOUT_SCHEDULER = frozenset({"GATEWAY_GONE", "GATEWAY_LEFT", _GOODBYE})
+_WITHOUT_SCHEDULER = frozenset({"GATEWAY_GONE", "GATEWAY_LEFT", "MEMBER_LEFT"})
 """Why an epoch ends for a guest whose scheduling gateway has gone itself."""
 
 
@@ -183,19 +180,10 @@ class Ring:
 
     async def close(self) -> None:
         """Leaves for good; requests must have been taken away or fail."""
-        self._hand_over()
         self.leave()
         if self._task is not None:
             await asyncio.wait((self._task,))
         self.fail_all(Unavailable("the ring is gone", hint="try again", reason="RING_GONE"))
-
-    def _hand_over(self) -> None:
-        """The epoch need not end with this gateway."""
-        streams = self._streams
-        if streams is not None and self.scheduler.used:
-            actions, handover = self.scheduler.hand_over(epoch_ended(LEFT))
-            self._perform(actions)
-            streams.hand_over(handover)
 
     def submit(self, request: Request, answer: Answer, min_trust: int) -> None:
         self._answers[request.id] = _Waiting(answer, min_trust)
@@ -308,8 +296,7 @@ class Ring:
                 self.cancel(request_id)  # the guests bring them again
         worked_on, waiting = self._sent.clear()
         self._yields |= reason not in _WITHOUT_SCHEDULER and any(not one.progress for one in worked_on)
-        tried = reason != _GOODBYE  # else it goes on, or ends because a machine is stopped
-        self._perform(self.scheduler.give_back(worked_on, waiting, epoch_ended(reason), tried=tried))
+        self._perform(self.scheduler.give_back(worked_on, waiting, epoch_ended(reason)))
         self._on_lost(self)
         return used
 
@@ -536,12 +523,11 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         speculate=serving.speculate,
         lockstep=serving.clear_links,
         rows_in_turn=all(each.rows_in_turn for each in attached),
-        begun=attached[0].handover,
         costs=StepCosts.of(
             [(each.rows, each.tokens, each.microseconds / 1e6) for each in member.times]
             for member in attached
         ),
-        kept=() if attached[0].handover.step else tuple(_kept_by_all(attached)),
+        kept=tuple(_kept_by_all(attached)),
     )
 
 

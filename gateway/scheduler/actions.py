@@ -124,7 +124,7 @@ class RingFacts:
     `rows_in_turn`: on every member a step takes about as long as its rows would one after the other.
     `lockstep`: the members compute every step together, as one. `speculate`: the deployment wants that tokens
     are guessed. `costs`: what steps were timed to take. `kept` are the prefixes of earlier epochs that every
-    member still has, with their names in this epoch. `begun` is what another gateway has left of this epoch.
+    member still has, with their names in this epoch.
     """
 
     members: tuple[MemberMemory, ...]
@@ -136,7 +136,6 @@ class RingFacts:
     costs: StepCosts = field(default_factory=StepCosts)
     kept: tuple[tuple[Origin, Names], ...] = ()
     lockstep: bool = False
-    begun: control.Handover = field(default_factory=control.Handover)
 
     @property
     def stages(self) -> int:

@@ -69,7 +69,7 @@ class StepPlanner:
         self._ring = ring
         self._lanes = [Lane(number) for number in range(self.ledger.lanes)]
         self._turn = itertools.count()
-        self.prefixes = PrefixCache(self.ledger, ring.prefixes, ring.kept, ring.begun)
+        self.prefixes = PrefixCache(self.ledger, ring.prefixes, ring.kept)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk)
         self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages, ring.rows_in_turn)
         self._drafting = Drafting(ring)
@@ -77,7 +77,7 @@ class StepPlanner:
         self._rounds = 0.0
         self._dropped: list[int] = []
         self._under_way: dict[int, Announced] = {}  # by rising number
-        self._number = ring.begun.step
+        self._number = 0
 
     @property
     def idle(self) -> bool:
@@ -194,16 +194,6 @@ class StepPlanner:
                 lane.change(rows, [])
                 for row in rows:
                     self._drop(row)
-
-    def hand_over(self) -> tuple[control.Step, control.Handover]:
-        """The last step, by which all rows go, and what another gateway goes on from. Rows must be closed."""
-        self.prefixes.shrink()
-        leaving = [row for lane in self._lanes for row in lane.rows.values()]
-        step = self._step(sorted(leaving, key=lambda row: row.number))
-        handover = control.Handover(
-            step=step.number, prefix=self.prefixes.last, prefixes=self.prefixes.handed()
-        )
-        return step, handover
 
     def steps(self) -> Iterator[control.Step]:
         """Everything that can be announced now."""

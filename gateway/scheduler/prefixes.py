@@ -9,22 +9,17 @@ next turn of the conversation, and at the longest prefix that an earlier prompt 
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.row import Row
-from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import Origin
-from sealring.mesh.prompt.prefix_names import NAME_BYTES, Names, split
+from sealring.mesh.prompt.prefix_names import Names, split
 from sealring.v1 import control_pb2 as control
 
 MAX_KEPT = 256
-HANDED_BYTES = 1 << 20
-"""Of names that are handed to another gateway, in one message."""
-
 MAX_SEEN = 1 << 16
 """Names of prompts that are remembered, to tell what prompts have in common."""
 
@@ -49,9 +44,8 @@ class PrefixCache:
         ledger: Ledger,
         support: control.PrefixSupport.ValueType,
         earlier: Sequence[tuple[Origin, Names]] = (),
-        begun: control.Handover | None = None,
     ) -> None:
-        """`earlier` is RingFacts' `kept`, `begun` as there."""
+        """`earlier` as in RingFacts."""
         self._ledger = ledger
         self._used = support != control.PREFIX_SUPPORT_UNSPECIFIED
         self._exact = support == control.PREFIX_SUPPORT_EXACT
@@ -59,10 +53,7 @@ class PrefixCache:
         self._named: dict[bytes, dict[int, Kept]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._due: list[tuple[Row, Names]] = []
-        self.last = begun.prefix if begun else 0
-        self._giving_up: list[int] = []
-        for one in begun.prefixes if begun else ():
-            self._take_over(one)
+        self._last = 0
         self._adopting = [self._adopt(*kept) for kept in reversed(earlier) if self._adoptable(kept[0])]
 
     def __len__(self) -> int:
@@ -107,7 +98,6 @@ class PrefixCache:
 
     def changes(self) -> list[control.Change]:
         """Adoptions, drops, keeps."""
-        given_up, self._giving_up = self._giving_up, []
         dropped: list[Kept] = []
         while not self._ledger.has_room() and self._kept:
             dropped.append(self._drop())
@@ -119,41 +109,13 @@ class PrefixCache:
                 keeping.append((new, control.Change(keep=keep)))
         self._due.clear()
         gone = {kept.number for kept in dropped}
-        given_up += [kept.number for kept in dropped if all(kept is not new for new, _ in keeping)]
-        changes = [control.Change(drop=control.Drop(prefix=number)) for number in given_up]
+        changes = [
+            control.Change(drop=control.Drop(prefix=kept.number))
+            for kept in dropped
+            if all(kept is not new for new, _ in keeping)
+        ]
         adopting, self._adopting = self._adopting, []
         return adopting + changes + [change for new, change in keeping if new.number not in gone]
-
-    def shrink(self) -> None:
-        """Gives up what would make `handed` too long."""
-        size = sum(len(kept.names) for kept in self._kept.values()) * NAME_BYTES
-        while size > HANDED_BYTES:
-            kept = self._drop()
-            size -= len(kept.names) * NAME_BYTES
-            self._giving_up.append(kept.number)
-
-    def handed(self) -> list[control.HandedPrefix]:
-        """What is kept, for another gateway; no `changes` may be due."""
-        return [
-            control.HandedPrefix(
-                prefix=kept.number, tokens=kept.tokens, names=b"".join(name for _, name in kept.names)
-            )
-            for kept in self._kept.values()
-        ]
-
-    def _take_over(self, handed: control.HandedPrefix) -> None:
-        """What another gateway has kept; whatever it says, what rows could not begin with is given up."""
-        names: Names = ()
-        if self._exact and len(handed.names) == NAME_BYTES:
-            names = ((handed.tokens, handed.names),)
-        elif self._used and not self._exact:
-            with contextlib.suppress(InvalidInput):
-                names = split(handed.names, handed.tokens)
-        whole = bool(names) and names[-1][0] == handed.tokens
-        if whole and len(self._kept) < MAX_KEPT and handed.prefix not in self._kept:
-            self._put(Kept(handed.prefix, names))
-        else:
-            self._giving_up.append(handed.prefix)
 
     def _adoptable(self, origin: Origin) -> bool:
         return self._used and len(self._kept) < MAX_KEPT and self._ledger.has_room(origin.tokens)
@@ -184,12 +146,9 @@ class PrefixCache:
         return self._add(names)
 
     def _add(self, names: Names) -> Kept:
-        self.last += 1
-        return self._put(Kept(self.last, names))
-
-    def _put(self, new: Kept) -> Kept:
-        self._kept[new.number] = new
-        for _, name in new.names:
+        self._last += 1
+        new = self._kept[self._last] = Kept(self._last, names)
+        for _, name in names:
             self._named.setdefault(name, {})[new.number] = new
         self._ledger.keep(new.tokens)
         return new

@@ -87,7 +87,7 @@ class _Epoch:
         self.rows: dict[int, Row] = {}
         self.opened: dict[int, Row] = {}  # given to the head and not started, by rising number
         self.alone: Request | None = None
-        self.last_row = ring.begun.row
+        self.last_row = 0
 
 
 class Scheduler:
@@ -118,7 +118,7 @@ class Scheduler:
     @property
     def used(self) -> bool:
         """Whether the epoch's members have been given anything to do."""
-        return self._epoch is not None and self._epoch.last_row > self._epoch.ring.begun.row
+        return self._epoch is not None and self._epoch.last_row > 0
 
     @property
     def expects_answer(self) -> bool:
@@ -288,25 +288,6 @@ class Scheduler:
         self._go_on((rows[0].request for rows in ended.values()), error)
         return self._take()
 
-    def hand_over(self, error: EpochEnded) -> tuple[list[Action], control.Handover]:
-        """The epoch goes on without this scheduler, and another takes over from what is returned. Requests
-        wait, or fail with the error, as at the end of an epoch; sealed ones fail: a head opens an envelope
-        once in an epoch."""
-        epoch, ended = self._running_epoch(), dict(self._rows_of)
-        for request_id in ended:
-            self._close_all(request_id)
-        step, handover = epoch.planner.hand_over()
-        handover.row = epoch.last_row
-        self._actions.append(AnnounceStep(step))
-        self._epoch = None
-        self._pace.rest()
-        for rows in ended.values():
-            rows[0].request.broke(rows[0].reused, tried=False)
-        requests = [rows[0].request for rows in ended.values()]
-        self._actions.extend(Fail(request, error) for request in requests if request.sealed)
-        self._go_on((request for request in requests if not request.sealed), error)
-        return self._take(), handover
-
     def settled(self, *, out_of_memory: bool) -> list[Action]:
         """Whether the last epoch ended for lack of memory, as is known after its end: the request fails that
         needed it. Otherwise that is one of those that wait."""
@@ -317,14 +298,13 @@ class Scheduler:
         return self._take()
 
     def give_back(
-        self, worked_on: Sequence[Request], waiting: Sequence[Request], error: EpochEnded, *, tried: bool
+        self, worked_on: Sequence[Request], waiting: Sequence[Request], error: EpochEnded
     ) -> list[Action]:
-        """What another scheduler had: what a member had to work on, and the rest. `tried`: the epoch has
-        ended, which may be for what was worked on."""
+        """What another scheduler had in an epoch that is over: what a member had to work on, and the rest."""
         for request in reversed(waiting):
             self._queue.push_front(request)
         for request in worked_on:
-            request.broke(0, tried=tried)
+            request.broke(0, tried=True)
         self._go_on(worked_on, error)
         return self._take()
 

@@ -30,13 +30,13 @@ from sealring.mesh.errors import (
 from sealring.mesh.member.proof import CalledProof, Connection, Identity, Purpose, no_proof, of_identity
 from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role, key_hash
-from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES, MAX_PREFIXES
+from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.prompt.prefix_names import clear_scope, sealed_scope
 from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.tls import peer_certificate, peer_identity
 from sealring.node.daemon.epoch import MemberEpoch
-from sealring.node.daemon.sealed_rows import SealedReply, Unsealer
+from sealring.node.daemon.sealed_rows import SealedReply, SealedRows, Unsealer
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2
 
 log = structlog.get_logger()
@@ -45,9 +45,6 @@ SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 ATTACH_SECONDS = 10.0
 MAX_WAITING = 8192
 """Answers that a gateway may be behind in reading before the epoch ends."""
-MAX_HANDOVER = 2 << 20
-MAX_HANDED = 1 << 62
-"""Bytes of a handover, and the numbers in it: the next gateway is told it in one message and counts on."""
 
 _REQUEST_STEP = b"\x22"
 _COMMAND_STEP, _COMMAND_DISCARD = b"\x3a", b"\x32"
@@ -57,7 +54,6 @@ _REASON = re.compile(r"[A-Z][A-Z0-9_]{0,39}")
 
 _RESPONSE_OF_EVENT = {0x32: b"\x12", 0x3A: b"\x1a", 0x42: b"\x22"}
 """EngineEvent.opened (6) -> ScheduleResponse.opened (2); .refused (7) -> (3); .done (8) -> (4)."""
-_EVENT_REFUSED = 0x3A
 
 
 class Schedules(Protocol):
@@ -111,11 +107,9 @@ class GatewayStream:
         self.used = False
         self.guest = 0
         self.goodbye = ""
-        self._handed_over = False
-        self._unstarted: set[int] = set()  # rows with the head that no step has named
         self._unsealer = unsealer
         self._tenure = tenure
-        self._sealed = epoch.sealed
+        self._sealed = SealedRows()
         self._epoch = epoch
         self._head = epoch.plan.rank == 0
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -129,8 +123,6 @@ class GatewayStream:
         except SealringError as error:
             self._epoch.fault(error)
             return
-        if event[0] == _EVENT_REFUSED:
-            self._unstarted.discard(engine_pb2.EngineEvent.FromString(event).refused.row)
         self._put(_RESPONSE_OF_EVENT[event[0]] + event[1:])
 
     def epoch_over(self, problem: membership_pb2.Problem) -> None:
@@ -191,19 +183,14 @@ class GatewayStream:
         what = message.WhichOneof("message")
         if self.guest and what not in ("forward", "ping", "renewal", "goodbye"):
             raise InvalidInput("a guest may only forward", reason="BAD_MESSAGE")
-        if self._handed_over and what not in ("ping", "renewal", "goodbye"):
-            raise InvalidInput("a gateway that has handed over gives no more work", reason="BAD_MESSAGE")
         if what == "step":
             if len(message.step.changes) > MAX_CHANGES:
                 raise InvalidInput("a step has too many changes", reason="BAD_MESSAGE")
             self._sealed.evict(message.step)
-            if self._unstarted:
-                self._unstarted.difference_update(chunk.row for chunk in message.step.prefill.chunks)
             self._work(reframe(request, _COMMAND_STEP))
             self._epoch.gate.passed(message.step.number)
         elif what == "discard" and self._head:
             self._sealed.discard(message.discard.row)
-            self._unstarted.discard(message.discard.row)
             self._work(reframe(request, _COMMAND_DISCARD))
         elif what == "ping":
             if self._looking is None or self._looking.done():
@@ -216,8 +203,6 @@ class GatewayStream:
             guest = self._epoch.guests.get(message.forwarded.guest)
             if guest is not None:
                 guest.pass_on(forwarded=message.forwarded)
-        elif what == "handover":
-            self._hand_over(message.handover)
         elif what == "renewal":
             self._tenure.renew(message.renewal)
         elif what == "goodbye":
@@ -227,17 +212,6 @@ class GatewayStream:
         else:
             raise InvalidInput("a schedule message is not allowed here", reason="BAD_MESSAGE")
         return True
-
-    def _hand_over(self, handover: control_pb2.Handover) -> None:
-        """Whoever schedules next begins with the numbers after these; the engine refuses any others."""
-        small = len(handover.prefixes) <= MAX_PREFIXES and handover.ByteSize() <= MAX_HANDOVER
-        countable = max(handover.row, handover.prefix) <= MAX_HANDED
-        if handover.step != self._epoch.gate.last or not (small and countable):
-            raise InvalidInput("a handover is not of this epoch's steps", reason="BAD_MESSAGE")
-        for row in sorted(self._unstarted):  # left behind, they would keep the next gateway's out
-            discard = control_pb2.DiscardRow(row=row)
-            self._work(engine_pb2.EngineCommand(discard=discard).SerializeToString())
-        self._epoch.handover, self._handed_over, self.used = handover, True, False
 
     def _work(self, command: bytes) -> None:
         engine = self._epoch.engine
@@ -266,7 +240,6 @@ class GatewayStream:
             self._put(control_pb2.ScheduleResponse(refused=refused).SerializeToString())
             return
         self._work(engine_pb2.EngineCommand(open_row=command).SerializeToString())
-        self._unstarted.add(open_row.row)
 
     def _command(self, open_row: control_pb2.OpenRow) -> tuple[engine_pb2.OpenEngineRow, SealedReply | None]:
         if open_row.deployment != self._epoch.plan.deployment:
@@ -428,5 +401,4 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         rows_in_turn=loaded.rows_in_turn,
         times=loaded.times,
         kept=epoch.kept,
-        handover=epoch.handover,
     )

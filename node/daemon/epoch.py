@@ -31,7 +31,6 @@ from sealring.node.daemon.carrier_process import LinkFigures
 from sealring.node.daemon.engine_process import EngineFigures, EngineSink
 from sealring.node.daemon.plan import EpochPlan
 from sealring.node.daemon.rotation import KeyTaker, StepGate
-from sealring.node.daemon.sealed_rows import SealedRows
 from sealring.node.ipc.channel import ChannelEnds
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2, trace_pb2
 
@@ -220,10 +219,8 @@ class MemberEpoch:
         self.gateway: GatewayStream | None = None
         self.guests: dict[int, GatewayStream] = {}
         self._guests = 0  # ever
-        self.sealed = SealedRows()  # also after a gateway that hands over: its rows' tokens may still come
         self.engine: StageEngine | None = None
         self.kept: Sequence[control_pb2.KeptPrefix] = ()
-        self.handover: control_pb2.Handover | None = None  # of the last gateway that scheduled
         self.links: list[membership_pb2.LinkInfo] = []
         self._devices: Sequence[str] = ()
         self._group_address = ""
@@ -280,8 +277,7 @@ class MemberEpoch:
             self.guests[gateway.guest] = gateway
 
     def detach(self, gateway: GatewayStream) -> None:
-        """The gateway's stream is over. If it gave any step, and has not handed over, their order went
-        with it: the epoch ends.
+        """The gateway's stream is over. If it gave any step, their order went with it: the epoch ends.
 
         Otherwise whichever guest comes back first is the next that schedules.
         """

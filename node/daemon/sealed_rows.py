@@ -33,7 +33,7 @@ MAX_UNIT_BYTES = 64 << 10
 
 MAX_ROSTERS = 256
 MAX_ROWS = 8192
-"""Rows that may be open in one epoch once one of them is sealed."""
+"""Rows that may be open on one control stream once one of them is sealed."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class _Opened:
 
 
 class SealedRows:
-    """The open rows of one epoch, whoever schedules it, as far as they are told apart: sealed, clear, gone.
+    """The open rows of one control stream, as far as they have to be told apart: sealed, clear, gone.
 
     Rows before the first sealed one are clear. Of later ones, a row that is not known any more says nothing.
     """

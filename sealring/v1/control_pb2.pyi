@@ -63,7 +63,6 @@ class ScheduleRequest(_message.Message):
     RENEWAL_FIELD_NUMBER: _builtins.int
     FORWARD_FIELD_NUMBER: _builtins.int
     FORWARDED_FIELD_NUMBER: _builtins.int
-    HANDOVER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach: ...
     @_builtins.property
@@ -98,10 +97,6 @@ class ScheduleRequest(_message.Message):
     def forwarded(self) -> Global___Forwarded:
         """head only: to a guest"""
 
-    @_builtins.property
-    def handover(self) -> Global___Handover:
-        """no more work follows, and the epoch goes on without this gateway"""
-
     def __init__(
         self,
         *,
@@ -116,13 +111,12 @@ class ScheduleRequest(_message.Message):
         renewal: _proof_pb2.ProofRenewal | None = ...,
         forward: Global___Forward | None = ...,
         forwarded: Global___Forwarded | None = ...,
-        handover: Global___Handover | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "handover", b"handover", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "handover", b"handover", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof", "renewal", "forward", "forwarded", "handover"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof", "renewal", "forward", "forwarded"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -245,7 +239,6 @@ class Attached(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     GUEST_FIELD_NUMBER: _builtins.int
-    HANDOVER_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     rank: _builtins.int
@@ -269,10 +262,6 @@ class Attached(_message.Message):
     def times(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTime]:
         """of this member's stage, as it took when it was loaded"""
 
-    @_builtins.property
-    def handover(self) -> Global___Handover:
-        """of the gateway that scheduled the epoch before, if one did; `kept` counts for nothing then"""
-
     def __init__(
         self,
         *,
@@ -287,77 +276,14 @@ class Attached(_message.Message):
         kept: _abc.Iterable[Global___KeptPrefix] | None = ...,
         times: _abc.Iterable[Global___StepTime] | None = ...,
         guest: _builtins.bool = ...,
-        handover: Global___Handover | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handover", b"handover"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guest", b"guest", "handover", b"handover", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring", "rows_in_turn", b"rows_in_turn", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring", "rows_in_turn", b"rows_in_turn", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attached: _TypeAlias = Attached  # noqa: Y015
-
-@_typing.final
-class Handover(_message.Message):
-    """Where the steps of an epoch go on after their gateway has left as planned. No rows are there any more."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEP_FIELD_NUMBER: _builtins.int
-    ROW_FIELD_NUMBER: _builtins.int
-    PREFIX_FIELD_NUMBER: _builtins.int
-    PREFIXES_FIELD_NUMBER: _builtins.int
-    step: _builtins.int
-    """the last"""
-    row: _builtins.int
-    """the highest that was ever opened, or 0"""
-    prefix: _builtins.int
-    """the highest that was ever kept, or 0"""
-    @_builtins.property
-    def prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandedPrefix]:
-        """head only: those that are kept, the least recently used first"""
-
-    def __init__(
-        self,
-        *,
-        step: _builtins.int = ...,
-        row: _builtins.int = ...,
-        prefix: _builtins.int = ...,
-        prefixes: _abc.Iterable[Global___HandedPrefix] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "prefixes", b"prefixes", "row", b"row", "step", b"step"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Handover: _TypeAlias = Handover  # noqa: Y015
-
-@_typing.final
-class HandedPrefix(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PREFIX_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
-    NAMES_FIELD_NUMBER: _builtins.int
-    prefix: _builtins.int
-    tokens: _builtins.int
-    names: _builtins.bytes
-    """as RowOpened.prefixes; where prefixes are reused as a whole the last one alone"""
-    def __init__(
-        self,
-        *,
-        prefix: _builtins.int = ...,
-        tokens: _builtins.int = ...,
-        names: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "prefix", b"prefix", "tokens", b"tokens"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___HandedPrefix: _TypeAlias = HandedPrefix  # noqa: Y015
 
 @_typing.final
 class StepTime(_message.Message):

@@ -298,39 +298,6 @@ async def test_members_attach_to_what_they_were_asked_for(rank: int, ring: str, 
     assert caught.value.reason == "WRONG_MEMBER"
 
 
-async def test_members_that_were_handed_over_differently_are_attached_to() -> None:
-    """The first step that one refuses ends the epoch; a ring that no gateway attaches to has no end."""
-    streams, _ = played(Call(), Call())
-    told = [control_pb2.Handover(step=2, row=rank) for rank in range(2)]
-    answers = [
-        control_pb2.Attached(ring="ring-0", epoch=4, rank=rank, handover=handover)
-        for rank, handover in enumerate(told)
-    ]
-
-    async def attach(*asked: Any) -> Any:
-        return next(given)
-
-    given = iter(answers)
-    for stream in streams._streams:
-        stream.attach = attach  # type: ignore[method-assign]
-    assert await streams.attach() == answers
-
-
-async def test_the_names_of_prefixes_are_handed_to_the_head_alone() -> None:
-    calls = Call(), Call()
-    streams, _ = played(*calls)
-    running = asyncio.create_task(streams.run(lambda response: None))
-    await asyncio.sleep(0)
-    prefixes = [control_pb2.HandedPrefix(prefix=2, tokens=64, names=bytes(16))]
-    streams.hand_over(control_pb2.Handover(step=3, row=2, prefix=2, prefixes=prefixes))
-    running.cancel()
-    await asyncio.wait((running,))
-    for call, handed in zip(calls, (prefixes, []), strict=True):
-        handover, goodbye = [each for each in call.written if each.WhichOneof("message") != "ping"]
-        assert handover.handover == control_pb2.Handover(step=3, row=2, prefix=2, prefixes=handed)
-        assert goodbye.goodbye.reason == "LEAVING"
-
-
 async def test_members_that_are_silent_and_rings_that_stall_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -70,8 +70,6 @@ class Session:
 
     def answered(self) -> None: ...
 
-    def hand_over(self, handover: control.Handover) -> None: ...
-
 
 async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epoch() -> None:
     """Also while its streams are still being closed."""
@@ -129,7 +127,6 @@ class Members(Session):
     def __init__(self) -> None:
         self.steps: list[control.Step] = []
         self.head: list[control.ScheduleRequest] = []
-        self.handed: list[control.Handover] = []
         self.owed = self.heard = 0
 
     def send_all(self, message: bytes) -> None:
@@ -139,10 +136,6 @@ class Members(Session):
         self.head.append(control.ScheduleRequest.FromString(message))
         if written is not None:
             written()
-
-    def hand_over(self, handover: control.Handover) -> None:
-        assert self.steps[-1].number == handover.step
-        self.handed.append(handover)
 
     def expect(self) -> None:
         self.owed += 1
@@ -432,24 +425,6 @@ async def test_an_epoch_that_was_used_and_lost_is_not_gone_back_to(monkeypatch: 
     assert (await failure(answer)).reason in ("RING_GONE", "EPOCH_ENDED")
 
 
-@pytest.mark.parametrize("used", [True, False])
-async def test_a_gateway_that_stops_hands_over_what_it_has_begun(
-    monkeypatch: pytest.MonkeyPatch, used: bool
-) -> None:
-    epochs, ring = Epochs(monkeypatch), Serving(None)
-    ring.ring.serve(SERVING)
-    await epochs.settle()
-    if used:
-        answer = ring.ask("one")
-        ring.opened(1)
-    await ring.ring.close()
-    if used:
-        assert (await failure(answer)).reason == "RING_GONE"
-        assert [change.evict.row for change in epochs.made[0].steps[-1].changes] == [1]
-    assert [(each.step, each.row) for each in epochs.made[0].handed] == [(4, 1)] * used
-    assert ring.counted("epochs_ended") == 0
-
-
 @pytest.mark.parametrize("scarce", [True, False])
 async def test_a_prompt_for_which_there_is_no_memory_fails_whoever_tells_first_of_the_end(
     monkeypatch: pytest.MonkeyPatch, scarce: bool
@@ -565,24 +540,6 @@ async def test_a_guest_whose_prompt_may_be_to_blame_lets_who_knows_it_schedule_a
     await ring.ring.close()
 
 
-@pytest.mark.parametrize(("reason", "attempts"), [("MEMBER_LEFT", 0), ("GATEWAY_GONE", 1)])
-async def test_a_gateway_that_hands_over_is_no_fault_of_what_guests_ask(
-    monkeypatch: pytest.MonkeyPatch, reason: str, attempts: int
-) -> None:
-    epochs, ring = Epochs(monkeypatch, EpochEnded("over", reason=reason)), Serving(None)
-    epochs.held = asyncio.Event()
-    monkeypatch.setattr(Streams, "guest", True)
-    ring.ring.serve(SERVING)
-    await epochs.settle()
-    request = Request("one", "key", 5, inference.Envelope(), "model")
-    ring.ring.submit(request, Answer(), 0)
-    ring.hear(forwarded=control.Forwarded(number=1))
-    epochs.held.set()
-    await epochs.settle()
-    assert request.attempts == attempts
-    await ring.ring.close()
-
-
 @pytest.mark.parametrize(
     "change", [{"members": (MemberTarget("other", b"", ()),)}, {"clear_links": not SERVING.clear_links}]
 )
@@ -632,6 +589,3 @@ def test_what_every_member_has_kept_goes_on() -> None:
     # the names of (2, 1, 64) are too many, and what is of this epoch is of no earlier one
     assert [origin for origin, _ in ring_facts(serving, [head, other]).kept] == [(1, 2, 128)]
     assert ring_facts(serving, [attached((1, 2, 128)), other]).kept == ()
-    head.handover.step = 7
-    taken_over = ring_facts(serving, [head, other])
-    assert (taken_over.kept, taken_over.begun) == ((), head.handover)

@@ -72,48 +72,6 @@ def test_a_prompt_is_kept_and_its_beginning_reused() -> None:
     assert desk.row("b" * 200).prefix == 0
 
 
-@pytest.mark.parametrize("support", [ANY, EXACT])
-def test_another_gateway_goes_on_with_what_is_kept(
-    support: control.PrefixSupport.ValueType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As far as names fit into a message; what was used least recently is given up for that."""
-    desk = Desk(support)
-    for letter in "abc":
-        desk.prefill(letter * 200)
-    desk.prefill("a" * 200 + "d")
-    held = {each.prefix: len(each.names) for each in desk.cache.handed()}
-    assert len(held) >= 3
-    monkeypatch.setattr(prefixes, "HANDED_BYTES", sum(held.values()) - 1)
-    desk.cache.shrink()
-    handed = desk.cache.handed()
-    assert [int(each.split()[1]) for each in desk.changes()] == [
-        min(held.keys() - {each.prefix for each in handed})
-    ]
-    next_one = Desk(support)
-    next_one.cache = PrefixCache(next_one.ledger, support, (), control.Handover(prefix=9, prefixes=handed))
-    assert next_one.cache.handed() == handed
-    assert next_one.changes() == []
-    assert next_one.row("c" * 300).prefilled == 192
-    assert next_one.prefill("e" * 200)[1] == ["keep 10: 192 of 2"]
-
-
-@pytest.mark.parametrize("support", control.PrefixSupport.values())
-def test_what_a_gateway_hands_over_and_cannot_be_reused_is_given_up(
-    support: control.PrefixSupport.ValueType,
-) -> None:
-    exact = support == EXACT
-    whole = b"".join(each for _, each in names("a" * 192))
-    right = control.HandedPrefix(prefix=1, tokens=192, names=name("a" * 192, 192) if exact else whole)
-    bad = [(2, 192, whole[1:]), (3, 150, whole[: 2 * NAME_BYTES]), (4, 192, b"")]
-    wrong = [control.HandedPrefix(prefix=each, tokens=tokens, names=said) for each, tokens, said in bad]
-    desk = Desk(support)
-    desk.cache = PrefixCache(desk.ledger, support, (), control.Handover(prefix=4, prefixes=[right, *wrong]))
-    kept = support != control.PREFIX_SUPPORT_UNSPECIFIED
-    assert desk.cache.handed() == [right] * kept
-    assert desk.changes() == ["drop 1"] * (not kept) + ["drop 2", "drop 3", "drop 4"]
-    assert desk.changes() == []
-
-
 def test_the_last_token_is_always_computed() -> None:
     desk = Desk()
     desk.prefill("a" * 128)

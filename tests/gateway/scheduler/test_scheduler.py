@@ -680,19 +680,6 @@ def test_a_sealed_answer_that_has_begun_is_its_clients_to_go_on_with() -> None:
     assert driver.scheduler.load().waiting == 1
 
 
-def test_a_sealed_request_that_was_opened_does_not_wait_for_the_gateway_that_takes_over() -> None:
-    """Its envelope is not opened again in this epoch, so its client has to seal another one."""
-    driver = Driver(1, max_rows=1)
-    for name in ("clear", "opened", "also opened", "waiting"):
-        request = driver.ask(name)
-        if name != "clear":
-            request.envelope.sealed = b"s"
-    actions, _ = driver.scheduler.hand_over(EpochEnded("gone"))
-    driver.take(actions)
-    assert driver.failed == {"opened": "EPOCH_ENDED", "also opened": "EPOCH_ENDED"}
-    assert [request.id for request in driver.scheduler.drain()] == ["clear", "waiting"]
-
-
 def test_a_request_that_brings_something_in_every_epoch_is_not_given_up() -> None:
     driver = Driver(1)
     driver.ask("long", max_tokens=20)

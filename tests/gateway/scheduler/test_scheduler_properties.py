@@ -419,31 +419,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.lose_ring()
             self.perform(self.scheduler.end_epoch(EpochEnded("gone")))
 
-    @precondition(lambda self: self.ring is not None and self.scheduler.used)
-    @rule(seen=st.booleans())
-    def hand_over(self, seen: bool) -> None:
-        """To another scheduler, to which the requests are brought. It hears of the steps under way."""
-        ring, facts = self.ring, self.facts_of
-        assert ring is not None
-        assert facts is not None
-        actions, handover = self.scheduler.hand_over(EpochEnded("gone"))
-        for action in actions:
-            if isinstance(action, AnnounceStep):
-                ring.execute(action.step)
-            else:
-                self.perform([action])
-        assert ring.composition.rows == len(ring.lengths) == 0
-        assert {each.prefix for each in handover.prefixes} == set(ring.kept)
-        ring.opening.clear()
-        ring.running = deque((number, rows, -1, drafts) for number, rows, _, drafts in ring.running)
-        assert not self.scheduler.attached
-        queue, self.scheduler = self.scheduler.drain(), Scheduler(queue_limit=100)
-        self.perform(self.scheduler.attach(replace(facts, begun=handover)))
-        for request in queue:
-            self.perform(self.scheduler.submit(request, self.now))
-        if seen:
-            self.steps_done(len(ring.running), 0.0)
-
     def perform(self, actions: list[object]) -> None:
         for action in actions:
             match action:

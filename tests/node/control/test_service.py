@@ -1,5 +1,4 @@
 import asyncio
-import contextlib
 import secrets
 import time
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.member.proof import Identity, Purpose
 from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, to_pem
-from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES, MAX_PREFIXES
+from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.prompt.sealed import RequestInfo, seal_request
 from sealring.mesh.roster.model import RingMember
 from sealring.mesh.rpc.interceptor import Lease
@@ -24,15 +23,7 @@ from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, server_credentials
 from sealring.node.control import service as control
-from sealring.node.control.service import (
-    MAX_HANDED,
-    MAX_HANDOVER,
-    SERVICE,
-    ControlService,
-    _attached,
-    add_control_to_server,
-    reframe,
-)
+from sealring.node.control.service import SERVICE, ControlService, add_control_to_server, reframe
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import MemberEpoch, Phase
 from sealring.node.daemon.sealed_rows import Unsealer
@@ -394,92 +385,6 @@ async def test_a_gateway_that_leaves(connect, how: str, used: bool) -> None:
     await asyncio.sleep(0.05)
     assert desk.faults == ([GOODBYES[how]] if used else [])
     assert desk.epoch.phase is (Phase.ENDED if used else Phase.UP)
-
-
-HANDOVER = control_pb2.Handover(
-    step=1, row=4, prefix=2, prefixes=[control_pb2.HandedPrefix(prefix=2, tokens=64, names=bytes(16))]
-)
-
-
-async def test_a_gateway_that_hands_over_leaves_the_epoch_to_the_next(connect) -> None:
-    desk, stream = await connect()
-    await stream.send(step=control_pb2.Step(number=1))
-    await stream.send(handover=HANDOVER)
-    await stream.send(goodbye=membership_pb2.Goodbye(reason="LEAVING"))
-    await until(lambda: desk.epoch.gateway is None)
-    assert (desk.faults, desk.epoch.phase) == ([], Phase.UP)
-    assert _attached(desk.epoch).handover == HANDOVER
-
-
-@pytest.mark.parametrize("last", [1, 2])
-async def test_who_hands_over_knows_the_last_step_and_gives_no_other(connect, last: int) -> None:
-    desk, stream = await connect()
-    await stream.send(step=control_pb2.Step(number=last))
-    await stream.send(handover=HANDOVER)
-    with contextlib.suppress(grpc.RpcError):  # the stream may be over
-        await stream.send(step=control_pb2.Step(number=2))
-    assert (await stream.next()).fault.problem.reason == "BAD_MESSAGE"
-    assert len(desk.engine.work) == 1
-
-
-async def test_sealed_rows_of_a_gateway_that_hands_over_stay_sealed() -> None:
-    """Whatever is left in the ring, or still on its way: the next gateway may be the same one."""
-    desk = Desk(0)
-    first, second = stream_of(desk), stream_of(desk)
-    desk.epoch.attach(first)
-    row, opener = sealed_row(desk, 1)
-    assert first._take(packed(open=row))
-    assert first._take(packed(step=control_pb2.Step(number=1)))
-    assert first._take(packed(handover=HANDOVER))
-    desk.epoch.detach(first)
-    desk.epoch.attach(second)
-    output = control_pb2.RowOutput(row=1, text="the answer", tokens=1, token=7, finish=1)
-    done = control_pb2.StepDone(step=1, outputs=[output])
-    desk.epoch.row_event(engine_pb2.EngineEvent(done=done).SerializeToString())
-    (told,) = unpacked(second._waiting.get_nowait()).done.outputs
-    assert (told.text, told.token) == ("", 0)
-    chunk, _ = opener.open(told.sealed)
-    assert inference_pb2.SealedDelta.FromString(chunk).text == "the answer"
-
-
-async def test_rows_that_no_step_has_named_do_not_outlive_their_gateway() -> None:
-    """The head holds so many of them at most, whoever has left them behind."""
-    desk = Desk(0)
-    stream = stream_of(desk)
-    desk.epoch.attach(stream)
-    for row in range(1, 6):
-        assert stream._take(packed(open=open_row(row=row)))
-    assert stream._take(packed(discard=control_pb2.DiscardRow(row=1)))
-    refused = engine_pb2.EngineEvent(refused=control_pb2.RowRefused(row=2))
-    desk.epoch.row_event(refused.SerializeToString())
-    prefill = control_pb2.Prefill(chunks=[control_pb2.Chunk(row=3, end=1, prompt_tokens=1)])
-    assert stream._take(packed(step=control_pb2.Step(number=1, prefill=prefill)))
-    told = len(desk.engine.work)
-    assert stream._take(packed(handover=HANDOVER))
-    assert [command.discard.row for command in desk.engine.work[told:]] == [4, 5]
-    assert not stream.used
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"row": MAX_HANDED + 1},
-        {"prefix": MAX_HANDED + 1},
-        {"prefixes": [control_pb2.HandedPrefix(names=bytes(MAX_HANDOVER))]},
-        {"prefixes": [control_pb2.HandedPrefix()] * (MAX_PREFIXES + 1)},
-    ],
-)
-async def test_a_handover_leaves_nothing_that_the_next_gateway_cannot_take(fields: dict[str, Any]) -> None:
-    desk = Desk(0)
-    stream = stream_of(desk)
-    desk.epoch.attach(stream)
-    assert stream._take(packed(step=control_pb2.Step(number=1)))
-    with pytest.raises(InvalidInput) as raised:
-        stream._take(packed(handover=control_pb2.Handover(**{"step": 1, **fields})))
-    assert (raised.value.reason, desk.epoch.handover, stream.used) == ("BAD_MESSAGE", None, True)
-    at_most = control_pb2.Handover(step=1, row=MAX_HANDED, prefix=MAX_HANDED)
-    assert stream._take(packed(handover=at_most))
-    assert desk.epoch.handover == at_most
 
 
 @pytest.fixture
