@@ -7,7 +7,7 @@ import math
 from collections import deque
 from dataclasses import replace
 
-from hypothesis import HealthCheck, settings, target
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -96,10 +96,7 @@ class ModelRing:
         self.contents: dict[int, Content] = {}
         self.kept: dict[int, tuple[Content, int]] = {}
         self.named: set[int] = set()  # rows whose prefixes the head names: no copies
-        self.reused = 0
-        self.guessed = 0
         self.wrong: set[int] = set()  # rows of which a draft was, since they were settled
-        self.chains = 0
         self.asked: set[int] = set()
 
     def execute(self, step: control.Step) -> None:
@@ -152,8 +149,6 @@ class ModelRing:
         right = min(step.number * 7919 % 23, drafts)
         if right < drafts:
             self.wrong.add(row)
-        self.guessed += right
-        self.chains += step.continues
         return step.sampled[: right + (not step.continues)]
 
     def keep(self, keeping: Keeping) -> None:
@@ -168,7 +163,6 @@ class ModelRing:
         assert name_of(content, chunk.start) == name_of(self.contents[chunk.row], chunk.start)
         if self.facts.prefixes == control.PREFIX_SUPPORT_EXACT:
             assert chunk.start == tokens
-        self.reused += chunk.start
 
     def check_memory(self) -> None:
         lanes = [[rounded(self.lengths[row]) for row in rows] for rows in self.composition.lanes().values()]
@@ -526,10 +520,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Everything that is still there ends, and then nothing is held."""
         if self.facts_of is None:
             return
-        if self.ring is not None:
-            target(float(self.ring.reused), label="tokens reused")
-            target(float(self.ring.guessed), label="tokens guessed")
-            target(float(self.ring.chains), label="runs behind others")
         if self.ring is None:
             self.attach()
         assert self.ring is not None
