@@ -216,6 +216,7 @@ async def test_an_engine_without_weights_is_kept_for_a_while_and_one_with_them_s
     await keeper.profile("one")
     (spare,) = ScriptedEngine.started
     await until(lambda: not spare.alive)
+    monkeypatch.setattr(daemon_engines, "_SPARE_SECONDS", 200)  # else it may be gone before it is wanted
     await keeper.profile("two")
     second = ScriptedEngine.started[1]
     seat: Any = keeper.seat()
