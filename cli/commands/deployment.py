@@ -367,7 +367,6 @@ def _show_simulated(file: Path, spec: Any, as_json: bool) -> None:
         ) from None
     named = admin_pb2.DeploymentSpec(model="simulated")
     named.MergeFrom(spec)
-    named.model = "simulated"
     made = simulate(content, named)
     if as_json:
         print_json(plain(made.plan) | {"shapes": plain(made.shapes)})

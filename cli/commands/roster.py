@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,10 +108,11 @@ def _id(entry: Any) -> str:
 
 
 def _verified(file: Path, root: Path, pin: str, now: float) -> Roster:
+    from sealring.mesh.names import is_sha256
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
     from sealring.mesh.roster.reader import check_roster
 
-    if re.fullmatch(r"[0-9a-f]{64}", pin) is None:
+    if not is_sha256(pin):
         raise InvalidInput("the root key's hash is not 64 hex digits", reason="BAD_PIN", param="root_sha256")
     metadata = verify_root_chain(decode_chain(_read(root)), bytes.fromhex(pin), now=now)
     return check_roster(_read(file), metadata, now=now)

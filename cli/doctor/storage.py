@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +11,11 @@ from sealring.cli.doctor.report import Finding, note, ok, problem, unknown, warn
 from sealring.cli.doctor.system import System
 from sealring.cli.doctor.view import View
 from sealring.mesh.errors import SealringError
+from sealring.mesh.names import is_sha256
 
 _LEAST_FREE = 1 << 30
 _LITTLE_FREE = 10 << 30
 _PROFILE_SECONDS = 60.0
-_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def check(system: System, view: View) -> Iterator[Finding]:
@@ -42,7 +41,7 @@ def parse_profile(text: str) -> str | None:
         found = json.loads(text)["result"]["digest"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return found if isinstance(found, str) and _DIGEST.match(found) else None
+    return found if isinstance(found, str) and is_sha256(found) else None
 
 
 def _space(system: System, folder: Path) -> Finding:

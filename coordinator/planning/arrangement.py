@@ -22,10 +22,10 @@ _MOST_TRIES = 128
 @dataclass(frozen=True)
 class Candidate:
     """A member as the planner sees it. `obstacle` says why it cannot serve now; empty when it can. One that
-    `fetches` gets the model from another member first. `rate` is how fast it was
-    seen to run this model, where that is known. `shares` are the rings that it serves besides, of
-    other deployments, and `taken` the bytes that these may take of it, with what each engine more
-    than one takes beside its weights and caches."""
+    `fetches` gets the model from another member first. `rate` is how fast it was seen to run this model,
+    where that is known. `shares` are the rings that it serves besides, of other deployments, and `taken` the
+    bytes that these may take of it, with what each engine more than one takes beside its weights and
+    caches."""
 
     id: str
     name: str

@@ -72,10 +72,8 @@ class EngineKeeper:
             return self._profiles[key]
         profile = await self.shielded(self._measure(lambda engine: engine.profile(str(path), ranks)))
         note = await asyncio.to_thread(note_of, path)
-        profile.commit, profile.hub_files = (
-            commit_of(path, note),
-            await asyncio.to_thread(hub_files_of, path, note),
-        )
+        profile.commit = commit_of(path, note)
+        profile.hub_files = await asyncio.to_thread(hub_files_of, path, note)
         self._profiles[key] = profile
         if len(self._profiles) > _MAX_PROFILES:
             self._profiles.popitem(last=False)
@@ -91,8 +89,7 @@ class EngineKeeper:
     ) -> Path:
         """A model's folder with what these layers need, None: with all. What is not here is brought here,
         where the owner allows it: from the hub as it was at `commit`, if that is given, or at that of what is
-        here, if it has the same `hub_files`. `progress` is told
-        the share of it that has come, 0 to 1.
+        here, if it has the same `hub_files`. `progress` is told the share of it that has come, 0 to 1.
 
         Raises as `find`, what `Fetcher.fetch` raises, and what measuring raises.
         """

@@ -9,6 +9,7 @@ from stagering import CHUNK, Prompts, Ring, prompt_of, stages_of
 
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.params import RowParameters
+from sealring.node.engine.staging import Stage
 from sealring.v1 import control_pb2 as control
 
 TOKENS = 14
@@ -110,10 +111,9 @@ def test_answers_are_the_same(family: str, size: int, name: str) -> None:
             assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
-@pytest.mark.parametrize("work", [control.Decode(drafts=1), control.Decode(asks=True)])
-def test_without_speculate_every_member_refuses_drafts_and_to_say_what_repeats(work: control.Decode) -> None:
-    """Also where a gateway has no business to do so: no member trusts it."""
-    ring = Ring(stages_of("llama", 3), Prompts({1: ([1, 2, 3], RowParameters())}), speculate=False)
+def faults_of(stages: list[Stage], work: control.Decode, *, speculate: bool = True) -> list[BaseException]:
+    """What the members say of a step that comes once a row decodes."""
+    ring = Ring(stages, Prompts({1: ([1, 2, 3], RowParameters())}), speculate=speculate)
     try:
         gateway = Gateway(ring, 3)
         gateway.prefill()
@@ -121,24 +121,24 @@ def test_without_speculate_every_member_refuses_drafts_and_to_say_what_repeats(w
         ring.announce(control.Step(number=3, decode=work))
     finally:
         ring.close()
-    assert len(ring.faults) == 3
-    assert {fault.reason for fault in ring.faults if isinstance(fault, InvalidInput)} == {"BAD_STEP"}
+    return ring.faults
+
+
+@pytest.mark.parametrize("work", [control.Decode(drafts=1), control.Decode(asks=True)])
+def test_without_speculate_every_member_refuses_drafts_and_to_say_what_repeats(work: control.Decode) -> None:
+    """Also where a gateway has no business to do so: no member trusts it."""
+    faults = faults_of(stages_of("llama", 3), work, speculate=False)
+    assert len(faults) == 3
+    assert {fault.reason for fault in faults if isinstance(fault, InvalidInput)} == {"BAD_STEP"}
 
 
 @pytest.mark.parametrize("work", [control.Decode(drafts=1), control.Decode(asks=True)])
 def test_members_whose_caches_cannot_be_cut_refuse_drafts(work: control.Decode) -> None:
     """They said so when they attached; a wrong draft would stay in their caches."""
-    ring = Ring(stages_of("mamba2", 2), Prompts({1: ([1, 2, 3], RowParameters())}))
-    try:
-        gateway = Gateway(ring, 3)
-        gateway.prefill()
-        gateway.decode(ADMIT)
-        ring.announce(control.Step(number=3, decode=work))
-    finally:
-        ring.close()
-    assert len(ring.faults) == 2
-    assert all("cannot be cut" in str(fault) for fault in ring.faults if isinstance(fault, InvalidInput))
-    assert {getattr(fault, "reason", "") for fault in ring.faults} == {"BAD_STEP"}
+    faults = faults_of(stages_of("mamba2", 2), work)
+    assert len(faults) == 2
+    assert all("cannot be cut" in str(fault) for fault in faults if isinstance(fault, InvalidInput))
+    assert {getattr(fault, "reason", "") for fault in faults} == {"BAD_STEP"}
 
 
 def test_a_gateway_that_miscounts_ends_the_epoch() -> None:
