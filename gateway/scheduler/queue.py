@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from heapq import heapify, heappop, heappush
+from typing import TypeAlias
 
 from sealring.gateway.scheduler.actions import Request
 
@@ -21,69 +22,25 @@ STEP_SECONDS = 10.0
 AHEAD_SECONDS = 10.0
 """How long before its deadline a request is due."""
 
-_SLACK = 64
-
-
-class _Line:
-    """Requests by a time; entries of the heap whose request is not there any more count for nothing."""
-
-    def __init__(self) -> None:
-        self._requests: dict[str, tuple[float, int, Request]] = {}
-        self._heap: list[tuple[float, int, Request]] = []
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def push(self, due: float, order: int, request: Request) -> None:
-        entry = self._requests[request.id] = (due, order, request)
-        heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self) + _SLACK:
-            self._heap = list(self._requests.values())
-            heapify(self._heap)
-
-    def pop(self) -> Request:
-        while True:
-            entry = heappop(self._heap)
-            if self._requests.get(entry[2].id) is entry:
-                return self.remove(entry[2].id)
-
-    def remove(self, request_id: str) -> Request:
-        return self._requests.pop(request_id)[2]
-
-    def discard(self, request_id: str) -> None:
-        self._requests.pop(request_id, None)
-
-    def due(self) -> float:
-        """The time of the first; infinity where there is none."""
-        while self._heap and self._requests.get(self._heap[0][2].id) is not self._heap[0]:
-            heappop(self._heap)
-        return self._heap[0][0] if self._heap else math.inf
-
-    def before(self, due: float) -> int:
-        """How many go before one that comes now and is due then."""
-        return sum(entry[0] <= due for entry in self._requests.values())
-
-    def last(self) -> Request:
-        """The one that would be the last."""
-        return max(self._requests.values())[2]
+_Entry: TypeAlias = tuple[float, int, Request]
+"""When it is due, and its number, which no other has: so requests are never compared."""
 
 
 class FairQueue:
-    """`push` and `pop` take a time that grows with the logarithm of what waits, `ahead` with what waits."""
+    """The requests of each key are a sorted list: few hundreds wait, of which a part moves with each."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._keys: OrderedDict[str, _Line] = OrderedDict()
-        self._key_of: dict[str, str] = {}
-        self._deadlines = _Line()
+        self._keys: OrderedDict[str, list[_Entry]] = OrderedDict()  # in the order of their turns
+        self._entries: dict[str, _Entry] = {}
         self._back = itertools.count()
         self._front = itertools.count(-1, -1)
 
     def __len__(self) -> int:
-        return len(self._key_of)
+        return len(self._entries)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._key_of
+        return request_id in self._entries
 
     @property
     def full(self) -> bool:
@@ -93,52 +50,43 @@ class FairQueue:
         """Adds a request that comes `now`, or came before; a key that was not waiting gets the last turn."""
         self._add(request, place(request, now), next(self._back))
 
-    def ahead(self, request: Request, now: float) -> int:
-        """How many that wait would be taken before a request that comes `now`."""
-        own = self._keys.get(request.key, _Line())
-        before = own.before(_due(request, now))
-        ahead, turns = before, before + 1
-        for waiting in self._keys.values():
-            if waiting is own:
-                turns = before  # those behind its own key have had one turn less
-            else:
-                ahead += min(len(waiting), turns)
-        return ahead
-
     def push_front(self, request: Request) -> None:
         """Gives a request its place back that it had before it was taken; never refused for length."""
         self._add(request, -math.inf, next(self._front))
         self._keys.move_to_end(request.key, last=False)
 
     def _add(self, request: Request, due: float, order: int) -> None:
-        self._keys.setdefault(request.key, _Line()).push(due, order, request)
-        self._key_of[request.id] = request.key
-        if request.deadline < math.inf:
-            self._deadlines.push(request.deadline, order, request)
+        entry = self._entries[request.id] = (due, order, request)
+        insort(self._keys.setdefault(request.key, []), entry)
+
+    def ahead(self, request: Request, now: float) -> int:
+        """How many that wait would be taken before a request that comes `now`."""
+        ahead = before = bisect_right(self._keys.get(request.key, []), (_due(request, now), math.inf))
+        turns = before + 1
+        for key, waiting in self._keys.items():
+            if key == request.key:
+                turns = before  # those behind its own key have had one turn less
+            else:
+                ahead += min(len(waiting), turns)
+        return ahead
 
     def pop(self) -> Request:
         """What is due first of the key whose turn it is. Raises KeyError when none waits."""
         if not self._keys:
             raise KeyError("no request waits")
         key, waiting = next(iter(self._keys.items()))
-        request = waiting.pop()
-        self._deadlines.discard(request.id)
-        del self._key_of[request.id]
-        if waiting:
-            self._keys.move_to_end(key)
-        else:
-            del self._keys[key]
-        return request
+        self._keys.move_to_end(key)
+        return self.remove(waiting[0][2].id)
 
     def remove(self, request_id: str) -> Request:
         """Takes a request out. Raises KeyError when it does not wait."""
-        key = self._key_of.pop(request_id)
-        self._deadlines.discard(request_id)
+        entry = self._entries.pop(request_id)
+        key = entry[2].key
         waiting = self._keys[key]
-        request = waiting.remove(request_id)
+        del waiting[bisect_left(waiting, entry)]
         if not waiting:
             del self._keys[key]
-        return request
+        return entry[2]
 
     def displace(self, key: str) -> Request | None:
         """Makes room for `key` in a full queue: takes out the last request of the key that has most.
@@ -146,25 +94,20 @@ class FairQueue:
         None when `key` itself would then have no less than that one has, or when what would go has
         already been accepted by the head once.
         """
-        largest = max(self._keys, key=lambda name: len(self._keys[name]), default=None)
-        if largest is None or len(self._keys.get(key, ())) + 1 >= len(self._keys[largest]):
+        most = max(self._keys.values(), key=len, default=[])
+        if len(self._keys.get(key, ())) + 1 >= len(most):
             return None
-        last = self._keys[largest].last()
+        last = most[-1][2]
         return None if last.begun or last.attempts else self.remove(last.id)
 
     def expired(self, now: float) -> list[Request]:
-        """Takes out the requests whose deadlines have passed."""
-        gone = []
-        while self._deadlines.due() <= now:
-            gone.append(self.remove(self._deadlines.pop().id))
-        return gone
+        """Takes out the requests whose deadlines have passed, the earliest first."""
+        late = [request for _, _, request in self._entries.values() if request.deadline <= now]
+        return [self.remove(request.id) for request in sorted(late, key=lambda each: each.deadline)]
 
     def drain(self) -> list[Request]:
         """Takes everything out, in the order of turns."""
-        requests = []
-        while self._keys:
-            requests.append(self.pop())
-        return requests
+        return [self.pop() for _ in range(len(self))]
 
 
 def place(request: Request, now: float) -> float:

@@ -21,7 +21,7 @@ from sealring.gateway.scheduler import (
     RingFacts,
     Scheduler,
 )
-from sealring.gateway.scheduler.queue import AHEAD_SECONDS, STEP_SECONDS, FairQueue, _Line
+from sealring.gateway.scheduler.queue import AHEAD_SECONDS, STEP_SECONDS, FairQueue
 from sealring.gateway.scheduler.scheduler import OPEN_AHEAD
 from sealring.mesh.prompt.validate import MAX_PRIORITY
 from sealring.v1 import control_pb2 as control
@@ -187,8 +187,7 @@ def test_nothing_is_overtaken_by_what_comes_much_later(
             before = {key: len(waiting) for key, waiting in queue._keys.items()}
             first = queue.pop()
             assert first.key == next(iter(before)), "turns do not depend on priorities"
-            for waiting in queue._keys.get(first.key, _Line())._requests.values():
-                other = waiting[2]
+            for _, _, other in queue._keys.get(first.key, []):
                 ahead = max(AHEAD_SECONDS, -first.priority * STEP_SECONDS)
                 assert came[first.id] <= came[other.id] + other.priority * STEP_SECONDS + ahead + 1e-6
 
@@ -271,17 +270,12 @@ def test_what_has_begun_once_has_no_deadline_any_more() -> None:
     assert queue.pop() is begun
 
 
-def test_nothing_is_kept_of_requests_that_have_ended_before_their_deadlines() -> None:
+def test_of_many_that_are_too_late_the_one_that_was_first_fails_first() -> None:
     queue = FairQueue(10)
-    for number in range(10_000):
-        queue.push(Request(str(number), "", 1, inference.Envelope(), patience=1e6), 0.0)
-        if number % 2:
-            queue.remove(str(number))
-        else:
-            assert queue.pop().id == str(number)
-    queue.push(Request("waits", "", 1, inference.Envelope(), patience=2e6), 0.0)
-    assert len(queue._deadlines._heap) < 200
-    assert [request.id for request in queue.expired(3e6)] == ["waits"]
+    for patience in (30.0, 10.0, 20.0, 40.0):
+        queue.push(Request(str(patience), "", 1, inference.Envelope(), patience=patience), 0.0)
+    assert [request.patience for request in queue.expired(30.0)] == [10.0, 20.0, 30.0]
+    assert [request.patience for request in queue.drain()] == [40.0]
 
 
 def test_a_removed_request_may_come_back() -> None:
