@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import struct
 
@@ -17,12 +18,19 @@ from sealring.mesh.crypto.encoding import pack_fields, unpack_fields
 from sealring.mesh.crypto.identity import encode_public_key, member_id
 from sealring.mesh.crypto.labels import Label, signing_input
 from sealring.mesh.crypto.suites import Group, Suite
+from sealring.mesh.member import proof
+from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.member.enrolment import join_content
+from sealring.mesh.member.proof import Connection, Purpose, Side, transcript
+from sealring.mesh.member.renewal import renewal_content
 from sealring.mesh.pki import root as rootmeta
 from sealring.mesh.pki.root import root_fingerprint
 from sealring.mesh.prompt import sealed as envelope
 from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo, SealingKey, seal_request
 from sealring.mesh.roster import codec as roster_codec
 from sealring.mesh.roster import reader as roster_reader
+from sealring.mesh.trust import attestation
+from sealring.mesh.trust.apple import device_nonce
 from sealring.node.link import handshake as sigma
 from sealring.node.link import keys as session_module
 from sealring.node.link import records
@@ -30,6 +38,7 @@ from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
 from sealring.node.link.keys import LinkContext, SessionKeys
 from sealring.node.link.params import LinkParams
 from sealring.node.link.records import Kind, Link, RecordHeader
+from sealring.v1 import membership_pb2, proof_pb2
 
 
 def session(own_rank: int, from_rank: int = 0) -> SessionKeys:
@@ -186,3 +195,81 @@ def test_codes_and_bounds() -> None:
     assert (roster_codec.MAX_MEMBERS, roster_codec.BYTES_PER_HUNDRED) == (1000, 65536)
     assert (roster_codec._MAX_LAYERS, roster_codec._MAX_CONTEXT) == (10_000, 1 << 24)
     assert (roster_reader.MAX_VERSION_JUMP, suites._P25519) == (2**40, 2**255 - 19)
+
+
+def test_what_both_ends_of_a_stream_sign() -> None:
+    """Field by field, for each side of each kind of stream."""
+    offer = proof_pb2.ProofOffer(
+        nonce=b"\x01" * 32,
+        roster_version=7,
+        roster_hash=b"\x02" * 32,
+        release=proof_pb2.Release(software="1.2", protocol=3, oldest=2),
+    )
+    answer = proof_pb2.ProofAnswer(
+        nonce=b"\x03" * 32, roster_version=8, roster_hash=b"\x04" * 32, root_version=5
+    )
+    said = [
+        *(b"\x01" * 32, struct.pack(">Q", 7), b"\x02" * 32),
+        pack_fields(b"1.2", struct.pack(">Q", 3), struct.pack(">Q", 2)),
+        *(b"\x03" * 32, struct.pack(">Q", 8), b"\x04" * 32, struct.pack(">Q", 5)),
+        pack_fields(b"", bytes(8), bytes(8)),
+    ]
+    purposes = {
+        Purpose.SCHEDULE: b"gateway schedules member",
+        Purpose.SESSION: b"member reports to coordinator",
+        Purpose.WATCH: b"gateway watches coordinator",
+    }
+    sides = {
+        Side.CALLER: b"caller",
+        Side.CALLED: b"called",
+        Side.RENEWED: b"caller with another certificate",
+    }
+    assert (set(purposes), set(sides)) == (set(Purpose), set(Side))
+    for purpose, stream in purposes.items():
+        for side, whose in sides.items():
+            head = (b"sealring/v1 connection", whose, stream, b"demo", b"one", b"two", b"\x05" * 32)
+            found = transcript(Connection(purpose, "demo", "one", "two", b"\x05" * 32), offer, answer, side)
+            assert found == pack_fields(*head, *said)
+    assert proof._renewed(b"content", b"der") == pack_fields(b"content", hashlib.sha256(b"der").digest())
+
+
+def test_what_is_signed_when_a_machine_joins_and_when_it_renews() -> None:
+    digest = hashlib.sha256(b"csr").digest()
+    request = membership_pb2.EnrolRequest(
+        token_id="id",
+        role=membership_pb2.ROLE_NODE,
+        nonce=b"nonce",
+        identity_key=b"key",
+        csr=b"csr",
+        sealing_key=b"sealing",
+        name="alpha",
+        addresses=["a:1", "b:2"],
+    )
+    head = (b"sealring join v1", b"demo", b"id", b"member", b"nonce", b"key", digest)
+    assert join_content("demo", request) == pack_fields(*head, b"sealing", b"alpha", b"a:1", b"b:2")
+    renewal = {"cluster": "demo", "nonce": b"nonce", "server_key": b"hash", "identity_key": b"key"}
+    fields = (b"sealring renewal v1", b"demo", b"nonce", b"hash", b"key", digest)
+    assert renewal_content(**renewal, csr=b"csr") == pack_fields(*fields)
+    answered = pack_fields(b"csr", b"chain", b"root")
+    assert proof.renewal(b"csr", b"chain", b"root") == hashlib.sha256(answered).digest()
+    refused = pack_fields(b"csr", b"", b"not enrolled", b"key")
+    assert proof.refusal(b"csr", b"key") == hashlib.sha256(refused).digest()
+    assert attestation._sealing_content("demo", b"k") == pack_fields(
+        b"sealring sealing key v1", b"demo", b"k"
+    )
+    assert device_nonce(b"key") == hashlib.sha256(b"sealring/v1 device\x00key").digest()
+
+
+def test_the_text_of_a_join_token() -> None:
+    token = JoinToken(bytes(range(32)), "a" * 16, b"\x07" * 32, ("10.0.0.1:7701", "[fe80::1]:7701"))
+    head, _, tail = token.format().rpartition(".")
+    version, *parts = head.split(".")
+
+    def raw(text: str) -> bytes:
+        return base64.b32decode(text.upper() + "=" * (-len(text) % 8))
+
+    assert (version, [raw(part) for part in parts]) == ("sr2", [bytes(range(32)), bytes(10), b"\x07" * 32])
+    addresses = b"10.0.0.1:7701,[fe80::1]:7701"
+    check = hashlib.sha256(b"sealring join token v2\x00" + head.encode() + addresses).digest()[:4]
+    assert raw(tail) == check + addresses
+    assert JoinToken.parse(token.format()) == token

@@ -5,24 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import ssl
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sealring.mesh.errors import ConfigError, RosterError, SealringError
+from sealring.mesh.errors import AlreadyExists, ConfigError, RosterError, SealringError
 from sealring.mesh.member import state as memberstate
 from sealring.mesh.member.state import (
     MachineState,
+    check_may_join,
+    forget_enrolment,
     is_enrolled,
     load_machine_state,
     parse_pem_leaf,
     save_machine_state,
     save_tls,
 )
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
 from sealring.mesh.pki.root import sign_root
 from sealring.mesh.rpc.tls import TlsMaterial
 
@@ -172,3 +175,100 @@ def test_a_key_that_others_can_read_is_refused(state: MachineState, tmp_path: Pa
 def test_what_is_no_certificate_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):
         parse_pem_leaf(data)
+
+
+def test_a_chain_is_bounded_and_of_a_version_that_is_known(authority: Authority) -> None:
+    """Even where it begins with a good certificate."""
+    der = material(authority).certificate
+    pem = to_pem(der)
+    assert parse_pem_leaf(pem + b"\n" * ((1 << 17) - len(pem))) == der
+    assert parse_pem_leaf(pem + to_pem(authority.ca.certificate)) == der, "the first"
+    odd = bytearray(der)
+    odd[odd.index(b"\xa0\x03\x02\x01\x02") + 4] = 3
+    for chain in (pem + b"\n" * ((1 << 17) + 1 - len(pem)), ssl.DER_cert_to_PEM_cert(bytes(odd)).encode()):
+        with pytest.raises(ValueError):
+            parse_pem_leaf(chain)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"extra": 1},
+        {"cluster": "Not A Name"},
+        {"role": "root"},
+        {"member_id": ""},
+        {"name": ""},
+        {"coordinator": "nowhere"},
+        {"coordinator": ""},
+        {"coordinator": f"{'h' * 299}:1"},
+        {"join": "nowhere"},
+        {"join": f"{'h' * 299}:1"},
+        {"root_sha256": "00" * 31},
+        {"root_sha256": "00" * 33},
+        {"root_sha256": "zz" * 32},
+    ],
+    ids=str,
+)
+def test_a_description_that_is_none_is_refused(
+    state: MachineState, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    save_machine_state(tmp_path, state)
+    path = tmp_path / "member.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ConfigError) as caught:
+        load_machine_state(tmp_path)
+    assert caught.value.reason == "MEMBER_STATE_CORRUPT"
+    assert "leave" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["root.dsse", "tls.pem", "tls.key", "member.json"])
+def test_no_file_of_any_size_is_read(state: MachineState, tmp_path: Path, name: str) -> None:
+    save_machine_state(tmp_path, state)
+    with (tmp_path / name).open("ab") as file:
+        file.write(b"\n" * (1 << 20))
+    with pytest.raises(ConfigError) as caught:
+        load_machine_state(tmp_path)
+    secret = name in ("tls.key", "member.json")
+    assert caught.value.reason == ("SECRET_FILE_UNSAFE" if secret else "MEMBER_STATE_CORRUPT")
+
+
+def test_a_key_that_is_not_the_certificates_is_refused(
+    state: MachineState, authority: Authority, tmp_path: Path
+) -> None:
+    save_machine_state(tmp_path, state)
+    (tmp_path / "tls.key").write_bytes(material(authority).private_key)
+    with pytest.raises(ConfigError) as caught:
+        load_machine_state(tmp_path)
+    assert caught.value.reason == "MEMBER_STATE_CORRUPT"
+
+
+def test_an_open_folder_is_closed(state: MachineState, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    save_machine_state(tmp_path, state)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+    save_machine_state(tmp_path / "of" / "another", state)
+
+
+def test_only_the_same_cluster_may_be_joined_anew(state: MachineState, tmp_path: Path) -> None:
+    other = bytes(32)
+    check_may_join(tmp_path, other)
+    save_machine_state(tmp_path, state)
+    check_may_join(tmp_path, state.root_sha256)
+    for damaged in (False, True):
+        if damaged:
+            (tmp_path / "member.json").write_text("{}")
+        for pin in [other, *([state.root_sha256] if damaged else [])]:
+            with pytest.raises(AlreadyExists) as caught:
+                check_may_join(tmp_path, pin)
+            assert caught.value.reason == "ALREADY_ENROLLED"
+            assert str(tmp_path) in caught.value.message
+
+
+def test_what_is_forgotten_is_all_but_the_identity(state: MachineState, tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    save_machine_state(folder, state)
+    for name in ("identity.key", "roster.dsse", "roster-state.json", "tls.key.next"):
+        (folder / name).touch()
+    for _ in range(2):
+        forget_enrolment(folder)
+        assert [path.name for path in folder.iterdir()] == ["identity.key"]
