@@ -334,7 +334,7 @@ class Attempts:
             if told.isdecimal() and len(told) < _DIGITS:
                 self._told = int(told)
             elif attempt.delivered:
-                self._told = 0
+                self._told = 1
             self._told = max(1, self._told)
         if self._met and error.reason in GONE:
             now = self._clock()

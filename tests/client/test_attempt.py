@@ -21,6 +21,7 @@ from sealring.mesh.errors import (
     Unavailable,
 )
 from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import inference_pb2 as inference
 
 CLUSTER = PaperCluster(clock=lambda: 1_800_000_000)
@@ -107,6 +108,7 @@ def test_what_is_shown_is_a_prefix_and_the_end_is_the_heads(
 def test_an_envelope_expires_with_the_question() -> None:
     before = int(time.time())
     attempt, _ = attempt_and_answer()
+    assert attempt.request.attempts == 0
     assert before + 60 <= attempt.request.envelope.sealed_for.expires <= time.time() + 60
 
 
@@ -136,8 +138,8 @@ def test_attempts_end_with_the_time_and_with_their_number() -> None:
     attempts = Attempts(question(timeout=5.0), clock=lambda: now[0])
     attempt = attempts.next(CLUSTER.roster, Loads())
     assert attempts.pause_after(EpochEnded("gone"), attempt) == 0.2
-    assert attempts.pause_after(EpochEnded("gone"), attempt) == 0.4
     assert attempts.retrying
+    assert attempts.pause_after(EpochEnded("gone"), attempt) == 0.4
     now[0] = 5.0
     with pytest.raises(DeadlineExceeded):
         attempts.pause_after(EpochEnded("gone"), attempt)
@@ -252,6 +254,23 @@ def test_memory_ends_only_the_choices_that_have_not_ended_themselves() -> None:
         ended(length, STOP, max_tokens=50)
 
 
+def test_the_end_of_one_answer_may_be_told_without_a_list_and_no_other_number_of_ends_is_believed() -> None:
+    length = inference.FINISH_REASON_LENGTH
+    end = inference.FinishedChoice(reason=length, completion_tokens=9)
+    for choices, ends in ((1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 3)):
+        attempt, seal = sealed_attempt(choices=choices, max_tokens=0)
+        attempt.take(seal({"text": "a", "tokens": 3}, last=False))
+        told = inference.Finished(reason=length, completion_tokens=7, prompt_tokens=4, choices=[end] * ends)
+        event = inference.GenerateResponse(finished=told)
+        if choices == 1 and ends < 2:
+            attempt.take(event)
+            assert attempt.completion().usage == Usage(4, 9 if ends else 7)
+        else:
+            with pytest.raises(EnvelopeError) as caught:
+                attempt.take(event)
+            assert caught.value.reason == "REPLY_CUT_OFF"
+
+
 def test_nothing_comes_before_the_start_or_after_the_end() -> None:
     started = inference.GenerateResponse(started=inference.Started(ring="demo-0"))
     finished = inference.GenerateResponse(finished=inference.Finished(reason=STOP))
@@ -309,7 +328,8 @@ def test_four_attempts_in_a_row_that_bring_nothing_and_no_more() -> None:
         attempts.pause_after(EpochEnded("gone"), attempt)
     attempts = Attempts(question(timeout=0.1), clock=lambda: 0.0)
     assert attempts.pause_after(EpochEnded("gone"), attempt) == pytest.approx(0.1)
-    for error in (Unavailable("x", reason="QUEUE"), DeadlineExceeded("x")):
+    final = FailedPrecondition("x", reason="EPOCH_ENDED")  # it will not pass, whatever its reason
+    for error in (Unavailable("x", reason="QUEUE"), DeadlineExceeded("x"), final):
         with pytest.raises(type(error)):
             Attempts(question(), clock=lambda: 0.0).pause_after(error, attempt)
     attempts = Attempts(question(timeout=500.0), clock=lambda: 0.0)
@@ -329,23 +349,58 @@ def test_a_gateway_knows_what_was_asked_before() -> None:
     assert attempts.next(CLUSTER.roster, Loads()).request.attempts == 1
 
 
+def test_an_attempt_is_counted_on_its_ring_until_it_ends() -> None:
+    rings: list[Ring] = []
+    loads = Loads()
+    attempts = Attempts(question(), on_ring=rings.append)
+    attempts.ended()
+    assert attempts.next(CLUSTER.roster, loads).request.attempts == 0
+    assert (rings, loads.of(RING.id)) == ([RING], (1, 1))
+    for _ in range(2):
+        attempts.ended()
+        assert loads.of(RING.id) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "met", "avoided"),
+    [
+        ("RING_GONE", True, True),
+        ("RING_DOWN", True, True),
+        ("EPOCH_ENDED", True, False),
+        ("SEALED_BY_OTHER_ROSTER", True, False),
+        ("RING_GONE", False, False),
+    ],
+)
+def test_a_ring_that_is_not_there_is_avoided(reason: str, met: bool, avoided: bool) -> None:
+    two = PaperCluster(
+        {"demo-0": TrustLevel.SOFTWARE, "demo-1": TrustLevel.SOFTWARE}, clock=lambda: 1_800_000_000
+    )
+    attempts = Attempts(question(routing_key=bytes(8)))
+    first = attempts.next(two.roster, Loads())
+    attempts.pause_after(Unavailable("no", reason=reason), first if met else None)
+    assert (attempts.next(two.roster, Loads()).ring != first.ring) is avoided
+
+
 def test_gateways_go_on_counting_where_the_last_one_stopped() -> None:
     attempts = Attempts(question(timeout=500.0), clock=lambda: 0.0)
     told = []
     for said, delivered in [
         ("2", False),
         ("", False),
+        ("1000", False),
         ("9" * 9, False),
         ("-4", False),
         ("", True),
         ("3", True),
+        ("999", False),
+        ("0", False),
     ]:
         attempt = attempts.next(CLUSTER.roster, Loads())
         attempt.delivered = delivered
         stale = Unavailable("no", reason="SEALED_BY_OTHER_ROSTER", **({"attempts": said} if said else {}))
         attempts.pause_after(stale, attempt)
         told.append(attempts.next(CLUSTER.roster, Loads()).request.attempts)
-    assert told == [2, 2, 2, 2, 1, 3]
+    assert told == [2, 2, 2, 2, 2, 1, 3, 999, 1]
     with pytest.raises(FailedPrecondition):
         attempts.pause_after(FailedPrecondition("enough", reason="REQUEST_GIVEN_UP"), attempt)
 
