@@ -8,19 +8,35 @@ Two things that one call of anybody did to a whole process, with grpcio 1.85:
   half a million headers. A tuple was made of each, under the interpreter lock, and of each value that is not
   UTF-8 a record of the log as well: seconds in which the process did nothing else.
 
-What is replaced are private parts of grpcio. `tests/mesh/rpc/test_heads.py` fails where a release has others.
+What is replaced are private parts of grpcio. A server does not start where one of them is missing, and
+`tests/mesh/rpc/test_heads.py` fails where a release has them and does not use them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from typing import Any
 
 import grpc
 import grpc.aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+from sealring.mesh.errors import ConfigError
+
+_PARTS = (
+    "AioServer._request_call",
+    "_handle_rpc",
+    "_Metadatum",
+    "RPCState",
+    "execute_batch",
+    "ExecuteBatchError",
+    "SendInitialMetadataOperation",
+    "SendStatusFromServerOperation",
+)
+"""Of cygrpc: what is replaced, and what the replacements call."""
 
 MAX_HEADERS = 1024
 """Made in one task. Who keeps to our settings sends 120 in a head at most, of which tuples are made again
@@ -36,22 +52,20 @@ class _BadHead(grpc.aio.AioRpcError):
         super().__init__(grpc.StatusCode.INTERNAL, nothing, nothing, said)
 
 
-class _AioServer(cygrpc.AioServer):  # type: ignore[misc]
-    """Takes calls of registered methods only, which all of ours are."""
+class _RegisteredOnly:
+    """A base of gRPC's server that takes calls of registered methods only, which all of ours are."""
 
     async def _request_call(self) -> None:
         """Of a method that is not registered: gRPC's loop waits for such a call for ever."""
+        request: Any = super()
         while True:
-            await _end(await super()._request_call(), grpc.StatusCode.UNIMPLEMENTED, "no such method")
+            await _end(await request._request_call(), grpc.StatusCode.UNIMPLEMENTED, "no such method")
 
 
-_handle_rpc = cygrpc._handle_rpc
-
-
-async def _handle_bounded(*args: Any) -> None:
-    """What gRPC does with a call, from the reading of its head on."""
+async def _handle_bounded(handle: Any, *args: Any) -> None:
+    """What gRPC does with a call, from the reading of its head on, by `handle`."""
     try:
-        await _handle_rpc(*args)
+        await handle(*args)
     except _BadHead as error:
         call = next(one for one in args if isinstance(one, cygrpc.RPCState))
         await _end(call, grpc.StatusCode.INVALID_ARGUMENT, error.details() or "")
@@ -98,10 +112,25 @@ def _is_decodable(record: logging.LogRecord) -> bool:
 
 
 def bound_heads() -> None:
-    """From now on, for all servers and clients of this process that are of grpc.aio."""
-    if cygrpc.AioServer is _AioServer:
+    """From now on, for all servers and clients of this process that are of grpc.aio.
+
+    Raises ConfigError (GRPC_UNKNOWN) where this grpcio lacks one of the parts; nothing is replaced then.
+    """
+    if isinstance(getattr(cygrpc, "_Metadatum", None), _Metadatum):
         return
-    cygrpc.AioServer = _AioServer
-    cygrpc._handle_rpc = _handle_bounded
+    missing = [part for part in _PARTS if not _has(part)]
+    if missing:
+        raise ConfigError(
+            f"grpcio {grpc.__version__} has no cygrpc.{missing[0]}, by which a server bounds what strangers send it",
+            hint="install sealring anew, with the grpcio that it asks for",
+            reason="GRPC_UNKNOWN",
+        )
+    cygrpc.AioServer = type("AioServer", (_RegisteredOnly, cygrpc.AioServer), {})
+    cygrpc._handle_rpc = functools.partial(_handle_bounded, cygrpc._handle_rpc)
     cygrpc._Metadatum = _Metadatum(cygrpc._Metadatum)
     logging.getLogger(cygrpc.__name__).addFilter(_is_decodable)
+
+
+def _has(part: str) -> bool:
+    owner, _, name = part.rpartition(".")
+    return hasattr(getattr(cygrpc, owner, None) if owner else cygrpc, name)

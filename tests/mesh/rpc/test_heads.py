@@ -12,6 +12,8 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.attacks import frame
+from sealring.mesh.errors import ConfigError
+from sealring.mesh.rpc import heads
 from sealring.mesh.rpc.heads import MAX_HEADERS
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS, Server
 
@@ -158,3 +160,24 @@ async def test_a_servers_head_without_end_is_an_error_of_the_call(port: int, mad
                     await (answered if method == "Check" else answered.read())
             await gone.wait()
     assert made.count("a") <= 2 * MAX_HEADERS
+
+
+@pytest.mark.parametrize("part", heads._PARTS)
+def test_no_server_starts_where_a_private_part_of_grpc_is_missing(
+    monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    class Parts:
+        """As they are in grpcio before anything is replaced, but for one."""
+
+    for name in heads._PARTS:
+        if name != part:
+            setattr(Parts, name.partition(".")[0], type("Part", (), {"_request_call": None}))
+    if part == "AioServer._request_call":
+        Parts.AioServer = object  # type: ignore[attr-defined]
+    monkeypatch.setattr(heads, "cygrpc", Parts)
+    had = vars(Parts).copy()
+    with pytest.raises(ConfigError) as refused:
+        Server([])
+    assert refused.value.reason == "GRPC_UNKNOWN"
+    assert part in str(refused.value)
+    assert vars(Parts) == had
