@@ -92,8 +92,12 @@ def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="as `key list` shows it")],
 ) -> None:
     """Refuse a key from now on, for good."""
-    record = _keys(context).revoke(key_id)
-    say(f"revoked {record.id}")
+    import time
+
+    keys = _keys(context)
+    say(f"revoked {keys.revoke(key_id).id}")
+    if not any(one.usable(time.time()) for one in keys.read().values()):
+        say("no key is usable now: the gateway answers no request until you create one")
 
 
 def _keys(context: typer.Context) -> KeyFile:

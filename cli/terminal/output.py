@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from sealring.mesh.system.lean import show_rich
 from sealring.mesh.trust.levels import level_of
@@ -26,12 +26,19 @@ _UNBOUNDED = 10_000
 
 def write(text: str) -> None:
     """Text on standard output, at once. Who reads it may stop (`| head -1`): then the command is done."""
+    if not _taken(sys.stdout, text):
+        raise SystemExit(0)
+
+
+def _taken(stream: TextIO, text: str) -> bool:
+    """Whether there was a reader still; what else is written goes nowhere then."""
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        stream.write(text)
+        stream.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return False
+    return True
 
 
 def printable(text: str, *, keep: str = "", instead: str = "?") -> str:
@@ -60,9 +67,9 @@ def clear_screen() -> None:
 
 
 def say(text: str) -> None:
-    """A line for people on standard error; control characters of others do not reach the terminal."""
-    sys.stderr.write(printable(text, keep="\n") + "\n")
-    sys.stderr.flush()
+    """A line for people on standard error; control characters of others do not reach the terminal. It is lost
+    where nobody reads, and the command goes on: its exit status tells how it ended."""
+    _taken(sys.stderr, printable(text, keep="\n") + "\n")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:

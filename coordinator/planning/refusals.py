@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from sealring.coordinator.planning.demand import HEADROOM_PERCENT, Demand
 from sealring.mesh.errors import FailedPrecondition, NotFound, ResourceExhausted
+from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
 from sealring.v1 import admin_pb2
 
 _SHOWN = 8
@@ -82,7 +83,8 @@ def _obstacle(member: Usable, floor: int) -> str:
     if member.obstacle:
         return member.obstacle
     if member.trust < max(1, floor):
-        return f"its trust {member.trust} is below the floor {max(1, floor)}"
+        least = max(SCORES[TrustLevel.SOFTWARE], floor)
+        return f"its trust level {level_of(member.trust)} is below the floor {level_of(least)}"
     if not member.memory_usable:
         return "it reports no usable memory"
     if not member.room:

@@ -21,6 +21,7 @@ from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, N
 from sealring.mesh.rpc.problem import from_problem, one_line
 from sealring.mesh.rpc.protocol import agree
 from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.trust.levels import level_of
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, RingState, WatchResponse
 
@@ -398,7 +399,9 @@ class Rings:
             return "is draining"
         if refused := self._publisher.standing.refusal(member):
             return f"is not trusted: {refused}"
-        return f"has trust {listed.trust}, below the floor {floor}" if listed.trust < floor else ""
+        if listed.trust < floor:
+            return f"has trust level {level_of(listed.trust)}, below the floor {level_of(floor)}"
+        return ""
 
     def serving(self, name: str) -> RunningRing:
         """The ring of that name, or the only one for "".

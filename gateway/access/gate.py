@@ -233,7 +233,8 @@ class Gate:
         log.warning("api_key_refused", peer=peer)
         return Unauthenticated(
             "the API key is missing or not valid",
-            hint="send the header authorization: Bearer KEY; the gateway's owner creates keys",
+            hint="send the header authorization: Bearer KEY (sealring's own commands: --api-key-file FILE); "
+            "the gateway's owner makes keys: sealring key create",
             reason="INVALID_API_KEY",
         )
 

@@ -137,7 +137,9 @@ def load_machine_state(folder: Path) -> MachineState:
     """
     if not is_enrolled(folder):
         raise ConfigError(
-            f"there is no enrolment in {folder}", hint="join a cluster first", reason="NOT_ENROLLED"
+            f"there is no enrolment in {folder}",
+            hint="join a cluster first: sealring join TOKEN, of a gateway: sealring gateway join TOKEN",
+            reason="NOT_ENROLLED",
         )
     try:
         described = parse_json_object(read_secret(folder / _MEMBER), max_bytes=_MAX_BYTES)

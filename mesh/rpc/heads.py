@@ -121,7 +121,7 @@ def bound_heads() -> None:
     missing = [part for part in _PARTS if not _has(part)]
     if missing:
         raise ConfigError(
-            f"grpcio {grpc.__version__} has no cygrpc.{missing[0]}, by which a server bounds what strangers send it",
+            f"grpcio {grpc.__version__} has no cygrpc.{missing[0]}, which bounds what strangers may send",
             hint="install sealring anew, with the grpcio that it asks for",
             reason="GRPC_UNKNOWN",
         )

@@ -80,6 +80,8 @@ def unwritable(path: Path, error: OSError) -> ConfigError:
 
 
 def _write_temporary(path: Path, data: bytes, mode: int) -> Path:
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)

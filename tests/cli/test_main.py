@@ -138,6 +138,26 @@ def test_who_stops_reading_is_no_failure(home: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [(["config", "show"], 0), (["token", "list", "--operator", "none"], 7)],
+)
+def test_what_is_said_to_nobody_changes_no_exit_status(home: Path, command: list[str], status: int) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as err:
+        done = subprocess.run(
+            [sys.executable, "-m", "sealring.cli", *command],
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+            timeout=200,
+            check=False,
+            cwd=home,
+            env=os.environ | {"HOME": str(home)},
+        )
+    assert done.returncode == status
+
+
 def test_a_typo_in_the_config_file_is_named(here: Any, home: Path) -> None:
     (home / "s.toml").write_text("[cli]\ngatway = 'x'\n")
     done = here("--config", "s.toml", "status")

@@ -28,10 +28,12 @@ def test_keys_are_made_listed_and_revoked(sealring: Any, here: Any, home: Path) 
     assert listed[0]["label"] == "laptop"
     assert listed[0]["expires"] - listed[0]["created"] == 3 * 86_400
     assert listed[1]["expires"] == 0
-    assert here("key", "revoke", key_id, "--state-dir", str(state)).status == 0
+    revoked = here("key", "revoke", key_id, "--state-dir", str(state))
+    assert (revoked.status, "no key is usable" in revoked.err) == (0, False)
     table = here("key", "list", "--state-dir", str(state)).out.splitlines()
     assert table[1].endswith("revoked")
     assert table[2].endswith("usable")
+    assert "no key is usable" in here("key", "revoke", other["id"], "--state-dir", str(state)).err
     assert stat.S_IMODE((state / "keys.json").stat().st_mode) == 0o600
     assert text.encode() not in b"".join(file.read_bytes() for file in state.iterdir())
 

@@ -351,7 +351,7 @@ def test_who_cannot_serve_and_why() -> None:
         plan(spec(), profile(), members)
     assert caught.value.reason == "NOT_ENOUGH_NODES"
     assert "node-1: it is offline" in caught.value.message
-    assert "node-2: its trust 0 is below the floor 1" in caught.value.message
+    assert "node-2: its trust level none is below the floor software" in caught.value.message
     with pytest.raises(FailedPrecondition) as caught:
         plan(spec(members=[members[0].id]), profile(), members)
     assert caught.value.reason == "NODE_NOT_USABLE"
@@ -370,7 +370,7 @@ def test_too_few_nodes_says_who_cannot_serve_and_why() -> None:
         plan(spec(stages=4), profile(), [*THREE, *others])
     assert caught.value.message == (
         "the deployment needs 4 nodes and 3 can serve (node-4: it is offline; "
-        "node-5: its trust 0 is below the floor 1)"
+        "node-5: its trust level none is below the floor software)"
     )
 
 

@@ -164,3 +164,10 @@ def test_a_pipe_is_no_secret(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         read_secret(tmp_path / "key")
     assert error.value.reason == "SECRET_FILE_UNSAFE"
+
+
+@pytest.mark.parametrize("path", [Path(""), Path("/")])
+def test_what_names_no_file_cannot_be_written(path: Path) -> None:
+    for write in (write_atomic, create_exclusive):
+        with pytest.raises(IsADirectoryError):
+            write(path, b"x")
