@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from sealring.cli.terminal.output import enum_word
@@ -120,21 +121,37 @@ def gateway_access(settings: CliSettings) -> Access:
     """
     import grpc
 
-    access: Access = {"credentials": None, "api_key": None}
-    try:
-        if settings.gateway_ca is not None:
+    access: Access = {"credentials": None, "api_key": read_api_key(settings.api_key_file)}
+    if settings.gateway_ca is not None:
+        with _needed_file():
             access["credentials"] = grpc.ssl_channel_credentials(read_bounded(settings.gateway_ca))
-        if settings.api_key_file is not None:
-            access["api_key"] = read_secret(settings.api_key_file).decode("ascii").strip()
-    except FileNotFoundError as error:
-        raise ConfigError(f"there is no file {error.filename}", reason="NO_SUCH_FILE") from None
-    except UnicodeDecodeError:
+    return access
+
+
+def read_api_key(file: Path | None) -> str | None:
+    """The API key in a file of its owner's alone, if one is named.
+
+    Raises ConfigError (NO_SUCH_FILE, BAD_API_KEY_FILE, SECRET_FILE_UNSAFE).
+    """
+    if file is None:
+        return None
+    with _needed_file():
+        key = read_secret(file).decode("ascii", "replace").strip()
+    if not key or not (key.isascii() and key.isprintable()):
         raise ConfigError(
-            f"{settings.api_key_file} does not hold an API key",
+            f"{file} does not hold an API key",
             hint="put into it what `sealring key create` printed",
             reason="BAD_API_KEY_FILE",
-        ) from None
-    return access
+        )
+    return key
+
+
+@contextmanager
+def _needed_file() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {error.filename}", reason="NO_SUCH_FILE") from None
 
 
 def _metadata(api_key: str | None) -> tuple[tuple[str, str], ...] | None:

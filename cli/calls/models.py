@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
+from http.client import HTTPException
 from urllib.parse import urlsplit
 
-from sealring.mesh.errors import InvalidInput, NotFound, Unavailable
+from sealring.mesh.errors import ConfigError, InvalidInput, NotFound, Unauthenticated, Unavailable
+from sealring.mesh.system.addresses import is_loopback
+
+NO_KEY = "none"
+"""What tools say to an edge that asks for no key: most of them want some."""
 
 _SECONDS = 10.0
 _MOST = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 
-def served(url: str, key: str, model: str = "") -> tuple[str, int]:
+def served(url: str, key: str | None, model: str = "") -> tuple[str, int]:
     """The model of this name, or the only one, and how many tokens its context holds.
 
-    Raises InvalidInput (BAD_ADDRESS), Unavailable (NO_EDGE), NotFound (MODEL_NOT_FOUND).
+    Raises InvalidInput (BAD_ADDRESS), ConfigError (KEY_IN_CLEAR), Unavailable (NO_EDGE), Unauthenticated
+    (KEY_REFUSED), NotFound (MODEL_NOT_FOUND).
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidInput(f"{url[:80]!r} is no URL", hint="give http://HOST:PORT", reason="BAD_ADDRESS")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    host, port, path, kind = _parts(url)
+    if key is not None and kind is http.client.HTTPConnection and not is_loopback(host):
+        raise ConfigError(
+            f"{url[:80]} would get the API key in clear", hint="give an https:// URL", reason="KEY_IN_CLEAR"
+        )
     try:
-        connection = kind(parts.hostname, parts.port, timeout=_SECONDS)
-        connection.request("GET", f"{parts.path}/v1/models", headers={"authorization": f"Bearer {key}"})
-        answer = connection.getresponse()
-        told = json.loads(answer.read(_MOST))
-        connection.close()
+        connection = kind(host, port, timeout=_SECONDS)
+        with contextlib.closing(connection):
+            connection.request(
+                "GET", f"{path}/v1/models", headers={"authorization": f"Bearer {key or NO_KEY}"}
+            )
+            with connection.getresponse() as answer:
+                status, text = answer.status, answer.read(_MOST)
+        if status in (401, 403):
+            raise Unauthenticated(
+                f"{url} refuses the API key, or wants one",
+                hint="name the file of one: --api-key-file",
+                reason="KEY_REFUSED",
+            )
+        told = json.loads(text)
         models = {one["id"]: int(one["context_length"]) for one in told["data"] if _NAME.fullmatch(one["id"])}
-    except (OSError, ValueError, http.client.HTTPException, LookupError, TypeError):
+    except (OSError, ValueError, ArithmeticError, RecursionError, HTTPException, LookupError, TypeError):
         raise Unavailable(
             f"{url} does not tell its models", hint="start `sealring proxy`, or give --url", reason="NO_EDGE"
         ) from None
@@ -43,3 +60,16 @@ def served(url: str, key: str, model: str = "") -> tuple[str, int]:
             reason="MODEL_NOT_FOUND",
         )
     return chosen, models[chosen]
+
+
+def _parts(url: str) -> tuple[str, int | None, str, type[http.client.HTTPConnection]]:
+    """Host, port, path, and what connects to them."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname:
+            tls = parts.scheme == "https"
+            kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
+            return parts.hostname, parts.port, parts.path, kind
+    except ValueError:  # of brackets without their end, or a port that is none
+        pass
+    raise InvalidInput(f"{url[:80]!r} is no URL", hint="give http://HOST:PORT", reason="BAD_ADDRESS")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -48,24 +50,37 @@ def connect(
         )
     settings = Settings(Path.home() / below, default_state_root() / "connect" / f"{name}.json")
     if undo:
-        settings.undo()
+        with _file_of(below):
+            settings.undo()
         say(f"~/{below} is as it was")
         return
 
-    from sealring.cli.calls.models import served
-    from sealring.mesh.system.files import read_secret
+    from sealring.cli.calls.client import read_api_key
+    from sealring.cli.calls.models import NO_KEY, served
 
-    key_file = load_settings(context).settings.api_key_file
-    key = read_secret(key_file).decode().strip() if key_file else "none"
+    key = read_api_key(load_settings(context).settings.api_key_file)
     url = url.rstrip("/").removesuffix("/v1")
     found, length = served(url, key, model)
-    values: dict[str, str | int] = {"url": url, "model": found, "key": key, "context": length}
+    values: dict[str, str | int] = {"url": url, "model": found, "key": key or NO_KEY, "context": length}
     content = filled(tool.content, values)
     if to_file:
-        settings.write(tool, content)
+        with _file_of(below):
+            settings.write(tool, content)
         say(f"wrote ~/{below}; `sealring connect {name} --undo` puts back what was there")
     else:
         if below:
             say(f"~/{below}:")
         write(shown(content))
     say(filled(tool.then, values))
+
+
+@contextmanager
+def _file_of(below: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(
+            f"~/{below} cannot be read or written: {error.strerror}",
+            hint="enter the settings by hand",
+            reason="BAD_FILE",
+        ) from None

@@ -18,12 +18,12 @@ _SHOWN = re.compile(r"(?:^ *|[`&|;>] *|\$ ?|bin/)sealring ((?:[^`#\n\\&|]|\\\n)+
 _SAID = re.compile(r"(?:^|[`:;,(]|\b(?:see|run|then|type)) ?sealring ([a-z][a-z-]*(?: [a-z][a-z-]*)?)")
 
 
-_ROOT: Any = get_command(app)
+ROOT: Any = get_command(app)
 
 
 def commands() -> dict[str, Any]:
     """Every command by its words, for example "node join"."""
-    return dict(_commands(_ROOT, ()))
+    return dict(_commands(ROOT, ()))
 
 
 def _commands(group: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
@@ -36,7 +36,7 @@ def _commands(group: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 def help_of(name: str) -> str:
     """What `sealring NAME --help` prints."""
-    command = _ROOT
+    command = ROOT
     context = command.make_context("sealring", [], resilient_parsing=True)
     for word in name.split():
         command = command.commands[word]
@@ -51,7 +51,7 @@ def parse(line: str) -> None:
     Raises typer's UsageError for a command, an option or a value that there is not.
     """
     words = shlex.split(line)
-    command = _ROOT
+    command = ROOT
     context = None
     try:
         while True:

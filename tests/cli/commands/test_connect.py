@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from sealring.cli.setup.tools import TOOLS, Settings, filled, shown
-from sealring.mesh.errors import ConfigError, FailedPrecondition
-
-VALUES: dict[str, str | int] = {"url": "http://h:1", "model": "demo", "key": "none", "context": 4096}
 
 
 class Edge(BaseHTTPRequestHandler):
@@ -42,59 +36,6 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize("name", TOOLS)
-def test_every_entry_names_where_and_is_well_formed(name: str, tmp_path: Path) -> None:
-    tool = TOOLS[name]
-    text = shown(filled(tool.content, VALUES))
-    assert "http://h:1" in text
-    assert "$" not in text
-    assert filled(tool.then, VALUES)
-    if tool.kind == "json":
-        assert tool.file
-        assert isinstance(json.loads(text), dict)
-    elif tool.file.endswith(".toml"):
-        assert tomllib.loads(text)["model_context_window"] == 4096
-
-
-@pytest.mark.parametrize("name", [name for name, tool in TOOLS.items() if tool.file])
-def test_what_was_there_is_put_back(name: str, tmp_path: Path) -> None:
-    tool, file = TOOLS[name], tmp_path / "settings"
-    settings = Settings(file, tmp_path / "state" / "record")
-    before = {"json": '{"env": {"KEPT": "1"}, "mine": [1]}', "end": "- {}\n", "own": None}[tool.kind]
-    if before is not None:
-        file.write_text(before)
-    for _ in range(2):
-        settings.write(tool, filled(tool.content, VALUES))
-    told = file.read_text()
-    assert "http://h:1" in told
-    if tool.kind == "json":
-        assert json.loads(told)["mine"] == [1]
-        assert json.loads(told)["env"]["KEPT"] == "1"
-    elif before:
-        assert told.startswith(before)
-    settings.undo()
-    assert (file.read_text() if file.exists() else None) == before
-    with pytest.raises(FailedPrecondition, match="nothing"):
-        settings.undo()
-
-
-def test_what_somebody_changed_is_left_alone(tmp_path: Path) -> None:
-    file = tmp_path / "settings"
-    settings = Settings(file, tmp_path / "record")
-    settings.write(TOOLS["codex"], "x = 1\n")
-    file.write_text("x = 2\n")
-    for attempt in (settings.undo, lambda: settings.write(TOOLS["codex"], "x = 3\n")):
-        with pytest.raises(FailedPrecondition, match="changed"):
-            attempt()
-    (tmp_path / "record").unlink()
-    with pytest.raises(FailedPrecondition, match="there already"):
-        settings.write(TOOLS["codex"], "x = 3\n")
-    file.write_text("// a comment\n{}")
-    with pytest.raises(ConfigError, match="not plain JSON"):
-        settings.write(TOOLS["zed"], {})
-    assert file.read_text() == "// a comment\n{}"
-
-
 def test_as_a_user_runs_it(sealring: Any, here: Any, home: Path, url: str) -> None:
     made = sealring("connect", "claude", "--url", f"{url}/v1", "--write")
     assert made.status == 0, made.err
@@ -108,3 +49,36 @@ def test_as_a_user_runs_it(sealring: Any, here: Any, home: Path, url: str) -> No
     assert here("connect", "cline", "--url", url, "--write").status != 0
     assert "no model" in here("connect", "curl", "--url", url, "--model", "other").err
     assert "models" in here("connect", "curl", "--url", "http://127.0.0.1:9").err
+
+
+def test_files_that_cannot_be_used_are_named(here: Any, home: Path, url: str) -> None:
+    key = home / "key"
+    command = ("connect", "zed", "--url", url)
+    for content, reason in ((None, "NO_SUCH_FILE"), ("", "BAD_API_KEY_FILE"), ("a\nb", "BAD_API_KEY_FILE")):
+        if content is not None:
+            key.write_text(content)
+            key.chmod(0o600)
+        done = here(*command, "--api-key-file", str(key))
+        assert (done.status, f"[{reason}]" in done.err, str(key) in done.err) == (7, True, True)
+    key.write_text("srk_x\n")
+    assert "enter srk_x as its key" in here(*command, "--api-key-file", str(key)).err
+    assert "enter none as its key" in here(*command).err
+    (home / ".config").write_text("a file")
+    assert "~/.config/zed/settings.json cannot be read" in here(*command, "--write").err
+
+
+def test_what_is_known_is_said(here: Any, home: Path, url: str) -> None:
+    done = here("connect", "emacs")
+    assert (done.status, "give claude, codex" in done.err) == (2, True)
+    done = here("connect", "codex", "--url", f"{url}/")
+    assert done.err == "~/.codex/sealring.config.toml:\nrun: codex --profile sealring\n"
+    assert f'base_url = "{url}/v1"' in done.out
+    assert here("connect", "curl", "--url", url).err == "run it as it stands\n", "it has no file"
+    for way in ("--write", "--undo"):
+        assert "curl has no file to be written" in here("connect", "curl", way).err
+    done = here("connect", "codex", "--url", url, "--write")
+    assert done.err.startswith(
+        "wrote ~/.codex/sealring.config.toml; `sealring connect codex --undo` puts back what was there\n"
+    )
+    assert here("connect", "codex", "--undo").err == "~/.codex/sealring.config.toml is as it was\n"
+    assert here("connect", "codex", "--undo").status == 7

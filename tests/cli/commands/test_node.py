@@ -1,4 +1,4 @@
-"""`sealring node` and `sealring gateway`: the cluster's members, listed and taken out of service."""
+"""`sealring node`: the cluster's nodes, listed and taken out of service."""
 
 from __future__ import annotations
 
@@ -7,48 +7,11 @@ from typing import Any
 import pytest
 
 from sealring.cli.terminal.output import moment
-from sealring.v1 import admin_pb2, membership_pb2
 
 AT = 1_800_000_000
-NODE, GATEWAY = membership_pb2.ROLE_NODE, membership_pb2.ROLE_GATEWAY
 
 
-@pytest.fixture
-def cluster(coordinator: Any) -> Any:
-    """Two nodes, two gateways, and one of each role that was evicted and banned."""
-    places = [admin_pb2.NodeRing(ring="demo-0", first_layer=0, end_layer=8)]
-    coordinator.answers["ListNodes"] = admin_pb2.ListNodesResponse(
-        nodes=[
-            admin_pb2.Node(
-                id="a" * 52,
-                name="mac-1",
-                state=admin_pb2.NODE_STATE_ONLINE,
-                trust=10,
-                memory_used=1 << 30,
-                memory_usable=8 << 30,
-                rings=places,
-            ),
-            admin_pb2.Node(
-                id="b" * 52,
-                name="mac-2",
-                state=admin_pb2.NODE_STATE_ONLINE,
-                trust=10,
-                trouble="its clock is wrong",
-            ),
-        ],
-        gateways=[
-            admin_pb2.Gateway(id="g" * 52, name="edge", watching=True, enrolled=AT),
-            admin_pb2.Gateway(id="h" * 52, name="spare", trouble="it cannot verify the roster"),
-        ],
-        revoked=[
-            admin_pb2.RevokedIdentity(id="c" * 52, name="mac-3", role=NODE, at=AT),
-            admin_pb2.RevokedIdentity(id="d" * 52, name="old-edge", role=GATEWAY, banned=True, at=AT),
-        ],
-    )
-    return coordinator
-
-
-def test_nodes_are_listed_with_what_they_serve_and_those_that_are_gone(here: Any, cluster: Any) -> None:
+def test_nodes_are_listed_with_what_they_serve_and_those_that_are_gone(here: Any, members: Any) -> None:
     shown = here("node", "list").out.splitlines()
     row = next(line for line in shown if line.startswith("mac-1"))
     for cell in ("a" * 16, "online", "software", "1.0 GiB of 8.0 GiB", "demo-0", "0-7"):
@@ -59,7 +22,7 @@ def test_nodes_are_listed_with_what_they_serve_and_those_that_are_gone(here: Any
     assert [one["name"] for one in here("node", "list", "--json").data] == ["mac-1", "mac-2"]
 
 
-def test_gateways_are_listed_with_whether_they_are_connected(here: Any, cluster: Any) -> None:
+def test_gateways_are_listed_with_whether_they_are_connected(here: Any, members: Any) -> None:
     shown = here("gateway", "list").out.splitlines()
     rows = {line.split()[0]: line.split() for line in shown[1:3]}
     assert rows["edge"][1:3] == ["g" * 16, "connected"]
@@ -77,27 +40,23 @@ def test_gateways_are_listed_with_whether_they_are_connected(here: Any, cluster:
         ("node evict mac-1", "EvictNode", "a", "evicted mac-1; what was left of its join token is revoked"),
         ("node ban mac-2", "BanNode", "b", "banned mac-2; what was left of its join token is revoked"),
         ("node ban mac-3", "BanNode", "c", "banned mac-3"),
-        ("gateway evict edge", "EvictNode", "g", "evicted edge"),
-        ("gateway ban old-edge", "BanNode", "d", "banned old-edge"),
     ],
 )
 def test_a_member_is_changed_by_the_id_of_who_is_called_so(
-    here: Any, cluster: Any, command: str, method: str, whom: str, said: str
+    here: Any, members: Any, command: str, method: str, whom: str, said: str
 ) -> None:
     done = here(*command.split())
     assert done.status == 0
     assert done.err.startswith(said)
-    _, (called, asked) = cluster.asked
+    _, (called, asked) = members.asked
     assert (called, asked.id) == (method, whom * 52)
     if method == "DrainNode":
         assert asked.undo == ("--undo" in command)
 
 
-@pytest.mark.parametrize(
-    "command", ["node evict edge", "gateway evict mac-1", "node evict mac-3", "gateway ban mac-3"]
-)
-def test_nobody_of_another_role_and_nobody_who_is_gone_already(here: Any, cluster: Any, command: str) -> None:
+@pytest.mark.parametrize("command", ["node evict edge", "node evict mac-3", "node ban old-edge"])
+def test_nobody_of_another_role_and_nobody_who_is_gone_already(here: Any, members: Any, command: str) -> None:
     done = here(*command.split())
     assert done.status == 3
     assert "UNKNOWN_NODE" in done.err
-    assert len(cluster.asked) == 1
+    assert len(members.asked) == 1
