@@ -239,8 +239,9 @@ class Rings:
         root = problem.reason not in _OF_OTHERS
         actions = running.machine.fault(member, message.epoch, reason, self._clock(), root=root)
         self._apply(message.ring, actions)
-        # A neighbour that lost its peer may have ended the epoch before the rank without a group says so.
-        if problem.reason == EpochEnded.no_group and running.served < message.epoch == running.machine.epoch:
+        # A neighbour that lost its peer may have ended the epoch before the rank without a group says so,
+        # and the next may have begun.
+        if problem.reason == EpochEnded.no_group and running.served < message.epoch <= running.machine.epoch:
             running.groupless.add(message.epoch)
             able = running.backend and running.spec.or_pipeline
             if able and len(running.groupless) >= _GROUPLESS_EPOCHS:

@@ -130,9 +130,9 @@ class Cluster:
         return node
 
     async def back(self, node: FakeNode) -> FakeNode:
-        """A node that went on by itself without a coordinator."""
+        """A node that went on by itself without a coordinator, as busy as it was."""
         again = FakeNode(self.folder / node.name, self.coordinator.main_address(), instance=node.instance)
-        again.running, again.serving = dict(node.running), dict(node.serving)
+        again.running, again.serving, again.busy = dict(node.running), dict(node.serving), node.busy
         self.nodes.append(again)
         await again.start()
         return again

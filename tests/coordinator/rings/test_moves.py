@@ -245,11 +245,7 @@ async def test_a_coordinator_that_is_restarted_in_a_drain_goes_on_with_it(start_
     await cluster.close()
     again = await start_cluster()
     try:
-        back = []
-        for node in nodes:
-            one = await again.back(node)
-            one.busy = node is leaving
-            back.append(one)
+        back = [await again.back(node) for node in nodes]
         sessions = again.coordinator.sessions
         while (session := sessions.find(leaving.id)) is None or not session.steps or session.idle:
             await sessions.next_beat()

@@ -18,11 +18,11 @@ from sealring.mesh.rpc.heads import MAX_HEADERS
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS, Server
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
-"""With settings; the server's own are never acknowledged."""
+"""With settings."""
 
 CHECK = b"/grpc.health.v1.Health/Check"
-HEADERS, RESET, GOAWAY, CONTINUATION = 1, 3, 7, 9
-END_STREAM, END_HEADERS = 1, 4
+HEADERS, RESET, SETTINGS, GOAWAY, CONTINUATION = 1, 3, 4, 7, 9
+ACK, END_STREAM, END_HEADERS = 1, 1, 4
 
 
 def literal(name: bytes, value: bytes) -> bytes:
@@ -53,9 +53,11 @@ async def answer(port: int, sent: bytes) -> bytes:
         while True:
             head = await reader.readexactly(9)
             payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
-            assert head[3] not in (RESET, GOAWAY)
+            assert head[3] not in (RESET, GOAWAY), payload
             if head[3] == HEADERS:
                 return payload
+            if head[3] == SETTINGS and not head[4]:
+                writer.write(frame(SETTINGS, ACK, 0, b""))
     finally:
         writer.close()
         await writer.wait_closed()
