@@ -191,7 +191,8 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         if verdict.level is TrustLevel.SOFTWARE and not self._settings.software_identity_allowed:
             raise AttestationError(
                 "the evidence is of level software, which this coordinator does not take",
-                hint="set the coordinator's software_identity_allowed",
+                hint="its operator allows them: coordinator run --software-identity-allowed, or "
+                "software_identity_allowed under [coordinator]",
                 reason="SOFTWARE_NOT_ALLOWED",
             )
         manifest, allowed = verdict.statement.manifest_hash.hex(), self._settings.allowed_manifests

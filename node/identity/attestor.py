@@ -44,7 +44,8 @@ def require_software_allowed(key_type: str, *, allowed: bool) -> None:
     if key_type == KeyType.SOFTWARE and not allowed:
         raise PermissionDenied(
             "the identity key is in a file, and this node does not allow that",
-            hint="set software_identity_allowed; the node's trust level is then software",
+            hint="allow it: --software-identity-allowed, or software_identity_allowed under [node]; "
+            "its trust level is then software",
             reason="SOFTWARE_IDENTITY",
         )
 

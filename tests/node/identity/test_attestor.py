@@ -124,3 +124,4 @@ def test_a_software_key_has_to_be_allowed() -> None:
     with pytest.raises(PermissionDenied) as raised:
         attestor.require_software_allowed("software", allowed=False)
     assert raised.value.reason == "SOFTWARE_IDENTITY"
+    assert "--software-identity-allowed" in raised.value.hint
