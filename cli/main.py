@@ -19,7 +19,6 @@ from typer.models import TyperInfo
 from sealring.cli.terminal import exit_codes
 from sealring.cli.terminal.output import say
 from sealring.mesh.errors import SealringError
-from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.mesh.system.lean import collect_seldom, hide_rich
 
 _NAMES = (
@@ -113,8 +112,7 @@ def root(
 
 
 def main() -> None:
-    """The entry point: runs the command and turns what it raises into one line and an exit status."""
-    forbid_core_files()
+    """Runs the command and turns what it raises into one line and an exit status."""
     collect_seldom()
     hide_rich()
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # looking for any reads each installed package

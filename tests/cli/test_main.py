@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,19 @@ def test_help_imports_nothing_heavy_and_looks_for_no_garbage() -> None:
     )
     assert "Usage: sealring" in done.stdout
     assert done.stderr.startswith("[] {'collections': 0,")
+
+
+def test_ctrl_c_while_it_is_imported_ends_it_without_a_word() -> None:
+    code = (
+        "import os, runpy, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(name, *_):\n"
+        "        if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting)\n"
+        "runpy.run_module('sealring.cli', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_completion_knows_the_commands(sealring: Any) -> None:

@@ -175,15 +175,15 @@ def test_every_process_forbids_core_files_first() -> None:
             (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "main"), None
         )
         for file, tree in trees()
-        if str(file) == "cli/main.py" or "__name__ == '__main__'" in _conditions(tree)
+        if "__name__ == '__main__'" in _conditions(tree)
     }
-    assert {"cli/main.py", "node/engine/main.py", "node/carrier/main.py"} <= set(processes)
+    assert {"cli/__main__.py", "node/engine/main.py", "node/carrier/main.py"} <= set(processes)
     del processes["cli/service/launchd.py"]  # writes examples for the repository
     for file, main in processes.items():
         assert main is not None, file
         first = main.body[1 if ast.get_docstring(main) else 0]
         assert ast.unparse(first) == "forbid_core_files()", file
-    assert 'sealring = "sealring.cli.main:main"' in (ROOT / "pyproject.toml").read_text()
+    assert 'sealring = "sealring.cli.__main__:main"' in (ROOT / "pyproject.toml").read_text()
 
 
 def _conditions(tree: ast.Module) -> list[str]:
