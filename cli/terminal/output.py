@@ -79,19 +79,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
     from rich.table import Table
     from rich.text import Text
 
-    heading = Text(printable(title, keep="\n"), style="table.title") if title else None
-    table = Table(title=heading, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    # no title of the table's own, which would be folded to its width
+    shown: list[Any] = [Text(printable(title, keep="\n"), style="table.title")] if title else []
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         numbers = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
+    shown.append(table)
     if sys.stdout.isatty():
-        Console(file=sys.stdout, highlight=False).print(table)
+        Console(file=sys.stdout, highlight=False).print(*shown, sep="\n")
     else:
         console = Console(file=io.StringIO(), width=_UNBOUNDED, highlight=False)
         with console.capture() as captured:
-            console.print(table)
+            console.print(*shown, sep="\n")
         write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
     if not rows:
         say("(none)")

@@ -100,9 +100,13 @@ def test_what_others_say_steers_no_terminal(show: Any, capsys: pytest.CaptureFix
     assert shown.isprintable()
 
 
-def test_a_title_is_text_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(["name"], [["x" * 40]], title="ring [red]r[/nothing]")
-    assert "ring [red]r[/nothing]" in capsys.readouterr().out
+def test_a_title_is_text_and_no_markup_and_one_line_however_narrow_the_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(["name", "n"], [["x", 1], ["", 22]], title="ring [red]r[/nothing], and more of it")
+    assert capsys.readouterr().out == "ring [red]r[/nothing], and more of it\nname   n\nx      1\n-     22\n"
+    print_table(["name", "n"], [["x", "y"], ["", 22]])
+    assert capsys.readouterr().out == "name  n\nx     y\n-     22\n", "words stand on the left"
 
 
 def test_json_shows_what_does_not_print_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,3 +157,55 @@ async def test_a_writer_that_waits_for_its_answer_and_not_its_client_goes_on(
         while len(looks) < 3:
             await asyncio.sleep(0.001)
         await writer.write(b"b")
+
+
+@pytest.mark.parametrize(
+    ("ping", "sending", "quiet", "told", "next_look"),
+    [
+        (b":\n", False, 8.0, [b":\n"], 8.0),
+        (b":\n", False, 9.5, [b":\n"], 8.0),
+        (b":\n", False, 7.5, [], 0.5),
+        (b":\n", True, 8.0, [], 8.0),  # a part is on its way, and a ping might get in its middle
+        (b"", False, 8.0, [], 8.0),
+    ],
+)
+async def test_a_stream_that_tells_nothing_is_pinged(
+    ping: bytes, sending: bool, quiet: float, told: list[bytes], next_look: float
+) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    loop = asyncio.get_running_loop()
+    now, looks = [100.0], list[float]()
+
+    class Clock:
+        time = staticmethod(lambda: now[0])
+        create_task = staticmethod(loop.create_task)
+
+        @staticmethod
+        def call_later(seconds: float, look: Any) -> asyncio.TimerHandle:
+            looks.append(seconds)
+            return loop.call_later(3600, look)
+
+    writer = _Writer(send, ping)
+    writer._loop = Clock  # type: ignore[assignment]
+    with writer:
+        await writer.write(b"a")
+        if sending:
+            writer._watch.begin()
+        now[0] += quiet
+        writer._beat.cancel()
+        writer._keep_alive()
+        await asyncio.sleep(0)
+        assert [one["body"] for one in sent[1:]] == told
+        assert all(one["more_body"] for one in sent)
+        assert looks == [8.0, next_look]
+
+
+async def test_a_ping_that_nobody_takes_breaks_nothing() -> None:
+    async def send(message: Any) -> None:
+        raise OSError("gone")
+
+    await _Writer(send, b":\n")._send_ping()
