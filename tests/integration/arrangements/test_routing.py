@@ -166,7 +166,7 @@ async def refused_for_memory(rings, name):
     before = await epochs(rings)
     with pytest.raises(SealringError) as refused:
         for number in range(64):
-            await ask(rings, turn(200 + number, "Why? " * scarce.TOKENS), max_tokens=1)
+            await ask(rings, turn(200 + number, "Why? " * (scarce.TOKENS // 6)), max_tokens=1)
     assert refused.value.reason == "OUT_OF_MEMORY"
     await rings.offered(2)
     after = await epochs(rings)
