@@ -6,6 +6,7 @@ file is then the engine, as `python -m scarce`.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,13 @@ import hasty
 
 TOKENS = 150
 """The longest prompt for which there is memory."""
+
+
+def epochs_without_memory(log: Path) -> list[tuple[str, int]]:
+    """The rings and epochs that ended for it, by the coordinator's log: on a busy machine an epoch may fail
+    to form as well, which is no matter."""
+    faults = [json.loads(line) for line in log.read_text().splitlines() if '"epoch_fault"' in line]
+    return sorted({(one["ring"], one["epoch"]) for one in faults if one["why"] == "OUT_OF_MEMORY"})
 
 
 def scarce() -> None:
