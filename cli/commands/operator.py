@@ -79,16 +79,15 @@ def revoke(context: typer.Context, name: Name) -> None:
 @command(app, "list", example="sealring operator list", section="cli", fields=ADMIN)
 def list_operators(context: typer.Context, as_json: AsJson = False) -> None:
     """List the operators; those who were revoked are in the audit log only."""
-    from sealring.v1 import admin_pb2
-
-    found = call_admin(context, "ListOperators").operators
+    answer = call_admin(context, "ListOperators").operators
+    found = [{**plain(one), "key_hash": one.key_hash.hex()} for one in answer]
     if as_json:
-        print_json([{**plain(one), "key_hash": one.key_hash.hex()} for one in found])
+        print_json(found)
         return
-    rows = []
-    for one in found:
-        role = admin_pb2.OperatorRole.Name(one.role).removeprefix("OPERATOR_ROLE_").lower()
-        rows.append([one.name, role, moment(one.added), moment(one.expires), one.key_hash.hex()[:16]])
+    rows = [
+        [one["name"], one["role"], moment(one["added"]), moment(one["expires"]), one["key_hash"][:16]]
+        for one in found
+    ]
     print_table(["name", "role", "key since", "expires", "key"], rows)
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sealring.cli.commands import operator
 from sealring.cli.commands.operator import _folder_for
 from sealring.cli.terminal.output import moment
+from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.member.state import MachineState, load_machine_state, save_machine_state
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
+from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.v1 import admin_pb2
 
 AT = 1_800_000_000
@@ -39,13 +49,85 @@ def test_where_no_folder_can_be_made_nothing_is_asked(tmp_path: Path) -> None:
 
 
 def test_operators_are_listed_with_what_they_may(here: Any, coordinator: Any) -> None:
+    later: Any = 99  # of a newer release
+    other = admin_pb2.Operator(name="bob", role=later)
     one = admin_pb2.Operator(
         name="alice", role=admin_pb2.OPERATOR_ROLE_READ, added=AT, expires=AT + 60, key_hash=bytes(32)
     )
-    coordinator.answers["ListOperators"] = admin_pb2.ListOperatorsResponse(operators=[one])
-    heading, row = here("operator", "list").out.splitlines()
+    coordinator.answers["ListOperators"] = admin_pb2.ListOperatorsResponse(operators=[one, other])
+    heading, row, unknown = here("operator", "list").out.splitlines()
     assert heading.split() == ["name", "role", "key", "since", "expires", "key"]
     assert row.split() == ["alice", "read", *moment(AT).split(), *moment(AT + 60).split(), "0" * 16]
+    assert unknown.split() == ["bob", "99", "-", "-", "-"]
     assert here("operator", "list", "--json").data[0]["key_hash"] == "00" * 32
     assert here("operator", "revoke", "alice").err == "revoked alice\n"
     assert coordinator.asked[-1][1].name == "alice"
+
+
+class Cluster:
+    """A coordinator that signs what operators ask for, and the bundle of its first operator."""
+
+    address = "coordinator:1"
+
+    def __init__(self, folder: Path) -> None:
+        now = int(time.time())
+        self.ca = ClusterCA.create(folder / "ca", "demo", now=now)
+        signer = Ed25519Signer.generate()
+        roots, rosters = ((one.public_key,) for one in (signer, Ed25519Signer.generate()))
+        authorities = (self.ca.certificate,)
+        times = {"issued": now - 60, "expires": now + 86400}
+        self.root = sign_root(RootMetadata("demo", 1, roots, 1, rosters, 1, authorities, **times), [signer])
+        self.bundle = folder / "bundle"
+        leaf, peer = LeafKey(), PeerIdentity("demo", Role.OPERATOR, "operator")
+        material = TlsMaterial(leaf.private_pem(), self.issue(leaf.csr(), peer), authorities)
+        state = MachineState(peer, "operator", self.address, self.root.fingerprint, self.root, material)
+        save_machine_state(self.bundle, state)
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def issue(self, csr: bytes, peer: PeerIdentity) -> bytes:
+        return self.ca.issue(csr, peer, lifetime=3600, now=time.time())
+
+    async def call(self, method: str, *, csr: bytes, **fields: Any) -> Any:
+        self.asked.append((method, fields))
+        chain = to_pem(self.issue(csr, PeerIdentity("demo", Role.OPERATOR, fields["name"])))
+        return SimpleNamespace(certificate_chain=chain, root_metadata=encode_chain(self.root.chain))
+
+
+@pytest.fixture
+def ask(here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    cluster: Any = Cluster(tmp_path)
+    monkeypatch.setattr(operator, "run_admin", lambda context, work: asyncio.run(work(cluster)))
+
+    def run(*arguments: str) -> Any:
+        return here("operator", *arguments, "--operator", str(cluster.bundle)), cluster
+
+    return run
+
+
+def test_a_new_bundle_says_where_it_is_and_what_it_may(ask: Any, tmp_path: Path) -> None:
+    out = tmp_path / "a" / "alice"
+    done, cluster = ask("add", "alice", "--role", "read", "--out", str(out))
+    assert (done.status, done.out) == (0, f"{out}\n"), done.err
+    assert done.err == f"operator alice may read for 30d; use the bundle with --operator {out}\n"
+    assert cluster.asked == [
+        ("AddOperator", {"name": "alice", "role": "OPERATOR_ROLE_READ", "ttl_seconds": 30 * 86400})
+    ]
+    state = load_machine_state(out)
+    assert (state.peer, state.coordinator) == (PeerIdentity("demo", Role.OPERATOR, "alice"), "coordinator:1")
+    assert (state.root_sha256, state.name) == (cluster.root.fingerprint, "alice")
+    again, cluster = ask("rotate", "alice", "--out", str(out))
+    assert (again.status, "[BUNDLE_EXISTS]" in again.err, len(cluster.asked)) == (4, True, 1)
+    newer = tmp_path / "newer"
+    done, cluster = ask("rotate", "alice", "--out", str(newer), "--lifetime", "1d", "--json")
+    assert done.data == {"name": "alice", "bundle": str(newer)}
+    assert done.err == f"operator alice has a new bundle in {newer}\n"
+    assert cluster.asked[1:] == [("RotateOperator", {"name": "alice", "ttl_seconds": 86400})]
+
+
+def test_a_root_that_is_not_the_pinned_one_makes_no_bundle(ask: Any, tmp_path: Path) -> None:
+    _, cluster = ask("rotate")
+    cluster.root = Cluster(tmp_path / "other").root
+    out = tmp_path / "alice"
+    done, _ = ask("add", "alice", "--role", "read", "--out", str(out))
+    assert (done.status, "[ROOT_PIN]" in done.err) == (6, True), done.err
+    assert not (out / "member.json").exists()

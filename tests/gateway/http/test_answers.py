@@ -50,8 +50,45 @@ async def test_answers_to_several_prompts_are_those_to_one() -> None:
 
 @pytest.mark.parametrize("given", [(FINISHED,), (STARTED, delta("a"))])
 async def test_an_answer_without_its_start_or_end_is_a_fault_of_ours(given: Any) -> None:
-    with pytest.raises(Internal):
+    with pytest.raises(Internal, match="begin" if given[0] is FINISHED else "end"):
         await collect(events(*given), 1)
+
+
+async def test_what_one_of_several_fails_with_ends_them_all() -> None:
+    closed = []
+
+    async def part(number: int, error: Exception | None) -> AsyncGenerator[inference.GenerateResponse, None]:
+        try:
+            yield STARTED
+            yield delta("a")
+            if error is not None:
+                raise error
+            await asyncio.Event().wait()
+        finally:
+            closed.append(number)
+
+    told = []
+    with pytest.raises(ValueError, match="broken"):
+        async for event in together([part(0, None), part(1, ValueError("broken")), part(2, None)], 2):
+            told.append(event)
+    assert [event.WhichOneof("event") for event in told].count("started") == 1
+    assert {event.delta.choice for event in told if event.HasField("delta")} <= {0, 2, 4}
+    assert sorted(closed) == [0, 1, 2]
+
+
+async def test_the_numbers_of_several_answers_are_added_up() -> None:
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens")
+    ends = []
+    for scale in (1, 10):
+        numbers = {name: scale * index for index, name in enumerate(names, 1)}
+        ends.append(inference.Finished(reason=inference.FINISH_REASON_LENGTH, **numbers))  # type: ignore[arg-type]
+    parts = [events(STARTED, inference.GenerateResponse(finished=end)) for end in ends]
+    _, _, whole = await collect(together(parts, 1), 2)
+    assert [getattr(whole, name) for name in names] == [11, 22, 33, 44, 55]
+    assert [(one.reason, one.completion_tokens) for one in whole.choices] == [
+        (ends[0].reason, 2),
+        (ends[0].reason, 20),
+    ]
 
 
 async def test_work_ends_with_its_client() -> None:

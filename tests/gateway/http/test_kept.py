@@ -3,12 +3,17 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from sealring.gateway.access.gate import Gate
+from sealring.gateway.access.keyfile import KeyFile
+from sealring.gateway.access.keys import Scope
+from sealring.gateway.http.app import create_app
 from sealring.gateway.inference.service import InferenceService
 from sealring.mesh.errors import FailedPrecondition, Unavailable
 from sealring.v1 import inference_pb2 as inference
@@ -83,3 +88,20 @@ async def test_what_failed_is_asked_anew(http: httpx.AsyncClient, backend: Any) 
     assert (await ask(http, "a")).status_code == 503
     backend.error = None
     assert (await ask(http, "a")).status_code == 200
+
+
+async def test_no_caller_is_told_what_another_one_asked(tmp_path: Path, backend: Any) -> None:
+    """A key for repeating is known to whoever guesses it; what it stands for belongs to an API key."""
+    keys = KeyFile(tmp_path)
+    callers = [keys.create([Scope.INFERENCE])[0] for _ in range(2)]
+    app = create_app(backend, exposition=lambda: b"", gate=Gate(keys))
+    transport = httpx.ASGITransport(app)
+    answers = []
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for caller in (*callers, *callers):
+            headers = {"idempotency-key": "a", "authorization": f"Bearer {caller}"}
+            asked = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+            answers.append(asked.json()["id"])
+    assert answers[:2] == answers[2:]
+    assert answers[0] != answers[1]
+    assert len(backend.requests) == 2

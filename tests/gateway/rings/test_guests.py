@@ -8,7 +8,7 @@ import pytest
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
 from sealring.gateway.scheduler import MAX_ATTEMPTS, Request
 from sealring.gateway.scheduler.actions import Answered, End
-from sealring.mesh.errors import InvalidInput, ResourceExhausted
+from sealring.mesh.errors import InvalidInput, ResourceExhausted, StageFailed
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -144,3 +144,47 @@ def test_no_answer_is_longer_than_was_asked_for(max_tokens: int, most: int) -> N
     told.progress[1].tokens[:] = [1]
     with pytest.raises(InvalidInput):
         sent.take(told, CONTEXT)
+
+
+def test_names_that_a_guest_tells_are_short_and_its_deadline_may_be_none() -> None:
+    forward = Sent().add(ask(), 0, 0.0)
+    forward.key, forward.tenant, forward.request.deadline_ms, forward.request.choices = (
+        "k" * 300,
+        "t" * 300,
+        0,
+        0,
+    )
+    served = GuestAnswer(lambda told: None, 1, 1, Refused()).request(forward, "demo", CONTEXT)
+    assert (served.key, served.tenant) == ("k" * 256, "t" * 256)
+    assert (served.patience, served.choices) == (math.inf, 1)
+
+
+def test_a_sealed_answer_goes_back_as_it_is() -> None:
+    told: list[control.Forwarded] = []
+    answer = GuestAnswer(told.append, 1, 1, Refused())
+    answer.request(Sent().add(ask(), 0, 0.0), "demo", CONTEXT)
+    answer.delta("", b"sealed", 3)
+    answer.finished(inference.Finished(completion_tokens=3))
+    answer.waits()
+    answer.computed()
+    answer.waits()
+    assert told[0].event.delta == inference.Delta(sealed=b"sealed", tokens=3)
+    assert told[1].event.finished.completion_tokens == 3
+    assert [one.waits for one in told] == [False, False, True, False], "what is computed no longer waits"
+
+
+def test_what_had_no_memory_is_refused_once_when_it_is_brought_again() -> None:
+    refused, error = Refused(), StageFailed("no memory", reason=StageFailed.out_of_memory)
+    forward = Sent().add(ask(), 0, 0.0)
+    answer = GuestAnswer(lambda told: None, 1, 1, refused)
+    answer.request(forward, "demo", CONTEXT)
+    answer.fail(StageFailed("else"))
+    answer.request(forward, "demo", CONTEXT)
+    answer.fail(error)
+    other = control.Forward.FromString(forward.SerializeToString())
+    other.key = "somebody else"
+    answer.request(other, "demo", CONTEXT)
+    with pytest.raises(StageFailed) as raised:
+        answer.request(forward, "demo", CONTEXT)
+    assert raised.value is error
+    answer.request(forward, "demo", CONTEXT)

@@ -479,9 +479,10 @@ async def test_a_ring_that_the_coordinator_takes_away_is_closed_and_others_stay(
 def test_states_of_rings_that_are_in_no_roster_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_RINGS", 2)
     rings, _ = make(monkeypatch, 1)
-    for name in ("ring-0", "x", "y", "x"):
-        rings.ring_state(membership.RingState(ring=name, deployment=f"of {name}", model_type="t"))
+    for name, kind in (("ring-0", "t"), ("x", "t"), ("y", "t"), ("x", "u")):
+        rings.ring_state(membership.RingState(ring=name, deployment=f"of {name}", model_type=kind))
     assert rings.deployments() == ["model", "of ring-0", "of x"]
+    assert rings._model_type("of x") == "u", "of one that is known it is told what is new"
     rings.begin_watch()
     rings.all_told()
     assert rings.deployments() == ["model", "of ring-0"]
