@@ -111,9 +111,10 @@ def run(
 
 def _killer(folder: Path, suite: Suite, one: Drawn) -> str:
     """What notices a mutant, from the tests close to it to those far from it."""
+    importing = suite.importing(one.file, mirror(one.file))
     for files in suite.nearest(one.file, mirror(one.file)):
         suite.run_unchanged(files)
-        reaching = suite.unchanged.reaching(one.file, one.mutant.lines, mirror(one.file))
+        reaching = suite.unchanged.reaching(one.file, one.mutant.lines, importing)
         tests = {test for test in reaching if test.partition("::")[0] in files}
         if tests and (killer := _killer_of(folder, suite, one, tests)):
             return killer

@@ -96,15 +96,15 @@ class Unchanged:
     failed: list[str] = field(default_factory=list)
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
 
-    def reaching(self, file: str, lines: Collection[int], mirror: str) -> set[str]:
+    def reaching(self, file: str, lines: Collection[int], importing: Collection[str]) -> set[str]:
         """The tests that run one of these lines. No lines stand for what runs as the file is imported, which
-        belongs to no test: then those that run anything of the file and those of its mirror, or all of them
-        if that is none."""
+        belongs to no test: then those that run anything of the file and all of the files of tests that import
+        it, or all of them if that is none."""
         here = self.lines.get(file, {})
         if lines:
             return {test for line in lines for test in here.get(line, ())}
         found = {test for tests in here.values() for test in tests}
-        found |= {test for test in self.seconds if here and test.startswith(f"{mirror}::")}
+        found |= {test for test in self.seconds if here and test.partition("::")[0] in importing}
         return found or (set(self.seconds) if here else set())
 
 
@@ -142,6 +142,10 @@ class Suite:
             else:
                 groups[dear, os.path.relpath(folder, os.path.dirname(mirror)).count("/"), folder].add(test)
         yield from (groups[key] for key in sorted(groups) if key[1] < 0 or not self._near)
+
+    def importing(self, file: str, mirror: str) -> set[str]:
+        """The files of tests that import a file of source by themselves, and its mirror."""
+        return {test for test in self._files if test == mirror or file in self._imports(test)}
 
     def _steps(self, test: str, file: str) -> int:
         """1: the test, or the fixtures beside it, import the file; 2: what they import does."""

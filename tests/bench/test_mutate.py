@@ -47,12 +47,12 @@ def test_every_mutant_is_one_change_of_a_name_of_its_own() -> None:
 def test_a_change_is_tried_with_the_tests_that_reach_it() -> None:
     lines = {"mesh/a.py": {1: [], 5: ["one"], 9: ["two"]}, "mesh/rpc/limits.py": {1: []}}
     unchanged = Unchanged(dict.fromkeys(["one", "two", "a.py::three"], 1.0), [], lines)
-    assert unchanged.reaching("mesh/a.py", {4, 5}, "a.py") == {"one"}
-    assert unchanged.reaching("mesh/a.py", {7}, "a.py") == set(), "no test runs this line"
+    assert unchanged.reaching("mesh/a.py", {4, 5}, {"a.py"}) == {"one"}
+    assert unchanged.reaching("mesh/a.py", {7}, {"a.py"}) == set(), "no test runs this line"
     at_import: set[int] = set()
-    assert unchanged.reaching("mesh/a.py", at_import, "a.py") == {"one", "two", "a.py::three"}
-    assert unchanged.reaching("mesh/rpc/limits.py", at_import, "b.py") == {"one", "two", "a.py::three"}
-    assert unchanged.reaching("mesh/never.py", at_import, "a.py") == set()
+    assert unchanged.reaching("mesh/a.py", at_import, {"a.py"}) == {"one", "two", "a.py::three"}
+    assert unchanged.reaching("mesh/rpc/limits.py", at_import, {"b.py"}) == {"one", "two", "a.py::three"}
+    assert unchanged.reaching("mesh/never.py", at_import, {"a.py"}) == set()
 
 
 def test_what_runs_at_import_is_told_from_what_functions_run() -> None:
@@ -105,6 +105,8 @@ def test_tests_close_to_a_change_are_tried_before_those_far_from_it(tmp_path: Pa
     assert ordered == [*near, ["rings/test_c.py"], ["pki/test_d.py"], ["rings/test_real.py"]]
     suite = Suite(tmp_path, "mesh", near=True)
     assert len(list(suite.nearest("mesh/rings/a.py", "tests/mesh/rings/test_a.py"))) == len(near)
+    names = {"tests/mesh/rings/test_a.py", "tests/mesh/test_uses.py", "tests/mesh/test_within.py"}
+    assert suite.importing("mesh/rings/a.py", "tests/mesh/rings/test_a.py") == names
 
 
 def test_a_file_has_its_mirror() -> None:
