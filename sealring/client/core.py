@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar, Unpack
@@ -102,7 +103,7 @@ class ReplyView:
         return self._state.completion
 
 
-class ClientCore(Generic[R]):
+class ClientCore(ABC, Generic[R]):
     """Settings of a client and its verified roster. `R` is the kind of reply that it gives."""
 
     def __init__(
@@ -254,12 +255,13 @@ class ClientCore(Generic[R]):
             )
         )
 
+    @abstractmethod
     def _set_up(self) -> None:
         """What the kind of client needs besides; the last part of the constructor."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _reply(self, question: Question) -> R:
-        raise NotImplementedError
+        """The reply to a question, which nobody has asked yet."""
 
     def _failed(self, error: grpc.RpcError, gateway: str) -> SealringError:
         """What a call failed with; a gateway that cannot answer any call is left."""

@@ -30,15 +30,15 @@ def parse_root_sha256(value: str | bytes) -> bytes:
             parsed = bytes.fromhex(value)
         else:
             parsed = decode_base32(value, size=_HASH_BYTES)
-    except (ValueError, FormatError):
-        parsed = b""
-    if len(parsed) != _HASH_BYTES:
+        if len(parsed) != _HASH_BYTES:
+            raise FormatError("it has another length")
+    except ValueError:  # FormatError, and what is not hexadecimal
         raise InvalidInput(
             "the root hash is malformed",
             hint="give 64 hexadecimal digits, as the operator told you by a way that you trust",
             reason="BAD_ROOT_HASH",
             param="root_sha256",
-        )
+        ) from None
     return parsed
 
 
@@ -61,7 +61,7 @@ class RosterVerifier:
         self._clock = clock
         self._lock = threading.Lock()
         self._reader: RosterReader | None = None
-        self._seen = (b"", b"")
+        self._seen: tuple[bytes, bytes] | tuple[None, None] = (None, None)
         self._state_file = state_file
 
     def verify(self, response: inference.GetRosterResponse) -> Roster:
@@ -94,6 +94,5 @@ class RosterVerifier:
     def _memory(self, cluster: str) -> Path | RosterMemory:
         if self._state_file is None:
             return RosterMemory(cluster)
-        self._state_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         RosterStateFile(self._state_file).create(cluster)
         return self._state_file

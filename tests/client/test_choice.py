@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from sealring.client.choice import MOST, Loads, _deployment, choose_ring
 from sealring.client.question import Question, chat_prompt, routing_key_of, text_prompt
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.mesh.prompt.routing import leeway
+from sealring.mesh.roster.model import TENSOR
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import inference_pb2 as inference
 
@@ -183,3 +185,16 @@ def test_without_a_key_the_least_busy_ring_is_taken_for_its_rows() -> None:
 def test_a_key_chooses_among_so_many_rings() -> None:
     """As at a gateway: the same key finds the same ring through either."""
     assert MOST == 16
+
+
+def test_no_prompt_is_sealed_for_rings_whose_links_are_in_clear() -> None:
+    """Where some of a model's rings have sealed links, one of those is chosen."""
+    first, *others = CLUSTER.roster.rings
+    in_clear = dataclasses.replace(first, strategy=TENSOR)
+    alone = dataclasses.replace(CLUSTER.roster, rings=(in_clear,))
+    with pytest.raises(FailedPrecondition) as caught:
+        choose_ring(alone, "demo", 0, told(), b"")
+    assert caught.value.reason == "LINKS_IN_CLEAR"
+    both = dataclasses.replace(CLUSTER.roster, rings=(in_clear, others[0]))
+    for number in range(20):
+        assert choose_ring(both, "demo", 0, told(), key_of(number)) == others[0]

@@ -46,6 +46,14 @@ def test_an_api_key_goes_over_loopback_or_with_credentials() -> None:
     assert caught.value.reason == "LOOPBACK_ONLY"
 
 
+@pytest.mark.parametrize("gateway", ["", "gateway.example", "gateway.example:65536", "http://a:1"])
+def test_every_gateway_has_an_address(gateway: str) -> None:
+    for gateways in ([gateway], [NEAR, gateway]):
+        with pytest.raises(InvalidInput) as caught:
+            Asked(gateways, root_sha256="ab" * 32)
+        assert caught.value.reason == "BAD_ADDRESS"
+
+
 def test_what_is_told_to_the_gateway() -> None:
     assert core._metadata(None, "") is None
     assert core._metadata("", "") == (("authorization", "Bearer "),)

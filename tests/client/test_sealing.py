@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 from sealring.client.sealing import SealingBackend
+from sealring.client.types import (
+    Choice,
+    Completion,
+    Delta,
+    Model,
+    Ring,
+    TokenLogprob,
+    ToolCall,
+    TopLogprob,
+    Usage,
+)
 from sealring.gateway.metrics import Metrics
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput, NotFound
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -50,3 +62,140 @@ async def test_what_is_sealed_already_is_refused() -> None:
         async for _ in SealingBackend(stand_in, Metrics()).generate(sealed):
             raise AssertionError("nothing was answered")
     assert (refused.value.reason, stand_in.asked) == ("SEALED_ALREADY", {})
+
+
+RING = Ring("demo-0", "demo", 20, 3, b"", (), False)
+STOP, LENGTH = inference.FINISH_REASON_STOP, inference.FINISH_REASON_LENGTH
+
+
+class Reply:
+    """The deltas of an answer, or of two, of which each is whole after the first."""
+
+    ring = RING
+
+    def __init__(self, deltas: Sequence[Delta], choices: int) -> None:
+        self._deltas = deltas
+        both = (Choice("ab", "stop", 3, ()), Choice("c", "length", 1, ()))[:choices]
+        usage = Usage(5, 4, 3, drafted_tokens=2, accepted_tokens=1)
+        self.completion = Completion("ab", "stop", usage, "demo", "id", RING, choices=both)
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        for delta in self._deltas:
+            yield delta
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Answering(Client):
+    """Has one model, and answers with these deltas."""
+
+    def __init__(self, *deltas: Delta, choices: int = 1) -> None:
+        super().__init__()
+        self._deltas, self._choices = deltas, choices
+
+    async def models(self) -> list[Any]:
+        return [Model("demo", 4096, 20, 2, "llama", 8)]
+
+    def ask(self, prompt: Any, **asked: Any) -> Any:
+        return Reply(self._deltas, self._choices)
+
+
+async def answered(client: Any, metrics: Metrics, model: str = "demo") -> list[inference.GenerateResponse]:
+    clear = inference.Envelope(clear=inference.Prompt(text="x"))
+    request = inference.GenerateRequest(model=model, request_id="r", envelope=clear)
+    return [event async for event in SealingBackend(client, metrics).generate(request)]
+
+
+def counted(metrics: Metrics, name: str, model: str = "demo", **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"sealring_{name}", {"model_name": model, **labels})
+
+
+@pytest.mark.parametrize("shown", [0, 2])
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_an_answer_is_passed_on_and_counted(shown: int, choices: int) -> None:
+    """One of which nothing is to be shown begins and ends all the same."""
+    metrics = Metrics()
+    deltas = [Delta("a", 1), Delta("b", 3)][:shown]
+    events = await answered(Answering(*deltas, choices=choices), metrics)
+    assert [event.WhichOneof("event") for event in events] == ["started", *["delta"] * shown, "finished"]
+    assert events[0].started == inference.Started(
+        request_id="r", model="demo", ring="demo-0", min_trust=20, roster_version=3
+    )
+    both = [inference.FinishedChoice(reason=STOP, completion_tokens=3)]
+    both += [inference.FinishedChoice(reason=LENGTH, completion_tokens=1)]
+    assert events[-1].finished == inference.Finished(
+        reason=STOP,
+        prompt_tokens=5,
+        completion_tokens=4,
+        cached_tokens=3,
+        drafted_tokens=2,
+        accepted_tokens=1,
+        choices=both if choices > 1 else [],
+    )
+    assert counted(metrics, "time_to_first_token_seconds_count") == (1 if shown else 0)
+    assert counted(metrics, "inter_token_latency_seconds_count") == (1 if shown else 0)
+    assert counted(metrics, "prompt_tokens_total") == 5
+    assert counted(metrics, "generation_tokens_total") == 4
+    assert counted(metrics, "request_success_total", finished_reason="stop") == 1
+
+
+async def test_a_model_that_there_is_not_is_counted_as_other() -> None:
+    metrics = Metrics()
+    await answered(Answering(), metrics, "made up")
+    assert counted(metrics, "prompt_tokens_total", "other") == 5
+    assert counted(metrics, "prompt_tokens_total", "made up") is None
+
+
+@pytest.mark.parametrize(
+    ("delta", "told"),
+    [
+        (Delta("a", 1, choice=1), inference.Delta(text="a", tokens=1, choice=1)),
+        (Delta("", 1, reasoning="hm"), inference.Delta(tokens=1, parsed=inference.Parsed(reasoning="hm"))),
+        (Delta("", 1, stop="END"), inference.Delta(tokens=1, parsed=inference.Parsed(stop="END"))),
+        (
+            Delta("", 1, tool_calls=(ToolCall("look", "{}", "one"),)),
+            inference.Delta(
+                tokens=1,
+                parsed=inference.Parsed(
+                    tool_calls=[inference.ToolCall(id="one", name="look", arguments="{}")]
+                ),
+            ),
+        ),
+        (
+            Delta("a", 1, logprobs=(TokenLogprob(3, b"a", -0.5, (TopLogprob(4, b"b", -1.0),), True),)),
+            inference.Delta(
+                text="a",
+                tokens=1,
+                logprobs=[
+                    inference.TokenLogprob(
+                        id=3,
+                        spelling=b"a",
+                        logprob=-0.5,
+                        prompt=True,
+                        top=[inference.TopLogprob(id=4, spelling=b"b", logprob=-1.0)],
+                    )
+                ],
+            ),
+        ),
+    ],
+    ids=["text", "reasoning", "stop", "call", "logprobs"],
+)
+async def test_everything_that_a_piece_says_is_passed_on(delta: Delta, told: inference.Delta) -> None:
+    events = await answered(Answering(delta), Metrics())
+    told.text = delta.text  # which is said even where it is empty
+    assert events[1].delta == told
+
+
+async def test_models_are_those_of_the_roster() -> None:
+    stand_in: Any = Answering()
+    backend = SealingBackend(stand_in, Metrics())
+    (model,) = await backend.list_models()
+    created = model.created
+    assert model == inference.Model(
+        name="demo", model_type="llama", context=4096, min_trust=20, rings=2, rows=8, created=created
+    )
+    assert await backend.get_model("demo") == model
+    with pytest.raises(NotFound) as refused:
+        await backend.get_model("other")
+    assert refused.value.reason == "MODEL_NOT_FOUND"

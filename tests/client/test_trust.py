@@ -8,7 +8,7 @@ import pytest
 from rostertest import PaperCluster
 
 from sealring.client import trust
-from sealring.client.trust import RosterVerifier, parse_root_sha256
+from sealring.client.trust import RosterVerifier, default_state_file, parse_root_sha256
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.pki.root import decode_chain
@@ -24,7 +24,17 @@ def test_a_root_is_pinned_in_any_of_three_forms(value: str | bytes) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b"", PIN[:-1], PIN + b"x", PIN.hex()[:-1], PIN.hex() + "0", "g" * 64, encode_base32(PIN)[:-1], ""],
+    [
+        b"",
+        PIN[:-1],
+        PIN + b"x",
+        PIN.hex()[:-1],
+        PIN.hex() + "0",
+        "g" * 64,
+        encode_base32(PIN)[:-1],
+        "",
+        "00 " * 21 + "0",
+    ],
 )
 def test_anything_else_is_refused(value: str | bytes) -> None:
     with pytest.raises(InvalidInput) as caught:
@@ -71,3 +81,9 @@ def test_a_root_that_is_told_in_other_bytes_is_no_older_one(monkeypatch: pytest.
     monkeypatch.setattr(trust, "decode_chain", lambda chain: decode_chain(cluster.root_chain))
     again = inference.GetRosterResponse(roster=cluster.envelope, root_metadata=b"in other bytes")
     assert verifier.verify(again).hash == cluster.roster.hash
+
+
+def test_programs_of_one_user_have_one_memory_of_a_cluster() -> None:
+    file = default_state_file(PIN)
+    assert file.name == "000102030405060708090a0b0c0d0e0f.roster"
+    assert (file.parent.name, default_state_file(PIN[::-1]).parent) == ("client", file.parent)

@@ -31,6 +31,7 @@ from sealring.mesh.pki.certificates import (
 def test_the_authority_is_kept_and_never_overwritten(tmp_path: Path) -> None:
     ca = ClusterCA.create(tmp_path, "demo", now=NOW)
     assert oct((tmp_path / "ca.key").stat().st_mode)[-4:] == "0600"
+    assert oct((tmp_path / "ca.pem").stat().st_mode)[-4:] == "0644"
     assert ClusterCA.load(tmp_path).certificate == ca.certificate
     with pytest.raises(AlreadyExists):
         ClusterCA.create(tmp_path, "demo", now=NOW)
@@ -86,6 +87,16 @@ def test_bad_requests(ca: ClusterCA) -> None:
         with pytest.raises(CertificateError) as error:
             ca.issue(csr, MEMBER, lifetime=60, now=NOW)
         assert error.value.reason == "BAD_CSR"
+
+
+def test_a_request_that_is_too_large_is_not_parsed(ca: ClusterCA, monkeypatch: pytest.MonkeyPatch) -> None:
+    csr = LeafKey().csr()
+    monkeypatch.setattr("sealring.mesh.pki.authority.MAX_CSR_BYTES", len(csr))
+    assert ca.issue(csr, MEMBER, lifetime=60, now=NOW)
+    monkeypatch.setattr("sealring.mesh.pki.authority.MAX_CSR_BYTES", len(csr) - 1)
+    with pytest.raises(CertificateError) as caught:
+        ca.issue(csr, MEMBER, lifetime=60, now=NOW)
+    assert caught.value.reason == "BAD_CSR"
 
 
 @pytest.mark.parametrize("lifetime", [0, -1, 31 * 86400])

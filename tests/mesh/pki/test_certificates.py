@@ -62,7 +62,7 @@ def test_issuer_and_times(ca: ClusterCA, tmp_path: Path) -> None:
     other = ClusterCA.create(tmp_path / "other", "demo", now=NOW)
     leaf = load_certificate(issue(ca, lifetime=1000))
     assert check_issued_by(leaf, [other.certificate, ca.certificate], now=NOW) == MEMBER
-    for now in (NOW - 119, NOW + 1060):
+    for now in (NOW - 120, NOW + 1060):
         check_issued_by(leaf, [ca.certificate], now=now)
     for now in (NOW - 121, NOW + 1061):
         with pytest.raises(CertificateError) as error:
@@ -138,6 +138,8 @@ def test_key_hashes_tell_keys_apart(ca: ClusterCA) -> None:
 
 
 def test_size_is_checked_before_anything_is_parsed(ca: ClusterCA, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sealring.mesh.pki.certificates.MAX_CERTIFICATE_BYTES", len(ca.certificate))
+    load_certificate(ca.certificate)
     monkeypatch.setattr("sealring.mesh.pki.certificates.MAX_CERTIFICATE_BYTES", len(ca.certificate) - 1)
     with pytest.raises(CertificateError) as caught:
         load_certificate(ca.certificate)

@@ -22,6 +22,7 @@ from sealring.mesh.crypto.dsse import (
 )
 from sealring.mesh.crypto.encoding import canonical_json
 from sealring.mesh.errors import RosterError
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at
 from sealring.mesh.pki.root import (
     MAX_CHAIN_BYTES,
     MAX_CHAIN_LENGTH,
@@ -226,3 +227,55 @@ def test_nobody_signs_what_is_no_root_metadata(payload: bytes) -> None:
     assert refusal(read_root_draft, envelope) in ("ROOT_MALFORMED", "ENVELOPE_MALFORMED")
     other = encode_envelope(SignedEnvelope("application/vnd.sealring.roster+json", payload or b"x", ()))
     assert refusal(cosign_root, other, signer) == "ENVELOPE_TYPE"
+
+
+def drafted(root: RootMetadata, **changes: Any) -> RootMetadata:
+    """The metadata with these changes, as whoever is asked to sign it reads it."""
+    return read_root_draft(draft_root(dataclasses.replace(root, chain=(), **changes)))[0]
+
+
+def test_keys_and_thresholds_have_bounds(authority: Any) -> None:
+    keys = tuple(Ed25519Signer.generate().public_key for _ in range(17))
+    for kind in ("root", "roster"):
+        for count, threshold in ((16, 16), (16, 1), (1, 1)):
+            changes = {f"{kind}_keys": keys[:count], f"{kind}_threshold": threshold}
+            assert getattr(drafted(authority.root, **changes), f"{kind}_keys") == keys[:count]
+        for count, threshold in ((17, 1), (16, 17), (17, 17), (16, 0), (2, 3), (0, 1)):
+            changes = {f"{kind}_keys": keys[:count], f"{kind}_threshold": threshold}
+            assert refusal(drafted, authority.root, **changes) == "ROOT_MALFORMED"
+
+
+def test_authorities_are_few_and_small(authority: Any) -> None:
+    own = authority.ca.certificate
+    assert drafted(authority.root, authorities=(own,) * 4).authorities == (own,) * 4
+    assert refusal(drafted, authority.root, authorities=(own,) * 5) == "ROOT_MALFORMED"
+    leaf = PeerIdentity("demo", Role.COORDINATOR, "main")
+    filled: dict[int, bytes] = {}
+    for filling in [*range(3500, 3550)] * 4:  # a signature has 70 to 72 bytes
+        if not {4096, 4097} <= filled.keys():
+            one = authority.ca.issue(LeafKey().csr(), leaf, lifetime=60, now=NOW, root_chain=bytes(filling))
+            filled[len(one)] = one
+    assert drafted(authority.root, authorities=(filled[4096],)).authorities == (filled[4096],)
+    assert refusal(drafted, authority.root, authorities=(filled[4097],)) == "ROOT_MALFORMED"
+
+
+@pytest.mark.parametrize(
+    ("life", "left"),
+    [(400, 100), (4 * 365 * 86400, 365 * 86400), (9 * 365 * 86400, 365 * 86400)],
+)
+def test_it_ends_soon_when_a_quarter_of_its_life_is_left_or_a_year(
+    authority: Any, life: int, left: int
+) -> None:
+    root = dataclasses.replace(authority.root, expires=authority.root.issued + life)
+    assert root.ends == root.expires
+    assert not root.ends_soon(root.ends - left)
+    assert root.ends_soon(root.ends - left + 1)
+
+
+def test_it_ends_with_its_first_authority(authority: Any) -> None:
+    authorities = (authority.ca.certificate,)
+    ends = expires_at(authority.ca.certificate)
+    assert dataclasses.replace(authority.root, expires=int(ends) + 1, authorities=authorities).ends == ends
+    assert (
+        dataclasses.replace(authority.root, expires=int(ends) - 1, authorities=authorities).ends == ends - 1
+    )

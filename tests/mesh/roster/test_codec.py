@@ -21,6 +21,7 @@ from sealring.mesh.roster.codec import (
     PAYLOAD_TYPE,
     complete_roster,
     encode_roster,
+    fits,
     parse_roster,
     sign_roster,
     size_cap,
@@ -569,3 +570,30 @@ def test_evidence_may_be_ahead_by_the_skew_and_no_more(cluster: Any) -> None:
                 read(cluster, payload(cluster, members=changed))
             else:
                 assert refusal(cluster, payload(cluster, members=changed)) == "ROSTER_MEMBERS"
+
+
+@pytest.mark.parametrize(
+    ("field", "most"),
+    [("members", 1000), ("rings", 1000), ("gateways", 100), ("revoked", 1000), ("coordinators", 2)],
+)
+def test_no_list_is_longer_than_its_bound(cluster: Any, field: str, most: int) -> None:
+    """What is in it is looked at only where there is not too much of it."""
+    for count in (most, most + 1):
+        with pytest.raises(RosterError) as error:
+            parse_roster(edit(cluster, lambda d, count=count: d.update({field: [0] * count})))  # type: ignore[misc]
+        counted = f"field {field} is not a list of the right length" in error.value.message
+        assert counted == (count > most)
+
+
+def test_a_roster_that_no_machine_would_take_does_not_fit(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roster = complete_roster(cluster.draft)
+    assert fits(roster)
+    monkeypatch.setattr("sealring.mesh.roster.codec.MAX_RINGS", len(roster.rings))
+    assert fits(roster)
+    monkeypatch.setattr("sealring.mesh.roster.codec.MAX_RINGS", len(roster.rings) - 1)
+    assert not fits(roster)
+    with pytest.raises(RosterError) as error:
+        encode_roster(roster)
+    assert error.value.reason == "ROSTER_TOO_LARGE"

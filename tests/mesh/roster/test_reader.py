@@ -288,6 +288,18 @@ def test_a_clock_that_was_ahead_is_not_remembered(cluster: Any, path: Path, cloc
     reader.accept(newer)
 
 
+def test_a_clock_that_is_ahead_by_no_more_than_the_skew_is_not_blamed(
+    cluster: Any, path: Path, clock: Any
+) -> None:
+    reader, boot = turned(cluster, path, clock)
+    reader.accept(cluster.sign())
+    boot[0] += 610
+    for ahead in (60, 61):
+        clock.now = NOW + 610 + ahead
+        assert reader.expired()
+        assert ("ahead of it" in reader.lapse().message) == (ahead > 60)
+
+
 def test_own_key_absent_takes_the_old_roster_out_of_use(cluster: Any, reader: RosterReader) -> None:
     roster = reader.accept(cluster.sign())
     draft = complete_roster(cluster.draft)
