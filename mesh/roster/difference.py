@@ -40,7 +40,7 @@ def whole_roster(update: RosterUpdate, before: bytes = b"") -> bytes:
     if not update.HasField("difference"):
         return update.envelope
     difference = update.difference
-    base = _open(before).payload if before else b""
+    base = before and _open(before).payload
     if roster_hash(base) != difference.base:
         raise RosterError("difference is from a roster that did not come", reason="ROSTER_DIFFERENCE")
     payload = _spliced(base, difference)

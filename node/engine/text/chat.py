@@ -16,17 +16,16 @@ def encode_chat(tokenizer: Tokenizer, chat: inference.Chat) -> list[int]:
 
     Raises InvalidInput: NO_TOOL_CALLS, and those of `Tokenizer.encode_chat`.
     """
-    if chat.call_required and tokenizer.format.call is None:
-        raise no_tool_calls()
+    call = _required_call(tokenizer, chat)
     messages = [_message(message) for message in chat.messages]
     tools = [{"type": "function", "function": _function(tool)} for tool in chat.tools]
     arguments = parse_json_object(chat.template_arguments, "chat_template_kwargs")
     ids = tokenizer.encode_chat(messages, tools, arguments)
-    if chat.call_required and tokenizer.format.call is not None:
+    if call:
         begin, end = tokenizer.format.thinking or ("", "")
         said = tokenizer.last_turn(ids)
         thinks = begin and said.rfind(begin) > said.rfind(end)
-        ids += tokenizer.encode_markers((f"{end}\n\n" if thinks else "") + tokenizer.format.call[0])
+        ids += tokenizer.encode_markers((f"{end}\n\n" if thinks else "") + call)
     return ids
 
 
@@ -36,6 +35,15 @@ def sections_of(tokenizer: Tokenizer, prompt: inference.Prompt, ids: Sequence[in
         return None
     special = frozenset(tokenizer.special.values())
     return Sections(tokenizer.format, special, prompt.chat, tokenizer.last_turn(ids))
+
+
+def _required_call(tokenizer: Tokenizer, chat: inference.Chat) -> str:
+    """With what a call begins, where the answer has to be one. Raises InvalidInput (NO_TOOL_CALLS)."""
+    if not chat.call_required:
+        return ""
+    if tokenizer.format.call is None:
+        raise no_tool_calls()
+    return tokenizer.format.call[0]
 
 
 def _message(message: inference.ChatMessage) -> dict[str, Any]:

@@ -239,6 +239,11 @@ def test_a_huge_proof_is_not_looked_at() -> None:
     with pytest.raises(Unauthenticated) as error:
         check_proof(b"content", bytes(1 << 20), lambda content, proof: pytest.fail("it was"))
     assert refused(error) == "BAD_PROOF"
+    looked: list[int] = []
+    check_proof(b"content", bytes(16 << 10), lambda content, proof: looked.append(len(proof)))
+    with pytest.raises(Unauthenticated):
+        check_proof(b"content", bytes((16 << 10) + 1), lambda content, proof: looked.append(len(proof)))
+    assert looked == [16 << 10]
 
 
 async def test_the_coordinators_proof_takes_a_threshold_of_roster_keys(make_authority: Any) -> None:

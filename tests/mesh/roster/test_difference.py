@@ -52,9 +52,9 @@ def test_a_member_that_changed_does_not_cost_the_others(make_cluster: Callable[.
 
 def test_a_difference_of_something_else_is_refused(cluster: Any) -> None:
     first, second, third = (cluster.sign(version=version) for version in (1, 2, 3))
-    for before in (b"", second):
+    for before in ((), (b"",), (second,)):
         with pytest.raises(RosterError) as error:
-            whole_roster(roster_update(third, first), before)
+            whole_roster(roster_update(third, first), *before)
         assert error.value.reason == "ROSTER_DIFFERENCE"
 
 

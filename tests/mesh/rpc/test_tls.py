@@ -15,7 +15,7 @@ from sealring.mesh.errors import CertificateError, SealringError, Unauthenticate
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, role_server_name
 from sealring.mesh.rpc import tls
-from sealring.mesh.rpc.server import SERVER_OPTIONS
+from sealring.mesh.rpc.server import CHANNEL_OPTIONS, SERVER_OPTIONS
 from sealring.mesh.rpc.tls import (
     PeerChannel,
     TlsMaterial,
@@ -160,6 +160,17 @@ async def test_rotation_keeps_open_streams_and_moves_new_calls(
     assert await stream.read() is grpc.aio.EOF
     await peer.close()
     await server.stop(None)
+
+
+def test_a_channel_demands_a_name_and_asks_nothing_twice() -> None:
+    """What is retried is decided by who calls; a connection without calls is closed."""
+    assert dict(channel_options("node-b.member.sealring.internal")) == {
+        **dict(CHANNEL_OPTIONS),
+        "grpc.ssl_target_name_override": "node-b.member.sealring.internal",
+        "grpc.default_authority": "node-b.member.sealring.internal",
+        "grpc.enable_retries": 0,
+        "grpc.client_idle_timeout_ms": 10_000,
+    }
 
 
 async def test_peer_channel_is_kept_while_nothing_rotates(ca: ClusterCA) -> None:

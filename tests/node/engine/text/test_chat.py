@@ -1,0 +1,121 @@
+"""What a chat of the contract is to a model's template, and how an answer that has to be a call begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from sealring.mesh.errors import InvalidInput
+from sealring.node.engine.text.chat import encode_chat, sections_of
+from sealring.node.engine.text.sections import Format
+from sealring.v1 import inference_pb2 as inference
+
+CALL = ("<tool_call>", "</tool_call>")
+THINK = ("<think>", "</think>")
+
+
+class Template:
+    """A tokenizer whose template says what it was written with, and whose tokens are characters."""
+
+    def __init__(self, form: Format, turn: str = "") -> None:
+        self.format = form
+        self.special: dict[str, int] = {}
+        self.given: list[Any] = []
+        self._turn = turn
+
+    def encode_chat(self, *given: Any) -> list[int]:
+        self.given = list(given)
+        return [ord(char) for char in self._turn]
+
+    def last_turn(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def encode_markers(self, text: str) -> list[int]:
+        return [ord(char) for char in text]
+
+
+def told(chat: inference.Chat, form: Format | None = None, turn: str = "") -> tuple[list[Any], str]:
+    """What the template was given, and what came of it."""
+    template: Any = Template(form or Format(), turn)
+    ids = encode_chat(template, chat)
+    return template.given, template.last_turn(ids)
+
+
+def test_a_template_is_told_what_was_said_and_nothing_of_what_was_not() -> None:
+    chat = inference.Chat(template_arguments='{"effort": 1}')
+    chat.tools.add(name="look", description="looks", parameters='{"type": "object"}')
+    chat.tools.add(name="wait")
+    chat.messages.add(role="user", content="hi")
+    call = inference.ToolCall(id="one", name="look", arguments='{"at": [1]}')
+    chat.messages.add(role="assistant", reasoning="hm", tool_calls=[call])
+    chat.messages.add(role="tool", content="7", tool_call_id="one", name="look")
+    (messages, tools, arguments), _ = told(chat)
+    called = {"type": "function", "id": "one", "function": {"name": "look", "arguments": {"at": [1]}}}
+    assert messages == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [called]},
+        {"role": "tool", "content": "7", "tool_call_id": "one", "name": "look"},
+    ]
+    assert [tool["type"] for tool in tools] == ["function"] * 2
+    assert [tool["function"] for tool in tools] == [
+        {"name": "look", "description": "looks", "parameters": {"type": "object"}},
+        {"name": "wait", "description": "", "parameters": {}},
+    ]
+    assert arguments == {"effort": 1}
+
+
+@pytest.mark.parametrize("where", ["template_arguments", "arguments", "parameters"])
+def test_what_is_no_object_is_refused(where: str) -> None:
+    chat = inference.Chat(template_arguments="[]" if where == "template_arguments" else "")
+    if where == "arguments":
+        chat.messages.add(role="assistant", tool_calls=[inference.ToolCall(name="look", arguments="1")])
+    if where == "parameters":
+        chat.tools.add(name="look", parameters="nonsense")
+    with pytest.raises(InvalidInput) as caught:
+        told(chat)
+    names = {"template_arguments": "chat_template_kwargs", "arguments": "messages", "parameters": "tools"}
+    assert caught.value.metadata["param"] == names[where]
+
+
+@pytest.mark.parametrize(
+    ("thinking", "turn", "begun"),
+    [
+        (None, "", "<tool_call>"),
+        (None, "<think>", "<tool_call>"),
+        (THINK, "", "<tool_call>"),
+        (THINK, "<think>", "</think>\n\n<tool_call>"),
+        (THINK, "<think></think>", "<tool_call>"),
+        (THINK, "<think></think><think>", "</think>\n\n<tool_call>"),
+    ],
+)
+def test_a_call_that_is_required_begins_after_the_reasoning(
+    thinking: tuple[str, str] | None, turn: str, begun: str
+) -> None:
+    form = Format(thinking, CALL)
+    assert told(inference.Chat(call_required=True), form, turn)[1] == turn + begun
+    assert told(inference.Chat(), form, turn)[1] == turn
+
+
+@pytest.mark.parametrize("thinking", [None, THINK])
+def test_only_a_model_that_can_call_has_to(thinking: tuple[str, str] | None) -> None:
+    assert told(inference.Chat(), Format(thinking))[1] == ""
+    with pytest.raises(InvalidInput) as caught:
+        told(inference.Chat(call_required=True), Format(thinking))
+    assert caught.value.reason == "NO_TOOL_CALLS"
+
+
+@pytest.mark.parametrize(
+    ("form", "prompt", "divided"),
+    [
+        (Format(THINK, CALL), inference.Prompt(chat=inference.Chat()), True),
+        (Format(THINK), inference.Prompt(chat=inference.Chat()), True),
+        (Format(), inference.Prompt(chat=inference.Chat()), False),
+        (Format(THINK, CALL), inference.Prompt(text="x"), False),
+        (Format(THINK, CALL), inference.Prompt(tokens=inference.TokenIds(ids=[1])), False),
+    ],
+)
+def test_only_answers_to_chats_are_divided(form: Format, prompt: inference.Prompt, divided: bool) -> None:
+    template: Any = Template(form)
+    assert (sections_of(template, prompt, []) is not None) is divided
