@@ -41,10 +41,10 @@ from sealring.mesh.system.addresses import format_address, parse_address
 TOKEN_ID_BYTES = 10
 TOKEN_SECRET_BYTES = 32
 MAX_TOKEN_ADDRESSES = 4
-MAX_TOKEN_CHARACTERS = 640
+MAX_TOKEN_CHARACTERS = 614
 _MAX_ADDRESSES_BYTES = 300
 _CHECK_BYTES = 4
-_TOKEN = re.compile(r"(sr2\.([a-z2-7]{52})\.([a-z2-7]{16})\.([a-z2-7]{52}))\.([a-z2-7]{7,490})\Z")
+_TOKEN = re.compile(r"(sr2\.([a-z2-7]{52})\.([a-z2-7]{16})\.([a-z2-7]{52}))\.([a-z2-7]{7,487})\Z")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _fitting(addresses: Sequence[str]) -> tuple[str, ...]:
     fitting: list[str] = []
     for address in addresses:
         host, port = parse_address(address)
-        if address != format_address(host, port) or port == 0 or len(address) > _MAX_ADDRESSES_BYTES:
+        if address != format_address(host, port) or port == 0:
             raise InvalidInput(f"{address[:80]!r} is no address to join at", reason="BAD_ADDRESS")
         if len(fitting) < MAX_TOKEN_ADDRESSES and len(",".join([*fitting, address])) <= _MAX_ADDRESSES_BYTES:
             fitting.append(address)

@@ -176,7 +176,6 @@ def _keep(
     check_roster(answer.roster, root, now=now)
     name = check_name(answer.name, "name")
     state = MachineState(peer, name, answer.coordinator_address, token.root_sha256, root, material, join)
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     RosterStateFile(state_dir / ROSTER_STATE).create(peer.cluster)
     roster = RosterReader(root, state_dir / ROSTER_STATE, peer.id, clock=clock).accept(answer.roster)
     write_atomic(state_dir / ROSTER, answer.roster)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from sealring.mesh.errors import FailedPrecondition, NotFound, PermissionDenied, RosterError
+from sealring.mesh.errors import ConfigError, FailedPrecondition, NotFound, PermissionDenied, RosterError
 from sealring.mesh.member.proof import HeldRoster
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState
 from sealring.mesh.pki.root import RootMetadata, encode_chain
@@ -50,6 +50,8 @@ class RosterKeeper:
             self._learn(self._reader.accept(envelope), envelope)
         except FileNotFoundError:
             log.info("stored_roster_missing")
+        except (OSError, ConfigError) as error:  # ConfigError: it is too large
+            log.warning("stored_roster_unreadable", error=str(error))
         except RosterError as error:
             self._check_removed(error)
             log.info("stored_roster_refused", reason=error.reason)

@@ -71,9 +71,9 @@ def check_may_join(folder: Path, root_sha256: bytes) -> None:
     if not is_enrolled(folder):
         return
     try:
-        held = load_machine_state(folder).root_sha256
+        held: bytes | None = load_machine_state(folder).root_sha256
     except SealringError:
-        held = b""
+        held = None
     if held != root_sha256:
         raise AlreadyExists(
             f"{folder} holds an enrolment in another cluster",

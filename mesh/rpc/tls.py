@@ -23,8 +23,8 @@ from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, key_h
 from sealring.mesh.rpc.interceptor import Context
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
 
-_UNTIL_THEY_END = 10 * 365 * 24 * 3600.0
-"""Grace, in seconds, of a channel whose streams end otherwise."""
+_UNTIL_THEY_END = 3e8
+"""Grace, in seconds, of a channel whose streams end otherwise: ten years."""
 
 _CONNECT_SECONDS = 4.0
 MAX_CONNECTION_AGE_MILLISECONDS = 3600 * 1000
@@ -151,7 +151,7 @@ class PeerChannel:
         self.key_hash = b""
         """Of the key that the channel proves (`sealring.mesh.pki.certificates.key_hash`), once `get` has
         given one."""
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], grpc.aio.Channel] = {}
 
     def get(self) -> grpc.aio.Channel:
         """The channel to use now."""
@@ -193,17 +193,20 @@ class PeerChannel:
     async def close(self, grace: float | None = None) -> None:
         """Close this and every retired channel, giving streams `grace` seconds to end."""
         channel, self._channel = self._channel, None
-        for task in self._retiring:
+        retired = self._retiring.copy()
+        for task in retired:
             task.cancel()
-        await asyncio.gather(*self._retiring, return_exceptions=True)
+        await asyncio.gather(*retired, return_exceptions=True)
+        for one in retired.values():  # a task that was cancelled before it began has closed nothing
+            await one.close(None)
         if channel is not None:
             await channel.close(grace)
 
     def _retire(self) -> None:
         if self._channel is not None:
             task = asyncio.get_running_loop().create_task(_close(self._channel, _UNTIL_THEY_END))
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
+            self._retiring[task] = self._channel
+            task.add_done_callback(self._retiring.pop)
 
 
 async def connect_to(peer: PeerIdentity, addresses: Sequence[str], store: TlsStore) -> PeerChannel:

@@ -51,7 +51,7 @@ def check_fields(data: bytes, descriptor: Any) -> None:
                     _, at = _varint(data, at)
                 else:  # begins and ends of groups, whose fields are then counted here, have nothing more
                     at += _FIXED.get(wire, 0)
-                if not left:
+                if left < 0:
                     raise _too_many()
         except IndexError:  # it ends too soon; a decoder builds what stands before that all the same
             continue

@@ -236,6 +236,18 @@ def test_no_token_is_made_without_a_usable_address(addresses: list[str]) -> None
     assert error.value.reason == "BAD_ADDRESS"
 
 
+def test_a_token_holds_four_addresses_or_300_characters_of_them() -> None:
+    four = [f"10.0.0.{number}:1" for number in range(5)]
+    assert JoinToken.generate(bytes(32), four).addresses == tuple(four[:4])
+    for size, fit in ((300, 2), (301, 1)):
+        long = ["a" * 240 + ":7701", ""]
+        long[1] = "c" * (size - len(",".join(long)) - 5) + ":7701"
+        token = JoinToken.generate(bytes(32), long)
+        assert token.addresses == tuple(long[:fit])
+        assert (len(token.format()) == MAX_TOKEN_CHARACTERS) == (fit == 2), "the longest that there is"
+        assert JoinToken.parse(token.format()) == token
+
+
 def test_token_upper_case_and_loose_last_bits_are_refused() -> None:
     text = TOKEN.format()
     with pytest.raises(InvalidInput):

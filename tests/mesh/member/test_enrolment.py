@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id, verify
 from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.labels import Label
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
-from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
+from sealring.mesh.member import enrolment
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
 from sealring.mesh.pki.authority import ClusterCA
@@ -26,8 +29,10 @@ from sealring.mesh.pki.roles import ROLES
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
 from sealring.mesh.roster.codec import complete_roster, sign_roster
 from sealring.mesh.roster.model import NO_PREVIOUS, Roster, RosterMember
+from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsMaterial, TlsStore, server_credentials
+from sealring.mesh.trust.attestation import Posture, Statement, decode_statement
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
@@ -101,7 +106,7 @@ class LyingCoordinator(membership_pb2_grpc.EnrolmentServicer):
             id=member_id(key),
             identity_key=key,
             key_type=KeyType.SOFTWARE,
-            sealing_key=self.request.sealing_key,
+            sealing_key=self.request.sealing_key or b"s" * 32,
             level=TrustLevel.SOFTWARE,
             trust=10,
             attestation_hash=bytes(32),
@@ -198,6 +203,63 @@ async def test_an_honest_answer_is_kept(lying: Any) -> None:
         assert (attempt.folder / "member.json").exists()
         request = attempt.coordinator.request
         assert (request.name, list(request.addresses)) == ("alpha", ["127.0.0.1:7001"])
+        assert (
+            check_roster(
+                (attempt.folder / "roster.dsse").read_bytes(),
+                attempt.coordinator.authority.root,
+                now=wall_clock(),
+            )
+            == joined.roster
+        )
+        assert attempt.folder.stat().st_mode & 0o777 == 0o700
+        assert joined.state.coordinator == "127.0.0.1:7700"
+        assert joined.state.join == attempt.address
+
+
+async def test_a_node_shows_what_it_is_attested_by(lying: Any) -> None:
+    evidence = dataclasses.replace(EVIDENCE, posture=Posture(sip=True), device_chain=(b"leaf", b"issuer"))
+    async with lying(honest) as attempt:
+        signer = SoftwareSigner.generate()
+        await attempt.join(signer=signer, evidence=evidence)
+        request = attempt.coordinator.request
+    verify(signer.public_key, Label.JOIN, join_content("demo", request), request.signature)
+    verify(signer.public_key, Label.ATTESTATION, request.attestation, request.attestation_signature)
+    statement = decode_statement(request.attestation)
+    assert abs(statement.timestamp - wall_clock()) < 600
+    assert statement == Statement(
+        cluster="demo",
+        nonce=b"n" * 32,
+        timestamp=statement.timestamp,
+        identity_key=signer.public_key,
+        key_type=KeyType.SOFTWARE,
+        sealing_key=EVIDENCE.sealing_key,
+        manifest_hash=EVIDENCE.manifest_hash,
+        posture=Posture(sip=True),
+    )
+    assert list(request.device_chain) == [b"leaf", b"issuer"]
+
+
+async def test_a_gateway_shows_none_of_that(lying: Any) -> None:
+    async with lying(put(certificate_chain=b"no pem")) as attempt:
+        assert await attempt.reason(role=Role.GATEWAY, evidence=None) == "BAD_CERTIFICATE"
+        request = attempt.coordinator.request
+    assert request.role == membership_pb2.ROLE_GATEWAY
+    shown = (request.attestation, request.attestation_signature, request.sealing_key)
+    assert (shown, [*request.addresses, *request.device_chain]) == ((b"", b"", b""), [])
+
+
+async def test_a_root_older_than_the_one_that_the_server_showed_is_refused(
+    lying: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = enrolment.find_coordinator
+
+    async def newer(*arguments: Any, **options: Any) -> Any:
+        address, root = await find(*arguments, **options)
+        return address, dataclasses.replace(root, version=2)
+
+    monkeypatch.setattr(enrolment, "find_coordinator", newer)
+    async with lying(honest) as attempt:
+        assert await attempt.reason() == "BAD_ANSWER"
 
 
 def put(**values: Any) -> Callable[[Any, LyingCoordinator], None]:
@@ -234,6 +296,8 @@ async def test_an_answer_that_lies_is_refused_and_nothing_is_enrolled(
 ) -> None:
     async with lying(spoil) as attempt:
         assert await attempt.reason() == reason
+        begun = reason == "ROSTER_SELF_ABSENT"
+        assert attempt.folder.exists() == begun, "what cannot be believed leaves nothing on the disk"
 
 
 async def test_a_certificate_by_another_authority_is_refused(lying: Any, tmp_path: Path) -> None:
@@ -300,6 +364,18 @@ async def test_bad_input_is_refused_before_anything_is_sent(lying: Any, changes:
     async with lying(honest) as attempt:
         with pytest.raises(InvalidInput):
             await attempt.join(**changes)
+        assert not attempt.coordinator.request.identity_key
+
+
+async def test_a_refusal_is_told_as_the_coordinator_says_it(lying: Any) -> None:
+    def refuse(answer: Any, coordinator: LyingCoordinator) -> None:
+        raise PermissionDenied("no such token", hint="ask for another", reason="JOIN_REFUSED")
+
+    async with lying(refuse) as attempt:
+        with pytest.raises(PermissionDenied) as caught:
+            await attempt.join()
+        told = caught.value
+        assert (told.message, told.hint, told.reason) == ("no such token", "ask for another", "JOIN_REFUSED")
 
 
 contents = st.fixed_dictionaries(

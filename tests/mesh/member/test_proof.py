@@ -64,7 +64,8 @@ def refused(error: Any) -> str:
 
 
 async def test_both_ends_believe_each_other() -> None:
-    await run()
+    _, _, answer, _ = await run()
+    assert answer.root_version == 0
     await run(caller_holds=HeldRoster(8, b"\x08" * 32))
     await run(called_holds=HeldRoster())
 
@@ -253,6 +254,7 @@ async def test_the_coordinators_proof_takes_a_threshold_of_roster_keys(make_auth
     verify = of_coordinator(authority.root)
     check_proof(content, by_roster_keys(keys)(content), verify)
     check_proof(content, by_roster_keys(keys[:2])(content), verify)
+    check_proof(bytes(2048), by_roster_keys(keys)(bytes(2048)), verify)
     strangers = [Ed25519Signer.generate() for _ in range(2)]
     for signers, said, label in (
         (keys[:1], content, Label.CONNECTION),
@@ -264,6 +266,8 @@ async def test_the_coordinators_proof_takes_a_threshold_of_roster_keys(make_auth
         with pytest.raises(Unauthenticated) as error:
             check_proof(content, by_roster_keys(signers, label)(said), verify)
         assert refused(error) == "BAD_PROOF"
+    with pytest.raises(Unauthenticated):
+        check_proof(bytes(2049), by_roster_keys(keys)(bytes(2049)), verify)
 
 
 def test_renewals_are_of_one_request_and_one_answer() -> None:

@@ -14,6 +14,7 @@ from rostertest import PaperCluster
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, PermissionDenied, RosterError
 from sealring.mesh.member import roster_keeper
+from sealring.mesh.member.proof import HeldRoster
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState
 from sealring.mesh.pki.certificates import PeerIdentity, Role
@@ -68,6 +69,20 @@ def test_before_the_first_roster_there_is_none(keeper: RosterKeeper) -> None:
             ask()
 
 
+@pytest.mark.parametrize("how", ["too large", "a folder", "junk"])
+async def test_a_stored_roster_that_cannot_be_read_is_as_none(
+    keeper: RosterKeeper, folder: Path, paper: PaperCluster, how: str
+) -> None:
+    """The coordinator has another one."""
+    if how == "a folder":
+        (folder / ROSTER).mkdir()
+    else:
+        (folder / ROSTER).write_bytes(b"junk" if how == "junk" else bytes((2 << 20) + 1))
+    keeper.load()
+    assert (keeper.valid, keeper.held) == (None, HeldRoster())
+    assert await keeper.accept(paper.envelope, no_newer_root) == paper.roster
+
+
 async def test_a_roster_is_kept_and_taken_up_again(
     keeper: RosterKeeper, folder: Path, paper: PaperCluster
 ) -> None:
@@ -76,6 +91,7 @@ async def test_a_roster_is_kept_and_taken_up_again(
     again.load()
     for one in (keeper, again):
         assert (one.current, one.version, one.expired) == (paper.roster, paper.roster.version, False)
+        assert one.held == HeldRoster(paper.roster.version, paper.roster.hash)
         envelope, chain = one.signed()
         root = verify_root_chain(decode_chain(chain), paper.root.fingerprint, now=time.time())
         assert check_roster(envelope, root, now=time.time()) == paper.roster

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
-from sealring.mesh.clock import wall_clock
+from sealring.mesh.clock import SKEW_SECONDS, wall_clock
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.rpc import interceptor
+from sealring.mesh.rpc.interceptor import Lease, current_lease
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import (
@@ -82,3 +87,150 @@ async def test_a_caller_that_says_nothing_is_refused_all_the_same(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert from_rpc_error(caught.value).reason == "NOT_A_MEMBER"
+
+
+NOW = 1_800_000_000
+ENDS = NOW + 600
+
+
+class Aborted(Exception):
+    """In the place of grpc's own."""
+
+
+class Call:
+    """A stream of a caller who has a certificate, or none, and says nothing after its first request."""
+
+    def __init__(self, tmp_path: Path, *, certified: bool = True) -> None:
+        ca = ClusterCA.create(tmp_path / "ca", "demo", now=NOW)
+        peer = PeerIdentity("demo", Role.MEMBER, "one")
+        leaf = ca.issue(LeafKey().csr(), peer, lifetime=ENDS - NOW, now=NOW)
+        self._shown = {"x509_pem_cert": [to_pem(leaf)]} if certified else {}
+        self.asked = 0
+        self.reason = ""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return self._shown
+
+    async def abort_with_status(self, status: Any) -> None:
+        details = status_pb2.Status.FromString(dict(status.trailing_metadata)["grpc-status-details-bin"])
+        info = error_details_pb2.ErrorInfo()
+        details.details[0].Unpack(info)
+        self.reason = info.reason
+        raise Aborted
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        self.asked += 1
+        return b"first"
+
+    async def answers(self, handler: Any, *, streaming: bool = True) -> list[Any]:
+        """What the handler answers until it ends, or is ended."""
+        request: Any = self if streaming else b"only"
+        context: Any = self
+        answers = interceptor._guard_stream(handler, lambda found: found, "/x")(request, context)
+        found = []
+        with contextlib.suppress(Aborted):
+            async for answer in answers:
+                found.append(answer)
+        return found
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the clock."""
+
+    def set_clock(now: float) -> None:
+        monkeypatch.setattr(interceptor, "wall_clock", lambda: now)
+
+    set_clock(NOW)
+    return set_clock
+
+
+@pytest.mark.parametrize(
+    ("certified", "streaming", "reads", "asked"),
+    [
+        (True, True, False, 1),
+        (True, True, True, 1),
+        (False, True, False, 0),
+        (True, False, False, 0),
+    ],
+    ids=["says why after the first request", "which was read", "to strangers at once", "no stream"],
+)
+async def test_a_refusal_waits_for_the_first_request_and_for_no_other(
+    tmp_path: Path, at: Any, certified: bool, streaming: bool, reads: bool, asked: int
+) -> None:
+    async def refuse(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        yield await anext(requests) if reads else b"hello"
+        raise PermissionDenied("not you", reason="NOT_A_MEMBER")
+
+    call = Call(tmp_path, certified=certified)
+    assert await call.answers(refuse, streaming=streaming) == [b"first" if reads else b"hello"]
+    assert (call.reason, call.asked) == ("NOT_A_MEMBER", asked)
+
+
+async def test_a_stream_ends_with_its_certificate(tmp_path: Path, at: Any) -> None:
+    begun = []
+
+    async def endless(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        begun.append(current_lease().ends)
+        await asyncio.Event().wait()
+        yield b""
+
+    for now, starts in ((ENDS + SKEW_SECONDS - 0.01, 1), (ENDS + SKEW_SECONDS, 1)):
+        at(now)
+        call = Call(tmp_path / str(now))
+        async with asyncio.timeout(200):
+            assert await call.answers(endless) == []
+        assert call.reason == "CERTIFICATE_EXPIRED"
+        assert begun == [ENDS] * starts
+
+
+async def test_a_time_that_is_over_elsewhere_is_no_certificates(tmp_path: Path, at: Any) -> None:
+    async def late(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        yield b"x"
+        raise TimeoutError
+
+    call = Call(tmp_path)
+    assert await call.answers(late) == [b"x"]
+    assert call.reason == "INTERNAL"
+
+
+async def test_a_stream_without_a_certificate_does_not_end(tmp_path: Path, at: Any) -> None:
+    async def brief(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        assert current_lease().ends == math.inf
+        yield b"x"
+
+    call = Call(tmp_path, certified=False)
+    assert (await call.answers(brief), call.reason) == ([b"x"], "")
+
+
+async def test_a_lease_only_grows_and_an_ended_one_not_at_all(at: Any) -> None:
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+        lease = Lease(limit, NOW + 100)
+        for ends, counts in ((NOW + 200, NOW + 200), (NOW + 150, NOW + 200), (math.inf, math.inf)):
+            lease.extend(ends)
+            assert lease.ends == counts
+            when = limit.when()
+            if counts is math.inf:
+                assert when is None
+            else:
+                assert when == pytest.approx(loop.time() + counts + SKEW_SECONDS - NOW, abs=60)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as limit:
+            lease = Lease(limit, NOW - 2 * SKEW_SECONDS)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                lease.extend(NOW + 100)
+                assert lease.ends == NOW - 2 * SKEW_SECONDS
+
+
+async def test_what_nobody_serves_is_nobodys() -> None:
+    async def nobody(details: Any) -> None:
+        return None
+
+    details: Any = None
+    assert await interceptor.ErrorInterceptor().intercept_service(nobody, details) is None

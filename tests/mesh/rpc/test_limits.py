@@ -74,12 +74,14 @@ def test_the_table_is_bounded_and_forgets_the_quiet(names: list[int]) -> None:
         buckets.take(str(name))
         assert len(buckets) <= 8
         assert buckets.take(str(name)) > 0
+    assert len(buckets) == min(8, len(set(names)))
 
 
 def test_peers_by_address() -> None:
     assert peer_name("192.0.2.7") == "192.0.2.7"
     assert peer_name("2001:db8::1") == peer_name("2001:db8::ffff:2") == "2001:db8::"
     assert peer_name("2001:db8:0:1::1") != peer_name("2001:db8::1")
+    assert peer_name("2001:db8:0:0:8000::1") == "2001:db8::"
     assert peer_name("::ffff:192.0.2.7") == "192.0.2.7"
     assert peer_name("fe80::1%eth0") == "fe80::"
     assert peer_name("") == peer_name("/tmp/socket") == "unknown"

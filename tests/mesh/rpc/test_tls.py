@@ -17,12 +17,14 @@ from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, role_ser
 from sealring.mesh.rpc import tls
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS, SERVER_OPTIONS
 from sealring.mesh.rpc.tls import (
+    MAX_CONNECTION_AGE_MILLISECONDS,
     PeerChannel,
     TlsMaterial,
     TlsStore,
     _Served,
     channel_credentials,
     channel_options,
+    is_own_cancellation,
     joining_channel,
     peer_certificate,
     peer_identity,
@@ -171,6 +173,7 @@ def test_a_channel_demands_a_name_and_asks_nothing_twice() -> None:
         "grpc.enable_retries": 0,
         "grpc.client_idle_timeout_ms": 10_000,
     }
+    assert MAX_CONNECTION_AGE_MILLISECONDS == 3_600_000, "an hour at most with one certificate"
 
 
 async def test_peer_channel_is_kept_while_nothing_rotates(ca: ClusterCA) -> None:
@@ -188,6 +191,8 @@ async def test_peer_channel_turns_to_each_address_of_its_peer_and_back(ca: Clust
     for _ in range(3):
         peer.turn(["127.0.0.1:3", "127.0.0.1:2"])
         seen.append(peer.address)
+        assert peer._retiring, "the channel to the one before is closed"
+        peer.get()
     assert seen == ["127.0.0.1:3", "127.0.0.1:2", "127.0.0.1:1"]
     assert peer.get() is not first
     peer.turn(["127.0.0.1:3"])
@@ -215,9 +220,48 @@ async def test_a_retired_channel_lives_as_long_as_its_streams(ca: ClusterCA) -> 
     async with asyncio.timeout(200):
         await retiring
     await asyncio.sleep(0)
-    assert peer._retiring == set(), "nobody keeps what has ended"
+    assert not peer._retiring, "nobody keeps what has ended"
     await peer.close()
     await server.stop(None)
+
+
+@pytest.mark.parametrize("waits", [0, 3])
+async def test_a_channel_that_is_closed_takes_its_retired_ones_along(ca: ClusterCA, waits: int) -> None:
+    """Even where it is closed before anybody has begun to close those."""
+    server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
+    store = TlsStore(make_material(ca, Role.MEMBER, "node-a"))
+    peer = PeerChannel(address, store, "node-b.member.sealring.internal")
+    stream = peer.get().stream_stream("/test.Test/Echo")()
+    await stream.write(b"x")
+    assert await stream.read() == b"x"
+    store.replace(make_material(ca, Role.MEMBER, "node-a"))
+    peer.get()
+    for _ in range(waits):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await peer.close()
+        with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
+            await stream.read()
+    await server.stop(None)
+
+
+async def test_a_cancellation_is_ones_own_or_the_calls() -> None:
+    outcomes: list[bool] = []
+
+    async def wait(call: asyncio.Future[None]) -> None:
+        try:
+            await call
+        except asyncio.CancelledError:
+            outcomes.append(is_own_cancellation())
+
+    for own in (False, True):
+        call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(wait(call))
+        await asyncio.sleep(0)
+        (task if own else call).cancel()
+        await task
+    assert outcomes == [False, True]
+    assert not is_own_cancellation(), "nobody was"
 
 
 async def test_a_pause_ends_with_a_newer_certificate(ca: ClusterCA) -> None:
@@ -227,11 +271,15 @@ async def test_a_pause_ends_with_a_newer_certificate(ca: ClusterCA) -> None:
     await peer.pause(0)
     pausing = asyncio.create_task(peer.pause(3600))
     renewals = peer.renewed()
+    renewing = asyncio.create_task(anext(renewals))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
     newer = make_material(ca, Role.MEMBER, "node-a")
     store.replace(newer)
-    async with asyncio.timeout(200):
-        await pausing
-        assert await anext(renewals) == newer.certificate
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert pausing.done(), "long before its time"
+    assert renewing.done()
+    assert await renewing == newer.certificate
     await peer.close()
 
 

@@ -62,6 +62,55 @@ def test_many_fields_are_counted_before_an_end_that_comes_too_soon(end: bytes) -
     assert caught.value.reason == "TOO_MANY_VALUES"
 
 
+def numbered(field: int, wire_type: int, content: bytes) -> bytes:
+    return varint(field << 3 | wire_type) + content
+
+
+UNKNOWN = st.sampled_from([15, 127, 5000])
+FIELDS = st.one_of(
+    st.builds(
+        lambda field, value: (numbered(field, 0, varint(value)), 1), UNKNOWN, st.integers(0, 2**64 - 1)
+    ),
+    st.builds(
+        lambda field, value: (numbered(field, 1, value), 1), UNKNOWN, st.binary(min_size=8, max_size=8)
+    ),
+    st.builds(
+        lambda field, value: (numbered(field, 5, value), 1), UNKNOWN, st.binary(min_size=4, max_size=4)
+    ),
+    st.builds(lambda field: (numbered(field, 3, b"") + numbered(field, 4, b""), 2), UNKNOWN),
+    st.builds(lambda size: (numbered(4, 2, varint(size) + b"\x0a" * size), 1), st.integers(0, 300)),
+    st.builds(lambda count: (chat(b"\x0a\x00" * count), 1 + count), st.integers(0, 100)),
+)
+"""Fields of a prompt as they stand in it, with the number of fields that each stands for."""
+
+
+@given(st.lists(FIELDS, max_size=30))
+def test_every_field_counts_once(fields: list[tuple[bytes, int]]) -> None:
+    data = within(b"".join(encoded for encoded, _ in fields))
+    count = 2 + sum(number for _, number in fields)
+    inference.GenerateRequest.FromString(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_LEAST_BYTES", 0)
+        patch.setattr(wire, "MAX_FIELDS", count)
+        check_fields(data, REQUEST)
+        patch.setattr(wire, "MAX_FIELDS", count - 1)
+        with pytest.raises(InvalidInput):
+            check_fields(data, REQUEST)
+
+
+def test_a_number_of_too_many_bytes_is_left_to_the_decoder() -> None:
+    fields = b"\x0a\x00" * (MAX_FIELDS + 1)
+    for more, counted in ((9, True), (10, False)):
+        data = within(b"\x78" + b"\x80" * more + b"\x01" + chat(fields))
+        if counted:
+            with pytest.raises(InvalidInput):
+                check_fields(data, REQUEST)
+        else:
+            check_fields(data, REQUEST)
+            with pytest.raises(DecodeError):
+                inference.GenerateRequest.FromString(data)
+
+
 def test_long_texts_and_long_conversations_pass() -> None:
     message = inference.ChatMessage(role="user", content="x" * 900)
     long = inference.Prompt(chat=inference.Chat(messages=[message] * MAX_MESSAGES))
