@@ -1,18 +1,19 @@
 """How many tokens the head guesses for the one row of a ring, by what steps take and how many were right.
 
 The head guesses tokens (node.engine.drafts), a step computes them along with the last one, and those that
-were right need no step of their own. A ring with one row has stages that are idle, so further steps follow
-before the first is verified: a chain of runs, each of which goes on where the one before ends if all of its
-guesses are right. At the first wrong one the rest of the chain counts for nothing, and the next step cuts all
-caches to what was right (`Settle`). The gateway sees how many tokens each run brought, and none of them.
+were right need no step of their own. Further steps may follow before the first is verified: a chain of runs,
+each of which goes on where the one before ends if all of its guesses are right. At the first wrong one the
+rest of the chain counts for nothing, and the next step cuts all caches to what was right (`Settle`). The
+gateway sees how many tokens each run brought, and none of them.
 
-With more rows nothing is guessed, nor where the head knows of nothing that the answer repeats.
+With more rows nothing is guessed, nor where the head finds nothing that the answer may be repeating.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 
 from sealring.gateway.scheduler.actions import RingFacts
 from sealring.gateway.scheduler.costs import StepCosts
@@ -25,126 +26,130 @@ from sealring.v1 import control_pb2 as control
 DEPTHS = (1, 3, 7, 15)
 """Drafts of a step: few lengths, because a GPU plans anew for each."""
 
-LOSS = 0.02
-"""Of the time that an answer takes without drafts, what drafts that are wrong may cost."""
+LOSS, AT_ONCE = 0.015, 1.0
+"""What wrong drafts may cost: a part of the steps that an answer takes without them, and so many steps."""
 
-_RIGHT, _TRIED = 1.0, 2.0
-"""Drafts that count as right and as tried beside those that were."""
-
-_KEPT, _WEIGHT = 0.7, 0.125
-"""What the drafts before weigh after a run, and what one time weighs in a mean."""
-
-_FURTHEST = 2.0
-"""Times that a run may differ from what is expected of it: what is beyond is something else."""
+_SUREST = 0.99
+_FURTHEST = 2.0  # times what is expected: a run that takes longer is an accident, unless the next one does
+_DOUBT, _SEEN = 3, 9  # chains that are taken to be as the table says, and all that tell
 
 
 class Depth:
-    """How many drafts pay, for the answer of one row after the other.
+    """How many drafts pay, and how many runs may be under way, each behind one that is not verified.
 
-    A run of d drafts takes all stages as long as a step without, and what the table of costs says that d more
-    tokens take, until such runs have been timed. In a chain another is done after a stage's part of that,
-    which `_crowd` corrects. With `_right` of `_tried` drafts right, d are chosen such that a chain brings
-    most tokens a second.
+    A first run of d drafts takes as long as a step without and what the table says that d more tokens take in
+    all stages. Of n under way another is done after the n-th part of that. What chains of n really took
+    corrects it, by the median. Of all d and n those are best that bring most tokens a second.
 
-    What an answer loses by drafts comes out of a credit. What it gains by them fills that, and its time
-    without them at a rate of LOSS. No run is longer than the credit allows if all of its drafts are wrong;
-    an answer begins with what the shortest may lose.
+    Whatever is not a step without drafts behind another counts against a credit, in such steps: what it took
+    longer than they for as many tokens. What it took less fills that, and each of them does at a rate of LOSS
+    up to AT_ONCE. Nothing is guessed that could take more: if it is wrong and all stages share a processor.
     """
 
     def __init__(self, costs: StepCosts, stages: int) -> None:
         self._stages = stages
-        self._more = {depth: stages * (costs.chunk(1 + depth) - costs.chunk(1)) for depth in DEPTHS}
-        self._timed: set[int] = set()
-        self._crowd = 1.0
-        self._plain: float | None = None
-        self.begin()
+        self._more = {depth: stages * (costs.chunk(1 + depth) - costs.chunk(1)) for depth in (0, *DEPTHS)}
+        self._took = [deque([1.0] * _DOUBT, maxlen=_SEEN) for _ in range(stages)]
+        self._times = [1.0] * stages  # what the table says chains take, by runs under way
+        self._unseen = set(range(stages))
+        self._slow = False
+        self._plains: deque[float] = deque(maxlen=_SEEN)
+        self._plain = 0.0
+        self._credit = AT_ONCE
+        self._chain: tuple[float, float, int] | None = (
+            None  # the last: seconds expected, seen; runs under way
+        )
 
     def begin(self) -> None:
-        """Another answer."""
-        self._right = self._tried = 0.0
-        self._credit = self._loss(DEPTHS[0])
+        """Another answer: it has what earlier ones owe, not what they gained. Ways that the last one did not
+        take are doubted to take what was seen."""
+        self._credit, self._chain = min(self._credit, AT_ONCE), None
+        for runs in self._unseen:
+            self._took[runs].append(1.0)
+            self._times[runs] = median(self._took[runs])
+        self._unseen = set(range(self._stages))
 
-    def wanted(self, most: int) -> int:
-        """Drafts of a chain's first run, at most so many; 0 where none are worth it."""
-        depths = [depth for depth in DEPTHS if depth <= most and self._loss(depth) <= self._credit]
-        if self._plain is None or not depths:
-            return 0
-        best = max(depths, key=self._rate)
-        return best if self.pays(best) else DEPTHS[0]
-
-    def pays(self, drafts: int) -> bool:
-        """Whether a chain of such runs is expected to bring more than steps without."""
-        return self._plain is not None and self._rate(drafts) * self._plain > 1
+    def best(self, most: int, right: float) -> tuple[int, int]:
+        """Drafts of a run, at most so many, each of which is right with that probability, and how many such
+        runs may be under way; (0, 0) where none are worth it."""
+        if not (self._plain and right):
+            return 0, 0
+        ways = [(depth, runs + 1) for depth in DEPTHS if depth <= most for runs in range(self._stages)]
+        gains = [(self._gain(right, *way), way) for way in ways if self._loss(*way) <= self._credit]
+        return max([(1.0, (0, 0)), *gains])[1]
 
     def plain(self, seconds: float) -> None:
-        """What a step without drafts took."""
-        if self._plain is None:
-            self._plain = seconds
-        seconds = min(seconds, _FURTHEST * self._plain)
-        self._plain += _WEIGHT * (seconds - self._plain)
-        if self._credit < self._loss(DEPTHS[0]):
-            self._credit += LOSS * seconds
+        """What a step without drafts took that followed another."""
+        self._plains.append(seconds)
+        self._plain = median(self._plains)
+        enough = max(AT_ONCE, self._loss(DEPTHS[0], 1))  # drafts that were dear are tried again
+        self._credit = max(self._credit, min(enough, self._credit + LOSS))
 
-    def waited(self, seconds: float) -> None:
-        """What a step without drafts took that was not announced ahead, because of drafts."""
-        if self._plain is not None:
-            self._credit -= max(0.0, min(seconds, _FURTHEST * self._plain) - self._plain)
-
-    def run(self, drafts: int, right: int, tried: int, tokens: int, seconds: float, *, first: bool) -> None:
-        """A run has brought so many tokens, `seconds` after what came before it."""
-        self._right = _KEPT * self._right + right
-        self._tried = _KEPT * self._tried + tried
-        if self._plain is None or seconds <= 0:
+    def took(self, drafts: int, tokens: int, seconds: float, runs: int = 1, *, first: bool = True) -> None:
+        """A run brought so many tokens, with so many under way, or a step without drafts one that was not
+        announced behind another. Behind a chain both wait for what was in vain, and so tell of it."""
+        if not self._plain or seconds <= 0:
             return
-        expected = self._first(drafts) if first else self._next(drafts)
-        seconds = min(seconds, _FURTHEST * expected)
+        alone = self._first(drafts)
+        expected, spent, ahead = self._chain or (0.0, 0.0, 1)
+        expected, spent, runs = expected + alone / (1 if first else runs), spent + seconds, max(runs, ahead)
+        if first and self._chain:
+            self._took[ahead - 1].append(spent / expected)
+            self._times[ahead - 1] = median(self._took[ahead - 1])
+            self._unseen.discard(ahead - 1)
+        slow = seconds > _FURTHEST * expected * self._times[runs - 1]
+        self._credit += tokens - (alone if slow and not self._slow else seconds) / self._plain
+        self._slow = slow if drafts else self._slow
         if first:
-            weight = _WEIGHT if drafts in self._timed else 1.0
-            self._timed.add(drafts)
-            self._more[drafts] += weight * (max(0.0, seconds - self._plain) - self._more[drafts])
+            self._chain = (alone + self._vain(drafts, runs), seconds, runs) if drafts else None
         else:
-            self._crowd += _WEIGHT * (self._crowd * seconds / expected - self._crowd)
-        self._credit += tokens * self._plain - seconds
+            self._chain = expected, spent, runs
 
-    def _rate(self, drafts: int) -> float:
-        """Tokens a second of a chain until it breaks, each draft as likely right as the last ones were."""
-        right = (self._right + _RIGHT) / (self._tried + _TRIED)
-        whole = right ** (1 + drafts)
-        return 1 / (1 - right) / (self._first(drafts) + self._next(drafts) * whole / (1 - whole))
+    def _gain(self, right: float, drafts: int, runs: int) -> float:
+        """Times as fast as without drafts."""
+        right = min(right, _SUREST)
+        first, whole = self._first(drafts), right ** (1 + drafts)
+        tokens, takes = (1 - whole) / (1 - right), first
+        if runs > 1:
+            tokens = 1 / (1 - right)
+            takes = first * (1 + whole / (1 - whole) / runs) + self._vain(drafts, runs)
+        return tokens * self._plain / takes / self._times[runs - 1]
+
+    def _loss(self, drafts: int, runs: int) -> float:
+        """Steps that are lost at most where no draft is right."""
+        return max(1.0, self._times[0]) * runs * self._first(drafts) / self._plain - 1
 
     def _first(self, drafts: int) -> float:
-        return (self._plain or 0.0) + self._loss(drafts)
+        return self._plain + self._more[drafts]
 
-    def _next(self, drafts: int) -> float:
-        return self._crowd * self._first(drafts) / self._stages
-
-    def _loss(self, drafts: int) -> float:
-        """Seconds that a run loses where no draft is right: more drafts take no less time."""
-        return max(more for depth, more in self._more.items() if depth <= drafts)
-
-
-@dataclass(slots=True, eq=False)
-class _Chain:
-    """Runs of one row, of so many tokens each, after which the members are not yet told what it holds."""
-
-    lane: Lane
-    row: Row
-    drafts: int
-    runs: int = 0
-    live: int = 0  # runs under way that may bring something
-
-    @property
-    def more(self) -> bool:
-        """Whether the limits of the row and of a chain leave room for another run."""
-        each = 1 + self.drafts
-        return each * (self.runs + 1) <= MAX_UNSETTLED and each * (self.live + 1) < self.lane.left(self.row)
+    def _vain(self, drafts: int, runs: int) -> float:
+        """Seconds that the step behind a chain waits in stages for runs that were in vain."""
+        return self._more[drafts] * (runs - 1) / self._stages
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
     chain: _Chain
+    drafts: int
     first: bool
-    dead: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Chain:
+    """Runs of one row, of so many tokens, after which the members are not yet told what it holds. `live` may
+    bring something."""
+
+    lane: Lane
+    row: Row
+    tokens: int = 0
+    live: list[_Run] = field(default_factory=list)
+
+    @property
+    def most(self) -> int:
+        """Drafts of another run, by the limits of the row and of a chain; the last token is left to other
+        steps."""
+        left = self.lane.left(self.row) - sum(1 + run.drafts for run in self.live)
+        return min(self.row.drafts, left - 2, MAX_UNSETTLED - self.tokens - 1)
 
 
 class Drafting:
@@ -152,86 +157,77 @@ class Drafting:
 
     def __init__(self, ring: RingFacts) -> None:
         self._possible = ring.speculates
-        self._stages = ring.stages
         self._depth = Depth(ring.costs, ring.stages)
         self._row = 0
-        self._knows = False
+        self._likely = 0.0
         self._chain: _Chain | None = None
         self._runs: deque[_Run] = deque()
         self._at: float | None = None
-        self._waits = False  # the next step without drafts could not be announced ahead
+        self._waits = False  # behind a chain no step is announced before another, for one may have drafts
 
     def wanted(self, lane: Lane, rows: int) -> int | None:
         """Drafts of the lane's next step; None where it has to wait for those under way. `rows`: those of the
         ring and all that wait for it."""
-        alone = self._possible and rows == 1 and len(lane.rows) == 1 and not lane.ready
-        chain = self._chain
+        alone, chain = self.asks(lane, rows) and not lane.ready, self._chain
         if chain is not None and chain.lane is lane and chain.live and not chain.row.closed:
-            on = alone and chain.live < self._stages and chain.more and self._depth.pays(chain.drafts)
-            return chain.drafts if on else None
+            drafts, runs = self._depth.best(chain.most, self._likely) if alone else (0, 0)
+            return drafts if len(chain.live) < runs else None
         if not alone:
             return 0
         (row,) = lane.rows.values()
         if row.number != self._row:
-            self._row, self._at, self._knows = row.number, None, False
+            self._row, self._likely, self._at, self._waits = row.number, 0.0, None, False
             self._depth.begin()
-        if row.closed or not self._knows:
+        if row.closed:
             return 0
-        drafts = self._depth.wanted(min(row.drafts, lane.left(row) - 2))  # the limit is left to other steps
-        if not drafts or not lane.outstanding:
-            return drafts
-        self._waits = True
-        return None
+        drafts, _ = self._depth.best(_Chain(lane, row).most, self._likely)
+        return None if lane.outstanding and (drafts or self._waits) else drafts
 
-    def asks(self, lane: Lane) -> bool:
-        """Whether it matters if the head could guess how the lane's row goes on; else it is not to tell."""
-        return self._possible and any(row.drafts for row in lane.rows.values()) and len(lane.rows) == 1
+    def asks(self, lane: Lane, rows: int) -> bool:
+        """Whether the head is to tell how likely it guesses the next token: where it may come to guess."""
+        return self._possible and rows == 1 and any(row.drafts for row in lane.rows.values())
 
     def announced(self, lane: Lane, drafts: int) -> None:
-        chain = self._chain
-        first = chain is None
-        if chain is None:
+        first = self._chain is None
+        if self._chain is None:
             (row,) = lane.rows.values()
-            chain = self._chain = _Chain(lane, row, drafts)
-        self._waits = True
-        chain.runs += 1
-        chain.live += 1
-        chain.row.request.drafted += drafts + (not first)
-        self._runs.append(_Run(chain, first))
+            self._chain = _Chain(lane, row)
+        run = _Run(self._chain, drafts, first)
+        self._runs.append(run)
+        self._chain.live.append(run)
+        self._chain.tokens += 1 + drafts
+        self._chain.row.request.drafted += drafts + (not first)
 
-    def plain(self, now: float, *, follows: bool, knows: bool) -> None:
-        """A step without drafts is done; `follows` another that was under way with it, and nothing else.
-        `knows`: the head could guess how the row goes on."""
+    def plain(self, now: float, *, follows: bool, likely: float) -> None:
+        """A step without drafts is done; `follows` another that was under way with it, and nothing else."""
         if self._possible and self._at is not None:
             if follows:
                 self._depth.plain(now - self._at)
-            elif self._waits:
-                self._depth.waited(now - self._at)
-        self._waits = self._waits and follows
-        self._at, self._knows = now, knows
+            else:
+                self._depth.took(0, 1, now - self._at)
+        self._at, self._likely, self._waits = now, likely, False
 
-    def done(self, tokens: int, now: float, *, knows: bool) -> None:
+    def done(self, tokens: int, now: float, *, likely: float) -> None:
         """The first run under way brought so many tokens. Raises InvalidInput (BAD_STEP) where that cannot
         be."""
         run = self._runs.popleft()
-        chain, drafts = run.chain, run.chain.drafts
-        chain.live -= not run.dead
+        chain = run.chain
+        live, under_way = run in chain.live, len(chain.live)
         if chain.row.closed:
             return  # it goes; nobody has to know what it holds
-        if not (0 if run.dead else run.first) <= tokens <= (0 if run.dead else 1 + drafts):
-            raise InvalidInput(f"a step with {drafts} drafts brought {tokens} tokens", reason="BAD_STEP")
-        if run.dead:
+        if not (run.first if live else 0) <= tokens <= (1 + run.drafts if live else 0):
+            raise InvalidInput(f"a step with {run.drafts} drafts brought {tokens} tokens", reason="BAD_STEP")
+        if not live:
             return
+        chain.live.remove(run)
+        if tokens <= run.drafts:
+            chain.live.clear()
         chain.lane.steps += tokens
-        right, tried = tokens - run.first, min(tokens + (not run.first), drafts + (not run.first))
-        chain.row.request.accepted += right
-        if tokens <= drafts:
-            chain.live = 0
-            for other in self._runs:
-                other.dead = other.dead or other.chain is chain
+        chain.row.request.accepted += tokens - run.first
         seconds = 0.0 if self._at is None else now - self._at
-        self._depth.run(drafts, right, tried, tokens, seconds, first=run.first)
-        self._at, self._knows = now, knows if tokens else self._knows
+        self._depth.took(run.drafts, tokens, seconds, under_way, first=run.first)
+        self._at, self._waits = now, True
+        self._likely = likely if tokens else self._likely
 
     def settling(self) -> list[control.Change]:
         """What the next step has to tell first."""

@@ -127,9 +127,9 @@ class StepPlanner:
             self._drop(row)
         return False
 
-    def done(self, number: int, now: float, tokens: int = 1, *, knows: bool = False) -> Announced | None:
+    def done(self, number: int, now: float, tokens: int = 1, *, likely: float = 0.0) -> Announced | None:
         """Takes a step as done, which brought so many tokens, and with it all earlier ones that sample
-        nothing; `now` is in seconds. `knows`: the head could guess how its one row goes on.
+        nothing; `now` is in seconds. `likely`: how likely the head guesses its one row's next token.
 
         None for one that was taken as done already. Raises InvalidInput (BAD_STEP) for one that was never
         announced, or out of order.
@@ -147,11 +147,11 @@ class StepPlanner:
         del self._under_way[number]
         if step.lane is not None:
             if step.drafts:
-                self._drafting.done(tokens, now, knows=knows)
+                self._drafting.done(tokens, now, likely=likely)
             else:
                 step.lane.outstanding -= 1
                 follows = step.follows and step.before == step.lane.before and self.ledger.rows == 1
-                self._drafting.plain(now, follows=follows, knows=knows)
+                self._drafting.plain(now, follows=follows, likely=likely)
             self._measure(step, step.lane, now)
         return step
 
@@ -264,7 +264,8 @@ class StepPlanner:
         return None
 
     def _decode(self, lane: Lane) -> control.Step | None:
-        drafts = self._drafting.wanted(lane, self.ledger.rows + self.waiting)
+        rows = self.ledger.rows + self.waiting
+        drafts = self._drafting.wanted(lane, rows)
         if drafts is None:
             return None
         leaving, joining = lane.leaving(), lane.ready
@@ -276,7 +277,7 @@ class StepPlanner:
             step = self._step(leaving, joining)
             self._before = *self._before[:2], self._before[2] + 1
         step.decode.lane, step.decode.drafts = lane.number, drafts
-        step.decode.asks = self._drafting.asks(lane)
+        step.decode.asks = self._drafting.asks(lane, rows)
         follows, ending = lane.outstanding > 0, []
         if drafts:
             self._drafting.announced(lane, drafts)

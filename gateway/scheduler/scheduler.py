@@ -248,7 +248,7 @@ class Scheduler:
         if done.more:
             self._outputs(epoch.rows, done)
             return self._take()
-        step = epoch.planner.done(done.step, now, len(done.outputs), knows=done.guesses)
+        step = epoch.planner.done(done.step, now, len(done.outputs), likely=min(100, done.likely) / 100)
         if step is None:
             return self._take()
         self._outputs(epoch.rows, done)

@@ -143,7 +143,7 @@ class ResolvedStep:
     `chunks` and `rows` is non-empty, or neither. `sampled` are the rows that get a token, in the order of the
     token record on the closing edge (uint32 [len(sampled)]); a row with `drafts` is there once more for each.
     Where the step `continues`, it computes a draft in place of the row's last token. `asks`: the gateway
-    wants to know whether the head could guess how its one row goes on.
+    wants to know how likely the head could guess its one row's next token.
     `digest` is 32 bytes over the composition after the changes and this step's work.
     """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,8 +20,15 @@ from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import ResolvedStep, Settling
 from sealring.node.ipc.timelog import TimeLog, now
 
-_LENGTHS = (3, 2)
-"""Tokens that must have occurred before, the most first, as in vLLM's prompt_lookup_max and _min."""
+_LENGTHS = (3, 2, 1)
+"""Tokens that must have occurred before, the most first, as in vLLM's prompt_lookup_max and _min; one alone
+only where it has been right."""
+
+_KEPT = 0.93
+"""What a guess counts for after another one."""
+
+_AT_ONCE = 256
+"""Tokens of an answer that are looked up at once, if nobody has asked for long: some milliseconds."""
 
 _WORD = 4
 _BITS = 21
@@ -88,11 +96,27 @@ class _Places:
             self._newer[self._last] = self._end
 
 
+@dataclass(slots=True)
+class _Tally:
+    """Of guesses of one kind: how many of the last ones were right, or would have been."""
+
+    right: float
+    tried: float = 2.0
+
+    def add(self, right: bool) -> None:
+        self.right, self.tried = _KEPT * self.right + right, _KEPT * self.tried + 1
+
+    @property
+    def rate(self) -> float:
+        return self.right / self.tried
+
+
 class Lookup:
     """Guesses how an answer goes on by what followed the same tokens before, in prompt or answer.
 
     Where these occurred more than once the place counts that is next to where the answer would be by now if
-    it went on repeating what it did: an edit changes words of a text and keeps its order.
+    it went on repeating what it did: an edit changes words of a text and keeps its order. Where they are new
+    it may go on there, or as after the last token alone: whichever has been right more often in this answer.
     """
 
     def __init__(self, tokens: npt.NDArray[np.uint32]) -> None:
@@ -100,29 +124,28 @@ class Lookup:
         self._said = bytearray(tokens.tobytes())
         self._places = [_Places(tokens, length) for length in _LENGTHS]
         self._near = -1
+        self._tallies = [_Tally(1.0), _Tally(0.5), _Tally(0.5)]
+        self._unheard: deque[int] = deque()
 
     def add(self, token: int) -> None:
         """The answer's next token."""
-        if (place := self._place()) >= 0:
-            self._near = place + 1  # also of another token than followed there: it takes that one's place
-        elif self._near >= 0:
-            self._near += 1
-        for places in self._places:
-            places.add(token, self._near)
-        self._said += token.to_bytes(_WORD, sys.byteorder)
+        self._unheard.append(token)  # most rows are never alone on their ring: nobody asks
 
     def copy(self) -> Lookup:
         """Of an answer to the same prompt, before its first token."""
         made = copy.copy(self)
         made._said = bytearray(self._said)
         made._places = [places.copy() for places in self._places]
+        made._tallies = [copy.copy(tally) for tally in self._tallies]
+        made._unheard = self._unheard.copy()
         return made
 
     def drafts(self, last: int, count: int) -> list[int]:
         """`count` tokens that may follow the answer's `last` one: those that followed the same last tokens
         before, or else as many times the last one."""
+        self._hear(len(self._unheard))
         said = self._said
-        start = self._place() if said[-_WORD:] == last.to_bytes(_WORD, sys.byteorder) else -1
+        _, start = self._guess() if said[-_WORD:] == _spelt(last) else (0.0, -1)
         if start < 0:
             return [last] * count
         follows = said[start * _WORD : (start + count) * _WORD]
@@ -130,13 +153,42 @@ class Lookup:
             follows += follows[: count * _WORD - len(follows)]
         return list(memoryview(follows).cast("I"))
 
-    def knows(self) -> bool:
-        """Whether the last tokens have occurred before."""
-        return self._place() >= 0
+    def likely(self) -> float:
+        """How likely a guess of the next token is right: as often as the last such guesses were, or would
+        have been. 0 where there is none, or more of the answer is to be looked up first."""
+        self._hear(_AT_ONCE)
+        return 0.0 if self._unheard else self._guess()[0]
 
-    def _place(self) -> int:
-        """Where what follows the last tokens begins, in tokens; -1 if they are new."""
-        return next((places.before for places in self._places if places.before >= 0), -1)
+    def _hear(self, most: int) -> None:
+        for _ in range(min(most, len(self._unheard))):
+            token = self._unheard.popleft()
+            spelt, near = _spelt(token), self._near
+            for tally, place in reversed(self._ways()):
+                right = self._said[place * _WORD : (place + 1) * _WORD] == spelt
+                self._tallies[tally].add(right)
+                if right or not tally:
+                    near = place  # also of another token than followed there: it takes that one's place
+            self._near = near + 1 if near >= 0 else -1
+            for places in self._places:
+                places.add(token, self._near)
+            self._said += spelt
+
+    def _guess(self) -> tuple[float, int]:
+        """How likely the likeliest is right, and its place; -1 where there is none."""
+        return max(((self._tallies[tally].rate, place) for tally, place in self._ways()), default=(0.0, -1))
+
+    def _ways(self) -> list[tuple[int, int]]:
+        """Tallies, and the places, in tokens, where what may follow begins."""
+        *known, single = (places.before for places in self._places)
+        for place in known:
+            if place >= 0:
+                return [(0, place)]
+        near = self._near if self._near * _WORD < len(self._said) else -1
+        return [(tally, place) for tally, place in ((1, near), (2, single)) if place >= 0]
+
+
+def _spelt(token: int) -> bytes:
+    return token.to_bytes(_WORD, sys.byteorder)
 
 
 @dataclass(slots=True)

@@ -924,7 +924,7 @@ class Decode(_message.Message):
     the step goes on behind them with one draft more, and counts only if all of them were right.
     """
     asks: _builtins.bool
-    """of a lane of one row: StepDone is to say whether the head knows tokens that may follow"""
+    """of a lane of one row: StepDone is to say how likely the head could guess the next token"""
     def __init__(
         self,
         *,
@@ -951,12 +951,12 @@ class StepDone(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
-    GUESSES_FIELD_NUMBER: _builtins.int
+    LIKELY_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     more: _builtins.bool
     """of this step: another message follows"""
-    guesses: _builtins.bool
-    """where the step asks: the head knows tokens that may follow"""
+    likely: _builtins.int
+    """where the step asks: of 100 such guesses so many are right; 0: none can be made"""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowOutput]: ...
     def __init__(
@@ -965,11 +965,11 @@ class StepDone(_message.Message):
         step: _builtins.int = ...,
         outputs: _abc.Iterable[Global___RowOutput] | None = ...,
         more: _builtins.bool = ...,
-        guesses: _builtins.bool = ...,
+        likely: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["guesses", b"guesses", "more", b"more", "outputs", b"outputs", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["likely", b"likely", "more", b"more", "outputs", b"outputs", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -512,7 +512,7 @@ class Front:
         rest = [output for output in outputs if not (output.logprobs and output.logprobs[0].prompt)]
         done = control.StepDone(step=step.number, outputs=rest)
         if step.asks and outputs and opened is not None and opened.lookup is not None:
-            done.guesses = opened.lookup.knows()
+            done.likely = round(100 * opened.lookup.likely())
         self._emit(engine.EngineEvent(done=done))
         for event in failed:
             self._emit(event)

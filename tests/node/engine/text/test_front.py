@@ -70,12 +70,12 @@ class Desk:
         self.front.open(command)
         return self.events.get(timeout=200)
 
-    def guesses(self, row: int, token: int) -> bool:
-        """Whether a step that asks is told that the row's last tokens, with this one, occurred before."""
+    def likely(self, row: int, token: int) -> int:
+        """What a step that asks is told of a guess of the row's next token, after this one: of 100."""
         self._step += 1
         step = ResolvedStep(self._step, bytes(32), (), (), 0, (row,), (row,), asks=True)
         self.front.deliver(step, [token], {})
-        return self.events.get(timeout=200).done.guesses
+        return self.events.get(timeout=200).done.likely
 
     def deliver(self, rows: dict[int, int]) -> dict[int, tuple[str, int, int]]:
         """Row -> (text, tokens, finish) after a step that brought these tokens."""
@@ -124,8 +124,8 @@ def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: De
             for row, sampling in enumerate([None, off], start=1)
         ]
         assert drafts == [15 * speculate, 0]
-        told = [[desk.guesses(row, ord(token)) for token in "czbc"] for row in (1, 2)]
-        assert told == [[speculate, False, False, speculate], [False] * 4]
+        told = [[desk.likely(row, ord(token)) for token in "czbc"] for row in (1, 2)]
+        assert told == [[67, 25, 25, 49] if speculate else [0] * 4, [0] * 4]
         for row in (1, 2):
             with nullcontext() if speculate and row == 1 else pytest.raises(InvalidInput):
                 assert desk.front.drafts(row, ord("c"), 2) == list(b"zb")

@@ -1,0 +1,179 @@
+"""One request on a ring in simulated time: the real scheduler, composition and guesses, modelled stages."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sealring.gateway.scheduler import (
+    Action,
+    AnnounceStep,
+    MemberMemory,
+    OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+)
+from sealring.gateway.scheduler.costs import StepCosts
+from sealring.mesh.prompt.composition import MAX_DRAFTS, MAX_UNSETTLED, Composition, ResolvedStep, Settling
+from sealring.node.engine.drafts import Lookup, Runs
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+STAGES = 3
+MESSAGE = 0.05
+"""Between gateway and head, of the time in which a stage computes a token."""
+
+_MEMBERS = (MemberMemory(1, 0, 1 << 40),) * STAGES
+_NO_TOKEN = 1 << 20
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Three stages on so many processors. A stage computes a token in 1, `eight` in so long, others on a line
+    through both; a step that comes when its input is there already takes `late` longer."""
+
+    processors: int
+    eight: float
+    late: float = 0.0
+
+    def takes(self, tokens: int) -> float:
+        return 1 + (self.eight - 1) * (tokens - 1) / 7
+
+    @property
+    def table(self) -> StepCosts:
+        return StepCosts(((1, 1.0),), tuple((tokens, self.takes(tokens)) for tokens in (1, 4, 8, 16, 32)))
+
+
+@dataclass(slots=True)
+class _Job:
+    step: ResolvedStep
+    at: int  # tokens of the answer before those that it samples
+    late: bool
+    since: float = 0.0
+
+
+class DraftedRing:
+    """`slower(tokens)` is what a stage's time for so many tokens is multiplied with. A head that `claims`
+    says that its guesses are right with that probability; else it tells what it found.
+
+    Stages take what is ready in its order, each on a processor until it is through.
+    """
+
+    def __init__(
+        self, machine: Machine, slower: Callable[[int], float] = lambda tokens: 1.0, claims: float = 0.0
+    ) -> None:
+        self._machine, self._slower, self._claims = machine, slower, claims
+        self._now = 0.0
+        self._count = itertools.count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._scheduler = Scheduler(queue_limit=1)
+        self._composition = Composition(epoch=1, max_rows=4, prefill_chunk=4096)
+        self._runs = Runs()
+        self._waiting: deque[tuple[ResolvedStep, float]] = deque()
+        self._queues: list[deque[_Job]] = [deque() for _ in range(STAGES)]
+        self._busy: set[int] = set()
+        any_prefix = control.PREFIX_SUPPORT_ANY
+        facts = RingFacts(_MEMBERS, 4, 4096, prefixes=any_prefix, speculate=True, costs=machine.table)
+        self._do(self._scheduler.attach(facts))
+
+    def answer(self, prompt: Sequence[int], answer: Sequence[int], drafts: int = MAX_DRAFTS) -> float:
+        """How long an answer takes from its first token to its last."""
+        self._prompt, self._answer, self._drafts = prompt, answer, drafts
+        self._lookup = Lookup(np.array(prompt, np.uint32))
+        self._said = self._at = self._under_way = 0
+        self._arrived: list[float] = []
+        self._do(self._scheduler.submit(Request("a", "", len(answer), inference.Envelope()), self._now))
+        while self._events:
+            self._now, _, event = heapq.heappop(self._events)
+            event()
+        assert self._said == len(answer)
+        return self._arrived[-1] - self._arrived[0]
+
+    def _later(self, seconds: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self._now + seconds, next(self._count), event))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, OpenRow):
+                self._row = action.row
+                more = self._scheduler.row_opened(
+                    action.row,
+                    prompt_tokens=len(self._prompt),
+                    params_bytes=64,
+                    max_tokens=len(self._answer),
+                    drafts=self._drafts,
+                )
+                self._do(more)
+            elif isinstance(action, AnnounceStep):
+                step = self._composition.apply(action.step)
+                self._later(MESSAGE, lambda step=step: self._announced(step))  # type: ignore[misc]
+
+    def _announced(self, step: ResolvedStep) -> None:
+        self._waiting.append((step, self._now))
+        self._feed()
+
+    def _feed(self) -> None:
+        """The head begins with steps whose input it has."""
+        while self._waiting:
+            step, since = self._waiting[0]
+            settles = [change for change in step.changes if isinstance(change, Settling)]
+            if step.rows and not step.continues and not settles and self._under_way:
+                return  # for the last token
+            self._waiting.popleft()
+            for change in settles:
+                self._runs.settle(change)
+            if not step.continues:
+                self._at = self._said
+            if step.continues:
+                self._runs.go_on(step)
+            elif step.drafts:
+                last = self._answer[self._said - 1]
+                self._runs.begin(step, last, self._lookup.drafts(last, MAX_UNSETTLED))
+            if step.rows or step.chunks:
+                late = since >= max(self._arrived, default=0.0)
+                self._queues[0].append(_Job(step, self._at, late, self._now))
+                self._at += len(step.sampled)
+                self._under_way += 1
+                self._work()
+
+    def _work(self) -> None:
+        ready = sorted((queue[0].since, stage) for stage, queue in enumerate(self._queues) if queue)
+        for _, stage in ready:
+            if stage not in self._busy and len(self._busy) < self._machine.processors:
+                job = self._queues[stage].popleft()
+                tokens = len(job.step.sampled)
+                took = self._machine.takes(tokens) * self._slower(tokens) + self._machine.late * job.late
+                self._busy.add(stage)
+                self._later(took, lambda stage=stage, job=job: self._worked(stage, job))  # type: ignore[misc]
+
+    def _worked(self, stage: int, job: _Job) -> None:
+        self._busy.discard(stage)
+        job.since = self._now
+        if stage + 1 < STAGES:
+            self._queues[stage + 1].append(job)
+        else:
+            self._came(job)
+        self._work()
+
+    def _came(self, job: _Job) -> None:
+        self._under_way -= 1
+        tokens = list(self._answer[job.at : job.at + len(job.step.sampled)])
+        if job.step.drafts:
+            tokens += [_NO_TOKEN] * (len(job.step.sampled) - len(tokens))
+            tokens = self._runs.came(job.step, tokens)
+        done = control.StepDone(step=job.step.number)
+        for token in tokens:
+            self._said += 1
+            self._lookup.add(token)
+            self._arrived.append(self._now)
+            done.outputs.add(row=self._row, text="x", tokens=self._said)
+        if job.step.asks:
+            done.likely = round(100 * (self._claims or self._lookup.likely()))
+        self._feed()
+        self._later(MESSAGE, lambda: self._do(self._scheduler.step_done(done, self._now)))
