@@ -75,10 +75,15 @@ class Profiles:
 
 
 def unknown_model(model: str, answers: Iterable[Answer], names: dict[str, str]) -> NotFound:
-    """No node has the model; says what each of them answered."""
+    """No node has the model; says what each of them answered, and what helps: against what is wrong with a
+    model that is there, else against none."""
     answers = list(answers)
-    told = [f"{names.get(answer.member, answer.member)}: {answer.error}" for answer in answers]
+    errors = [(answer.member, answer.error) for answer in answers if answer.error is not None]
+    told = [f"{names.get(member, member)}: {error.message}" for member, error in errors]
+    hints = [error.hint for _, error in errors if error.reason != "MODEL_NOT_FOUND" and error.hint]
     hint, fetchable = "put the model into the nodes' model folders, or name it as they do", ""
+    if hints:
+        hint = hints[0]
     if "/" in model and any(answer.would_fetch for answer in answers):
         hint, fetchable = f"fetch it: sealring model pull {model[:256]}", "yes"
     return NotFound(

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import pytest
 
+from sealring.coordinator.planning.profiles import Answer, unknown_model
 from sealring.coordinator.store import verify_chain
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import (
     AlreadyExists,
     InvalidInput,
+    ModelError,
     NotFound,
     PermissionDenied,
     ResourceExhausted,
@@ -180,6 +182,15 @@ async def test_an_unknown_model_lists_what_every_node_said(cluster: Cluster) -> 
     assert error.metadata["param"] == "model"
     assert "alpha: there is no such model folder" in error.message
     assert "beta: there is no such model folder" in error.message
+    assert "model folders" in error.hint
+
+
+def test_what_is_wrong_with_a_model_that_is_there_comes_with_its_own_hint() -> None:
+    missing = NotFound("there is no model m", hint="put it somewhere", reason="MODEL_NOT_FOUND")
+    broken = ModelError("it holds a pipe", hint="convert it again")
+    error = unknown_model("m", [Answer("a", None, missing), Answer("b", None, broken)], {"a": "alpha"})
+    assert "(alpha: there is no model m; b: it holds a pipe)" in error.message
+    assert error.hint == "convert it again"
 
 
 async def test_nodes_with_another_version_of_the_model_are_left_out(cluster: Cluster) -> None:
