@@ -4,14 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sealring.cli import main as main_module
+from sealring.cli.main import Commands
 from sealring.cli.terminal import exit_codes
 from sealring.mesh import errors
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.prompt.deployment_limits import MAX_PREFILL_CHUNK, MAX_ROWS
 
 HEAVY = (
@@ -51,6 +54,74 @@ def test_ctrl_c_while_it_is_imported_ends_it_without_a_word() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=200, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def test_the_help_lists_every_command_by_what_it_is_for(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = here("--help").out.splitlines()
+    sections: dict[str, list[str]] = {}
+    for line in lines[lines.index("Options:") + 1 :]:
+        if line and not line.startswith(" "):
+            sections[line] = []
+        elif sections and line.startswith("  ") and not line.startswith("   "):
+            name, _, text = line.strip().partition("  ")
+            assert text.strip(), name
+            sections[list(sections)[-1]].append(name)
+    assert sections == {
+        "Start:": ["demo", "up", "join", "deploy", "chat", "proxy", "connect"],
+        "Look:": ["status", "dashboard", "doctor", "logs", "bugreport", "trace", "bench"],
+        "Parts of a cluster:": [
+            *("coordinator", "node", "gateway", "deployment", "model", "token", "key", "operator"),
+            *("roster", "root", "audit", "service", "config"),
+        ],
+    }
+    assert here("-h").out.splitlines() == lines
+
+
+def test_the_version_is_that_of_the_package(here: Any) -> None:
+    done = here("--version")
+    assert (done.status, done.out) == (0, f"{version('sealring')}\n")
+
+
+def test_only_what_there_is_is_a_command(here: Any) -> None:
+    assert len(Commands()) == len(list(Commands())) == len(set(Commands()))
+    with pytest.raises(KeyError):
+        Commands()["nonsense"]
+    done = here("nonsense")
+    assert (done.status, "No such command" in done.err) == (2, True)
+    assert "Did you mean" in here("deplyo").err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (ConfigError("x", hint="y", reason="Z"), 7, "error: x (hint: y) [Z]\n"),
+        (
+            ValueError("SECRET"),
+            1,
+            "error: a fault of sealring: ValueError (hint: set SEALRING_DEBUG=1 for its trace) [FAULT]\n",
+        ),
+    ],
+)
+def test_whatever_a_command_raises_is_one_line(
+    here: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, said: str
+) -> None:
+    def fail(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(main_module, "app", fail)
+    done = here("status")
+    assert (done.status, done.out, done.err) == (status, "", said)
+    traced = here("status", SEALRING_DEBUG="1").err
+    assert (type(error).__name__ in traced and "Traceback" in traced) == isinstance(error, Exception)
+    monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
+    here("status")
+    assert os.environ["GRPC_VERBOSITY"] == "DEBUG"
+    monkeypatch.delenv("GRPC_VERBOSITY")
+    here("status")
+    assert os.environ["GRPC_VERBOSITY"] == "NONE"
+    assert os.environ["PYDANTIC_DISABLE_PLUGINS"] == "__all__"
 
 
 def test_completion_knows_the_commands(sealring: Any) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import structlog
 
+from sealring.cli.local import processes
 from sealring.cli.local.cluster import LocalCluster
+from sealring.cli.local.processes import Level, run_daemon, starting
+from sealring.mesh.errors import ConfigError
 
 DAEMON = """
 import os, pathlib, sys
@@ -50,3 +58,50 @@ async def test_the_settings_of_a_local_cluster_are_its_owners_alone(tmp_path: Pa
     files = [tmp_path / "state" / "ports.json", *(tmp_path / "state" / "config").iterdir()]
     assert len(files) == 4
     assert {mode(file) for file in files} == {0o600}
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch, umask: None) -> list[Any]:
+    """What a daemon does to its process, which here is the tests'."""
+    did: list[Any] = []
+
+    def note(name: str) -> Any:
+        return lambda *told, **more: did.append((name, *told, *more.values()))
+
+    monkeypatch.setattr("sealring.mesh.system.logging.configure", note("log"))
+    monkeypatch.setattr("sealring.mesh.system.processes.allow_open_files", note("files"))
+    monkeypatch.setattr(processes, "die_with_parent", note("lifeline"))
+    logger = SimpleNamespace(error=lambda event, exc_info: did.append((event, exc_info)))
+    monkeypatch.setattr(structlog, "get_logger", lambda: logger)
+    return did
+
+
+@pytest.mark.parametrize("error", [ConfigError("x"), ValueError("x"), None])
+@pytest.mark.parametrize("log_file", [None, Path("node.log")])
+@pytest.mark.parametrize("pipe", [None, 0, 7])
+def test_how_a_daemon_ends_is_logged_where_its_command_does_not_say_it(
+    process: list[Any], error: Exception | None, log_file: Path | None, pipe: int | None
+) -> None:
+    """An error that is ours is a line on standard error; where a log is a file nobody sees that."""
+
+    async def work() -> None:
+        process.append("works")
+        if error is not None:
+            raise error
+
+    with pytest.raises(type(error)) if error is not None else nullcontext():
+        run_daemon("node", work, log_level=Level.WARNING, log_file=log_file, parent_pipe=pipe)
+    begun = [("log", "node", "warning", log_file), ("files",)]
+    begun += [("lifeline", pipe)] if pipe is not None else []
+    logged = error is not None and (log_file is not None or not isinstance(error, ConfigError))
+    assert process == [*begun, "works", *([("ended_by_error", error)] if logged else [])]
+
+
+def test_nothing_is_collected_while_a_process_starts_and_what_it_has_then_is_not_looked_at_again() -> None:
+    gc.unfreeze()
+    with pytest.raises(ValueError, match="x"), starting():
+        assert not gc.isenabled()
+        raise ValueError("x")
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()

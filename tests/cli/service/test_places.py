@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from sealring.cli.service.launchd import Service
-from sealring.cli.service.places import folder_of_root, make_places
+from sealring.cli.service.places import _check_ours, folder_of_root, make_places
 from sealring.mesh.errors import FailedPrecondition
 
 IS_ROOT = os.geteuid() == 0
@@ -137,3 +138,24 @@ def test_no_descriptor_is_left_open(root: Path) -> None:
         assert stat.S_ISDIR(os.fstat(folder).st_mode)
     with pytest.raises(OSError):
         os.fstat(folder)
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "said"),
+    [
+        (0, 0o755, ""),
+        (500, 0o755, ""),
+        (1, 0o755, "/x belongs to the user id 1, not to root"),
+        (501, 0o755, "/x belongs to the user id 501, not to root"),
+        (0, 0o775, "/x can be written by others than its owner"),
+        (500, 0o757, "/x can be written by others than its owner"),
+        (500, 0o1777, "/x can be written by others than its owner"),
+    ],
+)
+def test_what_is_roots_or_our_own_and_nobody_elses_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, said: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 500)
+    found = os.stat_result((stat.S_IFDIR | mode, 0, 0, 1, owner, 0, 0, 0, 0, 0))
+    with pytest.raises(FailedPrecondition, match=f"^{said} \\(hint") if said else nullcontext():
+        _check_ours(found, Path("/x"))
