@@ -10,8 +10,6 @@ ANNOUNCED = 2
 GATHERED = 8
 """Steps of a lane between changes that can wait. A change copies the lane's caches."""
 
-_NEVER = 1 << 62
-
 EXTEND_AHEAD = 256
 """Tokens before its limit at which a row without a limit of its own asks for more memory."""
 
@@ -25,9 +23,6 @@ class Lane:
     A row that has reached its limit takes part in one more step at most, in which its last token goes into
     its cache, where there is room for it: no more than ANNOUNCED steps are under way, so by then the token
     has come and the row is closed. So a lane never waits for a row to leave.
-
-    No step looks at every row for its limit: no row is there before the lane step `_limit_at`, and none is
-    near it before `_wants_from`.
     """
 
     def __init__(self, number: int) -> None:
@@ -38,25 +33,19 @@ class Lane:
         self.steps = 0
         self.turn = 0
         self.done_at = 0.0
-        self.before = (0, 0.0, 0)
+        self.before = (0, 0.0)
         self._changed_at = 0
-        self._limit_at = self._wants_from = _NEVER
 
     @property
     def running(self) -> bool:
         """True when a step of this lane would give a token to somebody who wants it."""
-        for row in self.rows.values():  # the first will do, nearly always
-            if not row.closed and self.steps < row.last_lane_step:
-                return True
-        return bool(self.ready)
+        wanted = (not row.closed and self.steps < row.last_lane_step for row in self.rows.values())
+        return bool(self.ready) or any(wanted)
 
     @property
     def spent(self) -> bool:
         """True when nothing more is wanted of its rows."""
-        for row in self.rows.values():
-            if not row.closed:
-                return False
-        return bool(self.rows) and not self.ready
+        return bool(self.rows) and not self.ready and all(row.closed for row in self.rows.values())
 
     def leaving(self) -> list[Row]:
         """Rows to leave out of the next step, by rising number."""
@@ -75,12 +64,12 @@ class Lane:
 
     def wanting(self) -> list[Row]:
         """Rows near their limit that could go on with more memory."""
-        if self.steps < self._wants_from:
-            return []
-        found = [row for row in self._going() if _wants_from(row) <= self.steps]
-        if not found:
-            self._wants_from = min(map(_wants_from, self._going()), default=_NEVER)
-        return found
+        near = self.steps + EXTEND_AHEAD
+        return [
+            row
+            for row in self.rows.values()
+            if row.last_lane_step <= near and row.limit < row.ceiling and not row.closed
+        ]
 
     def change(self, leaving: list[Row], joining: list[Row]) -> None:
         for row in leaving:
@@ -88,7 +77,6 @@ class Lane:
         for row in joining:
             self.rows[row.number] = row
             row.last_lane_step = self.steps + row.limit - 1
-            self._expect(row)
         self._changed_at = self.steps
 
     def left(self, row: Row) -> int:
@@ -99,25 +87,9 @@ class Lane:
         """Allows a row of this lane more tokens."""
         row.last_lane_step += limit - row.limit
         row.limit = limit
-        self._expect(row)
 
     def count_step(self) -> list[Row]:
         """Counts an announced decode; returns the rows whose last allowed token it samples."""
         self.steps += 1
         self.outstanding += 1
-        if self.steps < self._limit_at:
-            return []
-        later = [row.last_lane_step for row in self.rows.values() if row.last_lane_step > self.steps]
-        self._limit_at = min(later, default=_NEVER)
-        return [row for row in self.rows.values() if row.last_lane_step <= self.steps]
-
-    def _expect(self, row: Row) -> None:
-        self._limit_at = min(self._limit_at, row.last_lane_step)
-        self._wants_from = min(self._wants_from, _wants_from(row))
-
-    def _going(self) -> list[Row]:
-        return [row for row in self.rows.values() if not row.closed]
-
-
-def _wants_from(row: Row) -> int:
-    return row.last_lane_step - EXTEND_AHEAD if row.limit < row.ceiling else _NEVER
+        return [row for row in self.rows.values() if row.last_lane_step == self.steps]

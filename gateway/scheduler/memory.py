@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from sealring.gateway.scheduler.actions import RingFacts
+from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
 from sealring.gateway.scheduler.row import Row
-from sealring.mesh.prompt.composition import MAX_LANES
 
 BLOCK = 256
 """Tokens by which an mlx-lm KV cache grows."""
@@ -26,16 +25,13 @@ def rounded(tokens: int) -> int:
 
 
 class Ledger:
-    """Reservations by lane. As many as `RingFacts.lanes` are regular; as many again are for rows that would
-    make every row of a regular lane too long, and are used for nothing else."""
+    """Reservations by lane. Where rows share a single lane there is a spare one, for those that would make
+    every row of that too long for the memory that is there."""
 
     def __init__(self, ring: RingFacts) -> None:
-        self._members = tuple(
-            (member.kv_bytes_per_token, member.kv_bytes_per_row, member.kv_budget) for member in ring.members
-        )
-        self._distinct = tuple(dict.fromkeys(self._members))
-        self.regular = ring.lanes
-        self.lanes = min(2 * self.regular, MAX_LANES)
+        self._members = ring.members
+        self._regular = ring.lanes
+        self.lanes = max(2, ring.lanes)
         self._sizes: list[Counter[int]] = [Counter() for _ in range(self.lanes)]  # of each lane's rows
         self._held: dict[int, tuple[int, int]] = {}  # row -> its lane and size
         self._tokens = 0
@@ -46,11 +42,12 @@ class Ledger:
     def _capacity(self) -> int:
         """Tokens of the longest row that fits when it is alone."""
         room = _UNBOUNDED
-        for per_token, per_row, budget in self._members:
-            if per_row > budget:
+        for member in self._members:
+            left = member.kv_budget - member.kv_bytes_per_row
+            if left < 0:
                 return 0
-            if per_token:
-                room = min(room, (budget - per_row) // per_token // BLOCK * BLOCK)
+            if member.kv_bytes_per_token:
+                room = min(room, left // member.kv_bytes_per_token // BLOCK * BLOCK)
         return room
 
     @property
@@ -59,19 +56,19 @@ class Ledger:
 
     def usage(self) -> float:
         """The reserved part of the budget on the member that is fullest, 0 to 1."""
-        parts = [self._bytes(each, self._tokens, self.rows) / each[2] for each in self._distinct if each[2]]
-        return max(parts, default=0.0)
+        used = [(_bytes(each, self._tokens, self.rows), each.kv_budget) for each in self._members]
+        return max((part / budget for part, budget in used if budget), default=0.0)
 
     def place(self, tokens: int) -> int | None:
-        """The lane for a new row, or None when it must wait."""
+        """The lane for a new row, of those where it fits the one with the fewest rows; None when it must
+        wait."""
         size = rounded(tokens)
         fitting = (lane for lane in range(self.lanes) if self.fits(self._growth(lane, size)))
-        return min(fitting, key=lambda lane: self._preference(lane, size), default=None)
 
-    def _preference(self, lane: int, size: int) -> tuple[bool, int, int]:
-        """Of regular lanes those with the fewest rows come first, of the others those that grow least."""
-        rows, growth = self._sizes[lane].total(), self._growth(lane, size)
-        return (True, growth, rows) if lane >= self.regular else (False, rows, growth)
+        def preference(lane: int) -> tuple[bool, int, int]:
+            return lane >= self._regular, self._sizes[lane].total(), self._growth(lane, size)
+
+        return min(fitting, key=preference, default=None)
 
     def reserve(self, row: int, lane: int, tokens: int) -> None:
         size = rounded(tokens)
@@ -134,7 +131,7 @@ class Ledger:
 
     def kept_bytes(self) -> list[int]:
         """Bytes of kept prefixes per member, in the order of ranks."""
-        return [self._bytes(member, self.kept_tokens, self._kept) for member in self._members]
+        return [_bytes(member, self.kept_tokens, self._kept) for member in self._members]
 
     def _growth(self, lane: int, size: int) -> int:
         """Tokens by which a lane grows when a row of this size joins."""
@@ -143,8 +140,8 @@ class Ledger:
         return (rows + 1) * max(size, longest) - rows * longest
 
     def _holds(self, tokens: int, rows: int) -> bool:
-        return all(self._bytes(member, tokens, rows) <= member[2] for member in self._distinct)
+        return all(_bytes(member, tokens, rows) <= member.kv_budget for member in self._members)
 
-    @staticmethod
-    def _bytes(member: tuple[int, int, int], tokens: int, rows: int) -> int:
-        return member[0] * tokens + member[1] * rows
+
+def _bytes(member: MemberMemory, tokens: int, rows: int) -> int:
+    return member.kv_bytes_per_token * tokens + member.kv_bytes_per_row * rows

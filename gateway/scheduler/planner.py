@@ -31,11 +31,9 @@ from sealring.v1 import control_pb2 as control
 EXTENSION = 1024
 """Tokens that a row without a limit of its own reserves at a time."""
 
-BURST = 16
-"""Prefill steps under way at most while lanes run, in a ring of fewer stages."""
-
 AHEAD = 3
-"""Prefill steps under way besides one for each stage, so that none waits for the gateway."""
+"""Prefill steps under way besides one for each stage where nothing decodes, so that none waits for the
+gateway."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +47,7 @@ class Announced:
     ending: list[Row]
     follows: bool = False  # a step of the same lane that was under way, so that they are a round apart
     drafts: int = 0
-    before: tuple[int, float, int] = (0, 0.0, 0)  # prefill steps, their seconds by the table, and changes
+    before: tuple[int, float] = (0, 0.0)  # prefill steps that were announced, and their seconds by the table
 
     @property
     def sampled(self) -> bool:
@@ -73,15 +71,11 @@ class StepPlanner:
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk)
         self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages, ring.rows_in_turn)
         self._drafting = Drafting(ring)
-        self._before = (0, 0.0, 0)
+        self._before = (0, 0.0)
         self._rounds = 0.0
         self._dropped: list[int] = []
         self._under_way: dict[int, Announced] = {}  # by rising number
         self._number = 0
-
-    @property
-    def idle(self) -> bool:
-        return not (self.ledger.rows or self.under_way or self._dropped)
 
     @property
     def under_way(self) -> int:
@@ -94,9 +88,7 @@ class StepPlanner:
 
     def start(self, row: Row) -> bool:
         """Reserves memory and puts the row in line; False when it has to wait."""
-        if any(lane.wanting() for lane in self._lanes):
-            return False
-        fits = self.ledger.rows + len(row.group) <= self._ring.max_rows
+        fits = not self.pressed and self.ledger.rows + len(row.group) <= self._ring.max_rows
         self.pressed = not (fits and self.ledger.reserve_all(row.group, row.reserved))
         if self.pressed:
             return False
@@ -106,12 +98,9 @@ class StepPlanner:
         return True
 
     def can_hold(self, row: Row) -> bool:
-        """Whether all rows of the request fit when they are alone."""
-        if not row.copies:
-            return row.reserved <= self.ledger.capacity
-        return len(row.group) <= self._ring.max_rows and Ledger(self._ring).reserve_all(
-            row.group, row.reserved
-        )
+        """Whether all rows of the request fit when nothing else is there."""
+        fits = len(row.group) <= self._ring.max_rows
+        return fits and Ledger(self._ring).reserve_all(row.group, row.reserved)
 
     def close(self, row: Row) -> bool:
         """Nothing more is wanted of the row. Returns True when only the head knows it (discard it there)."""
@@ -156,11 +145,9 @@ class StepPlanner:
         return step
 
     def _measure(self, step: Announced, lane: Lane, now: float) -> None:
-        """Rounds in which rows change tell nothing."""
-        (steps, prefill, changes), since = step.before, lane.before
-        if step.follows and not step.drafts and changes == since[2]:
-            seconds = max(0.0, now - lane.done_at)
-            self._budget.measure(seconds, steps - since[0], prefill - since[1], *self._decoding())
+        if step.follows and not step.drafts:
+            seconds, (steps, prefill) = max(0.0, now - lane.done_at), step.before
+            self._budget.measure(seconds, steps - lane.before[0], prefill - lane.before[1], *self._decoding())
         lane.done_at, lane.before = now, step.before
 
     def executed(self, number: int) -> None:
@@ -183,77 +170,68 @@ class StepPlanner:
         return max(1, sum(len(lane.rows) for lane in running)), max(1, len(running))
 
     def _running(self) -> list[Lane]:
-        """The lanes of which somebody wants a token, the one whose turn it is first."""
-        return sorted((lane for lane in self._lanes if lane.running), key=lambda lane: lane.turn)
+        """The lanes of which somebody wants a token."""
+        return [lane for lane in self._lanes if lane.running]
 
     def sweep(self) -> None:
-        """Frees lanes of which nothing more is wanted. Must come before rows are started."""
+        """Frees lanes of which nothing more is wanted, and gives rows the memory to go on. Must come before
+        rows are started: those that run are served first."""
         for lane in self._lanes:
             if lane.spent:
                 rows = list(lane.rows.values())
                 lane.change(rows, [])
                 for row in rows:
                     self._drop(row)
+        self.pressed = not all(self._extend(lane, row) for lane in self._lanes for row in lane.wanting())
+
+    def _extend(self, lane: Lane, row: Row) -> bool:
+        limit = min(row.ceiling, row.limit + EXTENSION)
+        fits = self.ledger.grow(row.number, row.prompt_tokens + limit)
+        if fits:
+            lane.extend(row, limit)
+        return fits
 
     def steps(self) -> Iterator[control.Step]:
         """Everything that can be announced now."""
-        self._extend()
         while step := self._next_prefill() or self._next_decode():
             yield step
         if self._dropped and not self.under_way:
             yield self._step([])
 
-    def _extend(self) -> None:
-        for lane in self._lanes:
-            for row in lane.wanting():
-                limit = min(row.ceiling, row.limit + EXTENSION)
-                if not self.ledger.grow(row.number, row.prompt_tokens + limit):
-                    self.pressed = True
-                    return
-                lane.extend(row, limit)
-
     def _next_prefill(self) -> control.Step | None:
-        if not len(self._line):
-            return None
-        running = any(lane.running for lane in self._lanes)
-        most = max(self._ring.stages + AHEAD, BURST if running else 0)
-        prefills = sum(step.lane is None for step in self._under_way.values())
-        if prefills >= most:
-            return None
-        tokens = self._chunk_tokens(running)
+        running = bool(self._running())
+        tokens = self._chunk_tokens(running) if len(self._line) else 0
         if not tokens:
             return None
-        step = self._step([])  # before the chunks, lest it drops a prefix that one of them begins with
-        chunks = self._line.take(tokens, self._ring.costs.chunk)
-        for row, chunk in chunks:
-            self.prefixes.chunk(row, chunk.start)
-        step.prefill.chunks.extend(chunk for _, chunk in chunks)
-        steps, prefill, changes = self._before
-        takes = sum(self._ring.costs.chunk(chunk.end - chunk.start) for _, chunk in chunks)
-        self._before = steps + 1, prefill + takes, changes
-        first = [each for row, _ in chunks if not row.remaining for each in row.group]
-        ending = [row for row in first if row.limit == 1]
+        step = self._step([])  # before the chunk, lest it drops a prefix that this begins with
+        row, chunk = self._line.take(tokens)
+        self.prefixes.chunk(row, chunk.start)
+        step.prefill.chunks.append(chunk)
+        steps, prefill = self._before
+        self._before = steps + 1, prefill + self._ring.costs.chunk(chunk.end - chunk.start)
+        first = [] if row.remaining else list(row.group)
+        ending = [each for each in first if each.limit == 1]
         self._under_way[step.number] = Announced(step.number, None, 0, first, ending)
         # a decode step that has to wait for these rows' first token stalls the stages behind the head,
         # unless they have nothing else to do
         early = self._ring.stages == 1 or not (running or len(self._line) or self.waiting)
-        for row in first:
-            row.phase = Phase.PREFILLED
-            if early and row.limit > 1:
-                self._ready(row)
+        for each in first:
+            each.phase = Phase.PREFILLED
+            if early and each.limit > 1:
+                self._ready(each)
         return step
 
     def _chunk_tokens(self, running: bool) -> int:
         """The longest that a chunk may be now; 0 where none goes."""
-        tokens, crowd = self._line.todo(self.waiting)
-        if not running:
-            return self._budget.alone(len(self._line), tokens)
-        load = Load(*self._decoding(), len(self._line), tokens, crowd)
-        return self._budget.take(self._rounds, load)
+        prompts, tokens = len(self._line), self._line.tokens
+        if running:
+            return self._budget.take(self._rounds, Load(*self._decoding(), prompts, tokens, self.waiting))
+        prefills = sum(step.lane is None for step in self._under_way.values())
+        return self._budget.alone(prompts, tokens) if prefills < self._ring.stages + AHEAD else 0
 
     def _next_decode(self) -> control.Step | None:
         running = self._running()
-        for lane in running:
+        for lane in sorted(running, key=lambda lane: lane.turn):
             if lane.outstanding >= ANNOUNCED:
                 return None
             step = self._decode(lane)
@@ -275,7 +253,6 @@ class StepPlanner:
             lane.ready = []
             lane.change(leaving, joining)
             step = self._step(leaving, joining)
-            self._before = *self._before[:2], self._before[2] + 1
         step.decode.lane, step.decode.drafts = lane.number, drafts
         step.decode.asks = self._drafting.asks(lane, rows)
         follows, ending = lane.outstanding > 0, []

@@ -1,19 +1,16 @@
-"""Which chunks go into the next prefill step.
+"""Which chunk goes into the next prefill step: its row, and how long it is.
 
 A chunk is as long as a budget of tokens (gateway.scheduler.budget), or by up to REST of that longer if then
-nothing is left of its prompt. Each is computed by itself, so chunks of several prompts share a step as long
-as they take no longer together than one of that budget. Steps begin
-in turn with the oldest prompt and with the one that has least left, so that short prompts do not wait behind
-long ones, and long ones get at least half of the steps. A row's first chunk goes only after those of all rows
-with lower numbers (mesh.prompt.composition demands it).
+nothing is left of its prompt. Steps go in turn to the oldest prompt and to the one that has least left, so
+that short prompts do not wait behind long ones, and long ones get at least half of the steps. A row's first
+chunk goes only after those of all rows with lower numbers (mesh.prompt.composition demands it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from sealring.gateway.scheduler.row import Row
-from sealring.mesh.prompt.composition import MAX_CHUNKS
 from sealring.v1 import control_pb2 as control
 
 REST = 0.5
@@ -25,7 +22,7 @@ class PrefillLine:
     """Rows with chunks to come, by rising number. Those whose first chunk went are always in front."""
 
     def __init__(self, prepare: Callable[[Row], None], chunk: int) -> None:
-        """`prepare` finds out where a row begins that may be the next to; `chunk` is the longest allowed."""
+        """`prepare` finds out where a row begins that is the next to; `chunk` is the longest allowed."""
         self._prepare = prepare
         self._chunk = chunk
         self._rows: dict[int, Row] = {}
@@ -44,70 +41,24 @@ class PrefillLine:
     def unstarted(self) -> int:
         return sum(1 for row in self._rows.values() if not row.begun)
 
-    def todo(self, waiting: int) -> tuple[int, float]:
-        """Tokens of the prompts in line, in the mean and at least 1, and how many short prompts they count.
+    @property
+    def tokens(self) -> int:
+        """Of the prompts in line, in the mean, without what kept prefixes save; at least 1."""
+        whole = [row.prompt_tokens - row.reused for row in self._rows.values()]
+        return max(1, sum(whole) // len(whole))
 
-        One of several chunks counts for as little as a chunk does for it; so many that wait elsewhere count
-        as much as those here.
-        """
-        whole = [
-            row.prompt_tokens - (row.reused if row.begun else row.prefilled) for row in self._rows.values()
-        ]
-        short = sum(min(1.0, self._chunk / tokens) for tokens in whole)
-        return max(1, sum(whole) // len(whole)), short * (1 + waiting / len(whole))
-
-    def take(self, tokens: int, seconds: Callable[[int], float]) -> list[tuple[Row, control.Chunk]]:
-        """The chunks of the next step, by rising row number. Rows that end with it leave the line.
-
-        `seconds` is what a chunk of so many tokens takes.
-        """
-        picked = sorted(self._pick(tokens, seconds), key=lambda row: row.number)
-        chunks = []
-        for row in picked:
-            chunks.append((row, self._cut(row, tokens)))
-            if not row.remaining:
-                del self._rows[row.number]
-        self._oldest_turn = not self._oldest_turn
-        return chunks
-
-    def _pick(self, tokens: int, seconds: Callable[[int], float]) -> Iterator[Row]:
-        first = self._prepared(self._first())
-        yield first
-        left = seconds(tokens) - seconds(self._length(first, tokens))
-        picked = 1
-        for row in self._rows.values():
-            if row is first:
-                continue
-            takes = seconds(self._length(self._prepared(row), tokens))
-            if takes > left or picked == MAX_CHUNKS:
-                if not row.begun:
-                    return
-                continue
-            left -= takes
-            picked += 1
-            yield row
-
-    def _first(self) -> Row:
-        rows = self._rows.values()
-        oldest = next(iter(rows))
-        if self._oldest_turn:
-            return oldest
-        shortest = min(rows, key=lambda row: row.remaining)
-        if shortest.begun:
-            return shortest
-        return next(row for row in rows if not row.begun)
-
-    def _prepared(self, row: Row) -> Row:
-        if not row.begun:
-            self._prepare(row)
-        return row
-
-    def _cut(self, row: Row, tokens: int) -> control.Chunk:
-        first, start = not row.begun, row.prefilled
+    def take(self, tokens: int) -> tuple[Row, control.Chunk]:
+        """The chunk of the next step. A row that ends with it leaves the line."""
+        row = self._next()
+        first = not row.begun
         if first:
-            row.begun, row.reused = True, start
+            self._prepare(row)
+            row.begun, row.reused = True, row.prefilled
+        start = row.prefilled
         row.prefilled += self._length(row, tokens)
-        return control.Chunk(
+        if not row.remaining:
+            del self._rows[row.number]
+        return row, control.Chunk(
             row=row.number,
             start=start,
             end=row.prefilled,
@@ -116,6 +67,14 @@ class PrefillLine:
             prefix=row.prefix if first else 0,
             choices=len(row.group) if first and row.copies else 0,
         )
+
+    def _next(self) -> Row:
+        rows = self._rows.values()
+        self._oldest_turn = not self._oldest_turn
+        if not self._oldest_turn:
+            return next(iter(rows))
+        shortest = min(rows, key=lambda row: row.remaining)
+        return shortest if shortest.begun else next(row for row in rows if not row.begun)
 
     def _length(self, row: Row, tokens: int) -> int:
         """Of its next chunk, which ends at the end of the prompt or the row's next cut, if not before."""

@@ -10,8 +10,7 @@ next turn of the conversation, and at the longest prefix that an earlier prompt 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.row import Row
@@ -22,18 +21,6 @@ from sealring.v1 import control_pb2 as control
 MAX_KEPT = 256
 MAX_SEEN = 1 << 16
 """Names of prompts that are remembered, to tell what prompts have in common."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """`names` are those under which rows find it, the last for all of its tokens."""
-
-    number: int
-    names: Names
-
-    @property
-    def tokens(self) -> int:
-        return self.names[-1][0]
 
 
 class PrefixCache:
@@ -49,8 +36,8 @@ class PrefixCache:
         self._ledger = ledger
         self._used = support != control.PREFIX_SUPPORT_UNSPECIFIED
         self._exact = support == control.PREFIX_SUPPORT_EXACT
-        self._kept: OrderedDict[int, Kept] = OrderedDict()
-        self._named: dict[bytes, dict[int, Kept]] = {}
+        self._kept: OrderedDict[int, Names] = OrderedDict()  # the last name is of all of its tokens
+        self._named: dict[bytes, set[int]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._due: list[tuple[Row, Names]] = []
         self._last = 0
@@ -68,7 +55,7 @@ class PrefixCache:
         for length, name in reversed(usable):
             found = self._named.get(name)
             if found:
-                row.prefix, row.prefilled = next(reversed(found)), length
+                row.prefix, row.prefilled = max(found), length
                 break
         if self._exact and usable:
             common = (length for length, name in reversed(usable) if name in self._seen)
@@ -97,73 +84,62 @@ class PrefixCache:
             self._due.append((row, row.names + more))
 
     def changes(self) -> list[control.Change]:
-        """Adoptions, drops, keeps."""
-        dropped: list[Kept] = []
-        while not self._ledger.has_room() and self._kept:
-            dropped.append(self._drop())
-        keeping = []
+        """Adoptions, then keeps and what is dropped for them."""
+        changes, self._adopting = self._adopting, []
+        while self._kept and not self._ledger.has_room():
+            changes.append(self._drop())
         for row, names in self._due:
-            new = self._keep(names, dropped)
-            if new is not None:
-                keep = control.Keep(prefix=new.number, row=row.number, tokens=new.tokens)
-                keeping.append((new, control.Change(keep=keep)))
+            changes += self._keep(row, names)
         self._due.clear()
-        gone = {kept.number for kept in dropped}
-        changes = [
-            control.Change(drop=control.Drop(prefix=kept.number))
-            for kept in dropped
-            if all(kept is not new for new, _ in keeping)
-        ]
-        adopting, self._adopting = self._adopting, []
-        return adopting + changes + [change for new, change in keeping if new.number not in gone]
+        return changes
 
     def _adoptable(self, origin: Origin) -> bool:
         return self._used and len(self._kept) < MAX_KEPT and self._ledger.has_room(origin.tokens)
 
     def _adopt(self, origin: Origin, names: Names) -> control.Change:
         """Keeps on what an earlier epoch has kept; called for the newest first."""
-        new = self._add(names[-1:] if self._exact else names)
-        self._kept.move_to_end(new.number, last=False)
-        adopt = control.Adopt(prefix=new.number, epoch=origin.epoch, row=origin.row, tokens=origin.tokens)
+        number = self._add(names[-1:] if self._exact else names)
+        self._kept.move_to_end(number, last=False)
+        adopt = control.Adopt(prefix=number, epoch=origin.epoch, row=origin.row, tokens=origin.tokens)
         return control.Change(adopt=adopt)
 
-    def _keep(self, names: Names, dropped: list[Kept]) -> Kept | None:
+    def _keep(self, row: Row, names: Names) -> Iterator[control.Change]:
         """Keeps what is not kept yet if there is room for it, in the place of what it goes on with."""
         if not names:
-            return None
+            return
         length, longest = names[-1]
         if found := self._named.get(longest):
-            self._touch(next(reversed(found)))
-            return None
+            self._touch(max(found))
+            return
         if not self._ledger.fits(length):
-            return None
+            return
         for _, name in () if self._exact else names:
-            for kept in list(self._named.get(name, {}).values()):
-                if kept.names[-1][1] == name:
-                    dropped.append(self._drop(kept))
+            for number in sorted(self._named.get(name, ())):
+                if self._kept[number][-1][1] == name:
+                    yield self._drop(number)
         while len(self._kept) >= MAX_KEPT or not self._ledger.has_room(length):
-            dropped.append(self._drop())
-        return self._add(names)
+            yield self._drop()
+        number = self._add(names)
+        yield control.Change(keep=control.Keep(prefix=number, row=row.number, tokens=length))
 
-    def _add(self, names: Names) -> Kept:
+    def _add(self, names: Names) -> int:
         self._last += 1
-        new = self._kept[self._last] = Kept(self._last, names)
+        self._kept[self._last] = names
         for _, name in names:
-            self._named.setdefault(name, {})[new.number] = new
-        self._ledger.keep(new.tokens)
-        return new
+            self._named.setdefault(name, set()).add(self._last)
+        self._ledger.keep(names[-1][0])
+        return self._last
 
-    def _drop(self, kept: Kept | None = None) -> Kept:
+    def _drop(self, number: int = 0) -> control.Change:
         """Gives up this one, or the one that was not used for longest."""
-        if kept is None:
-            kept = next(iter(self._kept.values()))
-        del self._kept[kept.number]
-        for _, name in kept.names:
-            del self._named[name][kept.number]
+        number = number or next(iter(self._kept))
+        names = self._kept.pop(number)
+        for _, name in names:
+            self._named[name].remove(number)
             if not self._named[name]:
                 del self._named[name]
-        self._ledger.give_up(kept.tokens)
-        return kept
+        self._ledger.give_up(names[-1][0])
+        return control.Change(drop=control.Drop(prefix=number))
 
     def _touch(self, number: int) -> None:
         if number in self._kept:

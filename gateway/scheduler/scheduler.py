@@ -399,7 +399,6 @@ class Scheduler:
         return self._take()
 
     def _start(self, epoch: _Epoch) -> None:
-        epoch.planner.pressed = False
         for row in list(epoch.opened.values()):
             if row.phase is not Phase.WAITING or not epoch.planner.start(row):
                 return

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
-from sealring.gateway.scheduler.memory import BLOCK, Ledger, rounded
+from sealring.gateway.scheduler.memory import BLOCK, Ledger, _bytes, rounded
 from sealring.mesh.prompt.composition import MAX_LANES
 
 members = st.lists(
@@ -32,7 +32,7 @@ def padded_bytes(ring: RingFacts, held: dict[int, tuple[int, int]]) -> list[int]
 
 def member_bytes(ledger: Ledger) -> list[int]:
     """Reserved bytes per member, in the order of ranks."""
-    return [ledger._bytes(member, ledger._tokens, ledger.rows) for member in ledger._members]
+    return [_bytes(member, ledger._tokens, ledger.rows) for member in ledger._members]
 
 
 @given(members, operations)
@@ -78,13 +78,25 @@ def test_what_fits_alone_is_what_capacity_says(figures: list[MemberMemory]) -> N
     assert capacity >= 1 << 40 or ledger.place(capacity + 1) is None
 
 
-def test_rows_go_to_the_emptiest_lane_and_long_ones_to_a_lane_of_their_own() -> None:
+def test_rows_go_to_the_emptiest_lane_where_they_fit() -> None:
     ledger = Ledger(RingFacts((MemberMemory(1, 0, 16 * BLOCK),) * 2, 100, 64))
-    for row in range(6):
+    for row in range(5):
         lane = ledger.place(BLOCK)
         assert lane == row % 2
         ledger.reserve(row, lane, BLOCK)
-    assert ledger.place(4 * BLOCK) == 2
+    assert ledger.place(4 * BLOCK) == 1
+    ledger.reserve(9, 1, 4 * BLOCK)
+    assert ledger.place(2 * BLOCK) is None
+    assert ledger.place(BLOCK) == 0
+
+
+def test_a_single_lane_has_another_beside_it_for_rows_that_would_make_its_own_too_long() -> None:
+    ledger = Ledger(RingFacts((MemberMemory(1, 0, 16 * BLOCK),), 100, 64))
+    for row in range(5):
+        assert ledger.place(BLOCK) == 0
+        ledger.reserve(row, 0, BLOCK)
+    assert ledger.place(4 * BLOCK) == 1
+    assert ledger.place(2 * BLOCK) == 0
 
 
 @pytest.mark.parametrize(
@@ -96,7 +108,8 @@ def test_a_ring_has_a_lane_more_than_stages_where_a_step_costs_what_its_rows_do(
 ) -> None:
     facts = RingFacts((MemberMemory(1, 0, 16 * BLOCK),) * stages, 100, 64, rows_in_turn=in_turn)
     ledger = Ledger(facts)
-    assert facts.lanes == ledger.regular == lanes
+    assert facts.lanes == lanes
+    assert ledger.lanes == max(2, lanes)
     places = []
     for row in range(2 * lanes if lanes < 8 else 0):
         places.append(ledger.place(BLOCK) or 0)

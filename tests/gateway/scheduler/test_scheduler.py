@@ -276,19 +276,17 @@ def test_running_lanes_step_between_chunks() -> None:
     assert work.count("p") >= 100
     gaps = [gap for gap in work.split("p")[1:-1] if gap]
     assert all(abs(gap.count("0") - gap.count("1")) <= 1 for gap in gaps)
-    assert "p" * 3 not in work
+    assert "p" * 8 in work
+    assert "p" * 9 not in work, "a round of two milliseconds takes 1.4 times as long with eight"
 
 
-def test_short_prompts_share_a_step_and_pass_a_long_one() -> None:
+def test_short_prompts_pass_a_long_one() -> None:
     driver = Driver(1, chunk=100)
     driver.ask("long", prompt=5000, max_tokens=2)
     for name in "abc":
         driver.ask(name, prompt=30, max_tokens=2)
-    driver.done(12)
+    driver.done(40)
     assert set(driver.finished) == {"a", "b", "c"}
-    shared = [step for step in driver.steps if len(step.prefill.chunks) == 3]
-    assert len(shared) == 1
-    assert [chunk.row for chunk in shared[0].prefill.chunks] == [2, 3, 4]
     driver.finish()
     assert "long" in driver.finished
 
@@ -522,7 +520,7 @@ def test_cancelling_at_every_stage_frees_everything() -> None:
     assert not any(driver.lanes.values())
     planner = driver.scheduler.planner
     assert planner is not None
-    assert planner.idle
+    assert planner.ledger.rows == planner.under_way == 0
 
 
 def test_what_an_epoch_has_left_goes_on_in_the_next_one() -> None:

@@ -25,8 +25,9 @@ from sealring.gateway.scheduler import (
     RingFacts,
     Scheduler,
 )
+from sealring.gateway.scheduler.budget import MANY
 from sealring.gateway.scheduler.memory import rounded
-from sealring.gateway.scheduler.planner import AHEAD, BURST
+from sealring.gateway.scheduler.planner import AHEAD
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import EpochEnded, InvalidInput
 from sealring.mesh.prompt.composition import (
@@ -136,9 +137,8 @@ class ModelRing:
             assert drafts.count(0) <= 2
             assert len(drafts) - drafts.count(0) < 2 * self.facts.stages
         else:
-            assert sum(1 for _, _, lane, _ in self.running if lane is None) <= max(
-                self.facts.stages + AHEAD, BURST
-            )
+            prefills = sum(1 for _, _, lane, _ in self.running if lane is None)
+            assert prefills <= self.facts.stages + AHEAD + 3 * MANY  # lanes are two steps ahead at most
 
     def right(self, step: ResolvedStep) -> tuple[int, ...]:
         """As many as count: some drafts are right, and none behind a wrong one."""
@@ -514,7 +514,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.ring is not None and self.facts_of is not None:
             stages = self.facts_of.stages
             spare = self.facts_of.rows_in_turn and stages > 1
-            assert all(lane < 2 * (stages + spare) for lane in self.ring.composition.lanes())
+            assert all(lane < max(2, stages + spare) for lane in self.ring.composition.lanes())
 
     def teardown(self) -> None:
         """Everything that is still there ends, and then nothing is held."""
@@ -534,7 +534,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.open_requests
         planner = self.scheduler.planner
         assert planner is not None
-        assert planner.idle
+        assert planner.under_way == 0
         assert planner.ledger.rows == 0
         assert planner.ledger.usage() == 0
         assert self.ring.composition.rows == 0
