@@ -7,6 +7,7 @@ unequal size, the embedding and the head then move boundaries, as little as poss
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -76,14 +77,17 @@ def _nearest(prefix: list[int], room: list[int], wanted: list[int]) -> list[int]
     for rank in range(ranks):
         reached: dict[int, int] = {}
         origin: dict[int, int] = {}
-        last = count - (ranks - rank - 1)
-        for start, distance in best.items():
-            for end in range(start + 1, last + 1):
-                if prefix[end] - prefix[start] > room[rank]:
-                    break
-                total = distance + abs(end - wanted[rank])
-                if total < reached.get(end, total + 1):
-                    reached[end], origin[end] = total, start
+        starts: deque[int] = deque()  # of those that the rank may have: each nearer than all before it
+        for end in range(1, count - (ranks - rank - 1) + 1):
+            if end - 1 in best:
+                while starts and best[starts[-1]] > best[end - 1]:
+                    starts.pop()
+                starts.append(end - 1)
+            while starts and prefix[end] - prefix[starts[0]] > room[rank]:
+                starts.popleft()
+            if starts:
+                reached[end] = best[starts[0]] + abs(end - wanted[rank])
+                origin[end] = starts[0]
         best = reached
         came_from.append(origin)
     if count not in best:

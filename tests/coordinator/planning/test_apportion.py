@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.coordinator.planning.apportion import apportion, largest_remainder
+from sealring.coordinator.planning.apportion import _nearest, apportion, largest_remainder
 
 
 def test_equal_memory_gets_equal_layers() -> None:
@@ -76,3 +77,34 @@ def test_the_fair_share_is_kept_where_it_fits(case: tuple[list[int], list[int], 
     fair = largest_remainder(len(layers), room)
     if fair in fitting(layers, extras, capacities):
         assert apportion(layers, extras, capacities) == fair
+
+
+@given(cases)
+def test_what_does_not_fit_is_moved_as_little_as_possible(
+    case: tuple[list[int], list[int], list[int]],
+) -> None:
+    layers, extras, capacities = case
+    room = [capacity - extra for capacity, extra in zip(capacities, extras, strict=True)]
+    fair = list(accumulate(largest_remainder(len(layers), room)))
+
+    def moved(shares: list[int]) -> int:
+        return sum(abs(end - wanted) for end, wanted in zip(accumulate(shares), fair, strict=True))
+
+    shares = apportion(layers, extras, capacities)
+    if shares is not None:
+        assert moved(shares) == min(map(moved, fitting(layers, extras, capacities)))
+
+
+def test_work_grows_with_ranks_times_layers_and_no_faster() -> None:
+    class Counted(list[int]):
+        looks = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            self.looks += 1
+            return super().__getitem__(at)
+
+    count, ranks = 1000, 32
+    prefix = Counted(range(count + 1))
+    ends = _nearest(prefix, [*[600] * (ranks - 1), 1], [(rank + 1) * count // ranks for rank in range(ranks)])
+    assert ends is not None
+    assert prefix.looks <= 8 * ranks * count
