@@ -13,9 +13,10 @@ import pytest
 from sealring.cli.commands import join
 from sealring.cli.local import machines
 from sealring.cli.local.machines import NOTHING, FirstMachine, OtherMachine
+from sealring.mesh.errors import DeadlineExceeded
 from sealring.mesh.member.state import ROSTER
 from sealring.mesh.roster.model import Ring, RingMember
-from sealring.node.daemon.doing import Doing, note_doing
+from sealring.node.daemon.doing import DOING, Doing, note_doing
 from sealring.v1 import admin_pb2
 
 
@@ -139,3 +140,50 @@ async def test_who_joins_again_when_up_starts_again(
     machine._enrol_node = machine._enrol_gateway = enrol
     await machine._enrol_all()
     assert joined == [name] * again
+
+
+async def test_a_node_is_waited_for_until_it_listens_or_for_long_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "_POLL_SECONDS", 0)
+    clock, looks = [100.0], list[tuple[str, int]]()
+
+    def listens(*address: Any) -> bool:
+        looks.append(address)
+        clock[0] += 20.0
+        return len(looks) == answers_at
+
+    monkeypatch.setattr(machines, "listens", listens)
+    monkeypatch.setattr(machines, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    machine: Any = OtherMachine(tmp_path, {"node": {"listen": "127.0.0.1:7"}})
+    machine._children = SimpleNamespace(logs={"node": "node.log"})
+    for answers_at in (1, 3):
+        looks.clear()
+        await machine._wait_until_it_listens()
+        assert looks == [("127.0.0.1", 7)] * answers_at
+    answers_at = 0
+    looks.clear()
+    with pytest.raises(DeadlineExceeded, match="within 60 s") as raised:
+        await machine._wait_until_it_listens()
+    assert (len(looks), raised.value.hint) == (4, "see node.log")
+
+
+async def test_a_node_starts_without_what_it_did_the_last_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    did: list[Any] = []
+    machine: Any = OtherMachine(tmp_path, {"node": {"listen": "127.0.0.1:7", "state_dir": str(tmp_path)}})
+    note_doing(tmp_path, Doing(True, {}))
+
+    async def start_node(name: str) -> None:
+        did.append((name, (tmp_path / DOING).exists()))
+
+    async def or_failure(work: Any) -> None:
+        did.append("waits")
+        work.close()
+
+    machine.start_node, machine._or_failure = start_node, or_failure
+    for _ in range(2):
+        await machine.start()
+    assert did == [("node", False), "waits"] * 2
+    assert (tmp_path / "config" / "node.toml").exists()

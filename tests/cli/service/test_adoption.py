@@ -137,6 +137,12 @@ def test_folders_in_folders_without_end_are_refused(
         assert refused.value.reason == "UNSAFE_STATE"
 
 
+def test_a_name_is_told_as_far_as_it_is_of_use(source: Path, opened: int, above: int) -> None:
+    (source / ("x" * 250)).symlink_to("/etc/passwd")
+    with pytest.raises(FailedPrecondition, match=r"^x{200}, of the state to take over, is"):
+        copy_state(opened, above, "node", None)
+
+
 def test_a_link_as_a_lock_is_refused(source: Path) -> None:
     (source / "coordinator.lock").symlink_to("/etc/passwd")
     with pytest.raises(FailedPrecondition) as error, stopped(source, None):

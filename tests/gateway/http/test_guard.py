@@ -134,6 +134,10 @@ def test_what_is_not_ours_is_masked() -> None:
         assert _known(HTTPException(status, "SECRET"), "/").reason == reason
     assert _known(HTTPException(405, headers={"Allow": "GET"}), "/").metadata["allow"] == "GET"
     assert "SECRET" not in str(_known(ValueError("SECRET"), "/"))
+    missing = _known(HTTPException(404), "/" + "x" * 99)
+    assert missing.message == f"'/{'x' * 79}' is not served"
+    assert missing.hint.startswith("there is /v1/models, /v1/chat/completions, ")
+    assert "/metrics" not in missing.hint
 
 
 async def test_a_failure_of_ours_is_masked_and_one_after_the_start_ends_the_answer() -> None:

@@ -16,7 +16,7 @@ from sealring.cli.service.launchd import (
 )
 from sealring.mesh.errors import InvalidInput
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "launchd"
+EXAMPLES = Path(__file__).resolve().parents[3] / "deploy" / "launchd"
 NAMES = [f"org.sealring.{component}.{kind}" for component in COMPONENTS for kind in ("plist", "conf")]
 
 
