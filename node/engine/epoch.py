@@ -56,7 +56,7 @@ from sealring.node.engine.threads import Inbox, Intake, Outbox, StepTimes, step_
 from sealring.node.engine.trace import engine_trace
 from sealring.node.engine.transfer import Departure, Landing, SharedDeparture, transfer
 from sealring.node.ipc.channel import EngineChannel
-from sealring.node.link.records import Kind, RecordHeader
+from sealring.node.link.headers import Kind, RecordHeader
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import trace_pb2
 

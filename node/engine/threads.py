@@ -24,7 +24,7 @@ from sealring.node.engine.records import Incoming
 from sealring.node.engine.transfer import Departure
 from sealring.node.ipc.channel import EngineChannel
 from sealring.node.ipc.timelog import TimeLog, now
-from sealring.node.link.records import Kind
+from sealring.node.link.headers import Kind
 
 LAUNCHES = 4
 """Results under way at once; the compute loop waits before it launches more."""

@@ -7,7 +7,6 @@ IV XOR a sequence number that is never reset. Anything that goes wrong poisons t
 
 from __future__ import annotations
 
-import enum
 import functools
 import hashlib
 import math
@@ -16,7 +15,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from cryptography.exceptions import InvalidTag
 from cryptography.utils import Buffer
@@ -26,9 +25,9 @@ from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.crypto.suites import NONCE_BYTES, TAG_BYTES
 from sealring.mesh.crypto.uncopyable import Uncopyable
 from sealring.mesh.errors import RecordError
+from sealring.node.link.headers import MAX_RECORD_BYTES, Kind, RecordHeader
 from sealring.node.link.keys import HASH_BYTES, MAX_U64, LinkContext, SessionKeys
 
-MAX_RECORD_BYTES = 16 << 20
 REKEY_RECORDS = 1 << 20
 REKEY_BYTES = 64 << 30
 REKEY_SECONDS = 600.0
@@ -42,33 +41,6 @@ _MAX_PENDING = 4
 _NEVER = MAX_U64 + 1
 _DOMAIN = b"sealring/v1 record"
 _pack_order = struct.Struct(">QQ").pack
-
-
-class Kind(enum.IntEnum):
-    """What a record holds."""
-
-    CONFIRM = 1
-    ACTIVATIONS = 2
-    TOKENS = 3
-    SAMPLING = 4
-    CONTROL = 5
-
-    __hash__ = int.__hash__
-
-
-class RecordHeader(NamedTuple):
-    """What both ends know of a record beforehand. It is authenticated and never sent.
-
-    `step` is the step's number, `digest` the composition digest (32 bytes), `dtype` a short ASCII name,
-    `shape` at most 8 dimensions, `length` the plaintext's length in bytes (at most 16 MiB).
-    """
-
-    kind: Kind
-    step: int
-    digest: bytes
-    dtype: str
-    shape: tuple[int, ...]
-    length: int
 
 
 @functools.lru_cache(maxsize=16, typed=True)

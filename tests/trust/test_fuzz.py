@@ -59,9 +59,10 @@ from sealring.node.daemon.plan import plan_epoch
 from sealring.node.ipc.channel import decode_message, encode_message
 from sealring.node.ipc.frames import FrameSocket
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
+from sealring.node.link.headers import Kind, RecordHeader
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.params import LinkParams
-from sealring.node.link.records import Kind, Link, RecordHeader
+from sealring.node.link.records import Link
 from sealring.node.settings import NodeSettings
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, links_pb2, membership_pb2, proof_pb2
 

@@ -35,9 +35,10 @@ from sealring.node.link import handshake as sigma
 from sealring.node.link import keys as session_module
 from sealring.node.link import records
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
+from sealring.node.link.headers import MAX_RECORD_BYTES, Kind, RecordHeader
 from sealring.node.link.keys import LinkContext, SessionKeys
 from sealring.node.link.params import LinkParams
-from sealring.node.link.records import Kind, Link, RecordHeader
+from sealring.node.link.records import Link
 from sealring.v1 import membership_pb2, proof_pb2
 
 
@@ -181,7 +182,7 @@ def test_codes_and_bounds() -> None:
     assert [group.responder_share_bytes for group in Group] == [32, 32 + 1088]
     assert [kind.value for kind in Kind] == [1, 2, 3, 4, 5]
     assert (sigma.MAX_FRAME_BYTES, sigma.DEADLINE_SECONDS, sigma.HELLO_NONCE_BYTES) == (16384, 10.0, 32)
-    assert (records.MAX_RECORD_BYTES, records.CONFIRMATION_BYTES) == (16777216, 48)
+    assert (MAX_RECORD_BYTES, records.CONFIRMATION_BYTES) == (16777216, 48)
     assert (rootmeta.MAX_PAYLOAD_BYTES, rootmeta.MAX_CHAIN_BYTES, rootmeta.MAX_CHAIN_LENGTH) == (
         32768,
         65536,

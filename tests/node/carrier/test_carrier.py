@@ -22,9 +22,9 @@ from sealring.node.carrier.ring import SHORT_BYTES
 from sealring.node.ipc.channel import EngineChannel, create_channel
 from sealring.node.ipc.frames import FrameSocket
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
+from sealring.node.link.headers import Kind, RecordHeader
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.params import LinkParams
-from sealring.node.link.records import Kind, RecordHeader
 from sealring.v1 import control_pb2, engine_pb2
 
 DIGEST = bytes(range(32))

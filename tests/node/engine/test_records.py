@@ -8,7 +8,7 @@ from sealring.node.engine import records
 from sealring.node.engine.staging import StageSpec, TensorSpec
 from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.transfer import SharedDeparture
-from sealring.node.link.records import Kind
+from sealring.node.link.headers import Kind
 
 HIDDEN = TensorSpec("hidden", "bfloat16", (3,))
 EXTRA = TensorSpec("extra", "float32", (2, 2))

@@ -12,7 +12,7 @@ from sealring.mesh.prompt.composition import ResolvedStep
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.threads import LAUNCHES, DeviceWaits, Inbox, Intake, Outbox, StepTimes
 from sealring.node.engine.transfer import SharedDeparture
-from sealring.node.link.records import Kind, RecordHeader
+from sealring.node.link.headers import Kind, RecordHeader
 
 STEP = ResolvedStep(1, bytes(32), (), (), None, (), ())
 

@@ -21,7 +21,7 @@ from sealring.node.ipc.channel import (
     encode_message,
     split,
 )
-from sealring.node.link.records import MAX_RECORD_BYTES, Kind, RecordHeader
+from sealring.node.link.headers import MAX_RECORD_BYTES, Kind, RecordHeader
 
 
 @contextlib.contextmanager
