@@ -1,25 +1,22 @@
-"""Rosters that anybody can verify and compare from files, and root keys kept offline."""
+"""Rosters that anybody can verify and compare from files, and the coordinator's own."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rostertest import PaperCluster
 
+from sealring.cli.commands import roster
 from sealring.cli.commands.roster import compare_rosters
-from sealring.coordinator.init import init
-from sealring.coordinator.keys import ClusterKeys
-from sealring.coordinator.settings import CoordinatorSettings
-from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
-from sealring.mesh.pki.certificates import expires_at
-from sealring.mesh.pki.root import decode_chain, encode_chain, verify_root_chain
+from sealring.cli.terminal.output import moment
+from sealring.mesh.trust.levels import level_of
 
 Sealring = Callable[..., Any]
 
@@ -85,6 +82,42 @@ def test_a_roster_that_does_not_hold_is_refused(
     assert done.out == ""
 
 
+def test_the_coordinators_roster_is_shown_once_it_is_verified(
+    here: Sealring, paper: PaperCluster, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = SimpleNamespace(root_metadata=paper.root_chain, roster=paper.envelope)
+    pin = [bytes.fromhex(paper.pin)]
+    monkeypatch.setattr(roster, "read_bundle", lambda _: SimpleNamespace(root_sha256=pin[0]))
+    monkeypatch.setattr(roster, "call_admin", lambda context, method: {"GetRoster": answer}[method])
+    found = paper.roster
+    lines = here("roster", "show").out.splitlines()
+    assert lines[:6] == [
+        f"root {paper.pin}",
+        f"cluster {found.cluster}, roster version {found.version}, {found.hash.hex()[:16]}",
+        f"issued {moment(found.issued)}, expires {moment(found.expires)}",
+        f"minimum trust {level_of(found.min_trust)}, floor {level_of(found.trust_floor)}",
+        f"suites allowed: {', '.join(map(str, found.suites))}",
+        "",
+    ]
+    members = len(found.members)
+    assert [line.split()[0] for line in lines[6 : 7 + members]] == [
+        "member",
+        *(one.id for one in found.members),
+    ]
+    gone = [f"revoked {one.id} at {moment(one.at)}" for one in found.revoked]
+    assert lines[7 + members :] == [*(f"gateway {one.id}" for one in found.gateways), *gone]
+    assert not (home / "kept").exists()
+    saved = here("roster", "show", "--json", "--save", "kept")
+    assert (saved.data["root_sha256"], saved.data["hash"]) == (paper.pin, found.hash.hex())
+    assert (home / "kept" / "roster.dsse").read_bytes() == paper.envelope
+    assert (home / "kept" / "root.dsse").read_bytes() == paper.root_chain
+    assert "[BAD_FILE]" in here("roster", "show", "--save", "kept/root.dsse").err
+    pin[0] = bytes(32)
+    done = here("roster", "show", "--save", "other")
+    assert (done.status, done.out, "[ROOT_PIN]" in done.err) == (6, "", True)
+    assert not (home / "other").exists()
+
+
 def test_two_rosters_are_compared(here: Sealring, paper: PaperCluster, home: Path) -> None:
     first = paper.roster
     (home / "old.dsse").write_bytes(paper.envelope)
@@ -104,7 +137,12 @@ def test_two_rosters_are_compared(here: Sealring, paper: PaperCluster, home: Pat
     assert (done.data["from"], done.data["to"]) == (first.version, first.version + 1)
     changed = [one for one in done.data["changes"] if one["kind"] == "members"]
     assert {(one["field"], one["value"]) for one in changed} == {("trust", "hardware -> software")}
-    assert "trust hardware -> software" in here(*files).out
+    lines = here(*files).out.splitlines()
+    assert lines[0] == f"version {first.version} -> {first.version + 1}"
+    identifiers = sorted(one.id for one in first.members if one.trust != 10)
+    assert [line for line in lines if " members " in line] == [
+        f"changed members {one} trust hardware -> software" for one in identifiers
+    ]
 
 
 def test_two_histories_are_found_out(here: Sealring, paper: PaperCluster, home: Path) -> None:
@@ -119,165 +157,6 @@ def test_two_histories_are_found_out(here: Sealring, paper: PaperCluster, home: 
         "roster", "diff", "old.dsse", "roster.dsse", "--root-chain", "root.dsse", "--root-sha256", paper.pin
     )
     assert "ROSTER_EQUIVOCATION" in done.err
-
-
-class Offline:
-    """Root key holders with the command line."""
-
-    def __init__(self, here: Sealring, home: Path, paper: PaperCluster) -> None:
-        self.here, self.home, self.paper = here, home, paper
-        (home / "root.key").write_bytes(bytes(paper.root_signer._key))
-        (home / "root.key").chmod(0o600)
-        self.keys = [here("root", "init", "--key", f"{name}.key").out.strip() for name in ("a", "b")]
-
-    def rotate(self, *more: str) -> None:
-        keys = [part for key in self.keys for part in ("--root-key", key)]
-        done = self.here("root", "rotate", "root.dsse", "--out", "draft", *keys, "--threshold", "2", *more)
-        assert done.status == 0, done.err
-
-    def sign(self, *names: str) -> None:
-        for name in names:
-            done = self.here("root", "sign", "draft", "--key", f"{name}.key")
-            assert done.status == 0, done.err
-
-    def install(self) -> Any:
-        return self.here("root", "install", "draft", "root.dsse")
-
-
-@pytest.fixture
-def offline(here: Sealring, home: Path, paper: PaperCluster) -> Offline:
-    return Offline(here, home, paper)
-
-
-def test_a_root_is_rotated_to_offline_keys(offline: Offline) -> None:
-    assert ((offline.home / "a.key").stat().st_mode & 0o777) == 0o600
-    offline.rotate()
-    shown = offline.here("root", "show", "draft", "--json").data
-    assert (shown["version"], shown["state"], shown["signed_by"]) == (2, "draft, not verified", [])
-    offline.sign("root", "a", "b")
-    assert offline.install().status == 0
-    chain = decode_chain((offline.home / "root.dsse").read_bytes())
-    found = verify_root_chain(chain, bytes.fromhex(offline.paper.pin), now=time.time())
-    assert (found.version, found.root_threshold) == (2, 2)
-    assert {key.hex() for key in found.root_keys} == set(offline.keys)
-    shown = offline.here("root", "show", "root.dsse", "--json").data
-    assert (shown["state"], shown["version"], len(shown["signed_by"])) == ("valid chain", 2, 3)
-    assert "version 2" in offline.here("root", "show", "root.dsse").out
-
-
-def test_the_next_root_of_a_coordinator_has_a_longer_life_for_its_authority(
-    here: Sealring, home: Path
-) -> None:
-    settings = CoordinatorSettings(state_dir=home / "made", cluster="demo")
-    made = time.time() - 8 * 365 * 86_400
-    init(settings, clock=lambda: made)
-    first = ClusterKeys.load(settings, now=time.time())
-    assert here("root", "rotate", "made/root.dsse", "--out", "draft").status == 0
-    assert here("root", "sign", "draft", "--key", "made/root.key").status == 0
-    assert here("root", "install", "draft", "made/root.dsse").status == 0
-    second = ClusterKeys.load(settings, now=time.time())
-    assert (second.root.version, second.pin) == (2, first.pin)
-    assert expires_at(second.ca.certificate) - expires_at(first.ca.certificate) > 7 * 365 * 86_400
-    assert second.root.ends == pytest.approx(time.time() + 3650 * 86_400, abs=3600)
-
-
-@pytest.mark.parametrize("signers", [(), ("root",), ("root", "a"), ("a", "b")])
-def test_old_and_new_keys_both_have_to_sign(offline: Offline, signers: tuple[str, ...]) -> None:
-    offline.rotate()
-    offline.sign(*signers)
-    before = (offline.home / "root.dsse").read_bytes()
-    done = offline.install()
-    assert done.status != 0
-    assert "THRESHOLD_NOT_MET" in done.err or "ENVELOPE_MALFORMED" in done.err
-    assert (offline.home / "root.dsse").read_bytes() == before
-
-
-def test_signing_twice_counts_once(offline: Offline) -> None:
-    offline.rotate()
-    offline.sign("root", "a", "a")
-    assert offline.install().status != 0
-
-
-def test_a_draft_is_installed_once(offline: Offline) -> None:
-    offline.rotate()
-    offline.sign("root", "a", "b")
-    assert offline.install().status == 0
-    assert offline.install().status != 0
-
-
-def test_a_stranger_cannot_rotate(offline: Offline) -> None:
-    stranger = Ed25519Signer.create(offline.home / "stranger.key")
-    offline.rotate()
-    offline.sign("stranger", "a", "b")
-    assert key_id(stranger.public_key) in offline.here("root", "show", "draft", "--json").data["signed_by"]
-    assert "THRESHOLD_NOT_MET" in offline.install().err
-
-
-@pytest.mark.parametrize("content", [b"", b"junk", b"\x00\x00\x00\x05ab", encode_chain([b"x"])])
-def test_files_that_are_no_chain_are_refused(here: Sealring, home: Path, content: bytes) -> None:
-    (home / "file").write_bytes(content)
-    for arguments in (("show", "file"), ("rotate", "file", "--out", "draft"), ("install", "file", "file")):
-        done = here("root", *arguments)
-        assert done.status not in (0, 70), done.err
-        assert "Traceback" not in done.err
-    assert not (home / "draft").exists()
-
-
-def test_a_key_is_never_overwritten_and_has_to_be_one(here: Sealring, offline: Offline) -> None:
-    assert "KEY_EXISTS" in here("root", "init", "--key", "a.key").err
-    done = here("root", "rotate", "root.dsse", "--out", "draft", "--root-key", "abc")
-    assert "BAD_KEY" in done.err
-
-
-def coordinator(here: Sealring, verb: str, *more: str) -> Any:
-    named = ("--cluster", "attic") if verb in ("init", "prepare") else ()
-    return here("coordinator", verb, "--state-dir", "c", *named, *more)
-
-
-def test_a_cluster_is_begun_under_offline_root_keys(here: Sealring, home: Path) -> None:
-    """Two holders of three, two roster keys: prepare, look, sign, complete."""
-    holders = [here("root", "init", "--key", f"{name}.key").out.strip() for name in "abc"]
-    keys = [part for key in holders for part in ("--root-key", key)]
-    rosters = ("--roster-key-files", "second.key")
-    thresholds = ("--root-threshold", "2", "--roster-threshold", "2")
-    done = coordinator(here, "prepare", *keys, *thresholds, *rosters, "--out", "draft")
-    assert done.status == 0, done.err
-    assert done.out.strip() == hashlib.sha256((home / "draft").read_bytes()).hexdigest()
-    shown = here("root", "show", "draft", "--json").data
-    assert (shown["root_threshold"], shown["roster_threshold"], len(shown["roster_keys"])) == (2, 2, 2)
-    (authority,) = shown["authorities_sha256"]
-    assert authority in here("root", "show", "draft").out
-    complete = ("init", "--root-metadata", "draft", *rosters)
-    assert here("root", "sign", "draft", "--key", "a.key").status == 0
-    assert "THRESHOLD_NOT_MET" in coordinator(here, *complete).err
-    assert here("root", "sign", "draft", "--key", "c.key").status == 0
-    done = coordinator(here, *complete, "--json")
-    assert done.status == 0, done.err
-    assert not (home / "c" / "root.key").exists()
-    found = here("root", "show", "c/root.dsse", "--json").data
-    assert (found["state"], found["root_keys"], found["cluster"]) == ("valid chain", holders, "attic")
-    again = coordinator(here, *complete)
-    assert "NOT_PREPARED" in again.err
-    assert coordinator(here, "new-operator", *rosters).status == 0
-    assert "TOO_FEW_ROSTER_KEYS" in coordinator(here, "new-operator").err
-
-
-def test_the_roster_threshold_is_raised_by_rotation(offline: Offline) -> None:
-    second = offline.here("root", "roster-key", "--key", "second.key").out.strip()
-    known = offline.here("root", "show", "root.dsse", "--json").data["roster_keys"]
-    keys = [part for key in (*known, second) for part in ("--roster-key", key)]
-    offline.rotate(*keys, "--roster-threshold", "2")
-    offline.sign("root", "a", "b")
-    assert offline.install().status == 0
-    shown = offline.here("root", "show", "root.dsse", "--json").data
-    assert (shown["roster_threshold"], shown["roster_keys"]) == (2, [*known, second])
-    done = offline.here("root", "rotate", "root.dsse", "--out", "next", "--roster-key", second)
-    assert "ROOT_MALFORMED" in done.err, "a threshold stays what it was unless it is named"
-
-
-def test_prepare_wants_real_keys(here: Sealring) -> None:
-    assert "BAD_KEY" in coordinator(here, "prepare", "--root-key", "abc", "--out", "draft").err
-    assert "BAD_FILE" in coordinator(here, "init", "--root-metadata", "nowhere").err
 
 
 def described(**changes: Any) -> dict[str, Any]:
