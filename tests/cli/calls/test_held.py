@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sealring.cli.calls import held
+from sealring.cli.commands import deployment
 from sealring.cli.commands.deployment import _create
 from sealring.cli.terminal.output import plain
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
@@ -102,6 +103,21 @@ async def test_deploy_fetches_what_planning_needs_where_each_node_fetches_its_ow
     admin.unknown = False
     with pytest.raises(NotFound):
         await _create(admin, spec, lambda text: None)  # type: ignore[arg-type]
+
+
+async def test_of_the_members_that_are_named_the_first_fetches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    async def pull(admin: Any, model: str, nodes: Any, tell: Any, **how: Any) -> None:
+        asked.append((model, list(nodes), how))
+        admin.ordered.append(("PullModel", "b", model))
+
+    monkeypatch.setattr(deployment, "pull", pull)
+    spec = admin_pb2.DeploymentSpec(name="m", model=MODEL, strategy="pipeline", members=["b", "a"])
+    said: list[str] = []
+    await _create(Admin(WHOLE), spec, said.append)  # type: ignore[arg-type]
+    assert asked == [(MODEL, ["b"], {"to_plan": True})]
+    assert said == ["planning m"]
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,51 @@ def test_without_a_network_it_says_that_nobody_can_join(
     assert any("no other machine can join" in line for line in made.said)
 
 
+@pytest.mark.parametrize(
+    ("wished", "found", "before", "host", "lines"),
+    [
+        ("127.0.0.1", [], None, "127.0.0.1", 1),
+        (None, [], None, "127.0.0.1", 0),
+        (None, [LOOPBACK], None, "127.0.0.1", 1),
+        (None, [], "127.0.0.1", "127.0.0.1", 1),
+        (None, [LOOPBACK], "127.0.0.1", "127.0.0.1", 1),
+        ("127.0.0.1", [], "10.254.254.254", "127.0.0.1", 2),
+        (None, [LOOPBACK], "10.254.254.254", "127.0.0.1", 2),
+        (None, [], "10.254.254.254", "127.0.0.1", 0),
+    ],
+)
+def test_it_is_said_where_this_machine_is_reached_and_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+    wished: str | None,
+    found: list[str],
+    before: str | None,
+    host: str,
+    lines: int,
+) -> None:
+    monkeypatch.setattr(choices, "own_addresses", lambda: [OwnAddress(one, "en0") for one in found])
+    made, last = Choices(), {"listen": f"{before}:7700"} if before else {}
+    assert choices._first_host({}, last, Wishes(wished), nobody, made) == host
+    told = [
+        f"address: it was {before}: machines that joined there have to join again",
+        f"address: {host}, where the other machines reach this one (or --address)",
+    ]
+    none = [f"address: {LOOPBACK}: there is no network, so no other machine can join"]
+    assert made.said == (told[2 - lines :] if lines else none)
+
+
+def test_what_nobody_wished_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert Wishes().of_node() == {}
+    assert Wishes(name="two", downloads=False, software_identity_allowed=False).of_node() == {
+        "name": "two",
+        "allow_downloads": False,
+        "software_identity_allowed": False,
+    }
+    models = Wishes(models=[Path("~/one"), Path("two"), Path("/three")]).of_node()["models"]
+    assert models == [str(tmp_path / "one"), str(tmp_path / "two"), "/three"]
+
+
 @pytest.mark.parametrize("address", ["10.254.254.254", "0.0.0.0", "studio.local", "::1", "224.0.0.1"])
 def test_an_address_that_is_not_this_machines_is_refused(tmp_path: Path, address: str) -> None:
     with pytest.raises(InvalidInput) as error:
