@@ -26,12 +26,12 @@ from sealring.v1 import control_pb2 as control
 DEPTHS = (1, 3, 7, 15)
 """Drafts of a step: few lengths, because a GPU plans anew for each."""
 
-LOSS, AT_ONCE = 0.015, 1.0
+LOSS, AT_ONCE = 0.015, 3.0
 """What wrong drafts may cost: a part of the steps that an answer takes without them, and so many steps."""
 
 _SUREST = 0.99
 _FURTHEST = 2.0  # times what is expected: a run that takes longer is an accident, unless the next one does
-_DOUBT, _SEEN = 3, 9  # chains that are taken to be as the table says, and all that tell
+_DOUBT, _SEEN = 2, 7  # chains that are taken to be as the table says, and all that tell
 
 
 class Depth:
@@ -42,8 +42,9 @@ class Depth:
     corrects it, by the median. Of all d and n those are best that bring most tokens a second.
 
     Whatever is not a step without drafts behind another counts against a credit, in such steps: what it took
-    longer than they for as many tokens. What it took less fills that, and each of them does at a rate of LOSS
-    up to AT_ONCE. Nothing is guessed that could take more: if it is wrong and all stages share a processor.
+    longer than they for as many tokens. What it took less fills that, and each of them pays back LOSS of one.
+    Nothing is guessed while more was lost than gained, nor what could lose AT_ONCE more than was gained: if
+    all of it is wrong and the stages share a processor.
     """
 
     def __init__(self, costs: StepCosts, stages: int) -> None:
@@ -51,39 +52,38 @@ class Depth:
         self._more = {depth: stages * (costs.chunk(1 + depth) - costs.chunk(1)) for depth in (0, *DEPTHS)}
         self._took = [deque([1.0] * _DOUBT, maxlen=_SEEN) for _ in range(stages)]
         self._times = [1.0] * stages  # what the table says chains take, by runs under way
-        self._unseen = set(range(stages))
+        self._unseen = False
         self._slow = False
         self._plains: deque[float] = deque(maxlen=_SEEN)
         self._plain = 0.0
-        self._credit = AT_ONCE
+        self._credit = 0.0
         self._chain: tuple[float, float, int] | None = (
             None  # the last: seconds expected, seen; runs under way
         )
 
     def begin(self) -> None:
-        """Another answer: it has what earlier ones owe, not what they gained. Ways that the last one did not
-        take are doubted to take what was seen."""
-        self._credit, self._chain = min(self._credit, AT_ONCE), None
-        for runs in self._unseen:
-            self._took[runs].append(1.0)
-            self._times[runs] = median(self._took[runs])
-        self._unseen = set(range(self._stages))
+        """Another answer. If the last one saw no chain, what was seen of them is doubted."""
+        self._credit, self._chain = 0.0, None
+        if self._unseen:
+            for runs in range(self._stages):
+                self._see(runs + 1, 1.0)
+        self._unseen = True
 
     def best(self, most: int, right: float) -> tuple[int, int]:
         """Drafts of a run, at most so many, each of which is right with that probability, and how many such
         runs may be under way; (0, 0) where none are worth it."""
-        if not (self._plain and right):
+        if not (self._plain and right) or self._credit < 0:
             return 0, 0
         ways = [(depth, runs + 1) for depth in DEPTHS if depth <= most for runs in range(self._stages)]
-        gains = [(self._gain(right, *way), way) for way in ways if self._loss(*way) <= self._credit]
+        lost = self._credit + AT_ONCE
+        gains = [(self._gain(right, *way), way) for way in ways if self._loss(*way) <= lost]
         return max([(1.0, (0, 0)), *gains])[1]
 
     def plain(self, seconds: float) -> None:
         """What a step without drafts took that followed another."""
         self._plains.append(seconds)
         self._plain = median(self._plains)
-        enough = max(AT_ONCE, self._loss(DEPTHS[0], 1))  # drafts that were dear are tried again
-        self._credit = max(self._credit, min(enough, self._credit + LOSS))
+        self._credit = max(self._credit, min(0.0, self._credit + LOSS))
 
     def took(self, drafts: int, tokens: int, seconds: float, runs: int = 1, *, first: bool = True) -> None:
         """A run brought so many tokens, with so many under way, or a step without drafts one that was not
@@ -94,9 +94,8 @@ class Depth:
         expected, spent, ahead = self._chain or (0.0, 0.0, 1)
         expected, spent, runs = expected + alone / (1 if first else runs), spent + seconds, max(runs, ahead)
         if first and self._chain:
-            self._took[ahead - 1].append(spent / expected)
-            self._times[ahead - 1] = median(self._took[ahead - 1])
-            self._unseen.discard(ahead - 1)
+            self._see(ahead, spent / expected)
+            self._unseen = False
         slow = seconds > _FURTHEST * expected * self._times[runs - 1]
         self._credit += tokens - (alone if slow and not self._slow else seconds) / self._plain
         self._slow = slow if drafts else self._slow
@@ -104,6 +103,10 @@ class Depth:
             self._chain = (alone + self._vain(drafts, runs), seconds, runs) if drafts else None
         else:
             self._chain = expected, spent, runs
+
+    def _see(self, runs: int, times: float) -> None:
+        self._took[runs - 1].append(times)
+        self._times[runs - 1] = median(self._took[runs - 1])
 
     def _gain(self, right: float, drafts: int, runs: int) -> float:
         """Times as fast as without drafts."""

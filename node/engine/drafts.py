@@ -100,7 +100,7 @@ class _Places:
 class _Tally:
     """Of guesses of one kind: how many of the last ones were right, or would have been."""
 
-    right: float
+    right: float = 0.5
     tried: float = 2.0
 
     def add(self, right: bool) -> None:
@@ -124,7 +124,7 @@ class Lookup:
         self._said = bytearray(tokens.tobytes())
         self._places = [_Places(tokens, length) for length in _LENGTHS]
         self._near = -1
-        self._tallies = [_Tally(1.0), _Tally(0.5), _Tally(0.5)]
+        self._tallies = [_Tally(), _Tally(), _Tally()]
         self._unheard: deque[int] = deque()
 
     def add(self, token: int) -> None:

@@ -439,28 +439,33 @@ class StageEpoch:
             _launch(_states(lane.cache))
 
     def _verify(self, step: ResolvedStep) -> None:
-        """Computes a row's last token and the drafts behind it, or further drafts."""
+        """Computes a row's last token and the drafts behind it, or further drafts; ahead as in `_decode`."""
         assert step.lane is not None
         times = StepTimes(step.number, time.perf_counter(), decode=True)
         lane = self._lanes.check(step.lane, step.rows)
         length = len(step.sampled)
         if self._prompts is not None:
-            inputs = [mx.array([self._drafted(step)], mx.uint32)]
+            landing, inputs = None, [mx.array([self._drafted(step)], mx.uint32)]
+            times.fed = time.perf_counter()
         else:
             landing = self._transfer.landing(self._spec.receives, 1, length)
-            self._await(landing, step, times)
             inputs = landing.arrays
-        times.fed = time.perf_counter()
+            if self._stage.awaits_input:
+                self._await(landing, step, times)
         outputs = self._stage(inputs, lane.cache)
         if lane.sampler is None:
             departure = self._transfer.departure(outputs)
             times.built = time.perf_counter()
+            self._await(landing, step, times)
             header = records.state_record(step, self._spec.hands_on, 1, length)
             self._launch_state(step, header, departure, [], times)
         else:
+            if lane.sampler.looks(outputs[0].shape[-1]):
+                self._await(landing, step, times)
             tokens, told, asking = lane.sampler.run(outputs[0][0])
             departure = self._transfer.departure([tokens] if told is None else [tokens, told])
             times.built = time.perf_counter()
+            self._await(landing, step, times)
             self._launch_tokens(step, asking, tokens, departure, times)
 
     def _drafted(self, step: ResolvedStep) -> list[int]:

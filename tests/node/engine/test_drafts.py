@@ -29,7 +29,7 @@ def ends(prompt: list[int], answer: list[int], near: int, length: int) -> int:
 def reference(prompt: list[int], answer: list[int]) -> tuple[int, float]:
     """Where what is guessed to follow begins, or -1, and how likely that is right."""
     near, ways = -1, dict[int, int]()
-    right, tried = [1.0, 0.5, 0.5], [2.0, 2.0, 2.0]
+    right, tried = [0.5, 0.5, 0.5], [2.0, 2.0, 2.0]
     for count in range(len(answer) + 1):
         said = prompt + answer[:count]
         if count:

@@ -125,7 +125,7 @@ def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: De
         ]
         assert drafts == [15 * speculate, 0]
         told = [[desk.likely(row, ord(token)) for token in "czbc"] for row in (1, 2)]
-        assert told == [[67, 25, 25, 49] if speculate else [0] * 4, [0] * 4]
+        assert told == [[51, 25, 25, 37] if speculate else [0] * 4, [0] * 4]
         for row in (1, 2):
             with nullcontext() if speculate and row == 1 else pytest.raises(InvalidInput):
                 assert desk.front.drafts(row, ord("c"), 2) == list(b"zb")
