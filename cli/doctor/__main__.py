@@ -5,6 +5,12 @@ What it gets is JSON: the daemon's settings, and in hex the DiagnoseResponse wit
 
 from __future__ import annotations
 
+from sealring.mesh.system.lean import collect_seldom, hide_rich
+
+if __name__ == "__main__":
+    hide_rich()  # before structlog
+    collect_seldom()
+
 import json
 import sys
 

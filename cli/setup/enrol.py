@@ -5,6 +5,12 @@ Run as a module it reads what to do from standard input, secrets included, and p
 
 from __future__ import annotations
 
+from sealring.mesh.system.lean import collect_seldom, hide_rich
+
+if __name__ == "__main__":
+    hide_rich()  # before structlog
+    collect_seldom()
+
 import asyncio
 import contextlib
 import json

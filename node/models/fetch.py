@@ -9,6 +9,12 @@ code comes with a model.
 
 from __future__ import annotations
 
+from sealring.mesh.system.lean import collect_seldom, hide_rich
+
+if __name__ == "__main__":
+    hide_rich()  # before structlog
+    collect_seldom()
+
 import argparse
 import json
 import os

@@ -11,7 +11,7 @@ PROGRAM = """
 import runpy, sys
 try:
     runpy.run_module({name!r}, run_name="__main__")  # as `python -m` does; what has arguments asks for them
-except SystemExit:
+except (SystemExit, ValueError):  # nothing comes in
     pass
 {then}
 print(*sorted(sys.modules))
@@ -61,7 +61,12 @@ DAEMONS_NEVER = NOBODYS | {
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -99,6 +104,15 @@ def test_a_daemon_has_neither() -> None:
     found = loaded("sealring.node.main")
     assert "grpc" in found
     assert not found & DAEMONS_NEVER, found & DAEMONS_NEVER
+
+
+@pytest.mark.parametrize(
+    "name", ["sealring.node.models.fetch", "sealring.cli.doctor", "sealring.cli.setup.enrol"]
+)
+def test_what_is_started_for_one_thing_has_nothing_for_terminals(name: str) -> None:
+    found = loaded(name)
+    assert "structlog" in found
+    assert not found & {"rich.console", "pygments"}
 
 
 def test_whoever_imports_their_code_keeps_what_they_do_without() -> None:

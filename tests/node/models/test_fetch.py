@@ -57,7 +57,10 @@ def start(
     """The real process, which notes every part that comes."""
     home.mkdir(exist_ok=True)
     ours, theirs = socket_pair()
-    code = "from sealring.node.models import fetch; fetch._KEEP_SECONDS = 0; fetch.main()"
+    code = (
+        "from sealring.mesh.system.lean import collect_seldom, hide_rich; collect_seldom(); hide_rich()\n"
+        "from sealring.node.models import fetch; fetch._KEEP_SECONDS = 0; fetch.main()"
+    )
     with theirs:
         child = subprocess.Popen(
             [
