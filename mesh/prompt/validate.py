@@ -52,12 +52,11 @@ def validate_prompt(prompt: inference.Prompt) -> None:
     Raises InvalidInput with `param` in its metadata: EMPTY_PROMPT, TOO_MANY_MESSAGES, BAD_ROLE,
     CONTENT_TOO_LONG, BAD_SAMPLING, BAD_STOP, and those of mesh.prompt.tools.
     """
-    kind = prompt.WhichOneof("input")
-    if kind == "chat":
+    if prompt.HasField("chat"):
         _check_messages(prompt.chat)
-    elif kind == "text" and prompt.text:
+    elif prompt.text:
         _check_length(len(prompt.text.encode()), "prompt")
-    elif kind == "tokens" and prompt.tokens.ids:
+    elif prompt.tokens.ids:
         _check_length(4 * len(prompt.tokens.ids), "prompt")
     else:
         raise InvalidInput("the prompt is empty", reason="EMPTY_PROMPT", param="prompt")
@@ -208,7 +207,7 @@ def _check_biases(sampling: inference.Sampling) -> None:
     _at_most(MAX_LOGIT_BIASES, len(biases), many, "BAD_SAMPLING", "logit_bias")
     if not all(abs(bias) <= MAX_BIAS for bias in biases.values()):
         raise _bad_sampling("logit_bias", f"from -{MAX_BIAS:g} to {MAX_BIAS:g} for each token")
-    if max(biases, default=0) > MAX_TOKEN_ID:
+    if any(token > MAX_TOKEN_ID for token in biases):
         raise _bad_sampling("logit_bias", f"from 0 to {MAX_TOKEN_ID} as a token id")
 
 

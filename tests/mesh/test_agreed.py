@@ -10,7 +10,15 @@ from sealring.mesh import clock
 from sealring.mesh.crypto import dsse, encoding, identity, suites
 from sealring.mesh.member import proof
 from sealring.mesh.pki import authority, certificates, root
-from sealring.mesh.prompt import composition, deployment_limits, prefix_names, routing, sealed, validate
+from sealring.mesh.prompt import (
+    composition,
+    deployment_limits,
+    prefix_names,
+    routing,
+    sealed,
+    tools,
+    validate,
+)
 from sealring.mesh.roster import codec, model, reader
 from sealring.mesh.rpc import problem, protocol, server, traces, wire
 
@@ -56,6 +64,8 @@ DAY = 24 * 3600
                 "MAX_PREFIXES": 1024,
                 "MAX_CHOICES": 8,
                 "MAX_CHANGES": 8192,
+                "MAX_DRAFTS": 15,
+                "MAX_UNSETTLED": 128,
             },
         ),
         (
@@ -95,6 +105,7 @@ DAY = 24 * 3600
                 "MAX_LOGIT_BIASES": 300,
                 "MAX_TOKEN_ID": 2**31 - 1,
                 "MAX_LOGPROBS": 20,
+                "MAX_SCORED": 1 << 14,
                 "MAX_TOKENS": 2**31 - 1,
                 "MAX_ENVELOPE_BYTES": 8 << 20,
                 "MAX_PRIORITY": 10,
@@ -107,6 +118,8 @@ DAY = 24 * 3600
             {
                 "SPEC_VERSION": 1,
                 "MAX_MEMBERS": 1000,
+                "MAX_RINGS": 1000,
+                "MAX_COORDINATORS": 2,
                 "BYTES_PER_HUNDRED": 64 << 10,
                 "HASH_BYTES": 32,
                 "SEALING_KEY_SIZES": (32, 1216),
@@ -117,6 +130,16 @@ DAY = 24 * 3600
         ),
         (model, {"MAX_LIFETIME_SECONDS": 900, "NO_PREVIOUS": bytes(32)}),
         (reader, {"MAX_VERSION_JUMP": 1 << 40}),
+        (
+            tools,
+            {
+                "MAX_TOOLS": 128,
+                "MAX_CALLS": 128,
+                "MAX_JSON_BYTES": 1 << 20,
+                "MAX_SCHEMA_BYTES": 64 << 10,
+                "MAX_JSON_DEPTH": 32,
+            },
+        ),
         (problem, {"MAX_MESSAGE": 1200, "MAX_METADATA": 24, "MAX_VALUE": 80}),
         (protocol, {"PROTOCOL_VERSION": 6, "OLDEST_PROTOCOL": 6}),
         (server, {"MAX_MESSAGE": 16 << 20}),

@@ -21,6 +21,7 @@ from sealring.mesh.prompt.composition import (
     Keeping,
     Origin,
     ResolvedStep,
+    Settling,
 )
 from sealring.v1 import control_pb2 as control
 
@@ -501,3 +502,96 @@ def test_a_prefill_names_each_row_once() -> None:
     with pytest.raises(InvalidInput) as caught:
         composition.apply(control.Step(number=1, prefill=control.Prefill(chunks=chunks)))
     assert "twice" in caught.value.message
+
+
+def drafting(*drafts: int) -> tuple[Composition, list[ResolvedStep]]:
+    """A row of four tokens, alone in lane 0, after steps with so many drafts."""
+    composition = make()
+    step = control.Step(number=1)
+    step.prefill.chunks.add(row=1, start=0, end=4, prompt_tokens=4)
+    composition.apply(step)
+    done = []
+    for number, each in enumerate(drafts, 2):
+        step = control.Step(number=number)
+        if number == 2:
+            step.changes.add().admit.CopyFrom(control.Admit(row=1, lane=0))
+        step.decode.lane, step.decode.drafts = 0, each
+        done.append(composition.apply(step))
+    return composition, done
+
+
+def settling(composition: Composition, tokens: int, row: int = 1) -> ResolvedStep:
+    """The next step, which settles a row and then decodes it."""
+    step = control.Step(number=composition.last_step + 1)
+    step.changes.add().settle.CopyFrom(control.Settle(row=row, tokens=tokens))
+    step.decode.lane = 0
+    return composition.apply(step)
+
+
+def test_a_row_computes_its_drafts_and_goes_on_with_them_until_they_are_settled() -> None:
+    first, second = drafting(3, 2)[1]
+    assert (first.sampled, first.drafts, first.continues) == ((1,) * 4, 3, False)
+    assert (second.sampled, second.drafts, second.continues) == ((1,) * 3, 2, True)
+
+
+@pytest.mark.parametrize(("tokens", "accepted"), [(11, 7), (10, 6), (6, 2), (5, 1)])
+def test_what_is_settled_stays(tokens: int, accepted: int) -> None:
+    """Of the seven tokens of two steps one counts at least: the row held four before."""
+    composition, _ = drafting(3, 2)
+    assert composition.tokens == 11
+    step = settling(composition, tokens)
+    assert step.changes == (Settling(1, 0, accepted, 11 - tokens),)
+    assert (composition.tokens, step.sampled, step.continues) == (tokens + 1, (1,), False)
+    with pytest.raises(InvalidInput, match="no drafts"):
+        settling(composition, tokens + 1)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "tokens", "row", "why"),
+    [
+        ((3, 2), 12, 1, "cannot hold"),
+        ((3, 2), 4, 1, "cannot hold"),
+        ((3, 2), 11, 2, "no drafts"),
+        ((0,), 5, 1, "no drafts"),
+    ],
+)
+def test_what_cannot_be_settled_is_refused(drafts: tuple[int, ...], tokens: int, row: int, why: str) -> None:
+    composition, _ = drafting(*drafts)
+    with pytest.raises(InvalidInput, match=why):
+        settling(composition, tokens, row)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "why"),
+    [
+        ((3, 0), "not settled"),
+        ((16,), "too many"),
+        ((15,) * 9, "144 tokens that are not settled"),
+        ((15,) * 7 + (14, 0), "drafts that are not settled"),
+        ((15,) * 7 + (14, 1), "129 tokens that are not settled"),
+    ],
+)
+def test_drafts_that_do_not_follow_are_refused(drafts: tuple[int, ...], why: str) -> None:
+    drafting(*drafts[:-1])
+    with pytest.raises(InvalidInput, match=why):
+        drafting(*drafts)
+
+
+def test_drafts_are_for_a_row_that_is_alone() -> None:
+    composition = make()
+    step = control.Step(number=1)
+    for row in (1, 2):
+        step.prefill.chunks.add(row=row, start=0, end=4, prompt_tokens=4)
+    composition.apply(step)
+    step = control.Step(number=2)
+    for row in (1, 2):
+        step.changes.add().admit.CopyFrom(control.Admit(row=row, lane=0))
+    step.decode.lane, step.decode.drafts = 0, 1
+    with pytest.raises(InvalidInput, match="for 2 rows"):
+        composition.apply(step)
+
+
+def test_members_that_disagree_about_drafts_have_other_digests() -> None:
+    drafted = [drafting(*drafts)[1][-1].digest for drafts in ((0,), (1,), (2,))]
+    settled = [settling(drafting(3)[0], tokens).digest for tokens in (5, 6, 7)]
+    assert len({*drafted, *settled}) == 6

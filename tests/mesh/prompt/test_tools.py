@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.tools import MAX_JSON_DEPTH, parse_json_object
+from sealring.mesh.prompt.tools import MAX_JSON_DEPTH, check_schema, parse_json_object
 from sealring.mesh.prompt.validate import validate_prompt
 from sealring.v1 import inference_pb2 as inference
+
+SCHEMA = '{"type": "' + "x" * ((64 << 10) - 12) + '"}'
+"""As long as one may be."""
 
 
 def nested(levels: int) -> str:
@@ -37,12 +40,64 @@ def test_tools_are_checked() -> None:
         ({"tools": [inference.Tool(name="a", parameters="[]")]}, "BAD_JSON_FIELD"),
         ({"tools": [inference.Tool(name="a", description="x" * (4 << 20))]}, "CONTENT_TOO_LONG"),
         ({"call_required": True}, "NO_TOOLS"),
+        ({"tools": [inference.Tool(name="a", parameters=SCHEMA + " ")]}, ""),
+        ({"tools": [inference.Tool(name="a", parameters=SCHEMA, strict=True)]}, ""),
+        ({"tools": [inference.Tool(name="a", parameters=SCHEMA + " ", strict=True)]}, "SCHEMA_TOO_LONG"),
+        ({"tools": [inference.Tool(name="a", parameters="[]", strict=True)]}, "BAD_JSON_FIELD"),
+        ({"template_arguments": '{"effort": 1, "_x": 2}'}, ""),
+        ({"template_arguments": '{"a b": 1}'}, "BAD_JSON_FIELD"),
+        ({"template_arguments": '{"": 1}'}, "BAD_JSON_FIELD"),
+        ({"template_arguments": '{"tools": 1}'}, "BAD_JSON_FIELD"),
+        ({"template_arguments": '{"documents": 1}'}, "BAD_JSON_FIELD"),
+        ({"template_arguments": '{"add_generation_prompt": 1}'}, "BAD_JSON_FIELD"),
         ({"template_arguments": '{"messages": 1}'}, "BAD_JSON_FIELD"),
         ({"template_arguments": '{"eos_token": ""}'}, "BAD_JSON_FIELD"),
     ):
+        if not reason:
+            validate_prompt(prompt(**fields))
+            continue
         with pytest.raises(InvalidInput) as caught:
             validate_prompt(prompt(**fields))
         assert caught.value.reason == reason
+
+
+def test_a_schema_is_an_object_of_64_kib_at_most() -> None:
+    check_schema(SCHEMA, "response_format")
+    for text, reason in (
+        (SCHEMA + " ", "SCHEMA_TOO_LONG"),
+        (SCHEMA[:-1].replace("x", "é", 1) + "}", "SCHEMA_TOO_LONG"),  # bytes, not characters
+        ("1", "BAD_JSON_FIELD"),
+        ("{", "BAD_JSON_FIELD"),
+    ):
+        made = inference.Prompt(text="x", schema=text)
+        for check in (lambda text=text: check_schema(text, "response_format"), lambda: validate_prompt(made)):  # noqa: B023
+            with pytest.raises(InvalidInput) as caught:
+                check()
+            assert (caught.value.reason, caught.value.metadata["param"]) == (reason, "response_format")
+
+
+@pytest.mark.parametrize(
+    ("call", "count", "reason"),
+    [
+        ({"name": "a"}, 128, ""),
+        ({"name": "a"}, 129, "BAD_TOOL_CALL"),
+        ({"name": "a", "arguments": "[]"}, 1, "BAD_JSON_FIELD"),
+        ({"name": ""}, 1, "BAD_TOOL_NAME"),
+        ({"name": "a b"}, 1, "BAD_TOOL_NAME"),
+        ({"name": "a" * 128}, 1, ""),
+        ({"name": "a" * 129}, 1, "BAD_TOOL_NAME"),
+    ],
+)
+def test_calls_are_checked(call: dict[str, str], count: int, reason: str) -> None:
+    message = inference.ChatMessage(role="assistant", tool_calls=[inference.ToolCall(**call)] * count)
+    made = inference.Prompt(chat=inference.Chat(messages=[message]))
+    if not reason:
+        validate_prompt(made)
+        return
+    with pytest.raises(InvalidInput) as caught:
+        validate_prompt(made)
+    assert caught.value.reason == reason
+    assert caught.value.metadata["param"].startswith("messages[0].tool_calls")
 
 
 def test_only_an_assistant_calls_tools_and_its_calls_count_as_said() -> None:

@@ -43,6 +43,7 @@ def test_good_prompts_pass() -> None:
 def test_empty_prompts() -> None:
     assert refused(inference.Prompt()) == ("EMPTY_PROMPT", "prompt")
     assert refused(inference.Prompt(text="")) == ("EMPTY_PROMPT", "prompt")
+    assert refused(inference.Prompt(tokens=inference.TokenIds())) == ("EMPTY_PROMPT", "prompt")
     assert refused(chat()) == ("EMPTY_PROMPT", "messages")
     assert refused(chat(("user", ""), ("assistant", ""))) == ("EMPTY_PROMPT", "messages")
 
@@ -103,6 +104,26 @@ def test_bounds_themselves_pass() -> None:
         prompt.sampling.logit_bias.update(dict.fromkeys(range(299), -100 if low else 100))
         prompt.sampling.logit_bias[(1 << 31) - 1] = 1
         validate_prompt(prompt)
+
+
+def test_log_probabilities_of_a_prompt_need_those_of_the_answer() -> None:
+    for sampling, good in (
+        ({"prompt_logprobs": True}, False),
+        ({"prompt_logprobs": True, "logprobs": 0}, True),
+        ({"logprobs": 0}, True),
+    ):
+        prompt = inference.Prompt(text="x", sampling=inference.Sampling(**sampling))
+        if good:
+            validate_prompt(prompt)
+        else:
+            assert refused(prompt) == ("BAD_SAMPLING", "logprobs")
+
+
+def test_prompts_of_tokens_are_as_long_as_their_bytes() -> None:
+    most = MAX_CONTENT_BYTES // 4
+    validate_prompt(inference.Prompt(tokens=inference.TokenIds(ids=[7] * most)))
+    long = inference.Prompt(tokens=inference.TokenIds(ids=[7] * (most + 1)))
+    assert refused(long) == ("CONTENT_TOO_LONG", "prompt")
 
 
 def test_stops() -> None:
@@ -185,6 +206,8 @@ def test_a_cache_key_is_taken_up_to_its_length_and_beside_no_sealed_prompt() -> 
         ("min_p", [0, 1], [-0.01, 1.01, math.nan]),
         ("top_k", [0, 1 << 20], [(1 << 20) + 1]),
         ("logprobs", [0, 20], [21]),
+        ("num_draft_tokens", [0, 256], [257]),
+        ("repetition_penalty", [0.11, 10], [0.09, 10.01, math.nan]),
         ("repetition_context_size", [1, 4096], [0, 4097]),
         ("presence_penalty", [-2, 2], [-2.01, 2.01, math.nan]),
         ("frequency_penalty", [-2, 2], [-2.01, 2.01, math.nan]),
