@@ -226,7 +226,7 @@ def _check_depth(value: Json, depth: int) -> None:
 
 def _plain(value: object) -> object:
     """What `json` writes as it is. Rosters of a thousand members come here with every change."""
-    if isinstance(value, str | int) or value is None:
+    if isinstance(value, str | int):
         return value
     if isinstance(value, bytes):
         return encode_base64(value)

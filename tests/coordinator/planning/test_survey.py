@@ -170,10 +170,10 @@ async def test_no_ring_has_a_model_of_two_commits() -> None:
 
 
 async def test_whoever_has_the_model_says_how_ranks_would_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the plan's first node gets it only then; a refusal is told."""
-    made = make([member(0), member(1)], [session(0, 2 * GIB), session(1)])
+    """Also where the plan's first node gets it only then, and not who has another; a refusal is told."""
+    made = make([member(0), member(1), member(2)], [session(0, 2 * GIB), session(1), session(2, MIB)])
     lacks = NotFound("no model", reason="MODEL_NOT_FOUND", fetchable="yes")
-    answers = {IDS[0]: Answer(IDS[0], None, lacks)} | answer(1)
+    answers = answer(2, "cd" * 32) | {IDS[0]: Answer(IDS[0], None, lacks)} | answer(1)
     asked: list[tuple[str, int]] = []
 
     async def ask(model: str, members: list[str], ranks: int) -> dict[str, Answer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import itertools
 
 import pytest
@@ -69,6 +70,27 @@ def test_any_other_token_scope_or_key_gives_other_names(values: list[int], at: i
         assert not ours & theirs
 
 
+@pytest.mark.parametrize("count", [63, 64, 200])
+@pytest.mark.parametrize("cut", [0, 1, 64, 65, 130])
+def test_a_name_is_an_hmac_of_the_scope_and_the_tokens_so_far(count: int, cut: int) -> None:
+    spelt = tokens(*range(1, count + 1))
+    expected = {
+        length: hmac.digest(KEY, b"\x00\x03abc" + spelt[: 4 * length], "sha256")[:16]
+        for length in (64, 128, 192)
+        if length <= count
+    }
+    names = PrefixNames(KEY, b"abc")
+    told = names.extend(spelt[: 4 * cut]) + names.extend(spelt[4 * cut :])
+    assert (told, names.names, names.tokens) == (b"".join(expected.values()), expected, count)
+    assert split(told, count) == tuple(expected.items())
+    assert split(told[NAME_BYTES:], count, 64) == tuple(expected.items())[1:]
+    assert names.first(130).names == {length: expected[length] for length in expected if length <= 130}
+    other = bytes([1]) + KEY[1:]
+    again = PrefixNames(other, b"abc")
+    again.extend(spelt[: 4 * 130])
+    assert names.first(130, other).names == again.names
+
+
 @pytest.mark.parametrize("names", [bytes(15), bytes(17), bytes(16), bytes(48)])
 def test_names_that_do_not_fit_are_refused(names: bytes) -> None:
     with pytest.raises(InvalidInput) as caught:
@@ -83,6 +105,7 @@ def test_a_row_may_have_no_names() -> None:
 def test_a_gateway_cannot_name_the_scope_of_a_sealed_prompt() -> None:
     assert clear_scope("salt") != sealed_scope(b"salt")
     assert clear_scope("")
+    assert len(sealed_scope(bytes(64))) == 65
     assert sealed_scope(b"") == b""
     assert clear_scope("c") != clear_scope("")
 
