@@ -21,10 +21,10 @@ _choices = itertools.count(os.getpid() * _APART)
 
 def parse_address(address: str) -> tuple[str, int]:
     """Splits "host:port" or "[v6]:port". Raises InvalidInput with reason BAD_ADDRESS."""
-    host, separator, port = address.rpartition(":")
+    host, _, port = address.rpartition(":")
     literal = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if literal else host
-    if not separator or not _PORT.match(port) or int(port) > 65535:
+    if not _PORT.match(port) or int(port) > 65535:
         raise _bad(address)
     if literal:
         try:

@@ -595,3 +595,43 @@ def test_members_that_disagree_about_drafts_have_other_digests() -> None:
     drafted = [drafting(*drafts)[1][-1].digest for drafts in ((0,), (1,), (2,))]
     settled = [settling(drafting(3)[0], tokens).digest for tokens in (5, 6, 7)]
     assert len({*drafted, *settled}) == 6
+
+
+@pytest.mark.parametrize(("chunks", "good"), [(0, False), (1, True), (64, True), (65, False)])
+def test_a_prefill_has_1_to_64_chunks(chunks: int, good: bool) -> None:
+    composition = Composition(epoch=1, max_rows=100, prefill_chunk=CHUNK)
+    step = control.Step(number=1)
+    step.prefill.SetInParent()
+    for row in range(1, chunks + 1):
+        step.prefill.chunks.add(row=row, start=0, end=1, prompt_tokens=1)
+    if good:
+        assert len(composition.apply(step).chunks) == chunks
+    else:
+        with pytest.raises(InvalidInput, match=f"a prefill has {chunks} chunks"):
+            composition.apply(step)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "why"),
+    [
+        ({"end": CHUNK, "prompt_tokens": CHUNK, "params_bytes": 1 << 20}, ""),
+        ({"end": CHUNK, "prompt_tokens": CHUNK, "params_bytes": (1 << 20) + 1}, "parameters of row 1"),
+        ({"end": CHUNK + 1, "prompt_tokens": 20}, "not allowed"),
+        ({"end": 5, "prompt_tokens": 4}, "not allowed"),
+        ({"end": 0, "prompt_tokens": 4}, "not allowed"),
+        ({"end": 1, "prompt_tokens": 4, "choices": 9}, "more than 8 choices"),
+        ({"start": 1, "end": 2, "prompt_tokens": 4}, "does not continue"),
+        ({"start": 1, "end": 2, "prompt_tokens": 4, "params_bytes": 1}, "first chunk only"),
+        ({"start": 1, "end": 2, "prompt_tokens": 4, "choices": 1}, "first chunk only"),
+    ],
+    ids=str,
+)
+def test_a_chunk_that_cannot_be_says_why(chunk: dict[str, int], why: str) -> None:
+    step = control.Step(number=1)
+    step.prefill.chunks.add(row=1, **chunk)
+    composition = Composition(epoch=1, max_rows=100, prefill_chunk=CHUNK)
+    if not why:
+        assert composition.apply(step).chunks[0].params_bytes == 1 << 20
+        return
+    with pytest.raises(InvalidInput, match=why):
+        composition.apply(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -113,9 +114,42 @@ def test_the_turns_of_a_conversation_have_one_key_and_another_conversation_has_a
     assert derived(inference.Prompt(text=LONG + "hello")) != first
 
 
-@pytest.mark.parametrize("prompt", [chat("short", "hello"), inference.Prompt(text="x" * 255)])
-def test_what_is_too_short_to_be_kept_has_no_key(prompt: inference.Prompt) -> None:
-    assert derived(prompt) == b""
+def tokens(*ids: int) -> inference.Prompt:
+    return inference.Prompt(tokens=inference.TokenIds(ids=ids))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size: chat("x" * (size - 5), "hello"),
+        lambda size: inference.Prompt(text="x" * size),
+        lambda size: tokens(*range(size)),
+    ],
+    ids=["chat", "text", "tokens"],
+)
+def test_what_is_too_short_to_be_kept_has_no_key(make: Callable[[int], inference.Prompt]) -> None:
+    assert derived(make(255)) == b""
+    assert len(derived(make(256))) == 8
+    assert derived(make(256)) != derived(make(257))
+
+
+def test_prompts_of_other_kinds_and_beginnings_have_other_keys() -> None:
+    ids = list(range(5000))
+    same = tokens(*ids[:4096], 7, 7)
+    assert derived(tokens(*ids)) == derived(same), "what comes after 4096 tokens is not looked at"
+    others = [tokens(1, *ids[1:]), tokens(*ids[:4095], 7), inference.Prompt(text=LONG), chat(LONG, "x")]
+    others += [chat(LONG, "y"), chat("", LONG), chat(LONG + "x", "")]
+    assert len({derived(one) for one in (*others, same)}) == len(others) + 1
+
+
+def test_eight_messages_are_looked_at_where_no_user_speaks() -> None:
+    def spoken(count: int, last: str) -> bytes:
+        messages = [inference.ChatMessage(role="system", content=LONG) for _ in range(count - 1)]
+        messages.append(inference.ChatMessage(role="system", content=last))
+        return derived(inference.Prompt(chat=inference.Chat(messages=messages)))
+
+    assert spoken(8, "one") != spoken(8, "two")
+    assert spoken(9, "one") == spoken(9, "two")
 
 
 def test_a_key_that_is_given_counts_alone_and_an_empty_one_asks_for_none() -> None:

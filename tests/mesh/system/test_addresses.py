@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.system.addresses import (
+    format_address,
     free_port,
     is_free,
     is_loopback,
@@ -31,13 +32,24 @@ from sealring.mesh.system.addresses import (
 )
 def test_addresses_are_split(address: str, parsed: tuple[str, int]) -> None:
     assert parse_address(address) == parsed
+    assert format_address(*parsed) == address
 
 
 @pytest.mark.parametrize(
     "address",
     [
         *("", ":", "host", "host:", ":80", "host:65536", "host:-1", "host:8e1", "host:٣", "::1:80"),
-        *("[::1:80", "[host]:80", "[]:80", "a b:80", "http://host:80", "host:000080", "h" * 254 + ":1"),
+        *(
+            "8080",
+            "x::1]:80",
+            "[::1:80",
+            "[host]:80",
+            "[]:80",
+            "a b:80",
+            "http://host:80",
+            "host:000080",
+            "h" * 254 + ":1",
+        ),
         *("host\n:80", "host:80\n"),
     ],
 )
@@ -119,3 +131,12 @@ def test_who_listens_is_found_and_takes_the_port() -> None:
     assert not listens(*address)
     assert is_free(*address)
     assert not is_free("192.0.2.1", 0)
+
+
+def test_a_port_is_free_though_connections_to_it_have_ended_just_now() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with socket.create_connection(address) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""
+    assert is_free(*address)

@@ -6,9 +6,11 @@ import contextlib
 import errno
 import fcntl
 import os
+import socket
 import stat
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sealring.mesh.errors import ConfigError
@@ -22,6 +24,32 @@ def test_write_and_read(tmp_path: Path) -> None:
     assert read_secret(path) == b"two"
     assert oct(path.stat().st_mode)[-4:] == "0600"
     assert oct(path.parent.stat().st_mode)[-4:] == "0700"
+
+
+def test_no_descriptor_stays_open(tmp_path: Path) -> None:
+    before = psutil.Process().num_fds()
+    write_atomic(tmp_path / "a", b"one")
+    create_exclusive(tmp_path / "b", b"two")
+    assert (read_secret(tmp_path / "a"), read_bounded(tmp_path / "b")) == (b"one", b"two")
+    assert psutil.Process().num_fds() == before
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "socket"])
+def test_only_a_regular_file_is_a_secret(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # for a socket's name must be short
+    path = tmp_path / "key"
+    if kind == "link":
+        create_exclusive(tmp_path / "other", b"x")
+        path.symlink_to(tmp_path / "other")
+    elif kind == "folder":
+        path.mkdir(mode=0o700)
+    else:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind("key")
+        path.chmod(0o600)
+    with pytest.raises(ConfigError) as error:
+        read_secret(path)
+    assert error.value.reason == "SECRET_FILE_UNSAFE"
 
 
 def test_exclusive_creation_never_overwrites(tmp_path: Path) -> None:

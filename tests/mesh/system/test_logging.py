@@ -125,6 +125,50 @@ def test_harmless_fields_stay() -> None:
     assert (plain["data"], plain["many"], len(plain["long"])) == ("<2 bytes>", "<99 items>", 503)
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("y" * 500, "y" * 500),
+        ("y" * 501, "y" * 500 + "..."),
+        (list(range(8)), list(range(8))),
+        (set(range(9)), "<9 items>"),
+        (memoryview(b"123"), "<3 bytes>"),
+        (ValueError(MARK), "ValueError"),
+        (OSError(28, MARK), "OSError errno 28"),
+        (OSError(MARK), "OSError"),
+        (NotFound("no node", hint="look"), "NOT_FOUND: no node (hint: look)"),
+        (NotFound("n" * 600), "NOT_FOUND: " + "n" * 489),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 1}}}),
+        ({"a": {"b": {"c": {}}}}, {"a": {"b": {"c": "<dict>"}}}),
+        ([[[1]]], [[[1]]]),
+        ([[[[1]]]], [[["<list>"]]]),
+        ({"a": {"key": MARK, 7: [MARK.encode()]}}, {"a": {"7": [f"<{len(MARK)} bytes>"]}}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_is_shown_in_short(value: object, shown: object) -> None:
+    assert redact(None, "info", {"seen": value}) == {"seen": shown}
+
+
+@pytest.mark.parametrize("how", ["context", "cause", "none"])
+def test_what_an_error_came_of_is_told_unless_it_was_hidden(out: io.StringIO, how: str) -> None:
+    try:
+        try:
+            raise KeyError(MARK)
+        except KeyError as first:
+            if how == "context":
+                raise ValueError(MARK)  # noqa: B904
+            raise ValueError(MARK) from (first if how == "cause" else None)
+    except ValueError as error:
+        structlog.get_logger().error("failed", exc_info=error)
+    assert ("KeyError" in last(out)["exception"]) == (how != "none")
+
+
+def test_an_uncaught_error_without_a_value_is_told_by_its_kind(out: io.StringIO) -> None:
+    sys.unraisablehook(SimpleNamespace(exc_type=LookupError, exc_value=None, exc_traceback=None))  # type: ignore[arg-type]
+    assert last(out)["error"] == "LookupError"
+
+
 def test_an_unknown_exception_is_its_type_and_frames(out: io.StringIO) -> None:
     try:
         try:
@@ -277,6 +321,15 @@ def test_a_log_file_is_its_owners_whatever_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert {one.stat().st_mode & 0o777 for one in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_folder_of_logs_is_for_all_to_read(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        configure("node", file=tmp_path / "logs" / "node.log")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o755
 
 
 def test_a_rotated_file_is_opened_again(tmp_path: Path) -> None:
