@@ -82,13 +82,17 @@ def test_shapes_are_shown_beside_a_plan_and_without_a_cluster(here: Any, tmp_pat
     told = here("deployment", "plan", "--simulate", str(file), "--stages", "2", "--json").data
     assert [one["planned"] for one in told["shapes"]["shapes"]].count(True) == 1
     assert len(told["rings"][0]["stages"]) == 2
-    for arguments in (
-        ["m", "--simulate", str(file)],
-        ["--simulate", str(file), "--kv-bits", "8"],
-        ["--simulate", str(file), "--replicas", "2"],
-        ["--simulate", str(tmp_path / "none")],
+    for arguments, said in (
+        (["m"], "--simulate goes without a model"),
+        (["m", "--kv-bits", "8", "--or-pipeline"], "--simulate goes without kv_bits, or_pipeline"),
+        (["--replicas", "2"], "--simulate goes without replicas"),
+        (["--trust-floor", "hardware", "--replicas", "2"], "--simulate goes without trust_floor"),
     ):
-        assert "BAD_SIMULATION" in here("deployment", "plan", *arguments).err
+        done = here("deployment", "plan", "--simulate", str(file), *arguments)
+        assert (done.status, done.out) == (2, "")
+        assert done.err.startswith(f"error: {said} (hint: ")
+    done = here("deployment", "plan", "--simulate", str(tmp_path / "none"))
+    assert done.err == f"error: cannot read {tmp_path / 'none'}: No such file or directory [BAD_SIMULATION]\n"
     assert "MODEL_MISSING" in here("deployment", "plan").err
     file.write_text(" " * (1 << 20) + "{}")
     assert "FILE_TOO_LARGE" in here("deployment", "plan", "--simulate", str(file)).err

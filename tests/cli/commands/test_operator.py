@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bundles import SigningCluster
 
 from sealring.cli.commands import operator
 from sealring.cli.commands.operator import _folder_for
 from sealring.cli.terminal.output import moment
-from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.member.state import MachineState, load_machine_state, save_machine_state
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
-from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
-from sealring.mesh.rpc.tls import TlsMaterial
+from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.v1 import admin_pb2
 
 AT = 1_800_000_000
@@ -64,38 +59,9 @@ def test_operators_are_listed_with_what_they_may(here: Any, coordinator: Any) ->
     assert coordinator.asked[-1][1].name == "alice"
 
 
-class Cluster:
-    """A coordinator that signs what operators ask for, and the bundle of its first operator."""
-
-    address = "coordinator:1"
-
-    def __init__(self, folder: Path) -> None:
-        now = int(time.time())
-        self.ca = ClusterCA.create(folder / "ca", "demo", now=now)
-        signer = Ed25519Signer.generate()
-        roots, rosters = ((one.public_key,) for one in (signer, Ed25519Signer.generate()))
-        authorities = (self.ca.certificate,)
-        times = {"issued": now - 60, "expires": now + 86400}
-        self.root = sign_root(RootMetadata("demo", 1, roots, 1, rosters, 1, authorities, **times), [signer])
-        self.bundle = folder / "bundle"
-        leaf, peer = LeafKey(), PeerIdentity("demo", Role.OPERATOR, "operator")
-        material = TlsMaterial(leaf.private_pem(), self.issue(leaf.csr(), peer), authorities)
-        state = MachineState(peer, "operator", self.address, self.root.fingerprint, self.root, material)
-        save_machine_state(self.bundle, state)
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-
-    def issue(self, csr: bytes, peer: PeerIdentity) -> bytes:
-        return self.ca.issue(csr, peer, lifetime=3600, now=time.time())
-
-    async def call(self, method: str, *, csr: bytes, **fields: Any) -> Any:
-        self.asked.append((method, fields))
-        chain = to_pem(self.issue(csr, PeerIdentity("demo", Role.OPERATOR, fields["name"])))
-        return SimpleNamespace(certificate_chain=chain, root_metadata=encode_chain(self.root.chain))
-
-
 @pytest.fixture
 def ask(here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    cluster: Any = Cluster(tmp_path)
+    cluster: Any = SigningCluster(tmp_path)
     monkeypatch.setattr(operator, "run_admin", lambda context, work: asyncio.run(work(cluster)))
 
     def run(*arguments: str) -> Any:
@@ -126,7 +92,7 @@ def test_a_new_bundle_says_where_it_is_and_what_it_may(ask: Any, tmp_path: Path)
 
 def test_a_root_that_is_not_the_pinned_one_makes_no_bundle(ask: Any, tmp_path: Path) -> None:
     _, cluster = ask("rotate")
-    cluster.root = Cluster(tmp_path / "other").root
+    cluster.root = SigningCluster(tmp_path / "other").root
     out = tmp_path / "alice"
     done, _ = ask("add", "alice", "--role", "read", "--out", str(out))
     assert (done.status, "[ROOT_PIN]" in done.err) == (6, True), done.err
