@@ -52,15 +52,18 @@ def read_secret(path: Path, *, max_bytes: int = 1 << 16) -> bytes:
     than 0600 or an absurd size.
     """
     descriptor = _open_no_follow(path)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)  # before there is a file, which Python makes of no folder
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise _unsafe(path, "is not a regular file of this user")
         if stat.S_IMODE(status.st_mode) & 0o077:
             raise _unsafe(path, "can be read by others")
         if status.st_size > max_bytes:
             raise _unsafe(path, "is too large")
-        return file.read(max_bytes + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(max_bytes + 1)
+    finally:
+        os.close(descriptor)
 
 
 def read_bounded(path: Path, *, max_bytes: int = MAX_STATE_BYTES) -> bytes:

@@ -47,9 +47,11 @@ def test_only_a_regular_file_is_a_secret(tmp_path: Path, kind: str, monkeypatch:
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind("key")
         path.chmod(0o600)
+    before = psutil.Process().num_fds()
     with pytest.raises(ConfigError) as error:
         read_secret(path)
     assert error.value.reason == "SECRET_FILE_UNSAFE"
+    assert psutil.Process().num_fds() == before
 
 
 def test_exclusive_creation_never_overwrites(tmp_path: Path) -> None:
