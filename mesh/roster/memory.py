@@ -64,7 +64,13 @@ class RosterStateFile:
                 reason="ROSTER_STATE_MISSING",
                 hint="restore it from a backup, or join again after: sealring node leave",
             ) from None
-        except (FormatError, ConfigError, InvalidInput):
+        except ConfigError as error:  # others can read it, or it is a link
+            raise RosterError(
+                f"roster state cannot be used: {error.message}",
+                reason="ROSTER_STATE_CORRUPT",
+                hint=error.hint,
+            ) from None
+        except (FormatError, InvalidInput):
             raise RosterError(
                 f"roster state is corrupt: {self.path}",
                 reason="ROSTER_STATE_CORRUPT",

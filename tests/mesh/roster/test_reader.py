@@ -122,8 +122,10 @@ def test_no_start_without_memory(cluster: Any, reader: RosterReader, path: Path,
 
 def test_memory_that_others_can_write_is_not_trusted(cluster: Any, path: Path) -> None:
     path.chmod(0o644)
-    with pytest.raises(RosterError):
+    with pytest.raises(RosterError) as told:
         RosterReader(cluster.authority.root, path)
+    assert "can be read by others" in told.value.message
+    assert "0600" in told.value.hint
     path.chmod(0o600)
     link = path.with_name("link")
     link.symlink_to(path)
