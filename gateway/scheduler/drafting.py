@@ -26,7 +26,7 @@ from sealring.v1 import control_pb2 as control
 DEPTHS = (1, 3, 7, 15)
 """Drafts of a step: few lengths, because a GPU plans anew for each."""
 
-LOSS, AT_ONCE = 0.015, 3.0
+LOSS, AT_ONCE = 0.01, 4.0
 """What wrong drafts may cost: a part of the steps that an answer takes without them, and so many steps."""
 
 _SUREST = 0.99
@@ -43,8 +43,7 @@ class Depth:
 
     Whatever is not a step without drafts behind another counts against a credit, in such steps: what it took
     longer than they for as many tokens. What it took less fills that, and each of them pays back LOSS of one.
-    Nothing is guessed while more was lost than gained, nor what could lose AT_ONCE more than was gained: if
-    all of it is wrong and the stages share a processor.
+    Nothing is guessed by which more than AT_ONCE could be lost, if it is wrong and stages share a processor.
     """
 
     def __init__(self, costs: StepCosts, stages: int) -> None:
@@ -72,7 +71,7 @@ class Depth:
     def best(self, most: int, right: float) -> tuple[int, int]:
         """Drafts of a run, at most so many, each of which is right with that probability, and how many such
         runs may be under way; (0, 0) where none are worth it."""
-        if not (self._plain and right) or self._credit < 0:
+        if not (self._plain and right):
             return 0, 0
         ways = [(depth, runs + 1) for depth in DEPTHS if depth <= most for runs in range(self._stages)]
         lost = self._credit + AT_ONCE

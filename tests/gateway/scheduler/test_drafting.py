@@ -143,7 +143,7 @@ TOKENS = 192
 MACHINES = {
     "own processors": (Machine(3, 1.8), 2.0),
     "one GPU": (Machine(1, 1.1), 2.0),
-    "one GPU, late steps": (Machine(1, 1.1, 0.2), 2.0),
+    "one GPU, late steps": (Machine(1, 1.1, 0.6), 2.0),
     "two cores": (Machine(2, 4.0), 1.4),
     "two cores, dear tokens": (Machine(2, 5.0), 1.3),
 }
@@ -179,14 +179,13 @@ def test_targets_are_met_on_a_simulated_ring(machine: str, noise: float) -> None
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_head_that_is_sure_of_what_is_wrong_costs_next_to_nothing(machine: str) -> None:
-    ring = DraftedRing(MACHINES[machine][0], claims=0.95)
-    answer = [1000 + at for at in range(256)]
-    for _ in range(4):
-        assert (
-            DraftedRing(MACHINES[machine][0]).answer([1, 2, 3], answer, drafts=0)
-            / ring.answer([1, 2, 3], answer)
-            > 0.97
-        )
+    """The first answer also pays for what is not known of this ring."""
+    costs, _ = MACHINES[machine]
+    prompt, answer = [1, 2, 3], [1000 + at for at in range(256)]
+    plain, ring = DraftedRing(costs).answer(prompt, answer, drafts=0), DraftedRing(costs, claims=0.95)
+    first, *later = (plain / ring.answer(prompt, answer) for _ in range(4))
+    assert first > 0.96
+    assert min(later) > 0.97
 
 
 def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
