@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import sys
 
+from sealring.mesh.system.lean import collect_seldom, hide_rich
+
 SECONDS = 0.5
 
 
 def main() -> None:
     if "coordinator" in sys.argv:
+        collect_seldom()
+        hide_rich()  # as the command does before its imports
         from sealring.coordinator.rings import epochs
 
         epochs.LAST_BACKOFF = SECONDS

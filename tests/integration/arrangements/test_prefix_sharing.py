@@ -36,6 +36,14 @@ async def test_api_keys_share_only_where_the_deployment_says_so(arrangements, ot
                 assert bool(fresh) == hits
 
 
+async def test_a_chat_of_one_word_has_nothing_to_share(arrangements):
+    ring = await arrangements.have(stages=1, share_prefixes=True)
+    before = await ring.counted("prefix_cache_hits_total")
+    first = await ring.ask(chat("Hello!"), 5)
+    assert await ring.ask(chat("Hello!"), 5) == first
+    assert await ring.counted("prefix_cache_hits_total") == before
+
+
 async def test_sealed_prompts_share_with_those_of_the_same_client_only(arrangements):
     ring = await arrangements.have(stages=1, prefill_chunk=128)
     clear = await ask(ring, dialogue(QUESTION), max_tokens=40)
@@ -45,11 +53,3 @@ async def test_sealed_prompts_share_with_those_of_the_same_client_only(arrangeme
             assert answer.text == clear.text
             assert (answer.usage.cached_tokens >= 64) == cached
     assert (await ask(ring, dialogue(QUESTION))).cached >= 64
-
-
-async def test_a_chat_of_one_word_has_nothing_to_share(arrangements):
-    ring = await arrangements.have(stages=1, share_prefixes=True)
-    before = await ring.counted("prefix_cache_hits_total")
-    first = await ring.ask(chat("Hello!"), 5)
-    assert await ring.ask(chat("Hello!"), 5) == first
-    assert await ring.counted("prefix_cache_hits_total") == before
