@@ -248,7 +248,8 @@ def _help(field: FieldInfo) -> str:
     if field.is_required() or default in (None, "", [], ()) or isinstance(default, bool):
         return text
     written = _written(field)
-    shown = written.show(default) if written is not None else _short(default)
+    show = _short if written is None else written.show
+    shown = ", ".join(map(show, default if isinstance(default, list | tuple) else [default]))
     return f"{text} [default: {shown}]".strip()
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer.testing
 from doctortest import FakeSystem, recording
 
+from sealring.cli.commands import doctor as command
 from sealring.cli.doctor import system
-from sealring.cli.doctor.cluster import Node
-from sealring.cli.doctor.report import Report, ok, problem
+from sealring.cli.doctor.cluster import Node, Stage
+from sealring.cli.doctor.report import Report, encode, ok, problem
 from sealring.cli.main import app
+from sealring.mesh.errors import Unavailable
+from sealring.v1 import admin_pb2
 
 
 @pytest.fixture
@@ -83,6 +88,50 @@ def test_the_cluster_is_shown_node_by_node(doctor: Any, monkeypatch: pytest.Monk
     assert "there is memory" not in shown
     assert "studio" not in shown
     assert len(json.loads(doctor(FakeSystem(), "--cluster", "--json").stdout)["nodes"]) == 2
+
+
+async def test_nodes_are_asked_a_few_at_once_and_those_that_are_offline_not_at_all() -> None:
+    """Each examines its machine for seconds; one that fails leaves the others their reports."""
+    asking, most, asked = 0, 0, list[tuple[str, float]]()
+    online, draining, offline = (
+        admin_pb2.NODE_STATE_ONLINE,
+        admin_pb2.NODE_STATE_DRAINING,
+        admin_pb2.NODE_STATE_OFFLINE,
+    )
+    stage = admin_pb2.StagePlan(member="id-0", weight_bytes=3, kv_bytes=4)
+    plan = admin_pb2.DeploymentPlan(rings=[admin_pb2.RingPlan(ring="demo-0", stages=[stage])])
+
+    async def call(method: str, id: str = "", seconds: float = 0.0) -> Any:
+        nonlocal asking, most
+        if method == "ListNodes":
+            states = [online] * 18 + [draining, offline]
+            nodes = [
+                admin_pb2.Node(id=f"id-{number}", name=f"mac-{number}", state=state, memory_usable=5)
+                for number, state in enumerate(states)
+            ]
+            return admin_pb2.ListNodesResponse(nodes=nodes)
+        if method == "ListDeployments":
+            return admin_pb2.ListDeploymentsResponse(deployments=[admin_pb2.Deployment(plan=plan)])
+        asked.append((id, seconds))
+        asking += 1
+        most = max(most, asking)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        asking -= 1
+        if id == "id-3":
+            raise Unavailable("it is busy")
+        report = encode(Report(findings=(ok("a", "fine"),)))
+        return admin_pb2.DiagnoseNodeResponse(report=report, clock_offset=5 * 10**8, clock_error=10**6)
+
+    nodes = await command._nodes(SimpleNamespace(call=call))  # type: ignore[arg-type]
+    assert most == 8
+    assert asked == [(f"id-{number}", 120.0) for number in range(19)]
+    first, busy, last = nodes[0], nodes[3], nodes[19]
+    assert (first.member, first.name, first.online, first.memory_usable) == ("id-0", "mac-0", True, 5)
+    assert first.stages == (Stage("demo-0", 3, 4),)
+    assert (first.offset, first.offset_error, first.failure) == (0.5, 0.001, "")
+    assert (busy.failure, busy.report, busy.stages) == ("it is busy", None, ())
+    assert (last.failure, last.online, nodes[18].online) == ("it is offline", False, True)
 
 
 def test_the_cluster_needs_an_operator(doctor: Any, sealring: Any) -> None:

@@ -259,10 +259,17 @@ def test_people_are_asked_until_they_name_one_and_scripts_never(
 ) -> None:
     found = [OwnAddress("10.0.0.1", "en0"), OwnAddress("10.0.1.1", "bridge0")]
     answers = iter([0, 3, 2])
-    monkeypatch.setattr("typer.prompt", lambda question, **options: next(answers))
+    asked: list[Any] = []
+
+    def prompt(question: str, **options: Any) -> int:
+        asked.append(options)
+        return next(answers)
+
+    monkeypatch.setattr("typer.prompt", prompt)
     assert up._ask(found) == found[0], "nobody is there"
     for stream in ("stdin", "stderr"):
         monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
     assert up._ask(found) == found[1]
     assert "2  10.0.1.1 (bridge0)" in capsys.readouterr().err
     assert list(answers) == []
+    assert asked == [{"default": 1, "type": int, "err": True}] * 3, "standard output may be JSON"

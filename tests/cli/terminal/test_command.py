@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import enum
 import importlib
 import inspect
 import subprocess
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -18,7 +19,8 @@ from readers import fields_read
 from typer._click.exceptions import UsageError
 from typer.testing import CliRunner
 
-from sealring.cli.terminal.command import Command, load_settings, same_settings, settings_model
+from sealring.cli.terminal.command import Command, command, load_settings, same_settings, settings_model
+from sealring.cli.terminal.options import Seconds
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = commands()
@@ -78,6 +80,82 @@ NO_COMMANDS = {"carrier", "does not"}
 """A process's title and a sentence."""
 PACKAGES = ("cli", "coordinator", "gateway", "mesh", "node", "sealring")
 LINES_OF_A_LOG = "logs"
+HELP = """\
+Usage: root do [OPTIONS] WHAT [MORE...]
+
+  Do something.
+
+  And more of it.
+
+Example:
+  do it WELL
+
+Arguments:
+  WHAT       which
+  [MORE...]  others
+
+Options:
+  --needed N      what for [required]
+  -s, --size N    how large [default: 5]
+  --few N         how few
+  --kind one|two  of what kind [default: two]
+  --file PATH     where from
+  --each ONE      may be repeated
+  --[no-]wait     wait for it [default: wait]
+  --[no-]quick    be quick [default: no-quick]
+  --loud          say it
+  --long TIME     how long [default: 10m]
+  --help          Show this message and exit.
+
+Rest:
+  --other TEXT  in a group
+
+Settings (also in [cli] of the settings file):
+  --gateway HOST:PORT  address of a gateway's gRPC service; of several, the
+                       first that is there [default: 127.0.0.1:7780]
+  --timeout TIME       how long one call of the coordinator may take [default:
+                       30s]
+"""
+
+
+class Kind(enum.StrEnum):
+    ONE = "one"
+    TWO = "two"
+
+
+def test_the_help_of_a_command_says_all_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    own = typer.Typer(rich_markup_mode=None)
+    own.callback()(lambda: None)
+
+    @command(own, "do", example="do it WELL", section="cli", fields=("gateway", "timeout"))
+    def do(
+        context: typer.Context,
+        what: Annotated[str, typer.Argument(metavar="WHAT", help="which")],
+        needed: Annotated[float, typer.Option(help="what for")],
+        more: Annotated[list[str] | None, typer.Argument(help="others")] = None,
+        size: Annotated[int, typer.Option("--size", "-s", min=1, help="how large")] = 5,
+        few: Annotated[int, typer.Option(min=0, help="how few")] = 0,
+        kind: Annotated[Kind, typer.Option(help="of what kind")] = Kind.TWO,
+        file: Annotated[Path | None, typer.Option(help="where from")] = None,
+        each: Annotated[list[str] | None, typer.Option(metavar="ONE", help="may be repeated")] = None,
+        wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait for it")] = True,
+        quick: Annotated[bool, typer.Option("--quick/--no-quick", help="be quick")] = False,
+        loud: Annotated[bool, typer.Option("--loud", help="say it")] = False,
+        long: Annotated[Seconds, Seconds.option("how long", least=1, most=600)] = Seconds(600),
+        other: Annotated[
+            str, typer.Option(rich_help_panel="Rest", show_default=False, help="in a group")
+        ] = "x",
+        secret: Annotated[str, typer.Option(hidden=True)] = "x",
+    ) -> None:
+        """Do something.
+
+        And more of it.
+        """
+
+    assert CliRunner().invoke(own, ["do", "--help"], prog_name="root").output == HELP
+
+
 BENCH = "bench"  # --json FILE
 
 
@@ -135,7 +213,6 @@ def test_a_line_that_follows_has_the_same_settings() -> None:
 def test_a_setting_from_an_option_is_told_from_a_default(capsys: pytest.CaptureFixture[str]) -> None:
     own = typer.Typer()
     found: list[Any] = []
-    from sealring.cli.terminal.command import command
 
     @own.callback()
     def root(config: Path | None = None) -> None: ...
