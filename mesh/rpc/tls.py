@@ -280,7 +280,10 @@ async def _close(channel: grpc.aio.Channel, grace: float) -> None:
     try:
         await channel.close(grace)
     except asyncio.CancelledError:
-        await channel.close(None)
+        # What `close` would have done in the end: another one does nothing, once the first has begun.
+        for call in list(channel._active_calls):  # type: ignore[attr-defined]
+            call.cancel()
+        channel._channel.close()  # type: ignore[attr-defined]
         raise
 
 

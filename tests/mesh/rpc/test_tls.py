@@ -238,10 +238,10 @@ async def test_a_channel_that_is_closed_takes_its_retired_ones_along(ca: Cluster
     peer.get()
     for _ in range(waits):
         await asyncio.sleep(0)
-    async with asyncio.timeout(30):
-        await peer.close()
-        with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
-            await stream.read()
+    await peer.close()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert stream.done()
     await server.stop(None)
 
 
