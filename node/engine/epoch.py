@@ -714,10 +714,11 @@ class StageEpoch:
         self, inputs: list[mx.array], row: Row, chunk: Chunk, times: StepTimes
     ) -> tuple[mx.array, StepTimes]:
         """Logits of the last token, [1, vocabulary]; the head's product over all the others is never made."""
-        if inputs[0].shape[1] > 1:
+        scored = row.parameters is not None and row.parameters.scored
+        if inputs[0].shape[1] > 1 and (scored or not self._stage.cuts):
             times = self._fill([array[:, :-1] for array in inputs], row, chunk, times)
             inputs = [array[:, -1:] for array in inputs]
-        return self._stage(inputs, row.cache)[0][:, -1, :], times
+        return self._stage.last_logits(inputs, row.cache), times
 
     # The threads of the links
 

@@ -19,7 +19,7 @@ import mlx.core as mx
 import structlog
 
 from sealring.node.engine import device, records
-from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging import ShardSpec, Stage, TensorSpec, caches
 from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.transfer import Transfer, through_record, transfer
@@ -34,6 +34,12 @@ LONG = 0.25
 """Seconds: a chunk that would take longer, by what the two before took, is not timed. After a fault all
 answers wait for this, and the table goes on in the same line."""
 
+_CUT_TRIAL = (3, 5)
+"""Tokens of two chunks of one row."""
+
+_ROUNDING = 0.05
+"""Of the largest logit: what products in half precision may differ by after some tens of layers."""
+
 _STUCK, _SLOWER = 4.0, 20.0
 """A device is stuck if it answers nothing for so many seconds, and for so many times as long as the longest
 chunk takes at a prompt's beginning: at its end a chunk looks back at far more, and others use the device."""
@@ -44,13 +50,56 @@ def warm_up(stage: Stage, longest: int) -> None:
     rows alone, and of a lane that they join and leave. What is handed on is made a record, as in an epoch.
     No chunk has more tokens than one of `longest` is computed as.
 
-    Then `stage.awaits_input` is known. Raises what mlx raises on what it cannot compute on this machine.
+    Then `stage.awaits_input` and `stage.cuts` are known. Raises what mlx raises on what it cannot compute on
+    this machine.
     """
+    if not device.rows_in_turn():  # there a pass more costs what any token does
+        stage.cuts = cuts(stage)
     ahead = list(_steps(stage, longest))
     mx.clear_cache()
     stage.awaits_input = not all(ahead)
     if stage.awaits_input:
         log.info("stage_awaits_input", model_type=stage.spec.model_type)
+
+
+def cuts(stage: Stage) -> bool:
+    """Whether the last of some tokens has the same logits if only its own are made.
+
+    Not where a model's code looks at the other tokens behind its layers, and not at a rank of several, whose
+    sums take all of them.
+    """
+    if not stage.spec.is_tail or isinstance(stage.spec, ShardSpec):
+        return False
+    chunks = [[_drawn(tensor, tokens) for tensor in stage.spec.receives] for tokens in _CUT_TRIAL]
+    whole, cut = stage.make_cache(), stage.make_cache()
+    stage.cuts = True
+    try:
+        for chunk in chunks:
+            expected, found = stage(chunk, whole)[0][:, -1, :], stage.last_logits(chunk, cut)
+            if found.shape != expected.shape or not _alike(found, expected):
+                return False
+    except Exception as error:  # a model's own code may raise anything on one token for several
+        log.info("stage_makes_all_logits", model_type=stage.spec.model_type, why=type(error).__name__)
+        return False
+    finally:
+        stage.cuts = False
+    return True
+
+
+def _drawn(tensor: TensorSpec, tokens: int) -> mx.array:
+    """A tensor of the stage state that is not zero, for zeros are the same everywhere; numbers are tokens."""
+    shape, dtype = (1, tokens, *tensor.tail), getattr(mx, tensor.dtype)
+    key = mx.random.key(tokens)
+    if mx.issubdtype(dtype, mx.floating):
+        return mx.random.normal(shape, key=key).astype(dtype)
+    return mx.random.randint(0, 2, shape, key=key).astype(dtype)
+
+
+def _alike(found: mx.array, expected: mx.array) -> bool:
+    """But for rounding: a product over one row may add up in another order than one over several."""
+    found, expected = found.astype(mx.float32), expected.astype(mx.float32)
+    furthest = mx.abs(found - expected).max()
+    return bool((furthest <= _ROUNDING * mx.abs(expected).max()).item())
 
 
 def timed(stage: Stage, longest: int) -> list[control.StepTime]:
@@ -131,10 +180,12 @@ def _runs_ahead(stage: Stage, made: Transfer, cache: Cache, rows: int, tokens: i
     landing = made.landing(stage.spec.receives, rows, tokens)
     size = sum(records.state_bytes(tensor, rows, tokens) for tensor in stage.spec.receives)
     landing.fill(memoryview(bytes(size)))  # with zeros, which is a token of every vocabulary
-    outputs = stage(landing.arrays, cache)
-    early = landing.evaluated
     if stage.spec.makes_logits:
-        through_record(made, [mx.argmax(outputs[0][:, -1, :], axis=-1)], [TOKENS], rows, 1)
+        logits = stage.last_logits(landing.arrays, cache)
+        early = landing.evaluated
+        through_record(made, [mx.argmax(logits, axis=-1)], [TOKENS], rows, 1)
     else:
+        outputs = stage(landing.arrays, cache)
+        early = landing.evaluated
         through_record(made, outputs, stage.spec.hands_on, rows, tokens)
     return landing.evaluated and not early

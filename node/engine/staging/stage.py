@@ -72,6 +72,10 @@ class Stage:
         self.awaits_input = True
         """Whether a step's input has to be there before the stage is called, for its code evaluates arrays.
         So unless a trial has shown that it does not (`node/engine/warm_up.py`)."""
+        self.cuts = False
+        """Whether `last_logits` makes none but the last. Only where a trial has shown that it is the same
+        (`node/engine/warm_up.py`)."""
+        self._last: int | None = None
         self.computed_as = device.computed_as
         """Tokens that so many of a chunk are computed as."""
         self._can_pad = trimmable(self.make_cache())
@@ -88,6 +92,8 @@ class Stage:
                 intercept_call(layer, self._hand_on(index))
             elif lo > 0 and (index == lo or anatomy.adapter.every_layer or anatomy.adapter.per_layer):
                 intercept_call(layer, self._take_over(index))
+        if hi == count:
+            intercept_call(anatomy.layers[-1], self._cut)
 
     @property
     def weight_bytes(self) -> int:
@@ -115,6 +121,34 @@ class Stage:
             self._run([array[row : row + 1] for array in inputs], one) for row, one in enumerate(cache)
         ]
         return [mx.concatenate(list(arrays)) for arrays in zip(*outputs, strict=True)]
+
+    def last_logits(self, inputs: list[mx.array], cache: Batch) -> mx.array:
+        """At the tail: as a call, but only the last token's logits, [rows, vocabulary].
+
+        Where the stage `cuts`, the last layer's output is cut to its last token, so that neither the output
+        head's product over all the others is made nor, for the last alone, one pass more through all weights.
+        """
+        if self.cuts:
+            self._last = inputs[0].shape[1] - 1
+        try:
+            return self(inputs, cache)[0][:, -1, :]
+        finally:
+            self._last = None
+
+    def _cut(self, original: Call, *args: Any, **kwargs: Any) -> Any:
+        """The last layer."""
+        output = original(*args, **kwargs)
+        if self._last is None:
+            return output
+        if isinstance(output, tuple):
+            return tuple(self._token(part) for part in output)
+        return self._token(output)
+
+    def _token(self, output: Any) -> Any:
+        at = self._last
+        if at is None or not isinstance(output, mx.array) or output.ndim < 3 or output.shape[1] <= at:
+            return output
+        return output[:, at : at + 1]
 
     def _run_padded(self, inputs: list[mx.array], cache: Cache) -> list[mx.array]:
         """With as many tokens as the device has kernels for; none sees those behind it, and what is added

@@ -134,11 +134,12 @@ def test_the_tokens_record_has_room_for_what_rows_ask_and_no_more() -> None:
     assert seen == [(1, (1,)), (2, (2 + 1 + 11,)), (3, (3 + 1 + 11,)), (4, (2 + 1,))]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "cuts"), [(1, False), (2, False), (2, True)])
 def test_a_row_is_told_of_its_prompt_what_the_whole_model_says(
-    size: int, monkeypatch: pytest.MonkeyPatch
+    size: int, cuts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(epoch, "SCORED_AT_ONCE", 3)
+    monkeypatch.setattr(stages_of("llama", size)[-1], "cuts", cuts)
     lengths = {1: (20, 2), 2: (9, 1), 3: (1, 1)}
     rows = {}
     for row, (length, _) in lengths.items():

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schedules import make_steps
-from stagering import FAMILIES, combinations, expected, prompt_of, run
+from stagering import FAMILIES, combinations, expected, prompt_of, run, stages_of
 
 from sealring.node.engine import params
 from sealring.node.engine.params import RowParameters
+from sealring.node.engine.staging import Stage
+from sealring.node.engine.staging.caches import Batch
 from sealring.v1 import control_pb2 as control
 
 ALWAYS = [family for family in FAMILIES if family not in ("qwen3", "gemma3_text:8")]
@@ -33,6 +36,35 @@ def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
     answers = run(family, size, steps, rows).answers
     for row, (_, tokens) in lengths.items():
         assert answers[row][:tokens] == expected(family, tuple(rows[row][0]), tokens), row
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba2", "gpt_oss"])
+def test_a_prompt_in_one_pass_of_the_tail_goes_on_as_in_two(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on GPUs."""
+    stages = stages_of(family, 2)
+    own = Stage.__call__
+    calls: list[int] = []
+
+    def counted(self: Stage, inputs: list[mx.array], cache: Batch) -> list[mx.array]:
+        if self is stages[1]:
+            calls.append(inputs[0].shape[1])
+        return own(self, inputs, cache)
+
+    monkeypatch.setattr(Stage, "__call__", counted)
+    prompt = prompt_of(family, 1, 13)
+    passes = {}
+    for cuts in (False, True):
+        calls.clear()
+        monkeypatch.setattr(stages[1], "cuts", cuts)
+        steps = make_steps(random.Random(2), {1: (13, 4)}, 1)
+        answers = run(family, 2, steps, {1: (prompt, RowParameters())}).answers
+        assert answers[1][:4] == expected(family, tuple(prompt), 4)
+        passes[cuts] = [count for at, count in enumerate(calls) if sum(calls[:at]) < 13]
+    *before, last = passes[True]
+    assert last > 1
+    assert passes[False] == [*before, last - 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from stagering import SMALL, config_of
 from structlog.testing import capture_logs
 
 from sealring.node.engine import device
-from sealring.node.engine.staging import Stage, random_stage
+from sealring.node.engine.staging import Shard, Stage, random_model, random_stage
+from sealring.node.engine.staging.interception import intercept_call
 from sealring.node.engine.transfer import SharedLanding
-from sealring.node.engine.warm_up import TIMED_ROWS, patience, timed, warm_up
+from sealring.node.engine.warm_up import TIMED_ROWS, cuts, patience, timed, warm_up
 from sealring.v1 import control_pb2 as control
 
 Archs = dict[str, dict[str, Any]]
@@ -204,3 +205,63 @@ def test_how_long_a_gpu_may_take_follows_from_its_longest_chunk(monkeypatch: pyt
     assert patience(reads_weights, 512) == pytest.approx(20 * 0.26 * 512 / 4), "512 tokens are no 4"
     monkeypatch.setattr(device, "rows_in_turn", lambda: True)
     assert patience(slow, 512) == math.inf
+
+
+def tokens_of(count: int, drawn: int) -> list[mx.array]:
+    return [mx.random.randint(0, 64, (1, count), key=mx.random.key(drawn)).astype(mx.uint32)]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma3n", "mamba2", "deepseek_v3"])
+def test_the_last_logits_are_the_same_without_the_others(archs: Archs, name: str) -> None:
+    config = config_of(name) if name in SMALL else archs[name]
+    stage = stage_of(config)
+    assert cuts(stage)
+    assert not stage.cuts  # found, and not taken where it is found
+    whole, cut = stage.make_cache(), stage.make_cache()
+    for count in (7, 1, 12):
+        expected = stage(tokens_of(count, count), whole)[0]
+        stage.cuts = True
+        found = stage.last_logits(tokens_of(count, count), cut)
+        stage.cuts = False
+        assert mx.allclose(found, expected[:, -1, :], rtol=1e-4, atol=1e-5)
+
+
+def test_no_product_is_made_that_nobody_needs(llama: dict[str, Any]) -> None:
+    stage = stage_of(llama)
+    made: list[int] = []
+    stage.cuts = True
+    intercept_call(stage.model.model.norm, lambda own, x: made.append(x.shape[1]) or own(x))
+    stage.last_logits(tokens_of(9, 1), stage.make_cache())
+    stage(tokens_of(9, 1), stage.make_cache())
+    assert made == [1, 9]
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_where_the_other_tokens_matter_all_logits_are_made(
+    llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch, error: bool
+) -> None:
+    """Behind the layers, where a model's code may do anything."""
+    monkeypatch.setattr("sealring.node.engine.device.rows_in_turn", lambda: False)
+    stage = stage_of(llama)
+
+    def looks(own: Callable[..., mx.array], x: mx.array) -> mx.array:
+        if error and x.shape[1] == 1:
+            raise ValueError("one token")
+        return own(x) + own(x).mean(axis=1, keepdims=True)
+
+    restore = intercept_call(stage.model.model.norm, looks)
+    assert not cuts(stage)
+    restore()
+    warm_up(stage, 16)
+    assert stage.cuts
+
+
+def test_ranks_and_stages_without_logits_cut_nothing(llama: dict[str, Any]) -> None:
+    assert not cuts(stage_of(llama, 0, 1))
+    assert not cuts(Shard(random_model(llama, seed=3), 1, 2, "llama"))
+
+
+def test_a_cpu_makes_one_pass_more(llama: dict[str, Any]) -> None:
+    stage = stage_of(llama)
+    warm_up(stage, 16)
+    assert not stage.cuts
