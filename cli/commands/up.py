@@ -33,7 +33,13 @@ Address = Annotated[
 Name = Annotated[str | None, typer.Option(help="what people call this node [default: the host's name]")]
 Models = Annotated[
     list[Path] | None,
-    typer.Option("--models", metavar="DIR", help="a folder with one model folder each inside; repeatable"),
+    typer.Option(
+        "--models",
+        metavar="DIR",
+        exists=True,
+        file_okay=False,
+        help="a folder with one model folder each inside; repeatable",
+    ),
 ]
 Downloads = Annotated[
     bool | None,

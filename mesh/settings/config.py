@@ -61,6 +61,7 @@ def load(
     )
     for source in sources:
         for name, (value, where) in source.items():
+            _check_path(model, section, name, value, where)
             values[name] = value
             origin[name] = where
     try:
@@ -179,6 +180,23 @@ def _expand(model: type[BaseModel], name: str, value: Any) -> Any:
     if isinstance(value, list):
         return [Path(one).expanduser() if isinstance(one, str) and one[:2] == "~/" else one for one in value]
     return value
+
+
+def _check_path(model: type[BaseModel], section: str, name: str, value: Any, where: str) -> None:
+    """An empty path would be the working folder: mostly it is a variable that nobody has set.
+
+    Raises ConfigError (BAD_SETTING).
+    """
+    field = model.model_fields.get(name)
+    if field is None or Path not in kinds_of(field.annotation):
+        return
+    if "" in (value if isinstance(value, list) else [value]):
+        raise ConfigError(
+            f"setting {name!r} of section [{section}], from {where}, is refused: it is empty",
+            hint="name a place, or leave it out",
+            reason="BAD_SETTING",
+            param=name,
+        )
 
 
 def kinds_of(annotation: Any) -> set[Any]:

@@ -157,7 +157,7 @@ def read_config(path: Path) -> dict[str, Any]:
     check_folder(path)
     if not file.is_file():
         raise ModelError(
-            f"{path.name} has no config.json",
+            f"{path.name or path} has no config.json",
             reason="CONFIG_MISSING",
             hint="a model folder holds config.json, safetensors files and a tokenizer",
         )
@@ -169,7 +169,7 @@ def read_config(path: Path) -> dict[str, Any]:
             raise ValueError
     except (ValueError, RecursionError) as error:
         raise ModelError(
-            f"config.json of {path.name} is not a JSON object of at most {_CONFIG_LIMIT >> 20} MiB",
+            f"config.json of {path.name or path} is not a JSON object of at most {_CONFIG_LIMIT >> 20} MiB",
             reason="BAD_MODEL_CONFIG",
             hint=_REDOWNLOAD,
         ) from error

@@ -162,6 +162,8 @@ def test_debug_shows_the_trace(sealring: Any) -> None:
         (["model", "check", "/nowhere"], 7),
         (["model", "profile", "/nowhere"], 7),
         (["up", "--address", "10.255.255.1"], 2),
+        (["up", "--models", "/nowhere"], 2),
+        (["coordinator", "init", "--state-dir", ""], 7),
         (["up", "--name", "No Name", "--address", "127.0.0.1"], 7),
         (["join"], 2),
         (["join", "sr2.typo"], 2),
@@ -278,3 +280,8 @@ def test_every_error_has_a_documented_status(kind: type[SealringError]) -> None:
     status = exit_codes.exit_code(kind("x"))
     assert f"| {status} |" in (exit_codes.__doc__ or "")
     assert kind.code in exit_codes.BY_CODE
+
+
+def test_the_working_folder_has_a_name_in_errors(here: Any) -> None:
+    done = here("model", "check", ".")
+    assert "error: . has no config.json" in done.err

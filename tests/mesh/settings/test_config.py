@@ -74,6 +74,21 @@ def test_environment_lists_are_commas_or_json() -> None:
         read(SEALRING_NODE_NAMES="[")
 
 
+def test_an_empty_path_is_not_the_working_folder(file: Path) -> None:
+    file.write_text('[node]\nstate = ""\n')
+    for given in (
+        lambda: read(file),
+        lambda: read(SEALRING_NODE_STATE=""),
+        lambda: load(Shape, "node", flags={"state": ""}, environment={}),
+    ):
+        with pytest.raises(ConfigError, match=r"'state' of section .* is refused: it is empty") as caught:
+            given()
+        assert caught.value.reason == "BAD_SETTING"
+    with pytest.raises(ConfigError, match="'folders'"):
+        load(Shape, "node", flags={"folders": ["/a", ""]}, environment={})
+    assert read(SEALRING_NODE_NAMES="").settings.names == ()
+
+
 def test_home_is_expanded_where_no_shell_does(file: Path) -> None:
     file.write_text('[node]\nfolders = ["~/models"]\n')
     loaded = read(file, SEALRING_NODE_STATE="~/state", SEALRING_NODE_LISTEN="~/x:1")
