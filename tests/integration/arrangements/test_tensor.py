@@ -12,7 +12,7 @@ from .test_exact import QUESTIONS, ROWS, checked, dialogue, rows_come_and_go
 
 pytestmark = CLUSTER
 TENSOR = {"strategy": "tensor", "clear_links": True, "stages": 2, "prefill_chunk": 64}
-SHORT = [(contents, min(tokens, 12), delay) for contents, tokens, delay in (*ROWS[1:4], ROWS[-1])]
+SHORT = [(contents, min(tokens, 8), delay) for contents, tokens, delay in (*ROWS[1:4], ROWS[-1])]
 """A rank that waits for the other in MLX's ring backend keeps a processor busy, so few tokens do."""
 
 
