@@ -30,7 +30,7 @@ from sealring.v1 import (
     trace_pb2,
 )
 
-GIVEN_UP = {6: {("Change", 10), ("Hello", 7), ("Hello", 8), ("Hello", 9)}}
+GIVEN_UP = {6: {("Change", 10), ("Hello", 7), ("Hello", 8), ("Hello", 9), ("StepDone", 4)}}
 """By protocol, the fields that messages between machines have lost until then."""
 
 
