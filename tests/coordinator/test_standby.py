@@ -141,3 +141,26 @@ async def test_a_standby_is_none_of_a_coordinator_until_it_is_promoted(
         await serving
     assert (standby.state_dir / "coordinator.db").read_bytes() == known
     assert ClusterKeys.load(standby, now=wall_clock()).root.cluster == "test"
+
+
+def test_a_copy_is_written_with_its_modes_and_only_what_has_changed(tmp_path: Path) -> None:
+    follower: Any = follow.Follower.__new__(follow.Follower)
+    follower._folder = tmp_path
+    (tmp_path / "operator").mkdir()
+    copy = admin_pb2.StateCopy(
+        root_metadata=b"root", authority=b"ca", operator_certificate=b"operator", database=b"data"
+    )
+    modes = {"root.dsse": 0o644, "ca.pem": 0o644, follow.OPERATOR_CERTIFICATE: 0o600}
+    for name in modes:
+        (tmp_path / name).write_bytes(b"old")
+        (tmp_path / name).chmod(0o640)
+    (tmp_path / "ca.pem").write_bytes(b"ca")
+    follower._write(copy)
+    assert [(tmp_path / name).read_bytes() for name in modes] == [b"root", b"ca", b"operator"]
+    assert (tmp_path / "coordinator.db").read_bytes() == b"data"
+    found = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in modes}
+    assert found == {**modes, "ca.pem": 0o640}, "which nobody has written anew"
+    (tmp_path / "root.dsse").unlink()
+    with pytest.raises(ConfigError) as caught:
+        follower._write(copy)
+    assert caught.value.reason == "STATE_UNWRITABLE"

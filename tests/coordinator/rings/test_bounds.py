@@ -91,6 +91,33 @@ def test_a_fault_is_cut_and_is_its_members_own_or_anothers(
     assert machine.told == [("fault", ("a", 4, reason, 7.0), {"root": root})]
 
 
+@pytest.mark.parametrize(
+    ("backend", "or_pipeline", "epochs", "falls"),
+    [
+        ("ring", True, (3, 4), True),
+        ("ring", True, (4, 4), False),
+        ("ring", True, (2, 3), False),
+        ("ring", True, (4, 5), False),
+        ("ring", False, (3, 4), False),
+        ("", True, (3, 4), False),
+    ],
+)
+def test_a_ring_falls_back_when_its_group_did_not_come_up_twice(
+    backend: str, or_pipeline: bool, epochs: tuple[int, ...], falls: bool
+) -> None:
+    """Since it served in epoch 2, in epochs that there were; it is in its fourth."""
+    made, told = rings(r=Machine()), []
+    running = made._running["r"]
+    running.backend, running.served, running.groupless = backend, 2, set()
+    running.spec = SimpleNamespace(or_pipeline=or_pipeline, name="demo")
+    made.on_no_group = lambda *said: told.append(said)
+    problem = membership_pb2.Problem(reason="NO_GROUP", message="no RDMA")
+    for epoch in epochs:
+        made.faulted("a", membership_pb2.EpochFault(ring="r", epoch=epoch, problem=problem))
+    assert told == ([("demo", "r", "node-a: no RDMA")] if falls else [])
+    assert running.groupless == (set() if falls else {epoch for epoch in epochs if 2 < epoch <= 4})
+
+
 def test_a_ring_is_named_unless_it_is_the_only_one() -> None:
     made = rings(r=Machine())
     assert made.serving("") is made.serving("r") is made._running["r"]
@@ -101,6 +128,8 @@ def test_a_ring_is_named_unless_it_is_the_only_one() -> None:
     assert repr("x" * 64) in caught.value.message
     with pytest.raises(NotFound, match="there is no ring"):
         rings().serving("")
+    with pytest.raises(InvalidInput):
+        rings(a=Machine(), b=Machine()).serving("")
     many = rings(**{f"r{number}": Machine() for number in range(9)})
     assert many.serving("r3")
     with pytest.raises(InvalidInput) as which:

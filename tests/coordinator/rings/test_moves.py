@@ -351,3 +351,53 @@ def test_a_ring_grows_when_it_was_quiet_for_long_and_there_are_nodes() -> None:
     assert scene.look(33, 62.9) == 0
     assert scene.look(63, 64) == 1
     assert Scene(stages=2).look(0, 31) == 0
+
+
+def moves(**parts: Any) -> Any:
+    made: Any = Moves.__new__(Moves)
+    for name, part in {"_tasks": set(), "_drains": {}, **parts}.items():
+        setattr(made, name, part)
+    return made
+
+
+async def test_a_drain_that_a_stop_interrupts_is_not_over() -> None:
+    """The next run of the coordinator resumes it."""
+    over: list[str] = []
+    moving = asyncio.Event()
+
+    async def move(*_: Any) -> None:
+        moving.set()
+        await asyncio.Event().wait()
+
+    made = moves(
+        _rings=SimpleNamespace(keep_serving=lambda *_: None),
+        _clock=lambda: 0.0,
+        _idle=lambda member: True,
+        _rings_of=lambda member: [("demo", "demo-0")],
+        _move=move,
+        _over=over.append,
+    )
+    made._begin_drain("a", 600.0)
+    async with asyncio.timeout(200):
+        await moving.wait()
+    await made.close()
+    assert (over, made._tasks) == ([], set())
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+@pytest.mark.parametrize("split", [[], [4, 5]])
+def test_a_ring_is_planned_anew_as_it_was_asked_for(pipeline: bool, split: list[int]) -> None:
+    """With what clients were promised, and as a pipeline where it has become one."""
+    asked = admin_pb2.DeploymentSpec(
+        name="demo", strategy="tensor", backend="ring", clear_links=True, or_pipeline=True
+    )
+    asked.replicas, asked.members[:], asked.split[:] = 2, ["a", "b"], split
+    plan = admin_pb2.DeploymentPlan(spec={"context": 512, "max_rows": 8})
+    deployment: Any = SimpleNamespace(asked=asked, plan=plan)
+    made = moves(_survey=SimpleNamespace(check=lambda spec: spec))
+    spec = made._spec(deployment, ["c", "d"], pipeline=pipeline)
+    assert (spec.strategy, spec.backend) == (("pipeline", "") if pipeline else ("tensor", "ring"))
+    assert spec.clear_links == spec.or_pipeline == (not pipeline)
+    assert (spec.replicas, spec.context, spec.max_rows) == (1, 512, 8)
+    assert list(spec.members) == (["c", "d"] if split else ["a", "b"])
+    assert (asked.strategy, asked.replicas) == ("tensor", 2), "which itself stays as it was"

@@ -162,6 +162,7 @@ async def test_software_that_changes_while_it_runs_is_trusted_no_more(cluster: C
     await deploy(cluster, stages=1)
     await ring_state(cluster, SERVING)
     for manifest in (OTHER, bytes(32)):
+        cluster.coordinator.challenges._failures[node.id] = 2  # it was silent before
         node.said = {"manifest_hash": manifest}
         await challenge(cluster, node)
         await eventually(lambda: not cluster.coordinator.challenges._open)

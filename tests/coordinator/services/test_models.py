@@ -12,7 +12,7 @@ from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.clock import monotonic_clock
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput, SealringError, Unavailable
 from sealring.mesh.rpc.problem import to_problem
-from sealring.v1.membership_pb2 import HeldModel, ModelChanged
+from sealring.v1.membership_pb2 import ChangeModel, HeldModel, ModelChanged
 
 
 def online() -> tuple[Sessions, NodeSession]:
@@ -29,6 +29,8 @@ async def test_a_node_is_told_and_its_refusal_passed_on() -> None:
     for number, answer in enumerate((ModelChanged(), ModelChanged(problem=problem)), 1):
         asking = asyncio.create_task(models.change("alpha", "org/model", remove=False))
         await asyncio.sleep(0)
+        asked = ChangeModel(id=number, model="org/model", remove=False, to_plan=False)
+        assert (await anext(session.outbox.messages())).change_model == asked
         models.answered(session, ModelChanged(id=number, problem=answer.problem if number > 1 else None))
         if number == 1:
             await asking
