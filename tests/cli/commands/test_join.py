@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -102,3 +103,141 @@ async def test_what_a_node_serves_is_said_when_it_changes(
     with pytest.raises(Begun):
         await join._watch(machine)
     assert capsys.readouterr().err.splitlines() == ["serves demo", "lost the coordinator"]
+
+
+class Mac:
+    """launchd, the account and the service that are to be; it notes what is done, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, state: Path) -> None:
+        self.did: list[Any] = []
+        self.loaded = self.enrolled = False
+        self.error: BaseException | None = None
+        did, mac = self.did, self
+
+        class Installation:
+            def __init__(self, control: Any, made: Any, prefix: Path, *, chosen: Any) -> None:
+                did.append(("service", made.user, chosen))
+
+            def run(self, say: Any, *, start: bool, dry_run: bool) -> None:
+                did.append(("run", start, dry_run))
+
+        def enrol_as(user: str | None, root: Path, said: Any, wishes: Any, token: str) -> Any:
+            did.append(("enrol", user, root, token))
+            if mac.error is not None:
+                raise mac.error
+            return JOINED
+
+        def note(name: str) -> Any:
+            return lambda *of: did.append((name, of[0]))
+
+        control = SimpleNamespace(
+            status=lambda label: SimpleNamespace(loaded=mac.loaded),
+            bootout=note("bootout"),
+            bootstrap=lambda *of: did.append(("bootstrap", *of)),
+        )
+        for name, stand_in in (
+            ("sealring.cli.commands.service.program", lambda: "/bin/sealring"),
+            ("sealring.cli.service.install.Installation", Installation),
+            ("sealring.cli.service.install.account_id", lambda user, prefix: 501 if user == "me" else None),
+            ("sealring.cli.service.launchctl.Launchctl", lambda: control),
+            (
+                "sealring.cli.service.places.make_places",
+                lambda made, prefix, owner: did.append(("places", owner)),
+            ),
+            ("sealring.cli.service.places.require_of_root", note("of root")),
+            ("sealring.cli.setup.enrol.enrol_as", enrol_as),
+            ("sealring.mesh.member.state.is_enrolled", lambda folder: mac.enrolled),
+        ):
+            monkeypatch.setattr(name, stand_in)
+        self.state = state
+
+
+@pytest.fixture
+def mac(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mac:
+    return Mac(monkeypatch, tmp_path / "usr/local/var/sealring")
+
+
+def serve(here: Any, prefix: Path, *more: str) -> Any:
+    return here("join", *more, "--service", "--prefix", str(prefix))
+
+
+LABEL = "org.sealring.node"
+
+
+@pytest.mark.parametrize(("user", "owner"), [("me", 501), ("_sealring", None)])
+def test_a_service_joins_as_the_account_that_it_runs_as(
+    here: Any, mac: Mac, tmp_path: Path, user: str, owner: int | None
+) -> None:
+    done = serve(here, tmp_path, "sr1.secret", "--user", user, "--json")
+    assert done.status == 0, done.err
+    assert mac.did == [
+        ("bootout", LABEL),
+        ("places", owner),
+        ("enrol", user if owner else None, mac.state, "sr1.secret"),
+        ("service", user, JOINED["settings"]),
+        ("run", True, False),
+    ]
+    assert done.data["member_id"] == "m"
+
+
+def test_a_service_that_has_joined_is_installed_as_it_is(here: Any, mac: Mac, tmp_path: Path) -> None:
+    mac.enrolled = True
+    assert serve(here, tmp_path).status == 0
+    assert mac.did == [("service", "_sealring", None), ("run", True, False)]
+    mac.did.clear()
+    assert serve(here, tmp_path, "--dry-run").status == 0
+    assert mac.did[-1] == ("run", True, True)
+
+
+def test_a_dry_run_joins_nothing(here: Any, mac: Mac, tmp_path: Path) -> None:
+    done = serve(here, tmp_path, "sr1.secret", "--dry-run")
+    assert done.err == f"would join as the account _sealring, with the state in {mac.state / 'node'}\n"
+    assert mac.did == []
+    assert serve(here, tmp_path).status == 2, "there is no token"
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_service_that_ran_before_goes_on_where_joining_fails(
+    here: Any, mac: Mac, tmp_path: Path, home: Path, loaded: bool
+) -> None:
+    mac.loaded, mac.error = loaded, PermissionError(13, "denied", "/var/x")
+    (home / "s.toml").write_text('[node]\nenclave_helper = "/usr/local/bin/helper"\n')
+    done = here("--config", "s.toml", "join", "sr1.x", "--service", "--prefix", str(tmp_path))
+    assert (done.status, "cannot write or read /var/x" in done.err) == (6, True)
+    assert mac.did[0] == ("of root", Path("/usr/local/bin/helper"))
+    plist = tmp_path / f"Library/LaunchDaemons/{LABEL}.plist"
+    assert mac.did[4:] == ([("bootstrap", LABEL, plist)] if loaded else [])
+
+
+def test_who_has_joined_runs_and_is_told_where_the_log_is(
+    here: Any, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    did: list[Any] = []
+
+    class Machine:
+        logs = {"node": home / "node.log"}
+
+        async def start(self) -> None:
+            did.append("start")
+
+    def choose(root: Path, said: Any, wishes: Any, coordinators: Any, *, joined: bool) -> Any:
+        did.append((coordinators, joined))
+        return SimpleNamespace(said=["address 10.0.0.2"], settings={"node": {}})
+
+    def run_cluster(make: Any, work: Any, *, what: str, meanwhile: Any) -> None:
+        did.append((what, meanwhile))
+        shown = SimpleNamespace(close=lambda: did.append("close"))
+        asyncio.run(work(make(print), shown))
+
+    monkeypatch.setattr("sealring.mesh.member.state.is_enrolled", lambda folder: True)
+    monkeypatch.setattr(
+        "sealring.mesh.member.state.load_machine_state", lambda folder: SimpleNamespace(coordinator="h:1")
+    )
+    monkeypatch.setattr("sealring.cli.setup.choices.choose_other", choose)
+    monkeypatch.setattr("sealring.cli.local.machines.OtherMachine", lambda root, settings, say: Machine())
+    monkeypatch.setattr("sealring.cli.local.foreground.run_cluster", run_cluster)
+    done = here("join")
+    assert did == [(["h:1"], True), ("starting the node", join._watch), "start", "close"]
+    log = f"the node runs until Ctrl-C; its log: {home / 'node.log'}\n"
+    assert done.err == f"address 10.0.0.2\n{log}"
+    assert here("join", "--begun").err == log, "what was chosen has just been told"

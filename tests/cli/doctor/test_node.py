@@ -143,6 +143,20 @@ def test_peers(enrolled: View, errors: list[str], platform: str, identifier: str
         assert found[identifier].command == "sudo sealring service install node"
 
 
+def test_what_peers_are_there_and_were_tried(enrolled: View) -> None:
+    def told(**known: Any) -> list[str]:
+        found = reach.check(mac(), replace(enrolled, **known))
+        return [one.what for one in found if one.id == "reach.peers"]
+
+    three = tuple(Connection(member="x", address=f"10.0.0.{one}:1") for one in range(3))
+    assert told(connections=()) == ["the roster has no other member to reach"]
+    assert told(connections=three) == ["the daemon reaches all 3 addresses of its peers"]
+    assert told(connections=three, left_out=2)[0] == "2 addresses of peers were not tried"
+    many = tuple(Connection(member="x", address=f"h:{one}", error="TIMEOUT") for one in range(9))
+    shown = ", ".join(f"h:{one} TIMEOUT" for one in range(8))
+    assert told(connections=many) == [f"the daemon does not reach 9 of 9 addresses of its peers: {shown}"]
+
+
 def test_loopback_is_exempt_from_local_network_access(enrolled: View) -> None:
     view = replace(
         enrolled,
@@ -221,6 +235,12 @@ def test_root_metadata(enrolled: View, left: int, severity: Severity, authority_
 )
 def test_clock(enrolled: View, now: float, severity: Severity) -> None:
     assert by_id(clocks.check(FakeSystem(now=now), enrolled))["clock.offset"].severity is severity
+
+
+@pytest.mark.parametrize(("floor", "below"), [(0, False), (20, False), (21, True)])
+def test_trust_at_the_floor_is_enough(enrolled: View, floor: int, below: bool) -> None:
+    known = roster(member("me", "10.0.0.1:7710", trust=20), trust_floor=floor)
+    assert ("trust.floor" in by_id(trust.check(mac(), replace(enrolled, roster=known)))) == below
 
 
 def test_trust_below_its_level_or_the_floor(enrolled: View) -> None:

@@ -50,6 +50,10 @@ def test_another_one_on_the_path_is_not_meant(script: Path, monkeypatch: pytest.
     assert own_command() != "sealring"
 
 
-def test_without_a_script_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/somewhere/cli/__main__.py"])
-    assert shlex.split(own_command()) == [sys.executable, "-P", "-m", "sealring.cli"]
+def test_without_a_script_python_is_named(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = script.with_name("pytest")
+    shutil.copy(script, other)
+    script.chmod(0o644)
+    for argument in ("/somewhere/cli/__main__.py", str(other), str(script), str(script.with_name("none"))):
+        monkeypatch.setattr(sys, "argv", [argument])
+        assert shlex.split(own_command()) == [sys.executable, "-P", "-m", "sealring.cli"]

@@ -262,3 +262,26 @@ async def test_a_key_that_is_too_long_or_beside_a_sealed_prompt_is_refused(key: 
     assert (told.reason, told.metadata["param"]) == ("BAD_PROMPT_CACHE_KEY", "prompt_cache_key")
     assert key not in told.message
     assert rings.requests == []
+
+
+async def test_the_time_to_the_first_token_is_told_once_and_not_by_the_start() -> None:
+    metrics, rings = Metrics(), SlowRing()
+    told = asyncio.create_task(ask(RingBackend(rings, metrics), model="model"))  # type: ignore[arg-type]
+    await until(lambda: rings.answers)
+    (answer,) = rings.answers
+    labels = {"model_name": "model", "segment": "parse"}
+
+    def counted() -> float | None:
+        return metrics.registry.get_sample_value("sealring_request_segment_seconds_count", labels)
+
+    answer.started(inference.Started())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (counted(), answer.timings.first) == (None, 0.0)
+    for text in "ab":
+        answer.delta(text, b"", 1)
+        await until(lambda: counted() is not None)
+    answer.finished(inference.Finished())
+    assert next(event.WhichOneof("event") for event in await told) == "started"
+    assert counted() == 1
+    assert answer.timings.first > answer.timings.parsed > 0

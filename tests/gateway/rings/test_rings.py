@@ -12,6 +12,8 @@ from sealring.gateway.inference.answer import Answer
 from sealring.gateway.inference.timings import Timings
 from sealring.gateway.metrics import Metrics
 from sealring.gateway.rings import rings as module
+from sealring.gateway.rings.guests import Refused
+from sealring.gateway.rings.ring import Ring
 from sealring.gateway.rings.rings import SAMPLE, Rings
 from sealring.gateway.scheduler import Request
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
@@ -537,3 +539,16 @@ def test_what_was_sealed_for_a_lost_ring_fails(monkeypatch: pytest.MonkeyPatch) 
     assert answer._error is not None
     assert answer._error.reason == "RING_DOWN"
     assert made[1].requests == []
+
+
+def test_what_one_ring_refuses_a_guest_all_rings_of_the_gateway_refuse() -> None:
+    """It may bring its prompt to another of them."""
+    shared = Refused()
+    rings = [
+        Ring(
+            name, "model", identity=None, queue_limit=9, metrics=Metrics(),  # type: ignore[arg-type]
+            on_lost=lambda lost: None, refused=refused,
+        )
+        for name, refused in (("ring-0", shared), ("ring-1", shared), ("ring-2", None))
+    ]  # fmt: skip
+    assert [ring._refused is shared for ring in rings] == [True, True, False]
