@@ -635,3 +635,24 @@ def test_a_chunk_that_cannot_be_says_why(chunk: dict[str, int], why: str) -> Non
         return
     with pytest.raises(InvalidInput, match=why):
         composition.apply(step)
+
+
+def test_members_that_put_rows_elsewhere_have_other_digests() -> None:
+    places: list[list[tuple[int, int]]] = [
+        [],
+        [(1, 0)],
+        [(1, 0), (2, 0)],
+        [(2, 0), (1, 0)],
+        [(1, 0), (2, 1)],
+        [(1, 1), (2, 0)],
+        [(1, 2), (2, 3)],
+    ]
+    digests = set()
+    for admitted in places:
+        composition = make()
+        step = control.Step(number=1)
+        for row in (1, 2):
+            step.prefill.chunks.add(row=row, start=0, end=4, prompt_tokens=4)
+        composition.apply(step)
+        digests.add(composition.apply(changed(2, *(admit(row, lane) for row, lane in admitted))).digest)
+    assert len(digests) == len(places)

@@ -238,3 +238,20 @@ async def test_an_engine_that_ends_between_load_and_epoch_is_told_as_one(reaped:
             engine._handoff = ours
         await engine.open_epoch(engine_pb2.OpenEngineEpoch(epoch=1), (ours.fileno(),), None)  # type: ignore[arg-type]
     assert raised.value.reason == "CHILD_ENDED"
+
+
+async def test_what_goes_on_for_nobody_is_forgotten_when_it_ends(keeper: EngineKeeper) -> None:
+    go = asyncio.Event()
+
+    async def work() -> str:
+        await go.wait()
+        return "done"
+
+    waiting = asyncio.create_task(keeper.shielded(work()))
+    await asyncio.sleep(0)
+    (under_way,) = keeper._tasks
+    waiting.cancel()
+    go.set()
+    assert await under_way == "done"
+    await asyncio.sleep(0)
+    assert keeper._tasks == set()

@@ -3,6 +3,8 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -128,6 +130,19 @@ async def test_stop_survives_cancellation(family: Family, monkeypatch: pytest.Mo
     await asyncio.sleep(0)
     first.cancel()
     assert await child.stop() == -signal.SIGKILL
+
+
+async def test_whoever_stops_watching_or_begins_anew_leaves_nothing_running() -> None:
+    child: Any = SimpleNamespace(ended=False, pid=os.getpid(), last_heard=0.0, send=lambda frame: None)
+    liveness = Liveness(child, lambda number: b"", lambda: None)
+    begun: list[asyncio.Task[None]] = []
+    for begin in (lambda: liveness.watch(interval=1000.0, deadline=1000.0), liveness.look, liveness.stop):
+        begin()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert all(task.cancelled() for task in begun)
+        begun = list(liveness._tasks)
+    assert begun == []
 
 
 async def test_a_frozen_child_is_found(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
