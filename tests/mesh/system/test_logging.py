@@ -360,3 +360,15 @@ def test_a_terminal_gets_lines_for_people() -> None:
     structlog.get_logger().info("ring up", epoch=3)
     assert "ring up" in stream.getvalue()
     assert not stream.getvalue().startswith("{")
+
+
+def test_a_file_gets_json_though_somebody_watches(tmp_path: Path) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    configure("node", stream=stream, file=tmp_path / "node.log")
+    structlog.get_logger().info("ring up", epoch=3)
+    assert json.loads((tmp_path / "node.log").read_text())["epoch"] == 3
+    assert stream.getvalue() == ""
