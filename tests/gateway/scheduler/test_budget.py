@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulatedring import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
 
 from bench.summaries import percentile
-from sealring.gateway.scheduler.budget import MANY, Load, PrefillBudget
+from sealring.gateway.scheduler.budget import MANY, Cut, Load, PrefillBudget
 from sealring.gateway.scheduler.costs import StepCosts
 
 GPU = Costs(step_ms=11.4, row_ms=0.1, prefill_ms=12.0, token_us=24.0, link_ms=1.0)
@@ -133,3 +133,95 @@ def test_lanes_are_parts_of_a_round() -> None:
     thirds = [7 + step / 3 for step in range(9)]
     counts = [len(list(iter(lambda rounds=rounds: budget.take(rounds, load), 0))) for rounds in thirds]
     assert counts == [MANY, 0, 0] * 3
+
+
+COSTS = StepCosts(rows=((1, 0.01), (16, 0.02)), tokens=((1, 0.01), (64, 0.02), (256, 0.08)))
+
+
+def test_chunks_have_lengths_that_were_timed_or_any_where_rows_go_in_turn() -> None:
+    assert PrefillBudget(COSTS, 100, 1)._sizes == [1, 64, 100]
+    assert PrefillBudget(COSTS, 64, 1)._sizes == [1, 64]
+    fine = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192]
+    assert PrefillBudget(COSTS, 200, 1, True)._sizes == [*fine, 200]
+    assert PrefillBudget(COSTS, 9999, 1, True)._sizes[-4:] == [3072, 4096, 6144, 9999]
+
+
+def test_ways_to_cut_prompts_and_how_long_each_takes_alone() -> None:
+    budget = PrefillBudget(COSTS, 256, 3)
+    third = pytest.approx(0.02 + 0.06 * 36 / 192)
+    assert budget._cuts(2, 100) == [(1, 200, 0.01), (64, 4, 0.02), (256, 2, third)]
+    assert [cut.size for cut in budget._cuts(1, 64)] == [1, 64]
+    assert [cut.steps for cut in budget._cuts(3, 65)] == [195, 6, 3]
+    assert budget._alone(Cut(64, 4, 2.0)) == 12.0
+    assert budget._alone(Cut(64, 4, 2.0), 0.5) == 9.0
+    flat = PrefillBudget(StepCosts(tokens=((1, 0.01), (64, 0.01), (256, 0.01))), 256, 1)
+    assert flat.alone(1, 64) == 64
+    assert flat.alone(1, 1000) == 256
+    same = PrefillBudget(StepCosts(tokens=((1, 0.01), (2, 0.02), (4, 0.04))), 4, 1)
+    assert same.alone(1, 4) == 4, "of those that take as long the one of fewest steps"
+    # two prompts of 64 tokens in 3 stages: (1 + 2.5) * 0.02, and (64 + 2.5) * 0.01 in steps of one token
+    assert budget.alone(2, 64) == 64
+
+
+def test_what_rounds_take_corrects_the_table_a_little_each() -> None:
+    budget = PrefillBudget(COSTS, 256, 2)
+    assert budget._round(2, 2) == pytest.approx(0.02)
+    assert budget._round(2, 1) == pytest.approx(2 * COSTS.decode(2))
+    assert budget._round(9, 3) == pytest.approx(3 * COSTS.decode(3))
+    budget.measure(0.04, 0, 0.0, 2, 2)
+    assert budget._decodes == pytest.approx(1.1)
+    budget.measure(1e9, 0, 0.0, 2, 2)
+    assert budget._decodes == pytest.approx(1.1 + 0.1 * (10 - 1.1)), "one slow moment is ten times at most"
+    for _ in range(99):
+        budget.measure(0.0, 0, 0.0, 2, 2)
+    assert budget._decodes == 0.1
+    assert budget._chunks == 1.0
+    budget = PrefillBudget(COSTS, 256, 2)
+    budget.measure(0.10, 2, 0.04, 2, 2)  # 0.08 s more instead of 0.04
+    assert (budget._chunks, budget._decodes) == (pytest.approx(1.1), 1.0)
+    assert budget._cuts(1, 1) == [(1, 1, pytest.approx(0.011))]
+    for _ in range(9):
+        budget.measure(0.0, 2, 0.04, 2, 2)
+    assert budget._chunks == 1.0, "what idle stages hide is not counted on"
+
+
+def test_a_chunk_that_takes_longer_than_a_decode_step_holds_up_every_stage() -> None:
+    budget = PrefillBudget(COSTS, 256, 5)
+    assert budget._with(0.05, 1, 1, 1.0) == pytest.approx(4 * 1.0 + 0.01)
+    assert budget._with(0.05, 1, 8, 1.0) == pytest.approx(8.05)
+    assert budget._with(0.06, 6, 1, 0.02) == pytest.approx(4 * 0.02 + 0.01)
+    assert budget._with(0.06, 6, 2, 0.001) == pytest.approx(0.062)
+
+
+def test_a_round_has_its_steps_and_the_next_begins_where_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, load = PrefillBudget(COSTS, 256, 1), Load(1, 1, 1, 9)
+    monkeypatch.setattr(budget, "_best", lambda load: (7, 2))
+
+    def taken(rounds: float) -> list[int]:
+        return [budget.take(rounds, load) for _ in range(3)]
+
+    assert taken(0.0) == [7, 7, 0]
+    assert taken(0.9) == [0, 0, 0]
+    assert taken(1 - 1e-7) == [7, 7, 0], "it is summed up from parts"
+    assert taken(1.5) == [0, 0, 0]
+    assert taken(2.9) == [7, 7, 0]
+    assert taken(2.99) == [0, 0, 0], "it was late, and the next is not"
+    assert taken(3.0) == [7, 7, 0]
+    assert taken(9.5) == [7, 7, 0]
+    assert taken(10.4) == [0, 0, 0], "nothing is made up for"
+    assert taken(10.5) == [7, 7, 0]
+
+
+def test_a_crowd_is_so_many_prompts_for_each_row_that_runs() -> None:
+    budget = PrefillBudget(StepCosts(rows=((1, 0.01),), tokens=((1, 0.01), (256, 0.05))), 256, 1)
+
+    def steps(rows: int, prompts: int, waiting: int) -> int:
+        size, steps = budget._best(Load(rows, 1, prompts, 4096, waiting))
+        assert size == 256
+        return steps
+
+    quiet = steps(1, 1, 0)
+    changes = [next(n for n in range(99) if steps(rows, 1, n) > quiet) for rows in (1, 2, 3, 4, 5)]
+    assert changes == [4, 7, 10, 14, 17], "ten thirds for each row"
+    assert steps(1, 1, 30) == MANY
+    assert steps(1, 9, 22) == steps(1, 30, 1) == MANY, "it is all one whether they have begun"
