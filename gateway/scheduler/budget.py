@@ -38,17 +38,6 @@ _WEIGHT, _FURTHEST = 0.1, 10.0  # of one round in a mean, and times that it may 
 _WHOLE = 1e-6  # of a round, summed up from its lanes' parts
 
 
-class Load(NamedTuple):
-    """What runs and waits: `rows` in so many `lanes`; `prompts` of so many `tokens` each, in the mean; and
-    requests that are `waiting` behind these."""
-
-    rows: int
-    lanes: int
-    prompts: int
-    tokens: int
-    waiting: int = 0
-
-
 class Cut(NamedTuple):
     """A way to cut what waits: tokens of a chunk, chunks of all prompts, seconds of each in a stage."""
 
@@ -93,26 +82,30 @@ class PrefillBudget:
         cuts = reversed(self._cuts(prompts, tokens))
         return min(cuts, key=lambda cut: self._alone(cut, part)).size
 
-    def take(self, rounds: float, load: Load) -> int:
-        """Tokens of the prefill step that is announced now; 0: none is. `rounds` were so far."""
+    def take(self, rounds: float, rows: int, lanes: int, prompts: int, tokens: int, waiting: int) -> int:
+        """Tokens of the prefill step that is announced now; 0: none is.
+
+        `rounds` were so far. So many rows run in so many lanes, beside so many prompts of so many tokens
+        each, in the mean, and so many requests wait behind these.
+        """
         if rounds >= self._ends - _WHOLE:
             self._ends = 1 + (self._ends if rounds - self._ends < 1 else rounds)
-            self._size, self._left = self._best(load)
+            self._size, self._left = self._best(rows, lanes, prompts, tokens, waiting)
         if not self._left:
             return 0
         self._left -= 1
         return self._size
 
-    def _best(self, load: Load) -> tuple[int, int]:
+    def _best(self, rows: int, lanes: int, prompts: int, tokens: int, waiting: int) -> tuple[int, int]:
         """Tokens of a chunk, and steps in a round."""
-        cuts = self._cuts(load.prompts, load.tokens)
-        own = self._round(load.rows, load.lanes)
-        crowd = max(1.0, CROWD * (load.prompts + load.waiting - 1) / load.rows)
+        cuts = self._cuts(prompts, tokens)
+        own = self._round(rows, lanes)
+        crowd = max(1.0, CROWD * (prompts + waiting - 1) / rows)
         alone = min(self._alone(cut) for cut in cuts) / crowd
 
         def miss(plan: tuple[Cut, int]) -> float:
             cut, steps = plan
-            longer = self._with(own, load.lanes, steps, cut.seconds)
+            longer = self._with(own, lanes, steps, cut.seconds)
             return max(longer / own / MOST, ceil(cut.steps / steps) * longer / alone / PROMPT)
 
         steps = [1 << power for power in range(MANY.bit_length())]

@@ -88,8 +88,7 @@ class Lane:
         row.last_lane_step += limit - row.limit
         row.limit = limit
 
-    def count_step(self) -> list[Row]:
-        """Counts an announced decode; returns the rows whose last allowed token it samples."""
+    def count_step(self) -> None:
+        """Counts an announced decode."""
         self.steps += 1
         self.outstanding += 1
-        return [row for row in self.rows.values() if row.last_lane_step == self.steps]

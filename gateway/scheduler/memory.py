@@ -77,7 +77,7 @@ class Ledger:
         self._held[row] = lane, size
 
     def reserve_all(self, rows: Sequence[Row], tokens: int) -> bool:
-        """Places and reserves as much for each of several rows, or nothing when one does not fit."""
+        """Gives each of several rows its lane and as much memory there, or nothing when one does not fit."""
         for done, row in enumerate(rows):
             lane = self.place(tokens)
             if lane is None:
@@ -85,6 +85,7 @@ class Ledger:
                     self.release(other.number)
                 return False
             self.reserve(row.number, lane, tokens)
+            row.lane = lane
         return True
 
     def release(self, row: int) -> tuple[int, int]:
@@ -103,14 +104,6 @@ class Ledger:
         fits = self.fits(self._growth(lane, rounded(tokens)))
         self.reserve(row, lane, tokens if fits else size)
         return fits
-
-    def move(self, row: int) -> int:
-        """Puts a row that is in no lane where it fits best now; returns the lane."""
-        lane, size = self.release(row)
-        best = self.place(size)
-        lane = lane if best is None else best
-        self.reserve(row, lane, size)
-        return lane
 
     def keep(self, tokens: int) -> None:
         """Counts a kept prefix. Rows take precedence over it."""

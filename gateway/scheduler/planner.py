@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sealring.gateway.scheduler.actions import RingFacts
-from sealring.gateway.scheduler.budget import Load, PrefillBudget
+from sealring.gateway.scheduler.budget import PrefillBudget
 from sealring.gateway.scheduler.drafting import Drafting
 from sealring.gateway.scheduler.lane import ANNOUNCED, Lane
 from sealring.gateway.scheduler.memory import Ledger
@@ -38,13 +38,11 @@ gateway."""
 
 @dataclass(slots=True, eq=False)
 class Announced:
-    """A step that is not done. `first` get their first token, `ending` their last allowed one."""
+    """A step that is not done. `first` get their first token."""
 
     number: int
     lane: Lane | None
-    lane_step: int
-    first: list[Row]
-    ending: list[Row]
+    first: Sequence[Row] = ()
     follows: bool = False  # a step of the same lane that was under way, so that they are a round apart
     drafts: int = 0
     before: tuple[int, float] = (0, 0.0)  # prefill steps that were announced, and their seconds by the table
@@ -112,7 +110,7 @@ class StepPlanner:
             return row.source is None
         if row.phase is Phase.READY:
             self._lanes[row.lane].ready.remove(row)
-        if row.phase in (Phase.PREFILLING, Phase.PREFILLED, Phase.READY):
+        if row.phase in (Phase.PREFILLING, Phase.READY):
             self._drop(row)
         return False
 
@@ -161,7 +159,7 @@ class StepPlanner:
     def tokens_out(self, step: Announced) -> None:
         """Must follow once the outputs of a step that is done have been looked at, and rows closed."""
         for row in step.first:
-            if row.phase is Phase.PREFILLED:
+            if not row.closed:
                 self._ready(row)
 
     def _decoding(self) -> tuple[int, int]:
@@ -199,8 +197,7 @@ class StepPlanner:
             yield self._step([])
 
     def _next_prefill(self) -> control.Step | None:
-        running = bool(self._running())
-        tokens = self._chunk_tokens(running) if len(self._line) else 0
+        tokens = self._chunk_tokens() if len(self._line) else 0
         if not tokens:
             return None
         step = self._step([])  # before the chunk, lest it drops a prefix that this begins with
@@ -209,23 +206,17 @@ class StepPlanner:
         step.prefill.chunks.append(chunk)
         steps, prefill = self._before
         self._before = steps + 1, prefill + self._ring.costs.chunk(chunk.end - chunk.start)
-        first = [] if row.remaining else list(row.group)
-        ending = [each for each in first if each.limit == 1]
-        self._under_way[step.number] = Announced(step.number, None, 0, first, ending)
-        # a decode step that has to wait for these rows' first token stalls the stages behind the head,
-        # unless they have nothing else to do
-        early = self._ring.stages == 1 or not (running or len(self._line) or self.waiting)
+        first = () if row.remaining else row.group
         for each in first:
-            each.phase = Phase.PREFILLED
-            if early and each.limit > 1:
-                self._ready(each)
+            each.begun = True
+        self._under_way[step.number] = Announced(step.number, None, first)
         return step
 
-    def _chunk_tokens(self, running: bool) -> int:
+    def _chunk_tokens(self) -> int:
         """The longest that a chunk may be now; 0 where none goes."""
         prompts, tokens = len(self._line), self._line.tokens
-        if running:
-            return self._budget.take(self._rounds, Load(*self._decoding(), prompts, tokens, self.waiting))
+        if self._running():
+            return self._budget.take(self._rounds, *self._decoding(), prompts, tokens, self.waiting)
         prefills = sum(step.lane is None for step in self._under_way.values())
         return self._budget.alone(prompts, tokens) if prefills < self._ring.stages + AHEAD else 0
 
@@ -255,14 +246,12 @@ class StepPlanner:
             step = self._step(leaving, joining)
         step.decode.lane, step.decode.drafts = lane.number, drafts
         step.decode.asks = self._drafting.asks(lane, rows)
-        follows, ending = lane.outstanding > 0, []
+        announced = Announced(step.number, lane, (), lane.outstanding > 0, drafts, self._before)
+        self._under_way[step.number] = announced
         if drafts:
             self._drafting.announced(lane, drafts)
         else:
-            ending = lane.count_step()
-        self._under_way[step.number] = Announced(
-            step.number, lane, lane.steps, [], ending, follows, drafts, self._before
-        )
+            lane.count_step()
         return step
 
     def _step(self, leaving: list[Row], joining: Sequence[Row] = ()) -> control.Step:
@@ -282,11 +271,11 @@ class StepPlanner:
         return step
 
     def _ready(self, row: Row) -> None:
-        lane = self._lanes[self.ledger.move(row.number)]
+        lane = self._lanes[row.lane]
         if not lane.running:
             lane.turn = next(self._turn)
         lane.ready.append(row)
-        row.lane, row.phase = lane.number, Phase.READY
+        row.phase = Phase.READY
 
     def _drop(self, row: Row) -> None:
         self.ledger.release(row.number)

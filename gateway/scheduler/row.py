@@ -13,8 +13,7 @@ class Phase(enum.Enum):
 
     OPENING = enum.auto()  # at the head, which has not answered
     WAITING = enum.auto()  # tokenized; waits for memory
-    PREFILLING = enum.auto()  # memory reserved; chunks are being announced
-    PREFILLED = enum.auto()  # all chunks announced; its first token is on the way
+    PREFILLING = enum.auto()  # memory reserved; chunks are being announced, or its first token is on the way
     READY = enum.auto()  # may join its lane with the lane's next change
     DECODING = enum.auto()  # in a lane
     GONE = enum.auto()
@@ -27,10 +26,10 @@ class Row:
     A row is `closed` once nothing more of it is wanted: finished, refused, cancelled. It is stepped on until
     its eviction is announced.
 
-    A row has `begun` once its first chunk is announced. It may begin with the first `reused` tokens of a kept
-    `prefix`; `names` are of its prompt's prefixes, and chunks also end at `cuts`. The last `answered` of its
-    prompt's tokens are those of its answer that an earlier epoch brought. At most `drafts` tokens may be
-    guessed in a step.
+    A row has `begun` once its first chunk is announced, a copy with its source's last one. It may begin with
+    the first `reused` tokens of a kept `prefix`; `names` are of its prompt's prefixes, and chunks also end at
+    `cuts`. The last `answered` of its prompt's tokens are those of its answer that an earlier epoch brought.
+    At most `drafts` tokens may be guessed in a step.
 
     A request for several answers has a row for each: one that is prefilled, the `source` of the others, its
     `copies`, which become what it is when its prompt ends. Answers that an earlier epoch has begun have rows

@@ -252,9 +252,6 @@ class Scheduler:
         if step is None:
             return self._take()
         self._outputs(epoch.rows, done)
-        for row in step.ending:
-            if not row.closed and row.last_lane_step <= step.lane_step:
-                self._finish(row, inference.FINISH_REASON_LENGTH, row.answered + row.limit)
         epoch.planner.tokens_out(step)
         return self._pump()
 
@@ -347,11 +344,12 @@ class Scheduler:
                 sealed = output.sealed
                 if sealed:
                     add((row.request, "", sealed, output.tokens, (), row.choice, None))
-            finish = output.finish
+            finish, tokens = output.finish, output.tokens
             if finish:
-                generated = output.tokens - row.answered
-                self._running_epoch().planner.prefixes.finished(row, generated, output.prefixes)
-                self._finish(row, finish, output.tokens)
+                self._running_epoch().planner.prefixes.finished(row, tokens - row.answered, output.prefixes)
+                self._finish(row, finish, tokens)
+            elif tokens - row.answered >= row.limit:
+                self._finish(row, inference.FINISH_REASON_LENGTH, tokens)
 
     def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int) -> None:
         request = row.request

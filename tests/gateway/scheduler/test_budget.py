@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulatedring import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
 
 from bench.summaries import percentile
-from sealring.gateway.scheduler.budget import MANY, Cut, Load, PrefillBudget
+from sealring.gateway.scheduler.budget import MANY, Cut, PrefillBudget
 from sealring.gateway.scheduler.costs import StepCosts
 
 GPU = Costs(step_ms=11.4, row_ms=0.1, prefill_ms=12.0, token_us=24.0, link_ms=1.0)
@@ -120,8 +120,8 @@ def test_a_prompt_gets_a_chunk_in_every_round(
     assert 1 <= budget.alone(prompts, tokens) <= largest
     for rounds, (seconds, steps, rows, lanes) in enumerate(seen * 2):
         budget.measure(seconds, steps, steps * 0.01, rows, lanes)
-        load = Load(rows, lanes, prompts, tokens, steps)
-        chunks = list(iter(lambda rounds=rounds, load=load: budget.take(float(rounds), load), 0))
+        load = rows, lanes, prompts, tokens, steps
+        chunks = list(iter(lambda rounds=rounds, load=load: budget.take(float(rounds), *load), 0))
         assert 1 <= len(chunks) <= MANY
         assert all(1 <= chunk <= largest for chunk in chunks)
 
@@ -129,9 +129,9 @@ def test_a_prompt_gets_a_chunk_in_every_round(
 def test_lanes_are_parts_of_a_round() -> None:
     """A round's steps go with its first lane, also where prompts come after a while."""
     costs = StepCosts(rows=((1, 0.01),), tokens=((1, 0.001), (256, 0.001)))
-    budget, load = PrefillBudget(costs, 256, 3), Load(3, 3, 1, 100_000)
+    budget, load = PrefillBudget(costs, 256, 3), (3, 3, 1, 100_000, 0)
     thirds = [7 + step / 3 for step in range(9)]
-    counts = [len(list(iter(lambda rounds=rounds: budget.take(rounds, load), 0))) for rounds in thirds]
+    counts = [len(list(iter(lambda rounds=rounds: budget.take(rounds, *load), 0))) for rounds in thirds]
     assert counts == [MANY, 0, 0] * 3
 
 
@@ -194,11 +194,11 @@ def test_a_chunk_that_takes_longer_than_a_decode_step_holds_up_every_stage() -> 
 
 
 def test_a_round_has_its_steps_and_the_next_begins_where_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget, load = PrefillBudget(COSTS, 256, 1), Load(1, 1, 1, 9)
-    monkeypatch.setattr(budget, "_best", lambda load: (7, 2))
+    budget, load = PrefillBudget(COSTS, 256, 1), (1, 1, 1, 9, 0)
+    monkeypatch.setattr(budget, "_best", lambda *load: (7, 2))
 
     def taken(rounds: float) -> list[int]:
-        return [budget.take(rounds, load) for _ in range(3)]
+        return [budget.take(rounds, *load) for _ in range(3)]
 
     assert taken(0.0) == [7, 7, 0]
     assert taken(0.9) == [0, 0, 0]
@@ -216,7 +216,7 @@ def test_a_crowd_is_so_many_prompts_for_each_row_that_runs() -> None:
     budget = PrefillBudget(StepCosts(rows=((1, 0.01),), tokens=((1, 0.01), (256, 0.05))), 256, 1)
 
     def steps(rows: int, prompts: int, waiting: int) -> int:
-        size, steps = budget._best(Load(rows, 1, prompts, 4096, waiting))
+        size, steps = budget._best(rows, 1, prompts, 4096, waiting)
         assert size == 256
         return steps
 

@@ -23,8 +23,9 @@ def lane_of(*rows: Row) -> Lane:
     return lane
 
 
-def steps(lane: Lane, count: int) -> list[Row]:
-    return [ended for _ in range(count) for ended in lane.count_step()]
+def steps(lane: Lane, count: int) -> None:
+    for _ in range(count):
+        lane.count_step()
 
 
 def test_a_row_leaves_when_it_is_closed() -> None:
@@ -52,9 +53,10 @@ def test_a_row_leaves_when_it_is_closed() -> None:
 def test_a_row_at_its_limit_takes_part_in_one_more_step_only_beside_others() -> None:
     one, two = row(1, 3), row(2)
     lane = lane_of(one, two)
-    assert steps(lane, 2) == [one]
+    steps(lane, 2)
+    assert lane.left(one) == 0
     assert lane.running
-    assert steps(lane, 1) == []
+    steps(lane, 1)
     assert lane.leaving() == [], "its last token may still be on the way"
     two.closed = True
     assert not lane.running
@@ -106,5 +108,5 @@ def test_rows_near_their_limit_ask_for_more() -> None:
 def test_a_lanes_step_brings_tokens_and_a_prefill_step_only_a_prompts_last() -> None:
     """Who takes one for the other lets steps be done out of order."""
     lane, first = lane_of(row(1)), [row(2)]
-    steps = [Announced(1, which, 0, began, []) for which in (lane, None) for began in ([], first)]
+    steps = [Announced(1, which, began) for which in (lane, None) for began in ([], first)]
     assert [step.sampled for step in steps] == [True, True, False, True]
