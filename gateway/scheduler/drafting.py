@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 
 from sealring.gateway.scheduler.actions import RingFacts
 from sealring.gateway.scheduler.costs import StepCosts
@@ -81,7 +81,8 @@ class Depth:
     def plain(self, seconds: float) -> None:
         """What a step without drafts took that followed another."""
         self._plains.append(seconds)
-        self._plain = median(self._plains)
+        most = _FURTHEST * median(self._plains)  # the mean, as runs count with what they took
+        self._plain = fmean(min(each, most) for each in self._plains)
         self._credit = max(self._credit, min(0.0, self._credit + LOSS))
 
     def took(self, drafts: int, tokens: int, seconds: float, runs: int = 1, *, first: bool = True) -> None:
