@@ -126,9 +126,8 @@ class Scheduler:
         epoch = self._epoch
         if epoch is None:
             return False
-        return bool(epoch.planner.under_way) or any(
-            row.phase is Phase.OPENING for row in epoch.opened.values()
-        )
+        opening = any(row.phase is Phase.OPENING for row in epoch.opened.values())
+        return opening or epoch.planner.under_way > 0
 
     def load(self) -> Load:
         if self._epoch is None:
@@ -178,13 +177,10 @@ class Scheduler:
         self._now = now
         for request in self._queue.expired(now):
             self._actions.append(Fail(request, _too_late(request)))
-        late = [row for row in self._opened() if row.request.deadline <= now]
-        for row in late:
-            self._fail(row, _too_late(row.request))
+        for row in list(self._epoch.opened.values()) if self._epoch else ():
+            if row.request.deadline <= now:
+                self._fail(row, _too_late(row.request))
         return self._pump()
-
-    def _opened(self) -> list[Row]:
-        return list(self._epoch.opened.values()) if self._epoch else []
 
     def row_opened(
         self,
@@ -505,13 +501,11 @@ def _too_late(request: Request) -> DeadlineExceeded:
 
 def _suspect(rows: Sequence[Row]) -> Row | None:
     """Whose prompt was being computed: nothing else needs memory at once. Of several the longest."""
-    without_token = [row for row in rows if row.begun and len(row.told.tokens) == _told_before(row)]
+    # of a sealed prompt what it goes on with is its client's, and was never told here
+    without_token = [
+        row for row in rows if row.begun and len(row.told.tokens) == row.answered * (not row.request.sealed)
+    ]
     return max(without_token, key=lambda row: row.prompt_tokens - row.reused, default=None)
-
-
-def _told_before(row: Row) -> int:
-    """Tokens known here when the epoch began: what a sealed prompt goes on with is its client's."""
-    return 0 if row.request.sealed else row.answered
 
 
 def _out_of_memory(row: Row) -> InvalidInput:
