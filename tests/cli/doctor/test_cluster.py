@@ -107,6 +107,13 @@ def test_a_node_that_nobody_reaches() -> None:
     assert "firewall" in found["reach.pair"].why
 
 
+def test_of_two_nodes_it_is_not_known_which_is_to_blame() -> None:
+    nodes = [node("a", connections={"b": "TIMEOUT"}), node("b", connections={"a": ""})]
+    found = by_id(one for one in examine(nodes) if "reach" in one.id)
+    assert found["reach.pair"].what == "b is not reached by a (TIMEOUT)"
+    assert "no way between these two" in found["reach.pair"].why
+
+
 def test_two_that_do_not_reach_each_other() -> None:
     found = by_id(one for one in examine(reached(("a", "c", "ENETUNREACH"))) if "reach" in one.id)
     assert found["reach.pair"].what == "c is not reached by a (ENETUNREACH)"

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
+from sealring.cli.local import children as module
 from sealring.cli.local.children import Children, tail
 from sealring.cli.local.cluster import LocalCluster
 from sealring.mesh.errors import PermissionDenied, Unavailable
@@ -140,3 +144,29 @@ def test_the_tail_of_a_log(tmp_path: Path) -> None:
     log.write_bytes(b"\xff\n" * 20000 + "".join(f"line {n}\n" for n in range(20)).encode())
     assert tail(log).splitlines()[-1] == "  line 19"
     assert len(tail(log).splitlines()) == 12
+
+
+def test_only_what_is_still_there_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of a process that has ended may be another one's."""
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(module, "signal_group", lambda *of: killed.append(of))
+    group: Any = Children(tmp_path, command=[])
+    for name, pid, status in (("node-0", 7, None), ("node-1", 8, 0), ("gateway", 9, -15)):
+        group._children[name] = SimpleNamespace(process=SimpleNamespace(pid=pid, returncode=status))
+    group.kill()
+    assert killed == [(7, signal.SIGKILL)]
+
+
+def test_gateways_end_first_and_the_coordinator_last() -> None:
+    names = ["coordinator", "node-0", "gateway", "node-1", "node"]
+    children: list[Any] = [SimpleNamespace(name=name) for name in names]
+    waves = [[one.name for one in wave] for wave in module._waves(children)]
+    assert waves == [["gateway"], ["node-0", "node-1", "node"], ["coordinator"]]
+
+
+def test_a_line_of_a_log_is_shown_as_far_as_it_is_of_use(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("x" * 500 + "\nafter\n")
+    assert tail(log) == f"  {'x' * 400}\n  after"
+    assert tail(log, 501) == "  after"
+    assert tail(log, 9999) == "  (nothing)"

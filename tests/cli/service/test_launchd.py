@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import plistlib
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
+from sealring.cli.service import launchd
 from sealring.cli.service.launchd import (
     COMPONENTS,
     DRAIN_SECONDS,
@@ -125,3 +128,9 @@ def test_rules_have_newsyslogs_columns(service: Service) -> None:
     assert int(count) == 7
     assert int(size) == 10240
     assert (when, flags) == ("*", "JN")
+
+
+def test_the_examples_are_made_by_running_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["launchd", str(tmp_path)])
+    runpy.run_path(str(launchd.__file__), run_name="__main__")
+    assert {one.name for one in tmp_path.iterdir()} == set(NAMES)

@@ -7,6 +7,7 @@ import contextlib
 import hmac
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -371,3 +372,24 @@ async def test_a_remembered_key_counts_for_nothing_once_it_stands_otherwise(
         gate._records[record.id] = known
         async with gate.admit("peer", f"Bearer {text}", USE):
             pass
+
+
+@pytest.mark.parametrize("fails", [None, OSError("full"), ConfigError("broken")])
+async def test_uses_are_written_down_once_and_where_there_are_any(fails: Exception | None) -> None:
+    noted: list[Any] = []
+
+    def note_use(used: Any) -> None:
+        noted.append(used)
+        if fails is not None:
+            raise fails
+
+    gate: Any = Gate(None)
+    gate._used = {"key": 7}
+    await gate.flush()  # without a file there is nowhere to
+    gate._file = SimpleNamespace(note_use=note_use)
+    await gate.flush()
+    assert noted == []
+    gate._used = {"key": 9}
+    for _ in range(2):
+        await gate.flush()
+    assert noted == [{"key": 9}]

@@ -46,6 +46,14 @@ def open_streams(cluster: Any, before: tuple[str, ...] = ()) -> tuple[ControlStr
     return ControlStreams("ring-0", 1, targets, identity), channels
 
 
+def test_what_streams_are_before_anything_was_heard() -> None:
+    plain = ControlStreams("ring-0", 4, [], None)  # type: ignore[arg-type]
+    assert (plain.guest, plain.out_of_memory) == (False, False)
+    assert plain._attach == control_pb2.Attach(ring="ring-0", epoch=4)
+    asked = ControlStreams("ring-0", 4, [], None, clear_links=True, yields=True)  # type: ignore[arg-type]
+    assert asked._attach == control_pb2.Attach(ring="ring-0", epoch=4, clear_links=True, yields=True)
+
+
 @pytest.fixture
 def silent_address() -> Iterator[str]:
     """Takes connections and never says a word."""
