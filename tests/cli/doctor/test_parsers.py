@@ -232,3 +232,8 @@ def test_digests() -> None:
     assert storage.parse_profile(json.dumps({"result": {"digest": "ab" * 32}})) == "ab" * 32
     assert storage.parse_profile(json.dumps({"result": {"digest": "$(reboot)"}})) is None
     assert storage.parse_profile(json.dumps({"problem": {}})) is None
+
+
+def test_words_of_a_report_are_short_and_words() -> None:
+    assert thunderbolt._word("x" * 101) == "x" * 100
+    assert [thunderbolt._word(other) for other in (7, None, ["x"])] == ["", "", ""]
