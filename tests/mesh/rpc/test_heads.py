@@ -183,3 +183,15 @@ def test_no_server_starts_where_a_private_part_of_grpc_is_missing(
     assert refused.value.reason == "GRPC_UNKNOWN"
     assert part in str(refused.value)
     assert vars(Parts) == had
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [(None, True), (ValueError(), True), (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), False)],
+)
+def test_only_what_is_said_of_headers_that_are_no_text_is_left_out(
+    error: Exception | None, kept: bool
+) -> None:
+    info = (type(error), error, None) if error else None
+    record = logging.LogRecord("grpc", logging.ERROR, "file", 1, "said", (), info)
+    assert heads._is_decodable(record) is kept

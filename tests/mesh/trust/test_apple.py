@@ -81,6 +81,17 @@ def test_a_chain_is_valid_for_its_time_only(now: float) -> None:
     assert reason(APPLE.chain(KEY), now=now) == "DEVICE_CHAIN"
 
 
+def test_a_chain_is_valid_from_a_minute_before_its_time_to_the_end_of_it() -> None:
+    chain = APPLE.chain(KEY)
+    found = [device._certificate(der) for der in (*chain, APPLE.root)]
+    start = max(one.not_valid_before_utc.timestamp() for one in found) - 60
+    end = min(one.not_valid_after_utc.timestamp() for one in found)
+    for now in (start, end):
+        verify_device(chain, KEY, now=now, root=APPLE.root)
+    for now in (start - 1, end + 1):
+        assert reason(chain, now=now) == "DEVICE_CHAIN"
+
+
 def test_a_chain_for_another_identity_is_refused() -> None:
     other = SoftwareSigner.generate().public_key
     assert reason(APPLE.chain(other)) == "DEVICE_FRESHNESS"
