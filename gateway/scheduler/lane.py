@@ -47,6 +47,12 @@ class Lane:
         """True when nothing more is wanted of its rows."""
         return bool(self.rows) and not self.ready and all(row.closed for row in self.rows.values())
 
+    @property
+    def overdue(self) -> bool:
+        """True when a row goes on though the last token that it may have has come."""
+        done = self.steps - self.outstanding
+        return any(row.last_lane_step <= done and not row.closed for row in self.rows.values())
+
     def leaving(self) -> list[Row]:
         """Rows to leave out of the next step, by rising number."""
         return sorted([row for row in self.rows.values() if row.closed], key=lambda row: row.number)

@@ -157,7 +157,17 @@ class StepPlanner:
                 del self._under_way[step.number]
 
     def tokens_out(self, step: Announced) -> None:
-        """Must follow once the outputs of a step that is done have been looked at, and rows closed."""
+        """Must follow once the outputs of a step that is done have been looked at, and rows closed.
+
+        Raises InvalidInput (BAD_STEP) where one has brought fewer tokens than its steps: it would outgrow
+        its memory on every member, or never end.
+        """
+        if step.lane is not None and step.lane.overdue:
+            raise InvalidInput(
+                f"step {step.number} brought too few tokens",
+                reason="BAD_STEP",
+                hint="gateway and head disagree; the epoch must end",
+            )
         for row in step.first:
             if not row.closed:
                 self._ready(row)

@@ -513,9 +513,9 @@ class Front:
         done = control.StepDone(step=step.number, outputs=rest)
         if step.asks and outputs and opened is not None and opened.lookup is not None:
             done.likely = round(100 * opened.lookup.likely())
-        self._emit(engine.EngineEvent(done=done))
-        for event in failed:
+        for event in failed:  # first, for a row whose last step is done must have ended
             self._emit(event)
+        self._emit(engine.EngineEvent(done=done))
 
     def _output(
         self, row: int, opened: OpenRow, token: int, logprobs: TokenLogprobs | None

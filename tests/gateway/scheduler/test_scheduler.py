@@ -717,6 +717,24 @@ def test_steps_that_cannot_be_done_end_the_epoch(number: int) -> None:
     assert caught.value.reason == "BAD_STEP"
 
 
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("limit", [1, 2, 20])
+def test_a_head_that_tells_of_too_few_tokens_ends_the_epoch(limit: int, silent: bool, others: int) -> None:
+    """Lest the row outgrows what is reserved for it, or is never done."""
+    driver = Driver(2)
+    driver.ask("a", max_tokens=limit)
+    for number in range(2 * others):
+        driver.ask(str(number), max_tokens=200)
+    with pytest.raises(InvalidInput) as caught:
+        for _ in range(100):
+            step = driver.under_way.popleft()
+            rows = driver.sampled.get(step.number, [chunk.row for chunk in step.prefill.chunks])
+            outputs = [control.RowOutput(row=row, tokens=0) for row in rows if row > 1 or not silent]
+            driver.take(driver.scheduler.step_done(control.StepDone(step=step.number, outputs=outputs), 0.0))
+    assert caught.value.reason == "BAD_STEP"
+
+
 def test_what_a_step_brings_may_come_in_several_messages() -> None:
     driver = Driver(1)
     driver.ask("a", max_tokens=1)

@@ -440,8 +440,8 @@ def test_what_is_told_of_a_prompt_is_bounded(desk: Desk, monkeypatch: pytest.Mon
     monkeypatch.setattr(front_module, "MAX_TOLD_BYTES", 20)
     told = TokenLogprobs(-1.0, (), (TokenLogprobs(-1.0, ()),) * 2)
     desk.front.deliver(ResolvedStep(1, bytes(32), (), (), 0, (2,), (2,)), [100], {0: told})
-    assert not desk.events.get(timeout=200).done.outputs
     assert desk.events.get(timeout=200).refused.problem.reason == "TOO_MANY_LOGPROBS"
+    assert not desk.events.get(timeout=200).done.outputs
 
 
 def test_a_repetition_penalty_takes_the_prompts_end_along(desk: Desk) -> None:
