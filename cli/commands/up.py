@@ -26,6 +26,15 @@ TOKEN_USES = 16
 TOKEN_SECONDS = 3600
 _LOOK_SECONDS = 1.0
 
+
+def _folder(text: str) -> Path:
+    """A folder that is there; `~/` means the home folder: zsh leaves it in `--models=~/models`."""
+    folder = os.path.expanduser(text)  # which leaves that of an unknown user as it is
+    if not os.path.isdir(folder):
+        raise typer.BadParameter(f"there is no folder {text!r}")
+    return Path(folder)
+
+
 Address = Annotated[
     str | None,
     typer.Option(metavar="IP", help="where other machines reach this one [default: found, or asked for]"),
@@ -36,8 +45,7 @@ Models = Annotated[
     typer.Option(
         "--models",
         metavar="DIR",
-        exists=True,
-        file_okay=False,
+        parser=_folder,
         help="a folder with one model folder each inside; repeatable",
     ),
 ]

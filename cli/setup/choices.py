@@ -59,7 +59,7 @@ class Wishes:
         """As settings of a node, where they are said."""
         wished: dict[str, Any] = {
             "name": self.name,
-            "models": [str(folder.expanduser().absolute()) for folder in self.models] or None,
+            "models": [str(folder.absolute()) for folder in self.models] or None,
             "allow_downloads": self.downloads,
             "software_identity_allowed": self.software_identity_allowed,
         }

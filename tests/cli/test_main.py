@@ -163,6 +163,8 @@ def test_debug_shows_the_trace(sealring: Any) -> None:
         (["model", "profile", "/nowhere"], 7),
         (["up", "--address", "10.255.255.1"], 2),
         (["up", "--models", "/nowhere"], 2),
+        (["up", "--models", ""], 2),
+        (["join", "--models=~nobody-such/x", "sr2.typo"], 2),
         (["coordinator", "init", "--state-dir", ""], 7),
         (["up", "--name", "No Name", "--address", "127.0.0.1"], 7),
         (["join"], 2),

@@ -77,7 +77,7 @@ def _described(one: Any) -> Iterator[str]:
         yield "hidden"
     parser = one.type_descriptor.parameter_info.parser
     ends = inspect.getclosurevars(parser).nonlocals if parser else {"least": one.min, "most": one.max}
-    least, most = (ends[name] for name in ("least", "most"))
+    least, most = (ends.get(name) for name in ("least", "most"))
     if least is not None or most is not None:
         yield "from {} to {}".format(*("any" if end is None else end for end in (least, most)))
     if one.default not in (None, "", []):

@@ -84,6 +84,19 @@ def test_what_programs_read_of_it(here: Any, made: list[Machine]) -> None:
     assert found["processes"] == {"coordinator": 7}
 
 
+def test_the_home_folder_is_found_where_no_shell_does(
+    here: Any, made: list[Machine], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wished: list[Any] = []
+    chosen = SimpleNamespace(said=[], settings={"node": {}})
+    monkeypatch.setattr(
+        choices, "choose_first", lambda root, file, wishes, ask: wished.append(wishes) or chosen
+    )
+    (home / "kept").mkdir()
+    assert here("up", "--models=~/kept", "--models", ".").status == 0
+    assert list(wished[0].models) == [home / "kept", Path()]
+
+
 @pytest.mark.parametrize(
     ("terminal", "typed", "chosen"),
     [(True, [2], "b"), (True, [0, 4, 3], "c"), (True, [1], "a"), (False, [], "a")],
