@@ -16,6 +16,9 @@ Times = tuple[tuple[int, float], ...]
 _SHORTEST, _LONGEST = 1e-6, 3600.0
 """Seconds that a step can take."""
 
+MAX_TIMES = 32
+"""Of one member that count, more than any has: all of them are looked through in every round."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
@@ -32,7 +35,7 @@ class StepCosts:
         """
         slowest: dict[tuple[int, int], float] = {}
         for stage in timed:
-            for rows, tokens, seconds in stage:
+            for rows, tokens, seconds in stage[:MAX_TIMES]:
                 if rows >= 1 and tokens >= 1 and _SHORTEST <= seconds <= _LONGEST:
                     slowest[rows, tokens] = max(seconds, slowest.get((rows, tokens), 0.0))
         by_rows = sorted((rows, seconds) for (rows, tokens), seconds in slowest.items() if tokens == 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.costs import MAX_TIMES, StepCosts
 
 
 def test_the_slowest_stage_counts_and_slow_moments_do_not() -> None:
@@ -29,3 +29,8 @@ def test_whatever_is_reported_steps_cost_something_and_larger_ones_no_less(
     costs = StepCosts.of([timed])
     for cost in (costs.decode, costs.chunk):
         assert 0 < cost(size) <= cost(size + 1)
+
+
+def test_a_member_that_tells_of_many_sizes_keeps_no_gateway_busy() -> None:
+    costs = StepCosts.of([[(1, size, 0.01) for size in range(1, 100_000)]])
+    assert len(costs.tokens) == MAX_TIMES
