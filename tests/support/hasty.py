@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from sealring.cli.__main__ import main as command
 from sealring.mesh.system.lean import collect_seldom, hide_rich
 
 SECONDS = 0.5
@@ -19,10 +20,8 @@ def main() -> None:
         from sealring.coordinator.rings import epochs
 
         epochs.LAST_BACKOFF = SECONDS
-    from sealring.cli.main import main
-
     sys.argv[0] = "sealring"
-    main()
+    command()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class SlowChild(Child):
 
 if __name__ == "__main__":
     daemon_engine.Child = SlowChild  # type: ignore[misc]
-    from sealring.cli.main import main
+    from sealring.cli.__main__ import main
 
     sys.argv = ["sealring", *sys.argv[1:]]
     main()
