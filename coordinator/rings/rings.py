@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
@@ -80,6 +81,7 @@ class Rings:
         self._publisher = publisher
         self._sessions = sessions
         self._watchers = watchers
+        watchers.on_came = self.gateway_came
         self._timeouts = Timeouts(
             settings.prepare_timeout, settings.commit_timeout, settings.heartbeat_timeout
         )
@@ -247,6 +249,18 @@ class Rings:
             if able and len(running.groupless) >= _GROUPLESS_EPOCHS:
                 running.groupless.clear()
                 self.on_no_group(running.spec.name, message.ring, reason)
+
+    def gateway_came(self) -> None:
+        """Rings that were formed while a gateway was away, as after this coordinator's restart, may speak
+        what it does not: where there is something that all speak, they are formed anew."""
+        for name, running in self._running.items():
+            machine = running.machine
+            if machine.undecided or not running.protocol:
+                continue
+            with contextlib.suppress(FailedPrecondition):
+                if self._protocol(running) < running.protocol:
+                    why = f"a gateway came that does not speak protocol {running.protocol}"
+                    self._apply(name, machine.fault(machine.members[0], machine.epoch, why, self._clock()))
 
     def _ring_of(self, member: str, ring: str) -> RunningRing | None:
         """The ring of that name, if it is in service and this is one of its members: what other nodes say of

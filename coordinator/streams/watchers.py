@@ -34,12 +34,14 @@ class Watchers:
         self.releases: dict[str, Release] = {}
         self._spoken: dict[str, int] = {}
         """The protocol of each ring's epoch."""
+        self.on_came: Callable[[], None] = lambda: None
 
     def add(self, gateway: str, release: Release) -> Outbox[WatchResponse]:
         """A new watch."""
         outbox: Outbox[WatchResponse] = Outbox()
         self._open[outbox] = gateway
         self.releases[gateway] = release
+        self.on_came()
         return outbox
 
     def remove(self, outbox: Outbox[WatchResponse]) -> None:

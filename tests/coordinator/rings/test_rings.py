@@ -11,7 +11,7 @@ from patience import until
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.rpc import protocol
 from sealring.mesh.rpc.problem import to_problem
-from sealring.v1 import admin_pb2, membership_pb2
+from sealring.v1 import admin_pb2, membership_pb2, proof_pb2
 
 if TYPE_CHECKING:
     from tests.coordinator.conftest import Cluster, FakeNode
@@ -438,5 +438,35 @@ async def test_a_ring_speaks_what_all_of_its_members_do(
         old = await cluster.node("alpha", join=False, speaks=(oldest, oldest + 2))
         await ring_state(cluster, SERVING)
         assert (await old.wait_for("prepare")).protocol == oldest + 2
+    finally:
+        await cluster.close()
+
+
+async def test_a_gateway_that_comes_back_is_spoken_to(
+    start_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it was away the ring was formed of members that are updated, as after a restart of the
+    coordinator."""
+    oldest = protocol.OLDEST_PROTOCOL
+    monkeypatch.setattr(protocol, "PROTOCOL_VERSION", oldest + 1)
+    cluster = await start_cluster()
+    try:
+        node = await cluster.node("alpha", speaks=(oldest, oldest + 1))
+        await deploy(cluster, stages=1)
+        await ring_state(cluster, SERVING, epoch=1)
+        watchers = cluster.coordinator.watchers
+        releases = {
+            speaks: proof_pb2.Release(software="test", oldest=speaks[0], protocol=speaks[1])
+            for speaks in ((oldest, oldest), (oldest, oldest + 1), (oldest + 9, oldest + 9))
+        }
+        watchers.add("updated", releases[oldest, oldest + 1])
+        watchers.add("far ahead", releases[oldest + 9, oldest + 9])  # nothing can be done for it
+        watchers.releases.pop("far ahead")
+        watchers.add("older", releases[oldest, oldest])
+        await ring_state(cluster, SERVING, epoch=2)
+        watchers.add("older still there", releases[oldest, oldest])
+        assert (await ring_state(cluster, SERVING)).epoch == 2
+        prepared = [one.prepare.protocol for one in node.messages if one.HasField("prepare")]
+        assert prepared == [oldest + 1, oldest]
     finally:
         await cluster.close()
