@@ -132,7 +132,7 @@ async def test_a_servers_head_without_end_is_an_error_of_the_call(port: int, mad
     del port  # bounds are set by a process that has a server
 
     left = 0
-    gone = asyncio.Event()
+    failed, gone = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal left
@@ -143,7 +143,7 @@ async def test_a_servers_head_without_end_is_an_error_of_the_call(port: int, mad
             b"\x88" + literal(b"content-type", b"application/grpc") + literal(b"a", b"b") * 10 * MAX_HEADERS
         )
         writer.write(head(fields))
-        await reader.read(-1)
+        await failed.wait()  # else the client would keep the connection until settings are overdue
         writer.close()
         await writer.wait_closed()
         left -= 1
@@ -154,12 +154,14 @@ async def test_a_servers_head_without_end_is_an_error_of_the_call(port: int, mad
     address = f"127.0.0.1:{hostile.sockets[0].getsockname()[1]}"
     async with hostile:
         for method in ("Check", "Watch"):
+            failed.clear()
             gone.clear()
             async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
                 stub: Any = health_pb2_grpc.HealthStub(channel)
                 answered = getattr(stub, method)(health_pb2.HealthCheckRequest())
                 with pytest.raises(grpc.aio.AioRpcError):
                     await (answered if method == "Check" else answered.read())
+            failed.set()
             await gone.wait()
     assert made.count("a") <= 2 * MAX_HEADERS
 
