@@ -56,9 +56,8 @@ class Depth:
         self._plains: deque[float] = deque(maxlen=_SEEN)
         self._plain = 0.0
         self._credit = 0.0
-        self._chain: tuple[float, float, int] | None = (
-            None  # the last: seconds expected, seen; runs under way
-        )
+        # of the last one: seconds expected, seconds seen, runs under way
+        self._chain: tuple[float, float, int] | None = None
 
     def begin(self) -> None:
         """Another answer. If the last one saw no chain, what was seen of them is doubted."""

@@ -30,6 +30,7 @@ class Ledger:
 
     def __init__(self, ring: RingFacts) -> None:
         self._members = ring.members
+        self._distinct = tuple(dict.fromkeys(ring.members))  # few: members of a long ring are mostly alike
         self._regular = ring.lanes
         self.lanes = max(2, ring.lanes)
         self._sizes: list[Counter[int]] = [Counter() for _ in range(self.lanes)]  # of each lane's rows
@@ -56,7 +57,7 @@ class Ledger:
 
     def usage(self) -> float:
         """The reserved part of the budget on the member that is fullest, 0 to 1."""
-        used = [(_bytes(each, self._tokens, self.rows), each.kv_budget) for each in self._members]
+        used = [(_bytes(each, self._tokens, self.rows), each.kv_budget) for each in self._distinct]
         return max((part / budget for part, budget in used if budget), default=0.0)
 
     def place(self, tokens: int) -> int | None:
@@ -77,7 +78,7 @@ class Ledger:
         self._held[row] = lane, size
 
     def reserve_all(self, rows: Sequence[Row], tokens: int) -> bool:
-        """Gives each of several rows its lane and as much memory there, or nothing when one does not fit."""
+        """Places and reserves as much for each of several rows, or nothing when one does not fit."""
         for done, row in enumerate(rows):
             lane = self.place(tokens)
             if lane is None:
@@ -85,8 +86,11 @@ class Ledger:
                     self.release(other.number)
                 return False
             self.reserve(row.number, lane, tokens)
-            row.lane = lane
         return True
+
+    def lane_of(self, row: int) -> int:
+        """Where a row was placed."""
+        return self._held[row][0]
 
     def release(self, row: int) -> tuple[int, int]:
         """Returns the lane that the row was placed in, and its tokens there."""
@@ -133,7 +137,7 @@ class Ledger:
         return (rows + 1) * max(size, longest) - rows * longest
 
     def _holds(self, tokens: int, rows: int) -> bool:
-        return all(_bytes(member, tokens, rows) <= member.kv_budget for member in self._members)
+        return all(_bytes(member, tokens, rows) <= member.kv_budget for member in self._distinct)
 
 
 def _bytes(member: MemberMemory, tokens: int, rows: int) -> int:

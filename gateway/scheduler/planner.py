@@ -91,7 +91,7 @@ class StepPlanner:
         if self.pressed:
             return False
         for each in row.group:
-            each.phase = Phase.PREFILLING
+            each.lane, each.phase = self.ledger.lane_of(each.number), Phase.PREFILLING
         self._line.add(row)
         return True
 

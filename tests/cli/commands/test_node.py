@@ -22,16 +22,6 @@ def test_nodes_are_listed_with_what_they_serve_and_those_that_are_gone(here: Any
     assert [one["name"] for one in here("node", "list", "--json").data] == ["mac-1", "mac-2"]
 
 
-def test_gateways_are_listed_with_whether_they_are_connected(here: Any, members: Any) -> None:
-    shown = here("gateway", "list").out.splitlines()
-    rows = {line.split()[0]: line.split() for line in shown[1:3]}
-    assert rows["edge"][1:3] == ["g" * 16, "connected"]
-    assert rows["spare"][1:3] == ["h" * 16, "offline"]
-    assert moment(AT) in shown[1]
-    assert shown[3:] == ["spare: it cannot verify the roster", f"banned old-edge {'d' * 52} at {moment(AT)}"]
-    assert [one["name"] for one in here("gateway", "list", "--json").data] == ["edge", "spare"]
-
-
 @pytest.mark.parametrize(
     ("command", "method", "whom", "said"),
     [
