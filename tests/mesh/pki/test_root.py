@@ -249,14 +249,23 @@ def test_authorities_are_few_and_small(authority: Any) -> None:
     own = authority.ca.certificate
     assert drafted(authority.root, authorities=(own,) * 4).authorities == (own,) * 4
     assert refusal(drafted, authority.root, authorities=(own,) * 5) == "ROOT_MALFORMED"
-    leaf = PeerIdentity("demo", Role.COORDINATOR, "main")
-    filled: dict[int, bytes] = {}
-    for filling in [*range(3500, 3550)] * 4:  # a signature has 70 to 72 bytes
-        if not {4096, 4097} <= filled.keys():
-            one = authority.ca.issue(LeafKey().csr(), leaf, lifetime=60, now=NOW, root_chain=bytes(filling))
-            filled[len(one)] = one
-    assert drafted(authority.root, authorities=(filled[4096],)).authorities == (filled[4096],)
-    assert refusal(drafted, authority.root, authorities=(filled[4097],)) == "ROOT_MALFORMED"
+
+    def certificate(size: int) -> bytes:
+        """A certificate of so many bytes: padded by what the one before lacked.
+
+        A signature has 70 to 72 bytes by chance, so some tries miss.
+        """
+        leaf, padding = PeerIdentity("demo", Role.COORDINATOR, "main"), 3500
+        for _ in range(1000):
+            one = authority.ca.issue(LeafKey().csr(), leaf, lifetime=60, now=NOW, root_chain=bytes(padding))
+            if len(one) == size:
+                return one
+            padding += size - len(one)
+        raise AssertionError(f"no certificate has {size} bytes")
+
+    largest = certificate(4096)
+    assert drafted(authority.root, authorities=(largest,)).authorities == (largest,)
+    assert refusal(drafted, authority.root, authorities=(certificate(4097),)) == "ROOT_MALFORMED"
 
 
 @pytest.mark.parametrize(
