@@ -50,14 +50,7 @@ def apportion(
     if not _reaches(prefix, room):
         return None
     fair = [round(_FINE * speed / max(speeds)) for speed in speeds]
-    shares = largest_remainder(len(layers), fair or room)
-    ends = list(accumulate(shares))
-    if all(
-        prefix[end] - prefix[start] <= space
-        for (start, end), space in zip(pairwise([0, *ends]), room, strict=True)
-    ):
-        return shares
-    return _nearest(prefix, room, ends)
+    return _nearest(prefix, room, list(accumulate(largest_remainder(len(layers), fair or room))))
 
 
 def _reaches(prefix: list[int], room: list[int]) -> bool:

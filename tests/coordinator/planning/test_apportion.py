@@ -24,6 +24,7 @@ def test_layers_follow_memory() -> None:
 def test_everyone_gets_a_layer_and_no_weight_means_equal() -> None:
     assert largest_remainder(4, [1000, 1, 1]) == [2, 1, 1]
     assert largest_remainder(4, [0, 0]) == [2, 2]
+    assert largest_remainder(40, [0, 10, -90]) == [1, 38, 1]
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=8), st.integers(0, 40))

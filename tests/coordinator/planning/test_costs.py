@@ -9,8 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ringevents import EventRing
 
+from sealring.coordinator.planning import costs
 from sealring.coordinator.planning.arrangement import Candidate
-from sealring.coordinator.planning.costs import Estimate, Group, Link, Model, Network, Shape, estimate
+from sealring.coordinator.planning.costs import (
+    HOP,
+    SEALED,
+    Estimate,
+    Group,
+    Link,
+    Model,
+    Network,
+    Shape,
+    estimate,
+    strategy_of,
+)
 from sealring.coordinator.planning.speeds import Rate
 from sealring.v1 import model_pb2
 
@@ -152,3 +164,88 @@ def test_formulae_and_simulated_steps_agree(cluster: tuple[Model, Shape, Network
     assert found.full_batch == pytest.approx(simulated, rel=TOLERANCE)
     alone = EventRing(made, shape, network, 1).tokens_per_second(64)
     assert found.one_request == pytest.approx(alone, rel=TOLERANCE)
+
+
+def small(context: int, **changes: Any) -> Model:
+    """Three layers, of which the first looks back at four tokens at most."""
+    parts = {}
+    for ranks in (1, 2):
+        values: dict[str, Any] = {
+            "layers": 3,
+            "layer_bytes": [1200 // ranks] * 3,
+            "kv_bytes_per_token": [40 // ranks] * 3,
+            "kv_max_tokens": [4, 0, 0],
+            "state_bytes": [0] * 3,
+            "embed_bytes": 500,
+            "head_bytes": 300,
+            "handoff_bytes_per_token": 1000,
+        }
+        parts[ranks] = model_pb2.ModelProfile(**(values | changes))
+    return Model(parts, context)
+
+
+def holding(name: str, room: int, rate: Rate | None) -> Candidate:
+    return Candidate(name, name, 10_000, 10, rate=rate, taken=9000 - room)
+
+
+@pytest.mark.parametrize(
+    ("wire", "sealed", "seconds"),
+    [(1e4, SEALED, 2 * 4.02), (100.0, SEALED, 3 * 1000 / 100), (1e4, 50.0, 3 * 1000 / 50)],
+)
+def test_each_figure_by_hand(
+    monkeypatch: pytest.MonkeyPatch, wire: float, sealed: float, seconds: float
+) -> None:
+    """Two ranks and one machine after them: bound by the slower stage, by the wire, and by sealing."""
+    monkeypatch.setattr(costs, "SEALED", sealed)
+    pair = (
+        holding("a", 1700 + 3 * 280 + 279, Rate(1000, 0.5, 0.01, 400)),
+        holding("b", 9000, Rate(2000, 0.25)),
+    )
+    shape = (Group(pair, 2), Group((holding("c", 9000, Rate(1500, 0.0, 0.02, 100)),), 1))
+    links = {
+        frozenset("ab"): Link(0.001, 5000),
+        frozenset("ac"): Link(0.002, wire),
+        frozenset("bc"): Link(0.003, 2 * wire),
+    }
+    network = Network(Link(9.0, 1.0), links)
+    found = of(small(10), shape, network, 8)
+    assert (found.rows, found.memory) == (3, (1700 + 3 * 280, 1700 + 3 * 280, 1500 + 3 * 400))
+    compute = 2 * 0.01 + 1200 / 1000 + 180 / 400, 0.02 + 1500 / 1500 + 200 / 100
+    sums = 2 * 2 * 2 * (0.001 + 500 / 5000)
+    hops = 2 * (HOP + 0.003) + 1000 * (1 / wire + 1 / sealed)
+    assert found.step == pytest.approx((sum(compute), sums, hops), rel=1e-9)
+    assert found.one_request == pytest.approx(1 / (sum(compute) + sums + hops), rel=1e-9)
+    assert found.full_batch == pytest.approx(3 / seconds, rel=1e-9)
+    assert (found.strategy, of(small(10), shape, network, 1).full_batch) == ("mixed", found.one_request)
+
+
+def test_a_tensor_ring_hands_on_tokens_alone() -> None:
+    pair = (holding("a", 9000, Rate(1000)), holding("b", 9000, Rate(1000)))
+    found = of(small(10), (Group(pair, 3),), Network(Link(0.5, 1e4)), 1)
+    sums = 2 * 3 * 2 * (0.5 + 500 / 1e4)
+    assert found.step[1:] == pytest.approx((sums, HOP + 0.5), rel=1e-9)
+    alone = of(small(10), (Group(pair[:1], 3),), Network(Link(0.5, 1e4)), 1)
+    assert alone.step[1:] == (0, 0)
+
+
+@pytest.mark.parametrize(("room", "rows"), [(5000, 0), (5001, 1), (5002, 2), (5007, 7), (5008, 7)])
+def test_a_shape_holds_as_many_rows_as_fit(room: int, rows: int) -> None:
+    """Of one byte each."""
+    tiny = small(1, kv_bytes_per_token=[1, 0, 0], kv_max_tokens=[0] * 3, layer_bytes=[1400] * 3)
+    found = estimate(tiny, (Group((holding("a", room, Rate(1000)),), 3),), Network(), 7)
+    assert (found.rows if found else 0) == rows
+    if found:
+        assert found.step[0] == pytest.approx(4.5 + 0.001)
+        assert found.memory == (5000 + rows,)
+
+
+def test_a_machine_of_which_no_speed_is_known_has_no_figures() -> None:
+    shape = (Group((holding("a", 9000, Rate(1000)),), 2), Group((holding("b", 9000, None),), 1))
+    assert of(small(10), shape, Network(), 2) == Estimate(shape, 2, (2 * 1200 + 500 + 2 * 560, 1500 + 800))
+
+
+def test_strategies_are_told_by_the_shape() -> None:
+    one, two = Group((machine("a", None),), 1), Group((machine("b", None), machine("c", None)), 1)
+    assert [strategy_of(shape) for shape in ((one,), (one, one), (two,), (one, two), (two, two))] == [
+        *("pipeline", "pipeline", "tensor", "mixed", "mixed")
+    ]

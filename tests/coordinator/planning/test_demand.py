@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from sealring.coordinator.planning import demand
-from sealring.coordinator.planning.demand import Demand, capacity, check_profile, kv_bytes_per_token
+from sealring.coordinator.planning.demand import (
+    Demand,
+    capacity,
+    check_profile,
+    kv_bytes_per_token,
+    read_bytes,
+)
 from sealring.mesh.errors import ModelError
 from sealring.mesh.prompt.deployment_limits import MAX_CONTEXT, MAX_LAYERS
 from sealring.v1 import model_pb2
@@ -41,6 +47,7 @@ def test_layers_ask_for_weights_and_one_row() -> None:
     assert asked.per_layer == [229, 67, 199]
     assert Demand.of(profile(kv_max_tokens=[8] * 3), 64, chunk=4).row == (25,) * 3
     assert Demand.of(profile(kv_max_tokens=[8] * 3), 6, chunk=4).row == (13,) * 3
+    assert Demand.of(profile(kv_max_tokens=[1, 0, 9]), 9, slack=4).row == (3, 27, 27)
     assert (asked.row_bytes(0, 2), asked.row_bytes(1, 3), asked.row_bytes(1, 1)) == (146, 146, 0)
     assert [asked.weight_bytes(0, 2, 0, 2), asked.weight_bytes(2, 3, 1, 2)] == [160, 77]
     assert asked.total(1) == asked.total(2) == 229 + 67 + 199 + 17
@@ -52,12 +59,20 @@ def test_embedding_and_head_are_at_the_ends() -> None:
     assert [tied.extras(stages) for stages in (1, 2, 3)] == [[17], [10, 17], [10, 0, 17]]
 
 
+def test_a_step_reads_its_layers_and_at_the_end_the_head() -> None:
+    found, tied = profile(layer_bytes=[100, 50, 70]), profile(layer_bytes=[100, 50, 70], tied=True)
+    for first, end, read in ((0, 2, 150), (1, 2, 50), (2, 2, 0)):
+        assert read_bytes(found, first, end) == read_bytes(tied, first, end) == read
+    assert (read_bytes(found, 1, 3), read_bytes(tied, 1, 3)) == (127, 137)
+
+
 def test_how_many_layers_fit_into_what_there_is() -> None:
     asked = Demand.of(profile(4, layer_bytes=[97, 7, 17, 197]), 1)  # with a row: 100, 10, 20, 200
     assert [asked.first_layers(room) for room in (99, 100, 109, 110, 1000)] == [0, 1, 1, 2, 4]
     assert [asked.last_layers(room) for room in (199, 200, 219, 220, 1000)] == [0, 1, 1, 2, 4]
     assert [asked.longest_run(room) for room in (9, 10, 29, 30, 129, 130, 330)] == [0, 1, 1, 2, 2, 3, 4]
     assert [asked.first_layers(-1), asked.last_layers(-1), asked.longest_run(30)] == [0, 0, 2]
+    assert Demand.of(profile(2, layer_bytes=[7, 97]), 1).longest_run(10) == 1
 
 
 def test_caches_in_fewer_bits_are_as_the_nodes_measured_them() -> None:
@@ -65,6 +80,8 @@ def test_caches_in_fewer_bits_are_as_the_nodes_measured_them() -> None:
     found = profile(quantized=quantized)
     assert list(kv_bytes_per_token(found, 0)) == [2] * 3
     assert list(kv_bytes_per_token(found, 8)) == [1] * 3
+    with pytest.raises(ModelError, match="do not keep the model's KV cache in 4 bits"):
+        kv_bytes_per_token(found, 4)
     with pytest.raises(ModelError) as caught:
         kv_bytes_per_token(profile(quantized=quantized, not_quantizable="too narrow"), 4)
     assert (caught.value.reason, caught.value.message) == ("KV_BITS_UNSUPPORTED", "too narrow")
