@@ -55,6 +55,9 @@ class Ledger:
     def rows(self) -> int:
         return len(self._held)
 
+    def __contains__(self, row: int) -> bool:
+        return row in self._held
+
     def usage(self) -> float:
         """The reserved part of the budget on the member that is fullest, 0 to 1."""
         used = [(_bytes(each, self._tokens, self.rows), each.kv_budget) for each in self._distinct]

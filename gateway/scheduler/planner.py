@@ -24,7 +24,7 @@ from sealring.gateway.scheduler.lane import ANNOUNCED, Lane
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.prefill import PrefillLine
 from sealring.gateway.scheduler.prefixes import PrefixCache
-from sealring.gateway.scheduler.row import Phase, Row
+from sealring.gateway.scheduler.row import Row
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
 
@@ -88,12 +88,9 @@ class StepPlanner:
         """Reserves memory and puts the row in line; False when it has to wait."""
         fits = not self.pressed and self.ledger.rows + len(row.group) <= self._ring.max_rows
         self.pressed = not (fits and self.ledger.reserve_all(row.group, row.reserved))
-        if self.pressed:
-            return False
-        for each in row.group:
-            each.lane, each.phase = self.ledger.lane_of(each.number), Phase.PREFILLING
-        self._line.add(row)
-        return True
+        if not self.pressed:
+            self._line.add(row)
+        return not self.pressed
 
     def can_hold(self, row: Row) -> bool:
         """Whether all rows of the request fit when nothing else is there."""
@@ -103,16 +100,16 @@ class StepPlanner:
     def close(self, row: Row) -> bool:
         """Nothing more is wanted of the row. Returns True when only the head knows it (discard it there)."""
         row.closed = True
+        if row.number not in self.ledger:
+            return False
         self._line.discard(row)
-        if row.phase is Phase.PREFILLING and not row.begun:  # it is nowhere yet
+        lane = self._lane(row)
+        if not row.begun:
             self.ledger.release(row.number)
-            row.phase = Phase.GONE
-            return row.source is None
-        if row.phase is Phase.READY:
-            self._lanes[row.lane].ready.remove(row)
-        if row.phase in (Phase.PREFILLING, Phase.READY):
+        elif row.number not in lane.rows:  # else it leaves with a step of its lane
+            lane.ready = [each for each in lane.ready if each is not row]
             self._drop(row)
-        return False
+        return not row.begun and row.source is None
 
     def done(self, number: int, now: float, tokens: int = 1, *, likely: float = 0.0) -> Announced | None:
         """Takes a step as done, which brought so many tokens, and with it all earlier ones that sample
@@ -170,7 +167,10 @@ class StepPlanner:
             )
         for row in step.first:
             if not row.closed:
-                self._ready(row)
+                lane = self._lane(row)
+                if not lane.running:
+                    lane.turn = next(self._turn)
+                lane.ready.append(row)
 
     def _decoding(self) -> tuple[int, int]:
         """Rows that decode, and lanes of them; one each at least."""
@@ -276,18 +276,12 @@ class StepPlanner:
         self._dropped.clear()
         for row in joining:
             admit = step.changes.add().admit
-            admit.row, admit.lane = row.number, row.lane
-            row.phase = Phase.DECODING
+            admit.row, admit.lane = row.number, self.ledger.lane_of(row.number)
         return step
 
-    def _ready(self, row: Row) -> None:
-        lane = self._lanes[row.lane]
-        if not lane.running:
-            lane.turn = next(self._turn)
-        lane.ready.append(row)
-        row.phase = Phase.READY
+    def _lane(self, row: Row) -> Lane:
+        return self._lanes[self.ledger.lane_of(row.number)]
 
     def _drop(self, row: Row) -> None:
         self.ledger.release(row.number)
         self._dropped.append(row.number)
-        row.phase = Phase.GONE

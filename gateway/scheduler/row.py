@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
 from sealring.gateway.scheduler.actions import Answered, Request
-
-
-class Phase(enum.Enum):
-    """Where a row stands."""
-
-    OPENING = enum.auto()  # at the head, which has not answered
-    WAITING = enum.auto()  # tokenized; waits for memory
-    PREFILLING = enum.auto()  # memory reserved; chunks are being announced, or its first token is on the way
-    READY = enum.auto()  # may join its lane with the lane's next change
-    DECODING = enum.auto()  # in a lane
-    GONE = enum.auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +27,6 @@ class Row:
     number: int
     request: Request
     choice: int = 0
-    phase: Phase = Phase.OPENING
     closed: bool = False
     prompt_tokens: int = 0
     answered: int = 0
@@ -53,7 +40,6 @@ class Row:
     cuts: tuple[int, ...] = ()
     limit: int = 0
     ceiling: int = 0
-    lane: int = 0
     source: Row | None = None
     copies: tuple[Row, ...] = ()
     last_lane_step: int = 0  # the count of its lane's steps at which the limit is reached
@@ -61,6 +47,11 @@ class Row:
 
     def __post_init__(self) -> None:
         self.told = self.request.answers[self.choice]
+
+    @property
+    def opening(self) -> bool:
+        """Whether the head has not answered yet how long the prompt is."""
+        return not self.prompt_tokens
 
     @property
     def first(self) -> Row:

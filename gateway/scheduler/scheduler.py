@@ -36,7 +36,7 @@ from sealring.gateway.scheduler.actions import (
 from sealring.gateway.scheduler.pace import Pace, retry_after
 from sealring.gateway.scheduler.planner import EXTENSION, StepPlanner
 from sealring.gateway.scheduler.queue import FairQueue
-from sealring.gateway.scheduler.row import Phase, Row
+from sealring.gateway.scheduler.row import Row
 from sealring.mesh.errors import (
     DeadlineExceeded,
     EpochEnded,
@@ -126,8 +126,7 @@ class Scheduler:
         epoch = self._epoch
         if epoch is None:
             return False
-        opening = any(row.phase is Phase.OPENING for row in epoch.opened.values())
-        return opening or epoch.planner.under_way > 0
+        return epoch.planner.under_way > 0 or any(row.opening for row in epoch.opened.values())
 
     def load(self) -> Load:
         if self._epoch is None:
@@ -200,7 +199,7 @@ class Scheduler:
         """
         epoch = self._running_epoch()
         row = epoch.opened.get(number)
-        if row is None or row.phase is not Phase.OPENING:
+        if row is None or not row.opening:
             return self._take()
         if prompt_tokens - answered < 1 or max_tokens < 1:
             raise InvalidInput(f"the head opened row {number} without room", reason="BAD_STEP")
@@ -215,11 +214,9 @@ class Scheduler:
             row.limit = min(row.limit, capacity - prompt_tokens)
             while row.limit > 1 and not epoch.planner.can_hold(row):
                 row.limit //= 2
-        row.phase = Phase.WAITING
         for copy in row.copies:
             copy.prompt_tokens = copy.prefilled = prompt_tokens
-            copy.limit, copy.ceiling, copy.phase = row.limit, row.ceiling, Phase.WAITING
-            copy.drafts = drafts
+            copy.limit, copy.ceiling, copy.drafts = row.limit, row.ceiling, drafts
         if not epoch.planner.can_hold(row):
             self._fail(row, _too_large(row, capacity))
         elif not row.request.begun:
@@ -231,10 +228,8 @@ class Scheduler:
         """The head will not have a row: a prompt that is too long, an envelope that does not open. Or it will
         not go on with one that it has: an answer that cannot be held to its grammar."""
         epoch = self._running_epoch()
-        if (row := epoch.opened.get(number)) is not None:
-            row.phase = Phase.GONE
-            self._fail(row, error)
-        elif (row := epoch.rows.get(number)) is not None and not row.closed:
+        epoch.opened.pop(number, None)  # nobody has to tell the head
+        if (row := epoch.rows.get(number)) is not None:
             self._fail(row, error)
         return self._pump()
 
@@ -276,7 +271,7 @@ class Scheduler:
         else:
             self._suspect = suspect
         for rows in ended.values():
-            tried = any(row.begun or row.phase is Phase.OPENING for row in rows)
+            tried = any(row.begun or row.opening for row in rows)
             rows[0].request.broke(rows[0].reused, tried=tried)
         self._go_on((rows[0].request for rows in ended.values()), error)
         return self._take()
@@ -367,8 +362,6 @@ class Scheduler:
     def _close_all(self, request_id: str) -> None:
         """Ends what has not ended of a request."""
         for row in self._rows_of.pop(request_id):
-            if row.phase in (Phase.OPENING, Phase.WAITING):
-                self._actions.append(DiscardRow(row.number))
             for each in row.group:
                 if not each.closed:
                     self._close(each)
@@ -376,8 +369,8 @@ class Scheduler:
     def _close(self, row: Row) -> None:
         epoch = self._running_epoch()
         del epoch.rows[row.number]
-        epoch.opened.pop(row.number, None)
-        if epoch.planner.close(row):
+        opened = epoch.opened.pop(row.number, None)
+        if epoch.planner.close(row) or opened is not None:
             self._actions.append(DiscardRow(row.number))
 
     def _pump(self) -> list[Action]:
@@ -394,7 +387,7 @@ class Scheduler:
 
     def _start(self, epoch: _Epoch) -> None:
         for row in list(epoch.opened.values()):
-            if row.phase is not Phase.WAITING or not epoch.planner.start(row):
+            if row.opening or not epoch.planner.start(row):
                 return
             row.request.deadline = math.inf  # it has begun
             del epoch.opened[row.number]
