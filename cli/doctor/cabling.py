@@ -66,8 +66,8 @@ def find_loop(cables: Sequence[Cable]) -> list[str]:
         if not cable.bridged:
             continue
         first, second = cable.ends
-        if (path := _path(beside, first, second)) or first == second:
-            return path or [first]
+        if path := _path(beside, first, second):
+            return path
         beside[first].append(second)
         beside[second].append(first)
     return []
@@ -78,7 +78,7 @@ def _path(beside: Mapping[str, Sequence[str]], start: str, end: str) -> list[str
     waiting = deque([start])
     while waiting:
         here = waiting.popleft()
-        if here == end and here != start:
+        if here == end:
             path = [here]
             while came[path[-1]]:
                 path.append(came[path[-1]])

@@ -18,8 +18,7 @@ from sealring.cli.doctor.view import View
 
 CODESIGN = "/usr/bin/codesign"
 IDENTIFIER = "org.sealring.python"
-_LINE = re.compile(r"^(Identifier|Signature|TeamIdentifier)=(.*)$", re.MULTILINE)
-_FLAGS = re.compile(r"^CodeDirectory .*flags=0x[0-9a-f]+\(([a-z,-]*)\)", re.MULTILINE)
+_LINE = re.compile(r"^(Identifier|TeamIdentifier)=(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,6 @@ class Signature:
 
     signed: bool
     identifier: str = ""
-    adhoc: bool = False
     team: str = ""
 
 
@@ -39,11 +37,9 @@ def parse_codesign(text: str) -> Signature | None:
     found = {match[1]: match[2].strip() for match in _LINE.finditer(text)}
     if "Identifier" not in found:
         return None
-    flags = _FLAGS.search(text)
-    adhoc = found.get("Signature") == "adhoc" or (flags is not None and "adhoc" in flags[1].split(","))
     team = found.get("TeamIdentifier", "")
     identifier = found["Identifier"].strip("-")
-    return Signature(True, identifier, adhoc, "" if team == "not set" else team)
+    return Signature(True, identifier, "" if team == "not set" else team)
 
 
 def program(system: System, view: View) -> str:

@@ -34,7 +34,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
 def parse_version(text: str) -> tuple[int, ...]:
     """Numbers of a version such as 26.2.1; empty where it is none."""
     parts = text.strip().split(".")
-    good = 0 < len(parts) <= 4 and all(re.fullmatch(r"[0-9]{1,6}", part) for part in parts)
+    good = len(parts) <= 4 and all(re.fullmatch(r"[0-9]{1,6}", part) for part in parts)
     return tuple(map(int, parts)) if good else ()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -135,14 +135,17 @@ def worst(findings: Iterable[Finding]) -> Severity:
 
 def encode(report: Report) -> bytes:
     """One line of JSON; of very many findings the last are left out, and a note says so."""
-    findings: Sequence[Finding] = report.findings
+    cut = note("report.cut", "the report was too long, and some findings are left out")
+    kept = len(report.findings)
+    findings = report.findings
     while True:
-        shown = Report(facts=report.facts, findings=tuple(findings))
-        data = shown.model_dump_json(exclude_defaults=True).encode()
-        if len(data) <= MAX_REPORT_BYTES or not findings:
+        data = (
+            report.model_copy(update={"findings": findings}).model_dump_json(exclude_defaults=True).encode()
+        )
+        if len(data) <= MAX_REPORT_BYTES or not kept:
             return data
-        left_out = note("report.cut", "the report was too long, and some findings are left out")
-        findings = (left_out, *findings[1 : len(findings) // 2])
+        kept //= 2
+        findings = (cut, *report.findings[:kept])
 
 
 def decode(data: bytes) -> Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from doctortest import by_id
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,8 +84,44 @@ def test_two_cables_between_two_macs_are_a_loop() -> None:
     assert set(find_loop(find_cables(hosts(*twice)))) == {"a", "b"}
 
 
-def test_a_cable_to_a_stranger_counts_for_nothing() -> None:
+def test_a_cable_to_a_stranger_or_to_the_port_itself_counts_for_nothing() -> None:
     assert list(check(hosts(host("a", "ax")))) == []
+    assert find_cables(hosts(Facts(name="a", ports=(Port(uuid="A", peer="A"),)))) == []
+    nameless = Facts(name="b", ports=(Port(peer="ab/a"),))
+    assert find_cables(hosts(Facts(name="a", ports=(Port(uuid="ab/a"),)), nameless)) == []
+
+
+@pytest.mark.parametrize(("here", "there"), [(True, False), (False, True)])
+def test_a_cable_is_bridged_where_both_ends_are(here: bool, there: bool) -> None:
+    pair = hosts(host("a", "ab", bridged=here), host("b", "ab", bridged=there))
+    assert [cable.bridged for cable in find_cables(pair)] == [False]
+
+
+def test_macs_without_a_name_are_shown_by_their_ids() -> None:
+    circle = {name: host(name, *cables).model_copy(update={"name": ""}) for name, cables in MESH.items()}
+    assert "close a loop: b - a - c - b" in by_id(check(circle))["thunderbolt.loop"].what
+    pair = {name: circle[name] for name in "ab"}
+    assert by_id(check(pair))["thunderbolt.loop"].what.endswith("without a loop: b - a")
+
+
+def test_a_service_is_turned_off_where_its_bridge_is_on() -> None:
+    off = Bridge(name="x", service="Off", members=(), enabled=False)
+    nameless = Bridge(name="y", members=("en0", "en1"))
+    on = Bridge(name="z", service="On", members=("en0", "en1"))
+    circle = {
+        name: host(name, *cables).model_copy(update={"bridges": (off, nameless, on)})
+        for name, cables in MESH.items()
+    }
+    assert by_id(check(circle))["thunderbolt.loop"].command.endswith('-setnetworkserviceenabled "On" off')
+
+
+def test_of_many_pairs_without_a_cable_the_first_are_shown() -> None:
+    chain = [
+        host(name, *(a + b for a, b in pairwise("abcdef") if name in a + b), rdma="enabled")
+        for name in "abcdef"
+    ]
+    told = by_id(check(hosts(*chain)))["rdma.mesh"].what
+    assert told == "no cable between a - c, a - d, a - e, a - f, b - d, b - e, b - f, c - e"
 
 
 def test_a_mesh_for_rdma_has_a_cable_between_every_pair() -> None:
@@ -107,6 +144,19 @@ def test_a_mesh_tells_which_device_leads_to_whom() -> None:
         ["rdma_en1", "rdma_en0", None],
     ]
     assert rdma_devices(hosts(*mesh[:1], host("d")), ["a", "d"]) == [[None, None], [None, None]]
+    looped = Facts(name="a", ports=(Port(uuid="A", peer="B", device="en0"), Port(uuid="B", device="en1")))
+    assert rdma_devices(hosts(looped), ["a"]) == [[None]]
+    odd = Facts(name="a", ports=(Port(uuid="A", peer="B", device="$(x)"), Port(peer="B", device="en7")))
+    assert rdma_devices(hosts(odd, Facts(name="b", ports=(Port(uuid="B"),))), ["a", "b"])[0] == [
+        None,
+        "rdma_en7",
+    ]
+
+
+def test_ids_are_shown_as_far_as_settings_need_them() -> None:
+    long = {"a" * 17: host("a", "ab", rdma="enabled"), "b" * 17: host("b", "ab", rdma="enabled")}
+    told = [one.what for one in check(long) if one.id == "rdma.devices"]
+    assert told[0] == f'RDMA devices of a: rdma_devices = ["{"b" * 16}=rdma_en0"]'
 
 
 EDGES = st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("abcdef")), max_size=9)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doctortest import PYTHON, FakeSystem, by_id, recording
+from doctortest import GOOD, PYTHON, FakeSystem, by_id, recording
 
 from sealring.cli.doctor import (
     firewall,
@@ -28,19 +30,8 @@ from sealring.cli.doctor.report import Severity
 from sealring.cli.doctor.storage import check as check_storage
 from sealring.cli.doctor.system import Answer, Folder
 from sealring.cli.doctor.view import View
-from sealring.mesh.trust.attestation import Posture
 from sealring.node.settings import NodeSettings
 
-GOOD = Posture(
-    hardware_model="Mac16,10",
-    chip="Apple M4",
-    os_version="26.2",
-    boot_session="1",
-    sip=True,
-    secure_boot=True,
-    authenticated_root=True,
-    filevault=True,
-)
 NETWORK = {
     "/usr/sbin/networksetup -listallhardwareports": recording("hardware-ports.txt"),
     "/usr/sbin/networksetup -listnetworkserviceorder": recording("services.txt"),
@@ -144,6 +135,19 @@ def test_interpreter(view: View, name: str, launchd: bool, severity: Severity) -
             Severity.OK,
             "",
         ),
+        (
+            {"--getglobalstate": "(State = 1)", "--listapps": f"{PYTHON}\n(Allow incoming connections)\n"},
+            Severity.OK,
+            "",
+        ),
+        (
+            {
+                "--getglobalstate": "(State = 1)",
+                "--listapps": f"{PYTHON}\n(Allow incoming connections)\n/opt\n(Block incoming connections)\n",
+            },
+            Severity.PROBLEM,
+            "--unblockapp",
+        ),
     ],
 )
 def test_firewall(view: View, says: dict[str, str], severity: Severity, command: str) -> None:
@@ -176,6 +180,27 @@ def test_power(view: View, name: str, expected: dict[str, Severity]) -> None:
     shown = {identifier: one.severity for identifier, one in found.items()}
     assert shown == {"power.heat": Severity.OK, "restarts.filevault": Severity.NOTE, **expected}
     assert "power cut" in found["restarts.filevault"].why
+    open_disk = by_id(restarts.check(FakeSystem({"/usr/bin/fdesetup": "FileVault is Off.\n"}), view))
+    assert open_disk["restarts.filevault"].severity is Severity.OK
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("sleep 0", {"power.sleep": "this Mac does not sleep by itself"}),
+        ("sleep 1", {"power.sleep": "this Mac sleeps after 1 min without use"}),
+        ("sleep 1\nSleepDisabled 1", {"power.sleep": "this Mac does not sleep by itself"}),
+        ("sleep 1\nSleepDisabled 0", {"power.sleep": "this Mac sleeps after 1 min without use"}),
+        ("SleepDisabled 0", {"power.sleep": "this Mac does not sleep by itself"}),
+        ("powermode 1", {"power.low_power_mode": "Low Power Mode is on"}),
+        ("lowpowermode 0\npowermode 2", {}),
+        ("powernap 1", {}),
+        ("powernap 1\nsleep 0", {"power.sleep": "this Mac does not sleep by itself"}),
+    ],
+)
+def test_power_settings(view: View, settings: str, expected: dict[str, str]) -> None:
+    found = power.check(FakeSystem({"/usr/bin/pmset -g": settings}), view)
+    assert {one.id: one.what for one in found if "could not tell" not in one.what} == expected
 
 
 def test_heat(view: View) -> None:
@@ -184,25 +209,65 @@ def test_heat(view: View) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "severity"), [("0", Severity.OK), ("49152", Severity.NOTE), ("63000", Severity.WARNING)]
+    ("total", "limit", "severity", "raised"),
+    [
+        (64, 0, Severity.OK, ""),
+        (64, 61440, Severity.NOTE, ""),
+        (64, 61441, Severity.WARNING, "61440"),
+        (6, 6000, Severity.WARNING, "3072"),
+    ],
 )
-def test_wired_limit(view: View, limit: str, severity: Severity) -> None:
-    found = by_id(memory.check(FakeSystem({"/usr/sbin/sysctl -n": f"{limit}\n"}), view))
+def test_wired_limit(view: View, total: int, limit: int, severity: Severity, raised: str) -> None:
+    found = by_id(memory.check(FakeSystem({"/usr/sbin/sysctl -n": f"{limit}\n"}, memory=total << 30), view))
+    assert list(found) == ["memory.wired_limit"]
     assert found["memory.wired_limit"].severity is severity
+    assert found["memory.wired_limit"].command.rpartition("=")[2] == raised
 
 
-def test_a_setting_above_the_wired_limit(view: View) -> None:
+@pytest.mark.parametrize(("limit", "above"), [("0", False), ("51199", True), ("51200", False), ("?", False)])
+def test_a_setting_above_the_wired_limit(view: View, limit: str, above: bool) -> None:
     settings = view.settings.model_copy(update={"memory_limit": 50 << 30})
-    found = by_id(
-        memory.check(FakeSystem({"/usr/sbin/sysctl -n": "49152\n"}), replace(view, settings=settings))
-    )
-    assert found["memory.setting"].command == "sudo /usr/sbin/sysctl iogpu.wired_limit_mb=51200"
+    found = by_id(memory.check(FakeSystem({"/usr/sbin/sysctl -n": limit}), replace(view, settings=settings)))
+    command = found["memory.setting"].command if "memory.setting" in found else ""
+    assert command == ("sudo /usr/sbin/sysctl iogpu.wired_limit_mb=51200" if above else "")
 
 
 def test_thunderbolt(view: View) -> None:
     found = by_id(thunderbolt.check(FakeSystem(NETWORK), view))
     assert list(found) == ["thunderbolt.ports"]
-    assert "port 3 (en4, 80 Gb/s)" in found["thunderbolt.ports"].what
+    assert found["thunderbolt.ports"].what == "other Macs at Thunderbolt port 3 (en4, 80 Gb/s)"
+    alone = {**NETWORK, "/usr/sbin/system_profiler": json.dumps({"SPThunderboltDataType": [{}, {}]})}
+    found = by_id(thunderbolt.check(FakeSystem(alone), view))
+    assert [one.what for one in found.values()] == ["no other Mac at the 2 Thunderbolt ports"]
+
+
+def test_what_a_port_does_not_tell_is_a_question_mark(view: View) -> None:
+    bus = {"domain_uuid_key": "A", "_items": [{"domain_uuid_key": "B"}, {"domain_uuid_key": "C"}]}
+    says = {**NETWORK, "/usr/sbin/system_profiler": json.dumps({"SPThunderboltDataType": [bus]})}
+    found = by_id(thunderbolt.check(FakeSystem(says), view))
+    assert found["thunderbolt.ports"].what == "other Macs at Thunderbolt port ? (?, )"
+    assert found["thunderbolt.device"].what == "Thunderbolt port ? has no network interface that is known"
+    (port,) = thunderbolt.read_ports(FakeSystem(says)) or ()
+    assert (port.uuid, port.peer) == ("A", "B")
+
+
+def test_bridges_and_their_services() -> None:
+    """A bridge is on where its interface is up and its service, if it has one, is enabled."""
+
+    def enabled(
+        services: str = NETWORK["/usr/sbin/networksetup -listnetworkserviceorder"], flags: str = "UP"
+    ) -> bool:
+        interfaces = f"bridge0: flags=8863<{flags},BROADCAST> mtu 1500\n\tmember: en2 flags=3<LEARNING>\n"
+        changed = {
+            "/usr/sbin/networksetup -listnetworkserviceorder": services,
+            "/sbin/ifconfig -a": interfaces,
+        }
+        (bridge,) = thunderbolt.read_bridges(FakeSystem(NETWORK | changed))
+        return bridge.enabled
+
+    assert enabled()
+    assert enabled(services="")
+    assert not enabled(flags="DOWN")
 
 
 def test_a_port_without_an_interface_is_said_and_no_failure(view: View) -> None:
@@ -210,10 +275,12 @@ def test_a_port_without_an_interface_is_said_and_no_failure(view: View) -> None:
     assert by_id(thunderbolt.check(FakeSystem(says), view))["thunderbolt.device"].severity is Severity.NOTE
 
 
-def test_bridges_that_cannot_be_told(view: View) -> None:
-    says = {name: text for name, text in NETWORK.items() if "ifconfig" not in name}
+@pytest.mark.parametrize("missing", ["ifconfig", "hardwareports"])
+def test_bridges_that_cannot_be_told(view: View, missing: str) -> None:
+    says = {name: text for name, text in NETWORK.items() if missing not in name}
     found = by_id(thunderbolt.check(FakeSystem(says), view))
     assert found["thunderbolt.bridge"].what == "could not tell: bridges over Thunderbolt"
+    assert found["thunderbolt.bridge"].why.endswith("is not on this machine")
 
 
 @pytest.mark.parametrize("named", ["/a'; rm -rf ~; '/python", "relative/python"])
@@ -252,6 +319,7 @@ def test_a_bridge_over_two_cables_is_named(view: View) -> None:
     ("version", "status", "severity", "words"),
     [
         ("26.1", "", Severity.OK, "begins with macOS 26.2"),
+        ("?", "disabled", Severity.OK, "is off"),
         ("26.2", "disabled", Severity.OK, "is off"),
         ("26.10", "enabled", Severity.NOTE, "rdma_en2, rdma_en3"),
         ("26.2", "whatever", Severity.NOTE, "could not tell"),
@@ -277,6 +345,12 @@ def test_rdma(view: View, version: str, status: str, severity: Severity, words: 
         ("rdma_en4", {}, "names rdma_en4, and this Mac has none"),
         ("rdma_en2", {"member: en9": "member: en2"}, "en2 of rdma_en2 is in bridge0"),
         ("rdma_en3", {"inet 10.0.3.1 ": "inet6 fe80::1 "}, "en3 of rdma_en3 has no IPv4 address"),
+        (
+            "rdma_en2",
+            {"member: en9": "member: en2", "<UP,BROADCAST> mtu 1500\n\tmember": "<> mtu 1500\n\tmember"},
+            "",
+        ),
+        ("rdma_en3", {"/sbin/ifconfig": ""}, ""),
     ],
 )
 def test_the_devices_of_the_settings_are_ready_for_jaccl(
@@ -298,12 +372,13 @@ def test_the_devices_of_the_settings_are_ready_for_jaccl(
         ),
     }
     for before, after in changes.items():
-        says = {program: text.replace(before, after) for program, text in says.items()}
+        says = {program: text.replace(before, after) for program, text in says.items() if program != before}
     found = by_id(rdma.check(FakeSystem(says), view))
     if not words:
         assert found["rdma.devices"].severity is Severity.OK
         assert "rdma.unready" not in found
     else:
+        assert "rdma.devices" not in found
         assert found["rdma.unready"].severity is Severity.PROBLEM
         assert words in found["rdma.unready"].what
 
@@ -316,29 +391,42 @@ def test_versions(view: View) -> None:
     broken = by_id(versions.check(FakeSystem(packages={"mlx": "1"}), view))["versions.installed"]
     assert broken.severity is Severity.PROBLEM
     assert broken.what == "not installed: mlx-lm, sealring"
+    other = by_id(versions.check(FakeSystem(platform="linux"), view))["versions.installed"]
+    assert other.what.endswith(f" on linux {platform.release()}")
 
 
 @pytest.mark.parametrize(
-    ("limit", "severity"), [(256, Severity.WARNING), (8192, Severity.OK), (-1, Severity.OK)]
+    ("limit", "severity", "what"),
+    [
+        (0, Severity.WARNING, "only 0 files may be open"),
+        (2047, Severity.WARNING, "only 2047 files may be open"),
+        (2048, Severity.OK, "up to 2048 files may be open"),
+        (-1, Severity.OK, "any number of files may be open"),
+    ],
 )
-def test_files(view: View, limit: int, severity: Severity) -> None:
-    assert by_id(check_files(FakeSystem(file_limit=limit), view))["files.limit"].severity is severity
+def test_files(view: View, limit: int, severity: Severity, what: str) -> None:
+    found = by_id(check_files(FakeSystem(file_limit=limit), view))["files.limit"]
+    assert (found.severity, found.what) == (severity, what)
     told = replace(view, file_limit=4096)
     assert by_id(check_files(FakeSystem(file_limit=limit), told))["files.limit"].severity is Severity.OK
 
 
 @pytest.mark.parametrize(
-    ("free", "severity"),
+    ("free", "severity", "words"),
     [
-        (1 << 20, Severity.PROBLEM),
-        (2 << 30, Severity.WARNING),
-        (99 << 30, Severity.OK),
-        (None, Severity.NOTE),
+        ((1 << 30) - 1, Severity.PROBLEM, "1.0 GiB free for "),
+        (1 << 30, Severity.WARNING, "1.0 GiB free for "),
+        ((10 << 30) - 1, Severity.WARNING, "10.0 GiB free for "),
+        (10 << 30, Severity.OK, "10.0 GiB free for "),
+        (None, Severity.NOTE, "could not tell"),
     ],
 )
-def test_disk(view: View, free: int | None, severity: Severity) -> None:
+def test_disk(view: View, free: int | None, severity: Severity, words: str) -> None:
     system = FakeSystem(free_space=None if free is None else (free, 1 << 40))
-    assert by_id(check_storage(system, view))["disk.space"].severity is severity
+    found = by_id(check_storage(system, view))
+    assert found["disk.space"].severity is severity
+    assert found["disk.space"].what.startswith(words)
+    assert found["models.folders"].what == "no model folder is set"
 
 
 @pytest.mark.parametrize(
@@ -348,7 +436,9 @@ def test_disk(view: View, free: int | None, severity: Severity) -> None:
         (Folder(False, 0, False), Severity.PROBLEM, "chmod"),
         (Folder(True, 0, True), Severity.WARNING, "chown"),
         (Folder(True, 777, False), Severity.WARNING, "chown"),
+        (Folder(True, 501, True), Severity.WARNING, "chown"),
         (Folder(True, 0, False, 3), Severity.OK, ""),
+        (Folder(True, 501, False, 3), Severity.OK, ""),
     ],
 )
 def test_model_folders(view: View, folder: Folder | None, severity: Severity, command: str) -> None:
@@ -365,22 +455,25 @@ def test_trust_of_a_mac(view: View) -> None:
     found = by_id(trust.check(FakeSystem(posture=lacking), view))
     assert set(found) == {"trust.possible", "trust.filevault", "trust.sip"}
     assert found["trust.filevault"].command == "sudo fdesetup enable"
+    assert found["trust.filevault"].what == "FileVault is off"
     assert "could not be told" in found["trust.sip"].what
 
 
 @pytest.mark.parametrize(
-    ("error", "severity", "words"),
+    ("error", "severity", "what"),
     [
-        ("", Severity.OK, "can listen"),
-        ("EADDRINUSE", Severity.PROBLEM, "in use"),
-        ("EADDRNOTAVAIL", Severity.PROBLEM, "EADDRNOTAVAIL"),
+        ("", Severity.OK, "the daemon can listen on 127.0.0.1:7710"),
+        ("EADDRINUSE", Severity.PROBLEM, "port 7710 of 127.0.0.1 is in use by another process"),
+        ("EADDRNOTAVAIL", Severity.PROBLEM, "the daemon cannot listen on 127.0.0.1: EADDRNOTAVAIL"),
     ],
 )
-def test_ports_of_a_node_that_does_not_run(view: View, error: str, severity: Severity, words: str) -> None:
+def test_ports_of_a_node_that_does_not_run(view: View, error: str, severity: Severity, what: str) -> None:
     found = by_id(check_reach(FakeSystem(bind_error=error), view))
     assert found["enrolment.state"].severity is Severity.NOTE
-    assert found["ports.listen"].severity is severity
-    assert words in found["ports.listen"].what
+    assert (found["ports.listen"].severity, found["ports.listen"].what) == (severity, what)
+    assert found["ports.ring_host"].severity is severity
+    if not error:
+        assert found["ports.ring_host"].what == f"the daemon can listen on {view.settings.ring_host}"
 
 
 def test_an_enrolment_that_cannot_be_read_says_as_whom_to_run(view: View) -> None:

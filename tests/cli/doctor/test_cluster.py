@@ -86,6 +86,23 @@ def reached(*connections: tuple[str, str, str], system: str = "darwin") -> list[
     ]
 
 
+def test_of_many_the_first_are_shown() -> None:
+    names = "abcdefghi"
+    nodes = [*(node(name) for name in names), *(node(name, os_build="2", rdma="enabled") for name in "j")]
+    found = by_id(one for one in examine(nodes) if one.id.startswith("versions"))
+    shown = "26.2 2 on j; 26.2 25C56 on a, b, c, d, e, f, g, h"
+    assert found["versions.equal"].what == f"different versions of macOS: {shown}"
+    nodes = [*(node(name, connections={"j": "TIMEOUT"}) for name in names), node("j")]
+    nodes.append(node("k", connections={"j": ""}))
+    found = by_id(one for one in examine(nodes) if one.id.startswith("reach"))
+    assert found["reach.pair"].what == "j is not reached by a, b, c, d, e, f, g, h (TIMEOUT)"
+
+
+@pytest.mark.parametrize("connections", [{}, {"a": "TIMEOUT"}, {"b": "TIMEOUT"}])
+def test_a_node_alone_reaches_nobody_and_need_not(connections: dict[str, str]) -> None:
+    assert severities([node("a", connections=connections)], "reach") == {}
+
+
 def test_a_mac_without_local_network_access_is_named_and_nobody_else() -> None:
     nodes = reached(("a", "b", "EHOSTUNREACH"), ("a", "c", "EHOSTUNREACH"))
     found = by_id(one for one in examine(nodes) if one.id.startswith("reach"))
@@ -128,9 +145,12 @@ def test_who_is_offline_is_not_missed() -> None:
     ("offset", "error", "severity", "words"),
     [
         (0.5, 0.1, Severity.OK, "agrees"),
+        (5.5, 0.5, Severity.OK, "agrees"),
         (-20.0, 1.0, Severity.WARNING, "20.0 s behind"),
+        (60.5, 0.5, Severity.WARNING, "60.5 s ahead of"),
         (300.0, 1.0, Severity.PROBLEM, "300.0 s ahead of"),
         (300.0, 299.0, Severity.NOTE, "could not tell"),
+        (60.0, 60.0, Severity.OK, "agrees"),
     ],
 )
 def test_clocks(offset: float, error: float, severity: Severity, words: str) -> None:
@@ -143,19 +163,31 @@ def test_clocks(offset: float, error: float, severity: Severity, words: str) -> 
 def test_a_coordinator_whose_clock_was_set_is_named_and_not_its_nodes() -> None:
     found = [one for one in examine([node("a", clock=-3600), node("b", clock=-3598)]) if "clock" in one.id]
     assert [one.what for one in found] == ["the coordinator's clock is 3599.0 s ahead of all nodes'"]
-    apart = examine([node("a", clock=-3600), node("b", clock=3600)])
-    assert sum(one.id == "clock.offset" for one in apart) == 2
+    ahead = [one.what for one in examine([node("a", clock=100), node("b", clock=160)]) if "clock" in one.id]
+    assert ahead == ["the coordinator's clock is 130.0 s behind all nodes'"]
+
+
+@pytest.mark.parametrize("clocks", [(-3600, 3600), (100, 161), (60, 60)])
+def test_where_the_nodes_disagree_or_are_near_each_is_told_by_itself(clocks: tuple[int, int]) -> None:
+    first, second = clocks
+    apart = examine([node("a", clock=first), node("b", clock=second)])
+    told = [one.what for one in apart if one.id == "clock.offset"]
+    assert [what.partition("'")[0] for what in told] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
     ("wired", "usable", "need", "severity", "command"),
     [
         (0, 48, 40, Severity.OK, ""),
+        (0, 48, 48, Severity.OK, ""),
+        (48, 0, 48, Severity.OK, ""),
         (0, 48, 50, Severity.PROBLEM, "sudo /usr/sbin/sysctl iogpu.wired_limit_mb=52224"),
         (52, 48, 50, Severity.OK, ""),
         (32, 48, 40, Severity.PROBLEM, "sudo /usr/sbin/sysctl iogpu.wired_limit_mb=41984"),
-        (0, 48, 62, Severity.PROBLEM, ""),
+        (0, 48, 59, Severity.PROBLEM, "sudo /usr/sbin/sysctl iogpu.wired_limit_mb=61440"),
+        (0, 48, 60, Severity.PROBLEM, ""),
         (0, 0, 62, None, ""),
+        (0, 48, 0, None, ""),
     ],
 )
 def test_memory(wired: int, usable: int, need: int, severity: Severity | None, command: str) -> None:
@@ -170,6 +202,15 @@ def test_memory(wired: int, usable: int, need: int, severity: Severity | None, c
     found = by_id(examine([one])).get("memory.plan")
     assert (found and found.severity) is severity
     assert (found.command if found else "") == command
+    assert bool(command) == bool(found and found.fix.startswith("raise the limit"))
+
+
+def test_only_a_mac_has_its_limit_raised() -> None:
+    report = Report(facts=Facts(**(MAC | {"system": "linux"})))
+    stages = (Stage("demo-0", 49 * GIB, GIB),)
+    one = Node("a", "a", online=True, report=report, memory_usable=48 * GIB, stages=stages)
+    found = by_id(examine([one]))["memory.plan"]
+    assert (found.severity, found.command) == (Severity.PROBLEM, "")
 
 
 def test_another_machines_commands_are_not_shown() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
+import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +19,10 @@ from doctortest import FakeSystem, recording
 from sealring.cli.commands import doctor as command
 from sealring.cli.doctor import system
 from sealring.cli.doctor.cluster import Node, Stage
-from sealring.cli.doctor.report import Report, encode, ok, problem
+from sealring.cli.doctor.report import Report, decode, encode, ok, problem
 from sealring.cli.main import app
 from sealring.mesh.errors import Unavailable
-from sealring.v1 import admin_pb2
+from sealring.v1 import admin_pb2, diagnosis_pb2
 
 
 @pytest.fixture
@@ -132,6 +136,28 @@ async def test_nodes_are_asked_a_few_at_once_and_those_that_are_offline_not_at_a
     assert (first.offset, first.offset_error, first.failure) == (0.5, 0.001, "")
     assert (busy.failure, busy.report, busy.stages) == ("it is busy", None, ())
     assert (last.failure, last.online, nodes[18].online) == ("it is offline", False, True)
+
+
+def test_a_daemon_asks_on_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    did = list[str]()
+    monkeypatch.setattr("sealring.mesh.system.lean.hide_rich", lambda: did.append("lean"))
+    monkeypatch.setattr("sealring.mesh.system.lean.collect_seldom", lambda: did.append("seldom"))
+    monkeypatch.setattr("sealring.mesh.system.coredumps.forbid_core_files", lambda: did.append("no cores"))
+    monkeypatch.setattr(system, "System", lambda: FakeSystem(platform="linux"))
+    told = diagnosis_pb2.DiagnoseResponse(file_limit=1).SerializeToString().hex()
+    asked = json.dumps({"settings": {"state_dir": str(tmp_path), "name": "mini"}, "daemon": told}).encode()
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=io.BytesIO()))
+    monkeypatch.delitem(sys.modules, "sealring.cli.doctor.__main__", raising=False)
+    for padded, read in ((asked.ljust(1 << 20), True), (asked.rjust((1 << 20) + 1), False)):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(padded)))
+        with contextlib.nullcontext() if read else pytest.raises(json.JSONDecodeError):
+            runpy.run_module("sealring.cli.doctor", run_name="__main__")
+    report = decode(sys.stdout.buffer.getvalue())  # type: ignore[attr-defined]
+    assert report.facts.name == "mini"
+    assert "only 1 files may be open" in {one.what for one in report.findings}
+    assert did == ["lean", "seldom", "no cores"] * 2
+    runpy.run_module("sealring.cli.doctor.__main__", run_name="another")
+    assert len(did) == 6
 
 
 def test_the_cluster_needs_an_operator(doctor: Any, sealring: Any) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from doctortest import FakeSystem, by_id
+from doctortest import GOOD, FakeSystem, by_id
 
 from sealring.cli.doctor import certificates, clocks, daemon, reach, storage, trust
 from sealring.cli.doctor.report import Connection, Severity
@@ -21,6 +21,7 @@ from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_
 from sealring.mesh.pki.root import RootMetadata
 from sealring.mesh.roster.model import Ring, RingMember, Roster, RosterMember
 from sealring.mesh.trust.levels import TrustLevel
+from sealring.node.settings import NodeSettings
 
 DAY = 86400
 NOW = 1_800_000_000
@@ -101,6 +102,20 @@ def test_where_a_daemon_is_asked(enrolled: View) -> None:
     assert addresses("0.0.0.0:7712") == ["127.0.0.1:7712", "10.0.0.1:7710"]
     assert addresses("[::]:7712") == ["[::1]:7712", "10.0.0.1:7710"]
     assert addresses("10.0.0.1:0") == ["10.0.0.1:7710"]
+    assert enrolled.roster is not None
+    many = member("me", "10.0.0.1:1", addresses=tuple(f"10.0.0.1:{port}" for port in range(1, 5)))
+    enrolled = replace(enrolled, roster=replace(enrolled.roster, members=(many,)))
+    assert addresses("10.0.0.2:7") == ["10.0.0.2:7", "10.0.0.1:1", "10.0.0.1:2"]
+
+
+def test_a_view_without_an_enrolment_or_a_roster_is_of_no_member(enrolled: View) -> None:
+    assert enrolled.member is not None
+    assert (enrolled.member.id, len(enrolled.rings)) == ("me", 1)
+    assert enrolled.addresses == ("10.0.0.1:7710",)
+    for view in (replace(enrolled, state=None), replace(enrolled, roster=None)):
+        assert (view.member, view.rings, view.addresses) == (None, (), ("127.0.0.1:7710",))
+    empty = View(NodeSettings())
+    assert (empty.left_out, empty.launchd, empty.file_limit) == (0, False, 0)
 
 
 async def test_where_none_answers_the_view_stays(enrolled: View) -> None:
@@ -168,9 +183,27 @@ def test_loopback_is_exempt_from_local_network_access(enrolled: View) -> None:
     assert "reach.local_network" in by_id(reach.check(mac(), view))
 
 
-def test_a_daemon_without_its_coordinator(enrolled: View) -> None:
-    found = by_id(reach.check(mac(), replace(enrolled, session=False)))
-    assert found["reach.coordinator"].severity is Severity.PROBLEM
+@pytest.mark.parametrize(
+    ("address", "error", "identifier"),
+    [
+        ("127.0.0.1:1", "EHOSTUNREACH", "reach.peers"),
+        ("10.0.0.2:1", "EHOSTUNREACH", "reach.local_network"),
+        ("no address", "EHOSTUNREACH", "reach.local_network"),
+    ],
+)
+def test_access_is_denied_where_something_leaves_the_machine(
+    enrolled: View, address: str, error: str, identifier: str
+) -> None:
+    view = replace(enrolled, connections=(Connection(member="x", address=address, error=error),))
+    assert by_id(reach.check(mac(), view))[identifier].severity is Severity.PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("session", "severity"), [(False, Severity.PROBLEM), (True, Severity.OK), (None, None)]
+)
+def test_a_daemon_and_its_coordinator(enrolled: View, session: bool | None, severity: Severity) -> None:
+    found = by_id(reach.check(mac(), replace(enrolled, session=session))).get("reach.coordinator")
+    assert (found and found.severity) is severity
 
 
 def test_a_daemon_that_does_not_answer(enrolled: View) -> None:
@@ -188,17 +221,35 @@ def test_addresses_that_only_this_machine_reaches(enrolled: View) -> None:
     found = by_id(reach.check(mac(), replace(enrolled, roster=near, settings=settings)))
     assert found["reach.address"].severity is Severity.PROBLEM
     assert found["reach.ring_host"].severity is Severity.PROBLEM
+    for own, ring_host, told in (
+        ("127.0.0.1:7710", "10.0.0.1", {"reach.address"}),
+        ("10.0.0.1:7710", "127.0.0.1", {"reach.ring_host"}),
+        ("10.0.0.1:7710", "10.0.0.1", set()),
+    ):
+        near = roster(member("me", own), member("other", "10.0.0.2:7710"))
+        changed = enrolled.settings.model_copy(update={"ring_host": ring_host})
+        found = by_id(reach.check(mac(), replace(enrolled, roster=near, settings=changed)))
+        assert {"reach.address", "reach.ring_host"} & set(found) == told
     alone = roster(member("me", "127.0.0.1:7710"), member("other", "127.0.0.1:7711"))
     found = by_id(reach.check(mac(), replace(enrolled, roster=alone, settings=settings)))
     assert not {"reach.address", "reach.ring_host"} & set(found)
+    nobody = replace(enrolled, roster=None, settings=settings)
+    assert not {"reach.address", "reach.ring_host"} & set(by_id(reach.check(mac(), nobody)))
+    assert not reach.loopback_only(())
 
 
 @pytest.mark.parametrize(
     ("after", "session", "severity"),
     [
         (0, True, Severity.OK),
+        (600, True, Severity.OK),
+        (601, True, Severity.OK),
+        (DAY / 2 + 3600, True, Severity.OK),
+        (DAY / 2 + 3600.5, True, Severity.WARNING),
         (DAY * 0.9, True, Severity.WARNING),
         (DAY * 0.9, False, Severity.OK),
+        (DAY - 1, False, Severity.OK),
+        (DAY, True, Severity.PROBLEM),
         (2 * DAY, True, Severity.PROBLEM),
     ],
 )
@@ -208,9 +259,38 @@ def test_certificate(enrolled: View, after: float, session: bool, severity: Seve
     assert ("certificate.roster" in found) == (session and after > 600)
 
 
+def test_whom_a_certificate_is_renewed_by(enrolled: View) -> None:
+    late = FakeSystem(now=NOW + 2 * DAY)
+    assert "10.0.0.9:7701" in by_id(certificates.check(late, enrolled))["certificate.life"].fix
+    state: Any = SimpleNamespace(**vars(enrolled.state) | {"join": ""})
+    view = replace(enrolled, state=state, roster=None)
+    assert "the join port" in by_id(certificates.check(late, view))["certificate.life"].fix
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0 min"),
+        (3599, "60 min"),
+        (3600, "1.0 h"),
+        (2 * DAY - 1, "48.0 h"),
+        (2 * DAY, "2 days"),
+        (9 * DAY, "9 days"),
+    ],
+)
+def test_durations(seconds: float, shown: str) -> None:
+    assert certificates._duration(seconds) == shown
+
+
 @pytest.mark.parametrize(
     ("left", "severity"),
-    [(400 * DAY, Severity.OK), (300 * DAY, Severity.WARNING), (-DAY, Severity.PROBLEM)],
+    [
+        (400 * DAY, Severity.OK),
+        (300 * DAY, Severity.WARNING),
+        (1, Severity.WARNING),
+        (0, Severity.PROBLEM),
+        (-DAY, Severity.PROBLEM),
+    ],
 )
 @pytest.mark.parametrize("authority_first", [False, True])
 def test_root_metadata(enrolled: View, left: int, severity: Severity, authority_first: bool) -> None:
@@ -224,23 +304,58 @@ def test_root_metadata(enrolled: View, left: int, severity: Severity, authority_
 
 
 @pytest.mark.parametrize(
-    ("now", "severity"),
+    ("now", "session", "severity"),
     [
-        (NOW, Severity.OK),
-        (NOW - 59, Severity.OK),
-        (NOW - 61, Severity.PROBLEM),
-        (NOW + 659, Severity.OK),
-        (NOW + 661, Severity.PROBLEM),
+        (NOW, True, Severity.OK),
+        (NOW - 60, True, Severity.OK),
+        (NOW - 61, True, Severity.PROBLEM),
+        (NOW + 660, True, Severity.OK),
+        (NOW + 661, True, Severity.PROBLEM),
+        (NOW + 661, False, Severity.OK),
     ],
 )
-def test_clock(enrolled: View, now: float, severity: Severity) -> None:
-    assert by_id(clocks.check(FakeSystem(now=now), enrolled))["clock.offset"].severity is severity
+def test_clock(enrolled: View, now: float, session: bool, severity: Severity) -> None:
+    view = replace(enrolled, session=session)
+    assert by_id(clocks.check(FakeSystem(now=now), view))["clock.offset"].severity is severity
 
 
 @pytest.mark.parametrize(("floor", "below"), [(0, False), (20, False), (21, True)])
 def test_trust_at_the_floor_is_enough(enrolled: View, floor: int, below: bool) -> None:
     known = roster(member("me", "10.0.0.1:7710", trust=20), trust_floor=floor)
     assert ("trust.floor" in by_id(trust.check(mac(), replace(enrolled, roster=known)))) == below
+
+
+@pytest.mark.parametrize(
+    ("trust_now", "age", "session", "told"),
+    [
+        (10, 900, True, {"trust.level": Severity.OK}),
+        (9, 900, True, {"trust.level": Severity.WARNING}),
+        (10, 901, True, {"trust.level": Severity.OK, "trust.challenge": Severity.WARNING}),
+        (10, 901, False, {"trust.level": Severity.OK}),
+    ],
+)
+def test_trust_and_its_age(
+    enrolled: View, trust_now: int, age: int, session: bool, told: dict[str, Severity]
+) -> None:
+    known = roster(member("me", "10.0.0.1:7710", trust=trust_now, challenged_at=NOW - age))
+    found = by_id(trust.check(mac(platform="linux"), replace(enrolled, roster=known, session=session)))
+    assert {one: found[one].severity for one in found} == {"trust.possible": Severity.NOTE, **told}
+
+
+@pytest.mark.parametrize(
+    ("level", "severity"),
+    [
+        (TrustLevel.SOFTWARE, Severity.NOTE),
+        (TrustLevel.SELF_SIGNED, Severity.OK),
+        (TrustLevel.HARDWARE, Severity.OK),
+    ],
+)
+def test_a_mac_whose_protections_are_on_may_have_a_better_level(
+    enrolled: View, level: TrustLevel, severity: Severity
+) -> None:
+    known = roster(member("me", "10.0.0.1:7710", level=level, trust=90))
+    found = by_id(trust.check(mac(posture=GOOD), replace(enrolled, roster=known)))
+    assert found["trust.possible"].severity is severity
 
 
 def test_trust_below_its_level_or_the_floor(enrolled: View) -> None:
@@ -272,3 +387,7 @@ def test_the_planned_model(
     found = by_id(storage.check(system, replace(enrolled, settings=settings)))["models.planned"]
     assert found.severity is severity
     assert words in found.what
+    if told == {"result": {"digest": "00" * 32}}:
+        assert found.what.endswith(f"({'0' * 16}, planned {DIGEST.hex()[:16]})")
+    elif severity is Severity.OK:
+        assert found.what.endswith(f"({DIGEST.hex()[:16]})")

@@ -86,8 +86,8 @@ def test_what_breaks_json_readers_breaks_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("codesign-homebrew.txt", Signature(True, "org.python.python", adhoc=True)),
-        ("codesign-anonymous.txt", Signature(True, "", adhoc=True)),
+        ("codesign-homebrew.txt", Signature(True, "org.python.python")),
+        ("codesign-anonymous.txt", Signature(True, "")),
         ("codesign-developer-id.txt", Signature(True, "org.python.python", team="BMM5U3QVKW")),
         ("codesign-unsigned.txt", Signature(False)),
         ("sw_vers.txt", None),
@@ -131,6 +131,9 @@ def test_firewall_apps() -> None:
         PYTHON.partition("/Contents/")[0]: False,
         "/usr/libexec/sshd-keygen-wrapper": True,
     }
+    assert firewall.parse_apps("( Allow incoming connections )\n/a\n( Block incoming connections )\n") == {
+        "/a": False
+    }
 
 
 def test_power_settings() -> None:
@@ -146,6 +149,7 @@ def test_power_settings() -> None:
         (recording("therm-cool.txt"), False),
         (recording("therm-hot.txt"), True),
         ("CPU_Speed_Limit \t= 100\n", False),
+        ("CPU_Scheduler_Limit \t= 99\n", True),
         ("thermal warning level set to 1\n", True),
         ("Performance Warning Level = 0\n", False),
         ("something else\n", None),
@@ -193,6 +197,17 @@ def test_interfaces() -> None:
     }
     bridges = thunderbolt.parse_bridges(recording("ifconfig.txt"))
     assert bridges == {"bridge0": (True, ("en2", "en3", "en4"))}
+    assert thunderbolt.parse_bridges("") == thunderbolt.parse_addresses("") == {}
+
+
+def test_no_more_ports_are_read_than_a_report_holds() -> None:
+    ports = thunderbolt.parse_profile(json.dumps({"SPThunderboltDataType": [{}] * 65}))
+    assert ports is not None
+    assert len(ports) == 64
+    members = "".join(f"\tmember: en{number} flags=3<LEARNING,DISCOVER>\n" for number in range(65))
+    (up, read) = thunderbolt.parse_bridges(f"bridge7: flags=8822<BROADCAST> mtu 1500\n{members}")["bridge7"]
+    assert not up
+    assert read == tuple(f"en{number}" for number in range(64))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +223,15 @@ def test_rdma_devices() -> None:
 
 @pytest.mark.parametrize(
     ("text", "version"),
-    [("26.2", (26, 2)), ("26.10.1\n", (26, 10, 1)), ("", ()), ("26.x", ()), ("1" * 9, ())],
+    [
+        ("26.2", (26, 2)),
+        ("26.10.1\n", (26, 10, 1)),
+        ("", ()),
+        ("26.x", ()),
+        ("1" * 9, ()),
+        ("1.2.3.4", (1, 2, 3, 4)),
+        ("1.2.3.4.5", ()),
+    ],
 )
 def test_versions(text: str, version: tuple[int, ...]) -> None:
     assert rdma.parse_version(text) == version
@@ -232,6 +255,7 @@ def test_digests() -> None:
     assert storage.parse_profile(json.dumps({"result": {"digest": "ab" * 32}})) == "ab" * 32
     assert storage.parse_profile(json.dumps({"result": {"digest": "$(reboot)"}})) is None
     assert storage.parse_profile(json.dumps({"problem": {}})) is None
+    assert storage.parse_profile(json.dumps({"result": {"digest": 7}})) is None
 
 
 def test_words_of_a_report_are_short_and_words() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from sealring.cli.doctor import show
 from sealring.cli.doctor.daemon import with_daemon
@@ -58,17 +62,80 @@ def test_anything_else_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"[" * MAX_REPORT_BYTES,
+        b"[" * 131072,
         b'{"findings": [{"id": "a b", "severity": "ok", "what": ""}]}',
         b'{"findings": [{"id": "a", "severity": "fatal", "what": ""}]}',
-        b'{"facts": {"memory": -1}}',
-        b'{"facts": {"name": "' + b"x" * 201 + b'"}}',
-        b" " * (MAX_REPORT_BYTES + 1),
+        b"{}" + b" " * 131071,
     ],
 )
 def test_what_is_out_of_bounds_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput) as caught:
         decode(data)
+    assert caught.value.reason == "BAD_REPORT"
+
+
+def test_a_report_that_is_as_long_as_it_may_be() -> None:
+    assert decode(b"{}" + b" " * 131070) == Report()
+
+
+PORT, CONNECTION = {"uuid": "x"}, {"member": "m", "address": "a"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "most"),
+    [
+        *((lambda number, name=name: {name: "x" * number}, 200) for name in ("name", "os_build", "rdma")),
+        (lambda number: {"protocol": number}, 1 << 20),
+        (lambda number: {"memory": number}, 1 << 60),
+        (lambda number: {"wired_limit": number}, 1 << 60),
+        (lambda number: {"packages": {f"p{one}": "1" for one in range(number)}}, 32),
+        (lambda number: {"addresses": ["a"] * number}, 64),
+        (lambda number: {"addresses": ["a" * number]}, 300),
+        (lambda number: {"connections": [CONNECTION] * number}, 512),
+        (lambda number: {"connections": [CONNECTION | {"milliseconds": number}]}, 1 << 40),
+        (lambda number: {"ports": [PORT] * number}, 64),
+        (lambda number: {"bridges": [{"name": "b"}] * number}, 64),
+        (lambda number: {"bridges": [{"name": "b", "members": ["m"] * number}]}, 64),
+    ],
+)
+def test_every_fact_is_bounded(facts: Callable[[int], dict[str, Any]], most: int) -> None:
+    def told(number: int) -> Report:
+        return decode(json.dumps({"facts": facts(number)}).encode())
+
+    assert told(0)
+    assert told(most)
+    with pytest.raises(InvalidInput):
+        told(most + 1)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"protocol": -1},
+        {"memory": -1},
+        {"wired_limit": -1},
+        {"connections": [CONNECTION | {"milliseconds": -1}]},
+    ],
+)
+def test_no_number_is_below_nothing(facts: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        decode(json.dumps({"facts": facts}).encode())
+
+
+def test_there_are_at_most_so_many_findings() -> None:
+    one = {"id": "a", "severity": "ok", "what": ""}
+    assert len(decode(json.dumps({"findings": [one] * 512}).encode()).findings) == 512
+    with pytest.raises(InvalidInput):
+        decode(json.dumps({"findings": [one] * 513}).encode())
+
+
+def test_what_is_not_told_is_nothing() -> None:
+    told = json.loads(Facts().model_dump_json())
+    assert not any(told.values())
+    assert Bridge(name="b").enabled
+    assert Connection(member="m", address="a").milliseconds == 0
+    with pytest.raises(ValidationError):
+        FACTS.name = "another"
 
 
 def test_texts_are_cut_and_hold_no_terminal_codes() -> None:
@@ -81,7 +148,16 @@ def test_a_report_that_would_be_too_long_is_shortened() -> None:
     long = Report(findings=tuple(note(f"n{number}", "x" * 1000, "y" * 1000) for number in range(500)))
     data = encode(long)
     assert len(data) <= MAX_REPORT_BYTES
-    assert decode(data).findings[0].id == "report.cut"
+    assert [one.id for one in decode(data).findings] == [
+        "report.cut",
+        *(f"n{number}" for number in range(62)),
+    ]
+
+
+def test_facts_alone_may_be_too_long_and_end_it_all_the_same() -> None:
+    """Where nothing is left to leave out: whoever reads it refuses it."""
+    bridge = Bridge(name="b", members=("m" * 200,) * 64)
+    assert len(encode(Report(facts=Facts(bridges=(bridge,) * 64), findings=(ok("a", "fine"),)))) > 131072
 
 
 def test_the_worst_comes_first() -> None:

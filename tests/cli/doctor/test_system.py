@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.cli.doctor.system import Answer, Folder, System, _run
+from sealring.cli.doctor.system import Answer, Folder, System, _run, error_name
 
 SHELL = "/bin/sh"
 
@@ -70,10 +70,25 @@ def test_folders(tmp_path: Path) -> None:
     assert system.folder(tmp_path / "models") == Folder(True, os.geteuid(), False, 1)
     (tmp_path / "models").chmod(0o777)
     assert system.folder(tmp_path / "models") == Folder(True, os.geteuid(), True, 1)
+    (tmp_path / "models").chmod(0o720)
+    assert system.folder(tmp_path / "models") == Folder(True, os.geteuid(), True, 1)
     found = system.free_space(tmp_path / "not" / "made" / "yet")
     assert found is not None
     assert 0 <= found[0] <= found[1]
     assert system.owner(tmp_path / "missing") == "OWNER"
+
+
+def test_a_folder_that_may_not_be_read_or_holds_very_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "tiny"
+    model.mkdir()
+    (model / "config.json").touch()
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter([model] * 4097))
+    assert System().folder(tmp_path) == Folder(True, os.geteuid(), False, 4096)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert System().folder(tmp_path) == Folder(False, os.geteuid(), False, 0)
 
 
 def test_ports() -> None:
@@ -82,6 +97,7 @@ def test_ports() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert system.bind_error("127.0.0.1", taken.getsockname()[1]) == "EADDRINUSE"
     assert system.bind_error("192.0.2.1", 0) == "EADDRNOTAVAIL"
+    assert error_name(OSError("it has no number")) == "UNKNOWN"
 
 
 def test_this_process() -> None:
