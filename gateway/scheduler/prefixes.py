@@ -34,7 +34,7 @@ class PrefixCache:
     ) -> None:
         """`earlier` as in RingFacts."""
         self._ledger = ledger
-        self._used = support != control.PREFIX_SUPPORT_UNSPECIFIED
+        self._any = support == control.PREFIX_SUPPORT_ANY
         self._exact = support == control.PREFIX_SUPPORT_EXACT
         self._kept: OrderedDict[int, Names] = OrderedDict()  # the last name is of all of its tokens
         self._named: dict[bytes, set[int]] = {}
@@ -49,8 +49,6 @@ class PrefixCache:
     def prepare(self, row: Row) -> None:
         """Finds where a row that has not begun would begin, and where it would be cut."""
         row.prefix, row.prefilled, row.cuts = 0, 0, ()
-        if not self._used:
-            return
         usable = [pair for pair in row.names if pair[0] < row.prompt_tokens]
         for length, name in reversed(usable):
             found = self._named.get(name)
@@ -64,14 +62,13 @@ class PrefixCache:
 
     def chunk(self, row: Row, start: int) -> None:
         """A chunk of the row goes from `start` to where it stands now."""
-        if not self._used:
-            return
         if start == row.reused:
-            self._touch(row.prefix)
+            if row.prefix:
+                self._kept.move_to_end(row.prefix)
             self._see(row.names)
         if row.prefilled in row.cuts:
             self._due.append((row, tuple(pair for pair in row.names if pair[0] == row.prefilled)))
-        elif not (self._exact or row.remaining):
+        elif self._any and not row.remaining:
             self._due.append((row, row.names))
 
     def finished(self, row: Row, tokens: int, names: bytes) -> None:
@@ -80,7 +77,7 @@ class PrefixCache:
         Raises InvalidInput (BAD_PREFIXES).
         """
         more = split(names, row.prompt_tokens + tokens - 1, row.prompt_tokens)
-        if self._used and more and not self._exact:
+        if self._any and more:
             self._due.append((row, row.names + more))
 
     def changes(self) -> list[control.Change]:
@@ -94,7 +91,8 @@ class PrefixCache:
         return changes
 
     def _adoptable(self, origin: Origin) -> bool:
-        return self._used and len(self._kept) < MAX_KEPT and self._ledger.has_room(origin.tokens)
+        usable = self._any or self._exact
+        return usable and len(self._kept) < MAX_KEPT and self._ledger.has_room(origin.tokens)
 
     def _adopt(self, origin: Origin, names: Names) -> control.Change:
         """Keeps on what an earlier epoch has kept; called for the newest first."""
@@ -109,7 +107,7 @@ class PrefixCache:
             return
         length, longest = names[-1]
         if found := self._named.get(longest):
-            self._touch(max(found))
+            self._kept.move_to_end(max(found))
             return
         if not self._ledger.fits(length):
             return
@@ -140,10 +138,6 @@ class PrefixCache:
                 del self._named[name]
         self._ledger.give_up(names[-1][0])
         return control.Change(drop=control.Drop(prefix=number))
-
-    def _touch(self, number: int) -> None:
-        if number in self._kept:
-            self._kept.move_to_end(number)
 
     def _see(self, names: Names) -> None:
         if self._exact:

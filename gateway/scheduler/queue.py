@@ -33,8 +33,7 @@ class FairQueue:
         self._capacity = capacity
         self._keys: OrderedDict[str, list[_Entry]] = OrderedDict()  # in the order of their turns
         self._entries: dict[str, _Entry] = {}
-        self._back = itertools.count()
-        self._front = itertools.count(-1, -1)
+        self._number = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -48,11 +47,11 @@ class FairQueue:
 
     def push(self, request: Request, now: float) -> None:
         """Adds a request that comes `now`, or came before; a key that was not waiting gets the last turn."""
-        self._add(request, place(request, now), next(self._back))
+        self._add(request, place(request, now), next(self._number))
 
     def push_front(self, request: Request) -> None:
         """Gives a request its place back that it had before it was taken; never refused for length."""
-        self._add(request, -math.inf, next(self._front))
+        self._add(request, -math.inf, -next(self._number))
         self._keys.move_to_end(request.key, last=False)
 
     def _add(self, request: Request, due: float, order: int) -> None:
