@@ -97,11 +97,11 @@ class StepPlanner:
         fits = len(row.group) <= self._ring.max_rows
         return fits and Ledger(self._ring).reserve_all(row.group, row.reserved)
 
-    def close(self, row: Row) -> bool:
-        """Nothing more is wanted of the row. Returns True when only the head knows it (discard it there)."""
+    def close(self, row: Row) -> None:
+        """Nothing more is wanted of the row."""
         row.closed = True
         if row.number not in self.ledger:
-            return False
+            return
         self._line.discard(row)
         lane = self._lane(row)
         if not row.begun:
@@ -109,7 +109,6 @@ class StepPlanner:
         elif row.number not in lane.rows:  # else it leaves with a step of its lane
             lane.ready = [each for each in lane.ready if each is not row]
             self._drop(row)
-        return not row.begun and row.source is None
 
     def done(self, number: int, now: float, tokens: int = 1, *, likely: float = 0.0) -> Announced | None:
         """Takes a step as done, which brought so many tokens, and with it all earlier ones that sample
@@ -218,7 +217,7 @@ class StepPlanner:
         self._before = steps + 1, prefill + self._ring.costs.chunk(chunk.end - chunk.start)
         first = () if row.remaining else row.group
         for each in first:
-            each.begun = True
+            each.begun, each.reused = True, row.reused
         self._under_way[step.number] = Announced(step.number, None, first)
         return step
 

@@ -14,13 +14,13 @@ class Row:
     A row is `closed` once nothing more of it is wanted: finished, refused, cancelled. It is stepped on until
     its eviction is announced.
 
-    A row has `begun` once its first chunk is announced, a copy with its source's last one. It may begin with
+    A row has `begun` once its first chunk is announced, a copy with the last one. It may begin with
     the first `reused` tokens of a kept `prefix`; `names` are of its prompt's prefixes, and chunks also end at
     `cuts`. The last `answered` of its prompt's tokens are those of its answer that an earlier epoch brought.
     At most `drafts` tokens may be guessed in a step.
 
-    A request for several answers has a row for each: one that is prefilled, the `source` of the others, its
-    `copies`, which become what it is when its prompt ends. Answers that an earlier epoch has begun have rows
+    A request for several answers has a row for each: one that is prefilled, and its `copies`, which become
+    what it is when its prompt ends. Answers that an earlier epoch has begun have rows
     that are each prefilled.
     """
 
@@ -40,7 +40,6 @@ class Row:
     cuts: tuple[int, ...] = ()
     limit: int = 0
     ceiling: int = 0
-    source: Row | None = None
     copies: tuple[Row, ...] = ()
     last_lane_step: int = 0  # the count of its lane's steps at which the limit is reached
     told: Answered = field(init=False)  # read for every token of every row, so it is no property
@@ -52,11 +51,6 @@ class Row:
     def opening(self) -> bool:
         """Whether the head has not answered yet how long the prompt is."""
         return not self.prompt_tokens
-
-    @property
-    def first(self) -> Row:
-        """The row that is prefilled, for this one or as this one."""
-        return self if self.source is None else self.source
 
     @property
     def group(self) -> tuple[Row, ...]:

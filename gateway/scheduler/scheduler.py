@@ -228,9 +228,8 @@ class Scheduler:
         """The head will not have a row: a prompt that is too long, an envelope that does not open. Or it will
         not go on with one that it has: an answer that cannot be held to its grammar."""
         epoch = self._running_epoch()
-        epoch.opened.pop(number, None)  # nobody has to tell the head
         if (row := epoch.rows.get(number)) is not None:
-            self._fail(row, error)
+            self._fail(row, error, known=False)
         return self._pump()
 
     def step_done(self, done: control.StepDone, now: float) -> list[Action]:
@@ -323,20 +322,15 @@ class Scheduler:
             row = rows.get(output.row)
             if row is None:
                 continue
-            text = output.text
+            text, sealed, tokens = output.text, output.sealed, output.tokens
             row.told.tokens.append(output.token)
             logprobs: Sequence[inference.TokenLogprob] = ()
             if row.request.tells:
                 logprobs, row.told.held = output.logprobs, output.held
             parsed = output.parsed if output.HasField("parsed") else None
-            if text or logprobs or parsed is not None:
-                add((row.request, text, b"", output.tokens, logprobs, row.choice, parsed))
-            else:
-                sealed = output.sealed
-                if sealed:
-                    add((row.request, "", sealed, output.tokens, (), row.choice, None))
-            finish, tokens = output.finish, output.tokens
-            if finish:
+            if text or sealed or logprobs or parsed is not None:
+                add((row.request, text, sealed, tokens, logprobs, row.choice, parsed))
+            if finish := output.finish:
                 self._running_epoch().planner.prefixes.finished(row, tokens - row.answered, output.prefixes)
                 self._finish(row, finish, tokens)
             elif tokens - row.answered >= row.limit:
@@ -352,16 +346,20 @@ class Scheduler:
         del self._rows_of[request.id]
         generated = sum(end.completion_tokens for end in ends)
         prompt_tokens = row.prompt_tokens - row.answered
-        cached = request.cached if request.brought else row.first.reused
+        cached = request.cached if request.brought else row.reused
         self._actions.append(Finish(request, ends[0].reason, prompt_tokens, generated, cached, ends))
 
-    def _fail(self, row: Row, error: SealringError) -> None:
-        self._close_all(row.request.id)
+    def _fail(self, row: Row, error: SealringError, *, known: bool = True) -> None:
+        """Ends the row's request; `known`: the head has this one still."""
+        self._close_all(row.request.id, unknown=0 if known else row.number)
         self._actions.append(Fail(row.request, error))
 
-    def _close_all(self, request_id: str) -> None:
-        """Ends what has not ended of a request."""
+    def _close_all(self, request_id: str, *, unknown: int = 0) -> None:
+        """Ends what has not ended of a request. Of rows that were never stepped only the head knows, but of
+        the `unknown` one."""
         for row in self._rows_of.pop(request_id):
+            if not row.begun and row.number != unknown:
+                self._actions.append(DiscardRow(row.number))
             for each in row.group:
                 if not each.closed:
                     self._close(each)
@@ -369,9 +367,8 @@ class Scheduler:
     def _close(self, row: Row) -> None:
         epoch = self._running_epoch()
         del epoch.rows[row.number]
-        opened = epoch.opened.pop(row.number, None)
-        if epoch.planner.close(row) or opened is not None:
-            self._actions.append(DiscardRow(row.number))
+        epoch.opened.pop(row.number, None)
+        epoch.planner.close(row)
 
     def _pump(self) -> list[Action]:
         epoch = self._epoch
@@ -426,12 +423,8 @@ class Scheduler:
 
     def _queue_full(self) -> ResourceExhausted:
         waiting = len(self._queue)
-        return ResourceExhausted(
-            f"{waiting} requests are waiting already",
-            reason="QUEUE_FULL",
-            hint="try again later",
-            retry_after=retry_after(self._pace.wait(waiting, self._now) / 2),
-        )
+        half = self._pace.wait(waiting, self._now) / 2
+        return _refusal(f"{waiting} requests are waiting already", half)
 
     def _too_long(self, request: Request) -> ResourceExhausted | None:
         """Why a new request is not let wait; None for one that goes on after a fault, or on another ring."""
@@ -443,21 +436,21 @@ class Scheduler:
         wait, limit = self._pace.wait(before, self._now), min(request.patience, LONGEST_WAIT)
         if wait <= limit:
             return None
-        return ResourceExhausted(
-            f"{before} requests come before this one, which would take about {wait:.0f} s",
-            reason="QUEUE_FULL",
-            hint="try again later" + ", or with a later deadline" * (limit < LONGEST_WAIT),
-            retry_after=retry_after(wait - limit),
-        )
+        why = f"{before} requests come before this one, which would take about {wait:.0f} s"
+        return _refusal(why, wait - limit, ", or with a later deadline" * (limit < LONGEST_WAIT))
+
+
+def _refusal(why: str, seconds: float, also: str = "") -> ResourceExhausted:
+    return ResourceExhausted(
+        why, reason="QUEUE_FULL", hint=f"try again later{also}", retry_after=retry_after(seconds)
+    )
 
 
 def _rows(request: Request, number: int) -> list[Row]:
     """The rows to be opened, numbered from `number` on: one for all answers, or one for each that goes on."""
     if not request.brought:
         row = Row(number, request)
-        row.copies = tuple(
-            Row(number + choice, request, choice, source=row) for choice in range(1, request.choices)
-        )
+        row.copies = tuple(Row(number + choice, request, choice) for choice in range(1, request.choices))
         return [row]
     left = [choice for choice, answer in enumerate(request.answers) if answer.end is None]
     return [Row(number + index, request, choice) for index, choice in enumerate(left)]
