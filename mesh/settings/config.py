@@ -46,6 +46,8 @@ def load(
 ) -> Loaded[M]:
     """The settings of `section`: file, overridden by the environment, overridden by flags that are not None.
 
+    The model has single values and lists; flags are of its fields.
+
     Raises ConfigError: CONFIG_FILE_MISSING, BAD_CONFIG_FILE, UNKNOWN_SETTING, BAD_SETTING, MISSING_SETTING.
     """
     values: dict[str, Any] = {}
@@ -110,7 +112,7 @@ def read_toml(file: Path) -> dict[str, dict[str, Any]]:
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
     """The error for a name that nobody knows, with the nearest one that somebody does."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, names)
     hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(names)}"
     return ConfigError(f"unknown {what}", hint=hint, reason="UNKNOWN_SETTING", name=name[:80])
 
@@ -152,12 +154,10 @@ def _from_environment(
 
 
 def _parse_text(model: type[BaseModel], name: str, variable: str, text: str) -> Any:
-    """Lists are JSON or separated by commas, tables are JSON; the rest is left to the model's own parser."""
-    kinds = kinds_of(model.model_fields[name].annotation)
-    structured = any(_is_structured(kind) for kind in kinds)
-    if not structured:
+    """Lists are JSON or separated by commas; the rest is left to the model's own parser."""
+    if list not in kinds_of(model.model_fields[name].annotation):
         return text
-    if text.lstrip().startswith(("[", "{")):
+    if text.lstrip().startswith("["):
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
@@ -165,21 +165,15 @@ def _parse_text(model: type[BaseModel], name: str, variable: str, text: str) -> 
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _is_structured(kind: Any) -> bool:
-    return kind in (list, tuple, set, frozenset, dict) or (
-        isinstance(kind, type) and issubclass(kind, BaseModel)
-    )
-
-
 def _expand(model: type[BaseModel], name: str, value: Any) -> Any:
     """`~/` in a path means the home folder; in a file or the environment no shell has replaced it."""
     if Path not in kinds_of(model.model_fields[name].annotation):
         return value
-    if isinstance(value, str) and value.startswith("~/"):
-        return Path(value).expanduser()
-    if isinstance(value, list):
-        return [Path(one).expanduser() if isinstance(one, str) and one[:2] == "~/" else one for one in value]
-    return value
+    return [_expanded(one) for one in value] if isinstance(value, list) else _expanded(value)
+
+
+def _expanded(value: Any) -> Any:
+    return Path(value).expanduser() if isinstance(value, str) and value[:2] == "~/" else value
 
 
 def _check_path(model: type[BaseModel], section: str, name: str, value: Any, where: str) -> None:
@@ -187,10 +181,9 @@ def _check_path(model: type[BaseModel], section: str, name: str, value: Any, whe
 
     Raises ConfigError (BAD_SETTING).
     """
-    field = model.model_fields.get(name)
-    if field is None or Path not in kinds_of(field.annotation):
-        return
-    if "" in (value if isinstance(value, list) else [value]):
+    if Path in kinds_of(model.model_fields[name].annotation) and "" in (
+        value if isinstance(value, list) else [value]
+    ):
         raise ConfigError(
             f"setting {name!r} of section [{section}], from {where}, is refused: it is empty",
             hint="name a place, or leave it out",
@@ -211,33 +204,26 @@ def kinds_of(annotation: Any) -> set[Any]:
 def _bad_setting(
     error: ValidationError, model: type[BaseModel], section: str, origin: Mapping[str, str]
 ) -> ConfigError:
-    first = error.errors(include_url=False)[0]
+    first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     path = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "missing" and len(first["loc"]) == 1:
+    if first["type"] == "missing":
         return ConfigError(
             f"setting {name!r} of section [{section}] is missing",
             hint=f"set {flag_name(name)}, {environment_name(section, name)}, or {name} in the config file",
             reason="MISSING_SETTING",
             param=name,
         )
-    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        return unknown(f"setting {name!r} of section [{section}]", name, model.model_fields)
     said = _lower_first(first["msg"].removeprefix("Value error, "))
     if not name:  # two settings that do not go together, which the model's own check names
         return ConfigError(f"section [{section}] is refused: {said}", reason="BAD_SETTING")
     cause = getattr(first.get("ctx", {}).get("error"), "__cause__", None)
     return ConfigError(
         f"setting {path!r} of section [{section}], from {origin.get(name, 'default')}, is refused: {said}",
-        hint=cause.hint if isinstance(cause, SealringError) and cause.hint else _describe(model, name),
+        hint=cause.hint if isinstance(cause, SealringError) else model.model_fields[name].description or "",
         reason="BAD_SETTING",
         param=name,
     )
-
-
-def _describe(model: type[BaseModel], name: str) -> str:
-    field = model.model_fields.get(name)
-    return field.description if field is not None and field.description else ""
 
 
 def _lower_first(text: str) -> str:

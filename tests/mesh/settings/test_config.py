@@ -17,7 +17,7 @@ class Shape(BaseModel):
     count: int = Field(3, ge=1, le=9, description="how many, 1 to 9")
     state: Path = Path("state")
     folders: list[Path] = []
-    names: tuple[str, ...] = ()
+    names: list[str] = []
     fast: bool = False
 
     @field_validator("listen")
@@ -69,7 +69,7 @@ def test_flags_beat_environment_beats_file(file: Path) -> None:
 
 def test_environment_lists_are_commas_or_json() -> None:
     assert read(SEALRING_NODE_FOLDERS="/a, /b").settings.folders == [Path("/a"), Path("/b")]
-    assert read(SEALRING_NODE_NAMES='["x,y", "z"]').settings.names == ("x,y", "z")
+    assert read(SEALRING_NODE_NAMES='["x,y", "z"]').settings.names == ["x,y", "z"]
     with pytest.raises(ConfigError, match="is not JSON"):
         read(SEALRING_NODE_NAMES="[")
 
@@ -86,14 +86,14 @@ def test_an_empty_path_is_not_the_working_folder(file: Path) -> None:
         assert caught.value.reason == "BAD_SETTING"
     with pytest.raises(ConfigError, match="'folders'"):
         load(Shape, "node", flags={"folders": ["/a", ""]}, environment={})
-    assert read(SEALRING_NODE_NAMES="").settings.names == ()
+    assert read(SEALRING_NODE_NAMES="").settings.names == []
 
 
 def test_home_is_expanded_where_no_shell_does(file: Path) -> None:
-    file.write_text('[node]\nfolders = ["~/models"]\n')
+    file.write_text('[node]\nfolders = ["~/models", "~root/models"]\n')
     loaded = read(file, SEALRING_NODE_STATE="~/state", SEALRING_NODE_LISTEN="~/x:1")
     assert loaded.settings.state == Path.home() / "state"
-    assert loaded.settings.folders == [Path.home() / "models"]
+    assert loaded.settings.folders == [Path.home() / "models", Path("~root/models")]
     assert loaded.settings.listen == "~/x:1"
 
 
@@ -104,6 +104,8 @@ def test_home_is_expanded_where_no_shell_does(file: Path) -> None:
         ("[nod]\n", "UNKNOWN_SETTING", ["[nod]", "did you mean node?"]),
         ("[quux]\n", "UNKNOWN_SETTING", ["known are: cli, coordinator, gateway, node"]),
         ("node = 3\n", "BAD_CONFIG_FILE", ["not a table"]),
+        (f"[node]\ncount = {'9' * 5000}\n", "BAD_CONFIG_FILE", ["too long a number"]),
+        ("[node]\nfolders = [3]\n", "BAD_SETTING", ["'folders.0'", "not a valid path"]),
         ("[node\n", "BAD_CONFIG_FILE", ["not TOML", "line 1"]),
         ("[node]\ncount = 10\n", "BAD_SETTING", ["'count'", "less than or equal to 9", "how many, 1 to 9"]),
         ('[node]\nfast = "perhaps"\n', "BAD_SETTING", ["'fast'", "boolean"]),
@@ -143,6 +145,9 @@ def test_a_checks_own_hint_stands_alone() -> None:
         load(Pair, "node", environment={}, flags={"first": "nowhere"})
     assert str(caught.value).count("hint: ") == 1
     assert caught.value.hint == "for example 127.0.0.1:7700"
+    with pytest.raises(ConfigError) as caught:
+        load(Pair, "node", environment={}, flags={"second": "x"})
+    assert not caught.value.hint
 
 
 def test_a_file_that_is_no_text(file: Path) -> None:
@@ -151,10 +156,11 @@ def test_a_file_that_is_no_text(file: Path) -> None:
         read(file)
 
 
-def test_a_named_file_has_to_exist(file: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(file)
-    assert caught.value.reason == "CONFIG_FILE_MISSING"
+def test_a_named_file_has_to_exist_and_to_be_one(file: Path) -> None:
+    for place, reason in ((file, "CONFIG_FILE_MISSING"), (file.parent, "BAD_CONFIG_FILE")):
+        with pytest.raises(ConfigError) as caught:
+            read(place)
+        assert caught.value.reason == reason
 
 
 def test_a_config_file_has_a_size_limit(file: Path) -> None:
@@ -167,6 +173,9 @@ def test_an_environment_typo_is_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
         read(SEALRING_NODE_LISTN="a:1")
     assert caught.value.hint == "did you mean SEALRING_NODE_LISTEN?"
+    with pytest.raises(ConfigError) as caught:
+        read(**{f"SEALRING_NODE_{'X' * 100}": "1"})
+    assert caught.value.metadata["name"] == f"SEALRING_NODE_{'X' * 66}"
 
 
 def test_a_bad_value_names_its_source() -> None:
