@@ -70,15 +70,15 @@ def plan(
     check_profile(profile)
     members = usable(spec, candidates)
     _check_shape(spec, profile)
+    wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
     if spec.strategy == TENSOR:
-        spec.context, rings = _alike(spec, profile, members, candidates)
+        spec.context, rings = _alike(spec, profile, wanted, members, candidates)
     elif spec.split:
-        spec.context, rings = _by_hand(spec, profile, members, candidates)
+        spec.context, rings = _by_hand(spec, profile, wanted, members, candidates)
     else:
-        spec.context, rings = _by_memory(spec, profile, members, candidates)
+        spec.context, rings = _by_memory(spec, profile, wanted, members, candidates)
         spec.stages = len(rings[0])
     made = _finish(spec, profile, rings)
-    wanted = asked.context or profile.max_context or DEFAULT_CONTEXT
     demand = _demand(made.spec, profile, made.spec.context)
     if spec.strategy == TENSOR:
         made.reasons.append(CLEAR)
@@ -141,6 +141,7 @@ def _demand(
 def _by_memory(
     spec: admin_pb2.DeploymentSpec,
     profile: model_pb2.ModelProfile,
+    wanted: int,
     members: list[Candidate],
     candidates: Sequence[Candidate],
 ) -> tuple[int, list[Ring]]:
@@ -161,7 +162,6 @@ def _by_memory(
         )
         return next((rings for rings in found if rings is not None), None)
 
-    wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
     rings = attempt(wanted)
     if rings is not None:
         return wanted, rings
@@ -170,8 +170,7 @@ def _by_memory(
         asked = members[: counts[-1] * spec.replicas]
         raise does_not_fit(_demand(spec, profile, wanted), wanted, asked, spec.replicas, counts[-1], largest)
     rings = attempt(largest)
-    if rings is None:
-        raise AssertionError("a context that fitted a moment ago does not")
+    assert rings is not None  # it fitted a moment ago
     return largest, rings
 
 
@@ -187,13 +186,13 @@ def _pools(spec: admin_pb2.DeploymentSpec, members: list[Candidate]) -> list[lis
 def _by_hand(
     spec: admin_pb2.DeploymentSpec,
     profile: model_pb2.ModelProfile,
+    wanted: int,
     members: list[Candidate],
     candidates: Sequence[Candidate],
 ) -> tuple[int, list[Ring]]:
     count = len(spec.split)
     if len(members) < count * spec.replicas:
         raise too_few_nodes(spec, count * spec.replicas, members, candidates)
-    wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
     places = preferred_places(spec, members)
     pools = [pool for pool in _pools(spec, members) if len(pool) >= count * spec.replicas]
 
@@ -231,6 +230,7 @@ def _by_hand(
 def _alike(
     spec: admin_pb2.DeploymentSpec,
     profile: model_pb2.ModelProfile,
+    wanted: int,
     members: list[Candidate],
     candidates: Sequence[Candidate],
 ) -> tuple[int, list[Ring]]:
@@ -252,7 +252,6 @@ def _alike(
         needed = _demand(spec, profile, context).total(1)
         return next((chosen for chosen in tried if min(one.room for one in chosen) >= needed), None)
 
-    wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
     context = wanted if holding(wanted) else _largest_context(wanted, lambda one: holding(one) is not None)
     chosen = holding(context) if context else None
     if chosen is None or (spec.context and context != wanted):

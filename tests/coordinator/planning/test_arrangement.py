@@ -53,6 +53,8 @@ def dealt(made: Demand, rooms: tuple[int, ...], replicas: int = 1) -> list[list[
         (demand([10] * 4, head=20), (40, 20), "b2 a2"),
         (demand([10] * 4, 20), (20, 40), "b2 a2"),
         (demand([10] * 4, 15, 5, tied=True), (25, 50), "a1 b3"),
+        (demand([6, 6, 10], 5), (17, 10), "a2 b1"),
+        (demand([6, 6, 10], 5), (10, 17), "b2 a1"),
         (demand([10] * 6, 20, 10), (30, 30, 30), "a1 b3 c2"),
         (demand([10] * 6, 20, 10), (20, 40, 30), "b2 a2 c2"),
         (demand([10] * 6, 20, 10), (29, 30, 30), ""),

@@ -14,7 +14,7 @@ from sealring.coordinator.planning import arrangement
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand, capacity
-from sealring.coordinator.planning.planner import plan
+from sealring.coordinator.planning.planner import _largest_context, plan, with_ring
 from sealring.coordinator.planning.speeds import Rate, Speeds
 from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
 from sealring.gateway.scheduler.memory import Ledger
@@ -84,6 +84,10 @@ def test_as_few_members_as_hold_the_model() -> None:
     assert made.spec.context == 2048
     assert made.spec.replicas == 1
     assert made.spec.max_rows == 46  # 1.8 GiB less 1000 MiB of weights, 18 MiB per row
+    roomy = plan(spec(), profile(max_context=0), [member(1, 64 * GIB)]).spec
+    assert (roomy.context, roomy.max_rows) == (4096, 64)
+    assert plan(spec(context=9, stages=9), profile(max_context=9), [member(n, GIB) for n in range(9)])
+    assert plan(spec(context=9999), profile(max_context=0), THREE).spec.context == 9999
 
 
 def test_exactly_the_stages_asked_for() -> None:
@@ -254,6 +258,36 @@ def test_a_context_that_is_not_asked_for_shrinks_to_what_fits() -> None:
     assert made.spec.max_rows == 1
 
 
+@pytest.mark.parametrize(
+    ("wanted", "limit", "found"),
+    [
+        (1025, 9999, 1024),
+        (1024, 9999, 768),
+        (1024, 767, 512),
+        (257, 256, 256),
+        (257, 255, 0),
+        (256, 9999, 0),
+        (10_000, 5120, 5120),
+        (10_000, 5119, 4864),
+    ],
+)
+def test_the_largest_context_below_the_wanted_one_is_found(wanted: int, limit: int, found: int) -> None:
+    assert _largest_context(wanted, lambda context: context <= limit) == found
+
+
+def test_one_ring_of_a_plan_is_replaced_and_keeps_its_name() -> None:
+    four = [*THREE, member(4, 2 * GIB)]
+    made = plan(spec(stages=2, replicas=2), profile(), four)
+    other = plan(spec(stages=3), profile(), THREE).rings[0]
+    changed = with_ring(made, "demo-1", other)
+    assert [ring.ring for ring in changed.rings] == ["demo-0", "demo-1"]
+    assert changed.rings[0] == made.rings[0]
+    assert changed.rings[1].stages == other.stages
+    assert (changed.spec, changed.profile, changed.reasons) == (made.spec, made.profile, made.reasons)
+    assert changed.plan_hash not in ("", made.plan_hash)
+    assert with_ring(made, "demo-1", made.rings[1]) == made
+
+
 def test_the_same_input_has_the_same_hash_and_another_split_another() -> None:
     first = plan(spec(stages=3), profile(), THREE)
     assert first.plan_hash == plan(spec(stages=3), profile(), list(reversed(THREE))).plan_hash
@@ -378,6 +412,17 @@ def test_too_few_nodes() -> None:
     with pytest.raises(FailedPrecondition) as caught:
         plan(spec(stages=4), profile(), THREE)
     assert (caught.value.metadata["needed"], caught.value.metadata["available"]) == ("4", "3")
+    with pytest.raises(FailedPrecondition) as caught:
+        plan(spec(replicas=4), profile(), THREE)
+    assert (caught.value.metadata["needed"], caught.value.metadata["available"]) == ("4", "3")
+    assert len(plan(spec(replicas=3), profile(), THREE).rings) == 3
+    two = spec(strategy="tensor", clear_links=True, stages=2)
+    with pytest.raises(FailedPrecondition) as caught:
+        plan(two, profile(), THREE[:1])
+    assert (caught.value.metadata["needed"], caught.value.metadata["available"]) == ("2", "1")
+    made = plan(two, profile(), THREE[:2])
+    assert [ranges(made), made.rings[0].stages[1].weight_bytes] == [[(0, 9), (0, 9)], 1000 * MIB]
+    assert [stage.rank for stage in made.rings[0].stages] == [0, 1]
 
 
 def test_a_split_by_hand_needs_a_member_for_each_stage_of_each_replica() -> None:
@@ -500,6 +545,8 @@ def test_nodes_that_serve_another_ring_are_used_where_the_free_ones_do_not_hold_
     assert {one.member_name for one in by_hand.rings[0].stages} == {"node-2", "node-3"}
     by_hand = plan(spec(split=[5, 4]), profile(), [large, member(2, GIB)])
     assert len(by_hand.rings[0].stages) == 2
+    small = [member(2, 640 * MIB), member(3, 640 * MIB)]
+    assert names(plan(spec(), profile(), [large, *small])) == ["node-2", "node-3"], "though one would do"
     named = plan(spec(members=[large.id]), profile(), [large, member(2, 2 * GIB)])
     assert named.reasons[-1].endswith("3.2 GiB left: as asked")
 

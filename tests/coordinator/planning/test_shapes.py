@@ -9,9 +9,21 @@ from typing import Any
 
 import pytest
 
+from sealring.coordinator.planning import shapes as module
+from sealring.coordinator.planning.arrangement import Candidate
+from sealring.coordinator.planning.costs import ASSUMED, Estimate, Group, Link, Model, Network, Shape
+from sealring.coordinator.planning.shapes import (
+    _cut,
+    _fastest,
+    _joined,
+    _one_request,
+    _shapes,
+    shape_table,
+)
 from sealring.coordinator.planning.simulation import MAX_MACHINES, simulate
+from sealring.coordinator.planning.speeds import Rate
 from sealring.mesh.errors import InvalidInput, ResourceExhausted
-from sealring.v1 import admin_pb2
+from sealring.v1 import admin_pb2, model_pb2
 
 GIB = 1 << 30
 MODEL = {
@@ -54,6 +66,9 @@ def test_groups_are_of_machines_that_links_join() -> None:
     assert machines(found["mixed"]) == [["mac-1", "mac-2"], ["mac-3", "mac-4"]]
     assert machines(found["tensor"]) == [["mac-1", "mac-2"]], "four would add up over the slow network"
     assert [one.planned for one in answer.shapes.shapes] == [True] + [False] * (len(answer.shapes.shapes) - 1)
+    told = [(one.strategy, machines(one)) for one in answer.shapes.shapes]
+    assert told == sorted(told, key=lambda one: ("pipeline", "tensor", "mixed").index(one[0]))
+    assert all(told.count(one) == 1 for one in told)
     assert "mixed" not in shapes(asked({"network": SLOW}))
     assert "mixed" not in shapes(
         asked(
@@ -179,3 +194,193 @@ def test_the_example_of_the_manual_is_simulated() -> None:
     (example,) = re.findall(r"```json\n(\{\n \"model\".*?)```", page, re.DOTALL)
     answer = simulate(example.encode(), admin_pb2.DeploymentSpec(name="demo", model="simulated"))
     assert {one.strategy for one in answer.shapes.shapes} == {"pipeline", "tensor", "mixed"}
+
+
+# Without the planner
+
+
+def model(layers: int, *ranks: int) -> Model:
+    """Layers of 10 bytes, which so many ranks share."""
+    return Model(
+        {
+            count: model_pb2.ModelProfile(
+                layers=layers,
+                layer_bytes=[10 // count] * layers,
+                kv_bytes_per_token=[0] * layers,
+                kv_max_tokens=[0] * layers,
+                state_bytes=[0] * layers,
+            )
+            for count in (1, *ranks)
+        },
+        64,
+    )
+
+
+def members(rooms: str, speeds: tuple[float, ...] = ()) -> list[Candidate]:
+    """One for each number, which it has room for."""
+    rates = [Rate(speed) for speed in speeds] or [None] * 26
+    return [
+        Candidate("abcdefghijkl"[place], "abcdefghijkl"[place], 10_000, 10, rate=rate, taken=9000 - int(room))
+        for place, (room, rate) in enumerate(zip(rooms.split(), rates, strict=False))
+    ]
+
+
+def network(**latencies: float) -> Network:
+    return Network(links={frozenset(pair): Link(latency, 1e9) for pair, latency in latencies.items()})
+
+
+def told(shape: Shape | None) -> str:
+    groups = shape or ()
+    return " ".join("".join(one.id for one in group.machines) + str(group.layers) for group in groups)
+
+
+@pytest.mark.parametrize(
+    ("links", "ranks", "groups"),
+    [
+        ({}, 2, []),
+        ({"ab": 2.0, "ac": 1.0, "bc": 1.0, "de": 1.0}, 2, ["ac", "de"]),
+        ({"ab": 2.0, "ac": 1.0, "bc": 1.0, "de": 1.0}, 3, ["acb"]),
+        ({"ab": 1.0, "ac": 1.0}, 3, []),
+        ({"cd": 1.0}, 2, ["cd"]),
+    ],
+)
+def test_nobody_is_in_two_groups_and_each_knows_all_of_its_own(
+    links: dict[str, float], ranks: int, groups: list[str]
+) -> None:
+    found = _joined(members("9 9 9 9 9"), network(**links), ranks)
+    assert ["".join(one.id for one in group) for group in found] == groups
+
+
+@pytest.mark.parametrize(
+    ("layers", "ranks", "rooms", "links", "shapes"),
+    [
+        (3, (), "20 20 20", {}, ["a2 b1", "a1 b1 c1"]),
+        (3, (), "30 20 20", {"ab": 1.0}, ["a3", "a2 b1", "a1 b1 c1"]),
+        (2, (2,), "20 20 20", {}, ["a2", "a1 b1", "ab2"]),
+        (2, (2,), "20", {}, ["a2"]),
+        (2, (2,), "20 20", {"ab": 1.0}, ["a2", "a1 b1", "ab2"]),
+        (3, (2,), "20 20 20", {"bc": 1.0}, ["a2 b1", "a1 b1 c1", "bc3", "bc2 a1"]),
+        (5, (2,), "10 10 10", {"ab": 1.0}, ["ab5"]),
+        (2, (2,), "20 20 20 20", {"ab": 1.0, "cd": 1.0}, ["a2", "a1 b1", "ab2", "ab1 cd1", "ab1 cd1"]),
+        (
+            *(5, (2,), "50 50 50 50", {"ab": 1.0}),
+            ["a5", "a3 b2", "a2 b2 c1", "a2 b1 c1 d1", "ab5", "ab3 c1 d1"],
+        ),
+    ],
+)
+def test_which_shapes_are_looked_at(
+    layers: int, ranks: tuple[int, ...], rooms: str, links: dict[str, float], shapes: list[str]
+) -> None:
+    places = {name: place for place, name in enumerate("abcd")}
+    found = _shapes(model(layers, *ranks), members(rooms), network(**links), places)
+    assert [told(shape) for shape in found] == shapes
+
+
+def test_long_pipelines_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module._MOST_STAGES == 32
+    monkeypatch.setattr(module, "_MOST_STAGES", 2)
+    places = {name: place for place, name in enumerate("abcd")}
+    found = _shapes(model(5, 2), members("50 50 50 50"), network(ab=1.0), places)
+    assert [told(shape) for shape in found] == ["a5", "a3 b2", "ab5"]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "shape"),
+    [((), "ab2 c2"), ((100, 100, 150), "ab2 c2"), ((100, 400, 50), "ab3 c1"), ((100, 100, 400), "ab1 c3")],
+)
+def test_groups_get_layers_by_what_they_hold_or_how_fast_they_are(
+    speeds: tuple[float, ...], shape: str
+) -> None:
+    a, b, c = members("2000 1000 3000", speeds)
+    assert told(_cut(model(4, 2), [(a, b), (c,)])) == shape
+
+
+def table(*rates: float | None, room: int = 90) -> admin_pb2.ShapeTable:
+    """Of a plan of four layers on the first."""
+    found = [
+        Candidate(f"n{place}", f"n{place}", 10_000, 10, rate=rate and Rate(rate), taken=9000 - room)
+        for place, rate in enumerate(rates)
+    ]
+    made = model(4)
+    plan = admin_pb2.DeploymentPlan(
+        spec=admin_pb2.DeploymentSpec(context=64),
+        profile=made.parts[1],
+        rings=[admin_pb2.RingPlan(stages=[admin_pb2.StagePlan(member="n0", end_layer=4)])],
+    )
+    return shape_table(admin_pb2.DeploymentSpec(), made.parts, found, Network(), plan)
+
+
+@pytest.mark.parametrize(
+    ("count", "names"),
+    [(1, "n0"), (8, "n0, n1, n2, n3, n4, n5, n6, n7"), (10, "n0, n1, n2, n3, n4, n5, n6, n7 and 2 more")],
+)
+def test_who_was_never_timed_is_told_up_to_eight(count: int, names: str) -> None:
+    """And nothing else, where it is nobody."""
+    assert list(table(*[None] * count).reasons) == [
+        f"how fast {names} run this model is not known before they have loaded a part of it"
+    ]
+
+
+ALL = ("one request", "a full batch")
+
+
+def test_what_is_assumed_of_links_is_told_where_there_are_any() -> None:
+    same = [f"for {what} nothing is faster than the plan, as far as an estimate tells" for what in ALL]
+    alone = table(1000.0)
+    assert list(alone.reasons) == same
+    assert [len(one.groups) for one in alone.shapes] == [1]
+    assert list(table(1000.0, 1000.0).reasons)[2:] == [
+        "assumed of links of which nothing is known: 10 Gbit/s, and 0.1 ms one way"
+    ]
+    assert Network().other is ASSUMED
+
+
+def test_a_plan_that_does_not_fit_any_more_has_no_table() -> None:
+    assert table(1000.0, room=39) == admin_pb2.ShapeTable()
+
+
+def timed(rate: float, *sizes: int) -> Estimate:
+    """Of groups of so many machines."""
+    groups = [Group(tuple(members("9 9 9 9")[:size]), 2) for size in sizes]
+    return Estimate(tuple(groups), 1, (1,) * sum(sizes), rate, rate, (0.001, 0.002, 0.003))
+
+
+@pytest.mark.parametrize(
+    ("planned", "others", "lines"),
+    [
+        (timed(1.0, 1), [timed(1.1, 1, 1)], ["nothing is faster than the plan, as far as an estimate tells"]),
+        (timed(0.0, 1), [], []),
+        (
+            timed(1.0, 1),
+            [timed(1.2, 1, 1)],
+            ["a pipeline over 2 would be fastest, 1.2 times the plan: --stages 2"],
+        ),
+        (timed(0.0, 1, 1), [timed(1.0, 1)], ["one machine would be fastest: --stages 1"]),
+        (
+            timed(1.0, 1),
+            [timed(2.0, 4)],
+            [
+                "tensor over 4 would be fastest, 2.0 times the plan: --strategy tensor --stages 4 "
+                "--clear-links, with sums in clear",
+                "one machine would have 0.50 of that: a step of one row computes 1.0 ms, adds up for 2.0 and "
+                "hands on for 3.0",
+            ],
+        ),
+        (
+            timed(1.0, 2),
+            [timed(3.0, 2, 1)],
+            [
+                "a pipeline of groups of 2, 1 would be fastest, 3.0 times the plan: no release serves that "
+                "yet",
+                "tensor over 2 would have 0.33 of that: a step of one row computes 1.0 ms, adds up for 2.0 "
+                "and hands on for 3.0",
+            ],
+        ),
+    ],
+)
+def test_what_is_fastest_is_told_with_how_to_have_it(
+    planned: Estimate, others: list[Estimate], lines: list[str]
+) -> None:
+    able = [one for one in (planned, *others) if one.one_request]
+    found = list(_fastest("one request", _one_request, able, planned))
+    assert found == [f"for one request {lines[0]}", *lines[1:]] if lines else not found

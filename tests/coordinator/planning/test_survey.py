@@ -40,7 +40,10 @@ class Sessions(list[Any]):
     def find(self, member: str) -> Any:
         return next((one for one in self if one.member == member), None)
 
+    waits = 0
+
     async def next_beat(self) -> None:
+        self.waits += 1
         raise TimeoutError
 
 
@@ -81,6 +84,7 @@ def make(
 
     async def ask(model: str, members: list[str], ranks: int) -> dict[str, Answer]:
         asked.append(members)
+        made.ranks = ranks
         return made.answers
 
     made._profiles = SimpleNamespace(ask=ask)
@@ -135,10 +139,20 @@ async def test_what_other_rings_take_of_a_node_is_not_planned_again() -> None:
         await full.plan(SPEC, answer(0))
 
 
+@pytest.mark.parametrize(("strategy", "ranks"), [("", 0), ("pipeline", 0), ("tensor", 4)])
+async def test_ranks_are_asked_for_where_layers_are_cut(strategy: str, ranks: int) -> None:
+    made = make([member(0)], [session(0)])
+    await made.ask(admin_pb2.DeploymentSpec(name="demo", model="demo", strategy=strategy, stages=4))
+    assert made.ranks == ranks
+
+
 async def test_who_has_not_told_its_memory_is_waited_for_and_then_left_out() -> None:
     made = make([member(0), member(1)], [session(0), session(1, memory=0)])
     await made.ask(SPEC)
-    assert made.asked == [[IDS[0]]]
+    assert (made.asked, made._sessions.waits) == ([[IDS[0]]], 1)
+    told = make([member(0)], [session(0)])
+    await told.ask(SPEC)
+    assert told._sessions.waits == 0
 
 
 async def test_a_model_that_nobody_has_is_unknown() -> None:
@@ -189,6 +203,21 @@ async def test_whoever_has_the_model_says_how_ranks_would_hold_it(monkeypatch: p
     assert "no tensor ring of 2: 3 heads are not for 2 ranks" in table.reasons
 
 
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_plan_that_cannot_be_compared_has_no_table(gone: bool) -> None:
+    """Nobody says how one node would hold the model, or a node of the plan has left."""
+    made = make([member(0), member(1)], [session(0), session(1)])
+    answers = answer(0) | answer(1)
+    spec = admin_pb2.DeploymentSpec(name="demo", model="demo", stages=2, trust_floor=10)
+    if not gone:
+        spec.strategy, spec.clear_links = "tensor", True
+    planned = await made.plan(spec, answers)
+    made.answers = failed(0)
+    if gone:
+        made._sessions.pop()
+    assert await made.shapes(spec, planned, answers) == admin_pb2.ShapeTable()
+
+
 async def test_commits_with_the_same_files_are_one_model() -> None:
     """What one member says of a commit's files holds for others that have it and do not know them."""
     made = make([member(number) for number in range(4)], [session(number) for number in range(4)])
@@ -205,11 +234,12 @@ async def test_commits_with_the_same_files_are_one_model() -> None:
         await made.plan(admin_pb2.DeploymentSpec(name="demo", model="demo", stages=4), answers)
 
 
-async def test_a_node_does_not_make_two_commits_pass_for_the_same() -> None:
+@pytest.mark.parametrize("other", ["1", "2"])
+async def test_a_node_does_not_make_two_commits_pass_for_the_same(other: str) -> None:
     """One tells the files of another commit as those of its own: files are not looked at any more."""
     made = make([member(number) for number in range(3)], [session(number) for number in range(3)])
     answers = answer(0) | answer(1) | answer(2)
-    for number, (letter, files) in enumerate([("c", "2"), ("c", "1"), ("d", "2")]):
+    for number, (letter, files) in enumerate([("c", "2"), ("c", "1"), ("d", other)]):
         profile = answers[IDS[number]].profile
         profile.commit, profile.hub_files = letter * 40, files * 64
     planned = await made.plan(admin_pb2.DeploymentSpec(name="demo", model="demo", stages=2), answers)
