@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sealring.cli import __main__ as module
 from sealring.cli import main as main_module
 from sealring.cli.main import Commands
 from sealring.cli.terminal import exit_codes
@@ -314,11 +315,11 @@ def test_the_module_runs_the_command_and_leaves_ctrl_c_as_it_was(
     monkeypatch.setattr(signal, "signal", put)
     monkeypatch.setattr(coredumps, "forbid_core_files", lambda: did.append("no cores"))
     monkeypatch.setattr(main_module, "main", lambda: did.append("run"))
-    monkeypatch.delitem(sys.modules, "sealring.cli.__main__", raising=False)
+    monkeypatch.delitem(sys.modules, module.__name__)
     runpy.run_module("sealring.cli", run_name="__main__")
     around = [signal.SIG_DFL, signal.default_int_handler] if heeded else []
     assert did == ["no cores", *around, "run"]
-    runpy.run_module("sealring.cli.__main__", run_name="another")
+    runpy.run_module(module.__name__, run_name="another")
     assert did[-1] == "run"
     assert did.count("run") == 1
 

@@ -22,6 +22,7 @@ def test_who_comes_and_goes() -> None:
     assert list(node_lines({}, nodes(a=ONLINE)))[1:] == ["a is online"]
     assert list(node_lines(nodes(a=ONLINE), nodes(a=ONLINE))) == []
     gone = nodes(a=OFFLINE)
+    assert list(node_lines(nodes(a=ONLINE), gone)) == ["a is offline"]
     gone["a"].trouble = "it sleeps"
     assert list(node_lines(nodes(a=ONLINE), gone)) == ["a is offline: it sleeps"]
     draining = nodes(a=admin_pb2.NODE_STATE_DRAINING)
@@ -55,6 +56,7 @@ def test_what_deployments_do_without_a_line_for_each_percent() -> None:
         now = deployment_states([step])
         said += deployment_lines(before, now)
         before = now
+    assert list(deployment_lines(before, before)) == []
     said += deployment_lines(before, {})
     assert said == [
         "demo: forming the ring",
@@ -63,3 +65,10 @@ def test_what_deployments_do_without_a_line_for_each_percent() -> None:
         "demo: waiting, b is gone",
         "demo is deleted",
     ]
+    assert deployment_states([deployment(serving), admin_pb2.Deployment()]) == {
+        "demo": "demo serves on a, b",
+        "": ": loading",
+    }
+    both = deployment(serving)
+    both.rings.add(phase=forming)
+    assert deployment_states([both]) == {"demo": "demo: forming the ring"}

@@ -55,13 +55,93 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 WHOLE = [Held(name=MODEL, size=10, done=10, fetched=True)]
 HEADERS = [Held(name=MODEL, size=10, done=1, fetched=True)]
 HALF = [Held(name=MODEL, size=10, done=5)]
+ONE = [Held(name=MODEL, size=1, done=1)]
+NONE: list[Held] = []
 
 
 async def test_a_model_is_fetched_by_the_node_with_most_memory_and_waited_for() -> None:
     admin, said = Admin([], [], HALF, WHOLE), []
     assert await held.pull(admin, MODEL, [], said.append) == ["big"]  # type: ignore[arg-type]
     assert admin.ordered == [("PullModel", "b", MODEL)]
-    assert any("50% of" in one for one in said)
+    assert admin.to_plan is False
+    assert said == [
+        f"fetching {MODEL} to big: asking who has it",
+        f"fetching {MODEL} to big: 50% of 10 B",
+    ]
+
+
+async def test_a_model_whose_size_is_not_known_is_not_there() -> None:
+    admin = Admin([Held(name=MODEL)], [Held(name=MODEL)], [Held(name="other", size=1, done=1)], ONE)
+    said: list[str] = []
+    await held.pull(admin, MODEL, ["big"], said.append)  # type: ignore[arg-type]
+    assert said == [f"fetching {MODEL} to big: asking who has it"] * 2
+    assert await held.pull(Admin(HALF), MODEL, [], said.append, wait=False) == ["big"]  # type: ignore[arg-type]
+    assert len(said) == 2
+
+
+async def test_what_an_earlier_fetch_came_to_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "_STALE_SECONDS", 1e9)
+    stale = [Held(name=MODEL, size=10, problem="the disk was full")]
+    said: list[str] = []
+    assert await held.pull(Admin([], stale, WHOLE), MODEL, [], said.append) == ["big"]  # type: ignore[arg-type]
+    assert said == [f"fetching {MODEL} to big: 0% of 10 B"]
+
+
+class Nodes:
+    """A coordinator that only tells of nodes: their models by name, those beginning with o offline."""
+
+    def __init__(self, **nodes: list[Held]) -> None:
+        self.removed: list[str] = []
+        self.nodes = [
+            admin_pb2.Node(
+                id=name,
+                name=name,
+                models=models,
+                memory_usable=number,
+                state=admin_pb2.NODE_STATE_OFFLINE if name[0] == "o" else admin_pb2.NODE_STATE_ONLINE,
+            )
+            for number, (name, models) in enumerate(nodes.items())
+        ]
+
+    async def call(self, method: str, **asked: Any) -> Any:
+        if method == "RemoveModel":
+            self.removed.append(asked["id"])
+        return admin_pb2.ListNodesResponse(nodes=self.nodes)
+
+
+async def test_of_the_nodes_that_are_online_the_one_with_most_of_it_fetches_it() -> None:
+    other = [Held(name="other", size=99, done=99)]
+    for nodes, best in (
+        ({"a": [], "b": [], "off": WHOLE}, "b"),
+        ({"a": HEADERS, "b": [], "c": other}, "a"),
+        ({"a": HALF, "b": HEADERS, "c": []}, "a"),
+    ):
+        assert await held._best(Nodes(**nodes), MODEL) == best  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("models", "parts", "lacks"),
+    [("WHOLE", False, False), ("HEADERS", True, True), ("HALF", False, True), ("NONE", False, False)],
+)
+async def test_parts_of_a_model_are_told_from_all_of_it(models: str, parts: bool, lacks: bool) -> None:
+    admin: Any = Nodes(a=globals()[models])
+    assert await held.lies_in_parts(admin, MODEL) == parts
+    stages = [admin_pb2.StagePlan(member="a")]
+    spec = admin_pb2.DeploymentSpec(model=MODEL)
+    plan = admin_pb2.DeploymentPlan(spec=spec, rings=[admin_pb2.RingPlan(stages=stages)])
+    assert await held.lacks_parts(admin, plan) == lacks
+    plan.rings[0].stages.add(member="b")
+    assert await held.lacks_parts(admin, plan) == (models != "NONE"), "the second node has nothing"
+    assert not await held.lies_in_parts(Nodes(a=HEADERS, b=WHOLE), MODEL)  # type: ignore[arg-type]
+
+
+async def test_what_is_removed_was_fetched_or_comes_or_failed() -> None:
+    own = [Held(name=MODEL, size=1, done=1)]
+    failed = [Held(name=MODEL, size=1, done=1, problem="it is damaged")]
+    admin: Any = Nodes(a=WHOLE, b=HALF, c=failed, d=own, e=[Held(name="other", fetched=True)])
+    assert await held.remove(admin, MODEL, []) == admin.removed == ["a", "b", "c"]
+    admin.removed.clear()
+    assert await held.remove(admin, MODEL, ["d"]) == admin.removed == ["d"], "for the node to refuse"
 
 
 async def test_a_fetch_that_fails_says_why() -> None:

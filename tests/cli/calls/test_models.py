@@ -117,6 +117,27 @@ def test_what_is_no_url_is_refused(url: str) -> None:
     assert raised.value.reason == "BAD_ADDRESS"
 
 
+@pytest.mark.parametrize(("url", "key"), [("https://192.0.2.1:1", "srk_x"), ("http://192.0.2.1:1", None)])
+def test_a_key_goes_over_tls_and_none_goes_anywhere(
+    monkeypatch: pytest.MonkeyPatch, url: str, key: str | None
+) -> None:
+    made: list[Any] = []
+
+    class Plain:
+        def __init__(self, *where: Any, timeout: float) -> None:
+            made.append((type(self), *where))
+            raise OSError
+
+    class Tls(Plain):
+        pass
+
+    monkeypatch.setattr("http.client.HTTPConnection", Plain)
+    monkeypatch.setattr("http.client.HTTPSConnection", Tls)
+    with pytest.raises(Unavailable):
+        served(url, key)
+    assert made == [(Tls if key else Plain, "192.0.2.1", 1)]
+
+
 def test_a_key_never_leaves_the_machine_in_clear() -> None:
     with pytest.raises(ConfigError) as raised:
         served("http://192.0.2.1:1", "srk_x")

@@ -51,10 +51,12 @@ async def test_waiting_tells_what_happens_and_ends(monkeypatch: pytest.MonkeyPat
 
 async def test_waiting_gives_up_on_a_ring_that_fails_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sealring.cli.calls.waiting._POLL_SECONDS", 0)
-    states = [ring(DOWN, "node-0: no tokenizer", epoch=epoch) for epoch in (1, 1, 2, 2, 3, 4)]
+    epochs = (0, 0, 1, 1, 2, 2, 3, 4, 5)
+    admin: Any = Admin(*(ring(DOWN, "node-0: no tokenizer", epoch=epoch) for epoch in epochs))
     with pytest.raises(FailedPrecondition) as caught:
-        await wait_until_serving(Admin(*states), "demo", seconds=30)  # type: ignore[arg-type]
+        await wait_until_serving(admin, "demo", seconds=30)
     assert caught.value.reason == "RING_FAILS"
+    assert [state.epoch for state in admin.states] == [5], "after four epochs"
     assert "no tokenizer" in caught.value.message
 
 
@@ -72,7 +74,10 @@ async def test_waiting_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeadlineExceeded) as caught:
         await wait_until_serving(admin, "demo", seconds=0)
     assert caught.value.reason == "RING_NOT_SERVING"
-    assert "node-1 is offline" in caught.value.message
+    assert caught.value.message == "demo was not serving after 0 s: node-1 is offline"
+    with pytest.raises(DeadlineExceeded) as caught:
+        await wait_until_serving(Admin(ring(FORMING)), "demo", seconds=-1)  # type: ignore[arg-type]
+    assert caught.value.message == "demo was not serving after -1 s"
 
 
 async def test_an_unknown_deployment() -> None:
@@ -83,3 +88,5 @@ async def test_an_unknown_deployment() -> None:
 
 def test_rings_that_serve_are_not_described() -> None:
     assert describe("demo", [ring(SERVING), ring(DOWN, "x")]) == "demo: waiting, x"
+    assert describe("demo", [ring(SERVING, "x", ("loading", 0.5))]) == "demo: forming the ring"
+    assert describe("demo", [ring(FORMING, "it was down")]) == "demo: forming the ring"

@@ -17,6 +17,7 @@ import typer.testing
 from doctortest import FakeSystem, recording
 
 from sealring.cli.commands import doctor as command
+from sealring.cli.doctor import __main__ as module
 from sealring.cli.doctor import system
 from sealring.cli.doctor.cluster import Node, Stage
 from sealring.cli.doctor.report import Report, decode, encode, ok, problem
@@ -147,7 +148,7 @@ def test_a_daemon_asks_on_standard_input(tmp_path: Path, monkeypatch: pytest.Mon
     told = diagnosis_pb2.DiagnoseResponse(file_limit=1).SerializeToString().hex()
     asked = json.dumps({"settings": {"state_dir": str(tmp_path), "name": "mini"}, "daemon": told}).encode()
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=io.BytesIO()))
-    monkeypatch.delitem(sys.modules, "sealring.cli.doctor.__main__", raising=False)
+    monkeypatch.delitem(sys.modules, module.__name__)
     for padded, read in ((asked.ljust(1 << 20), True), (asked.rjust((1 << 20) + 1), False)):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(padded)))
         with contextlib.nullcontext() if read else pytest.raises(json.JSONDecodeError):
@@ -156,7 +157,7 @@ def test_a_daemon_asks_on_standard_input(tmp_path: Path, monkeypatch: pytest.Mon
     assert report.facts.name == "mini"
     assert "only 1 files may be open" in {one.what for one in report.findings}
     assert did == ["lean", "seldom", "no cores"] * 2
-    runpy.run_module("sealring.cli.doctor.__main__", run_name="another")
+    runpy.run_module(module.__name__, run_name="another")
     assert len(did) == 6
 
 
