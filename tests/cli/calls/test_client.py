@@ -17,7 +17,7 @@ from sealring.gateway.access.gate import Gate
 from sealring.gateway.access.interceptor import GateInterceptor
 from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.access.keys import Scope
-from sealring.mesh.errors import ConfigError, NotFound, SealringError
+from sealring.mesh.errors import ConfigError, NotFound, SealringError, Unavailable
 from sealring.mesh.rpc.server import Server
 from sealring.v1 import inference_pb2, inference_pb2_grpc
 
@@ -35,8 +35,9 @@ class Servicer(inference_pb2_grpc.InferenceServicer):
         if request.model == "cut":
             return
         if request.model == "thinks":
-            delta = inference_pb2.Delta(parsed=inference_pb2.Parsed(reasoning="hm"))
-            yield inference_pb2.GenerateResponse(delta=delta)
+            for thought in "hm":
+                delta = inference_pb2.Delta(parsed=inference_pb2.Parsed(reasoning=thought))
+                yield inference_pb2.GenerateResponse(delta=delta)
         for tokens, text in enumerate(["Pa", "ris", "."], start=1):
             delta = inference_pb2.Delta(text=text, tokens=tokens)
             if tokens == 1 and request.envelope.clear.sampling.HasField("logprobs"):
@@ -91,7 +92,9 @@ async def test_a_seed_is_sent_only_when_given(gateway: tuple[str, Servicer]) -> 
     address, servicer = gateway
     async with inference(address) as client:
         await client.ask(Question([("user", "hi")]), lambda text: None, seconds=10)
-    assert not servicer.seen[0].envelope.clear.sampling.HasField("seed")
+    request = servicer.seen[0]
+    assert not request.envelope.clear.sampling.HasField("seed")
+    assert (request.max_tokens, request.min_trust) == (0, 0)
 
 
 async def test_refusals_keep_their_reason(gateway: tuple[str, Servicer]) -> None:
@@ -186,10 +189,13 @@ async def test_an_api_key_never_leaves_the_machine_in_clear(tmp_path: Path) -> N
     with pytest.raises(ConfigError) as clear:
         AsyncClient("192.0.2.1:1", root_sha256="0" * 64, **access)
     assert clear.value.reason == "LOOPBACK_ONLY"
-    key_file.write_bytes(b"\xff")
-    with pytest.raises(ConfigError) as binary:
-        gateway_access(CliSettings(api_key_file=key_file))
-    assert binary.value.reason == "BAD_API_KEY_FILE"
+    async with inference("192.0.2.1:1") as client:
+        assert client.api_key is None, "without a key it may go anywhere"
+    for wrong in (b"\xff", b" \n", b"a\x07b"):
+        key_file.write_bytes(wrong)
+        with pytest.raises(ConfigError) as bad:
+            gateway_access(CliSettings(api_key_file=key_file))
+        assert bad.value.reason == "BAD_API_KEY_FILE"
     with pytest.raises(ConfigError) as missing:
         gateway_access(CliSettings(gateway_ca=tmp_path / "none"))
     assert missing.value.reason == "NO_SUCH_FILE"
@@ -199,8 +205,11 @@ async def test_an_api_key_never_leaves_the_machine_in_clear(tmp_path: Path) -> N
     ("pieces", "rate", "first"),
     [
         ([(2.0, 1), (3.0, 5), (4.0, 9)], 4.0, 1.0),  # eight tokens in the two seconds after the first
+        ([(2.0, 4), (4.0, 8)], 2.0, 1.0),
+        ([(2.234567, 1), (5.234567, 8)], 2.33, 1.2346),
+        ([(1.0, 1)], 0.0, 0.0),
         ([(5.0, 8)], 2.0, 4.0),  # all at once: eight tokens in four seconds
-        ([(5.0, 7), (5.001, 8)], 2.0, 4.0),
+        ([(5.0, 7), (5.004, 8)], 2.0, 4.0),
         ([], 0.0, 8.0),  # no token came: nothing is known of a rate, and the answer took until its end
     ],
 )
@@ -222,5 +231,21 @@ async def test_the_rate_is_that_of_tokens_whose_time_is_known(
 
     question = Question([("user", "q")], "", 0, 0, {})
     answer = await client_module._stream(Stub(), question, lambda _: None, 1.0, None)
-    assert answer.tok_s == pytest.approx(rate, rel=0.01)
-    assert answer.ttft_s == first
+    assert (answer.tok_s, answer.ttft_s) == (rate, first)
+
+
+async def test_a_stream_that_begins_without_its_head_is_none() -> None:
+    class Stub:
+        async def Generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+            yield inference_pb2.GenerateResponse(finished=inference_pb2.Finished())
+
+    with pytest.raises(SealringError) as caught:
+        await client_module._stream(Stub(), Question([("user", "q")]), lambda _: None, 1.0, None)
+    assert caught.value.reason == "BROKEN_STREAM"
+
+
+def test_only_who_was_not_reached_at_all_is_named() -> None:
+    down = Unavailable("the ring is gone", reason="RING_DOWN")
+    assert client_module.named(down, "the gateway", "h:1") is down
+    nobody = client_module.named(Unavailable("x"), "the gateway", "h:1")
+    assert (nobody.message, nobody.reason) == ("the gateway at h:1 cannot be reached", "UNREACHABLE")

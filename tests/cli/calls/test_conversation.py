@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sealring.cli.calls.client import Question
+from sealring.cli.calls import conversation
+from sealring.cli.calls.client import Access, Question
 from sealring.cli.calls.conversation import Conversation
 from sealring.cli.terminal.prompt import MAX_LINE
 from sealring.mesh.errors import InvalidInput, Unavailable
@@ -76,8 +78,9 @@ def test_an_answer_that_fails_ends_its_line_and_is_forgotten(
     assert talk.asked[1][1:] == [("user", "two")]
 
 
-def test_what_came_before_ctrl_c_is_kept(talk: Talk) -> None:
+def test_what_came_before_ctrl_c_is_kept(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
     talk.say("one", ["ha", "lf"], KeyboardInterrupt())
+    assert capsys.readouterr().err == "\n(stopped)\n"
     talk.say("two", ["2"], "stop")
     assert talk.asked[1][2] == ("assistant", "half")
 
@@ -94,6 +97,39 @@ def test_the_oldest_question_is_left_out_until_the_rest_fits(
     talk.conversation.take("/clear")
     talk.say("alone", [], TOO_LONG)
     assert "CONTEXT_TOO_LONG" in capsys.readouterr().err, "there is nothing to leave out"
+
+
+@pytest.mark.parametrize("end", ["/exit", None, KeyboardInterrupt])
+def test_a_conversation_goes_on_until_it_is_left_and_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: Any
+) -> None:
+    lines = ["one", end, "never"]
+    said: list[Any] = []
+
+    def read_line() -> str | None:
+        line = lines.pop(0)
+        if isinstance(line, type):
+            raise line
+        return line
+
+    @asynccontextmanager
+    async def opened(address: str, **access: Any) -> AsyncIterator[Any]:
+        async def ask(question: Question, show: Any, *, seconds: float) -> Any:
+            said.append((list(question.messages), seconds))
+            return SimpleNamespace(text="1", finish="stop")
+
+        said.append((address, access))
+        yield SimpleNamespace(ask=ask)
+        said.append("closed")
+
+    monkeypatch.setattr(conversation, "inference", opened)
+    monkeypatch.setattr(conversation, "read_line", read_line)
+    access: Access = {"credentials": None, "api_key": "k"}
+    with pytest.raises(end) if isinstance(end, type) else nullcontext():
+        conversation.converse("h:1", access, Question([]), said.append, seconds=9.0)
+    assert said == [("h:1", access), ([("user", "one")], 9.0), "\n", "closed"]
+    assert lines == ["never"]
+    assert capsys.readouterr().err.startswith("talking to h:1; Ctrl-C stops")
 
 
 def test_what_is_no_question_asks_nothing(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,20 +2,34 @@ from __future__ import annotations
 
 import os
 import plistlib
+import pwd
 import signal
 import socket
 import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sealring.cli.service.install import Installation, wait_until_up
+from sealring.cli.service import install
+from sealring.cli.service.install import (
+    Installation,
+    Step,
+    account_id,
+    run_steps,
+    users_state,
+    wait_until_up,
+)
 from sealring.cli.service.launchctl import Launchctl, ServiceStatus
-from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition
+from sealring.cli.service.launchd import Service
+from sealring.mesh.errors import ConfigError, DeadlineExceeded, FailedPrecondition
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.system.addresses import free_port
 from sealring.mesh.system.lock import lock_state
+from sealring.mesh.system.paths import state_root_of
 
 LABEL = "org.sealring.node"
 TARGET = f"system/{LABEL}"
@@ -339,9 +353,126 @@ def test_up_is_a_process_and_somebody_who_listens(tmp_path: Path, monkeypatch: p
             wait_until_up(Told(last_exit="7"), LABEL, address, log)  # type: ignore[arg-type]
     assert "it ended with status 7" in ended.value.message
     assert "NOT_ENROLLED" in ended.value.message
-    monkeypatch.setattr("sealring.cli.service.install._START_SECONDS", 0)
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(install, "time", clock)
+    monkeypatch.setattr(install, "_POLL_SECONDS", 0.25)
+    with pytest.raises(FailedPrecondition, match=r"did not listen at 127\.0\.0\.1:1 within 60 s"):
+        wait_until_up(Told(pid=1), LABEL, ("127.0.0.1", 1), log)  # type: ignore[arg-type]
+    assert slept == [0.25] * 240
+    monkeypatch.setattr(install, "listens", lambda *_: True)
     with pytest.raises(FailedPrecondition, match="did not listen"):
-        wait_until_up(Told(pid=1), LABEL, address, log)  # type: ignore[arg-type]
+        wait_until_up(Told(), LABEL, address, log)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("taken", "free"), [([], 400), ([400, 399], 398), (range(201, 401), 200), ([401], 400)]
+)
+def test_an_account_that_is_to_be_made_gets_the_last_number_that_is_free(
+    monkeypatch: pytest.MonkeyPatch, taken: Sequence[int], free: int
+) -> None:
+    monkeypatch.setattr(pwd, "getpwall", lambda: [SimpleNamespace(pw_uid=one) for one in taken])
+    with pytest.raises(ConfigError) as raised:
+        account_id("_nobody_has_this", Path("/"))
+    assert raised.value.reason == "NO_SUCH_USER"
+    assert raised.value.hint.endswith(f" -UID {free}")
+    assert account_id("_nobody_has_this", Path("/prefix")) is None
+
+
+@pytest.mark.parametrize(("we", "found"), [(0, 77), (1, None), (501, None)])
+def test_only_root_gives_files_away(monkeypatch: pytest.MonkeyPatch, we: int, found: int | None) -> None:
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: SimpleNamespace(pw_uid=77))
+    monkeypatch.setattr(os, "geteuid", lambda: we)
+    assert account_id("me", Path("/")) == found
+
+
+def test_whose_state_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of who called sudo, or who calls; a coordinator has one where its operator's bundle is."""
+    ours, theirs = state_root_of(tmp_path / "ours"), state_root_of(tmp_path / "theirs")
+
+    def getpwnam(name: str) -> Any:
+        return {"caller": SimpleNamespace(pw_dir=str(tmp_path / "theirs"), pw_uid=77)}[name]
+
+    monkeypatch.setattr(pwd, "getpwnam", getpwnam)
+    monkeypatch.setenv("HOME", str(tmp_path / "ours"))
+    for caller, folder, owner in ((None, ours, os.getuid()), ("caller", theirs, 77)):
+        if caller is None:
+            monkeypatch.delenv("SUDO_USER", raising=False)
+        else:
+            monkeypatch.setenv("SUDO_USER", caller)
+        assert users_state("node") is None
+        for component, place in (("node", "node"), ("coordinator", "coordinator/operator")):
+            (folder / place).mkdir(parents=True)
+            (folder / place / "member.json").write_text("{}")
+            assert users_state(component) == (folder / component, owner)
+    (theirs / "coordinator" / "operator" / "member.json").rename(theirs / "coordinator" / "member.json")
+    assert users_state("coordinator") is None
+    monkeypatch.setenv("SUDO_USER", "nobody")
+    assert users_state("node") is None
+
+
+@pytest.mark.parametrize(
+    ("component", "chosen", "address"),
+    [
+        ("node", {"listen": "0.0.0.0:7", "advertise": ["192.0.2.1:7"]}, ("127.0.0.1", 7)),
+        ("node", {"listen": "[::]:7", "advertise": ["192.0.2.1:7"]}, ("::1", 7)),
+        ("node", {"listen": "192.0.2.1:7"}, ("192.0.2.1", 7)),
+        ("gateway", {"grpc_listen": "127.0.0.1:8"}, ("127.0.0.1", 8)),
+        ("coordinator", {"listen": "192.0.2.1:9"}, ("192.0.2.1", 9)),
+    ],
+)
+def test_where_a_service_is_to_listen(
+    root: Path, component: str, chosen: dict[str, Any], address: tuple[str, int]
+) -> None:
+    control: Any = SimpleNamespace()
+    service = Service(component, user="me")
+    made = Installation(control, service, root, chosen={**chosen, "state_dir": "/elsewhere"})
+    assert made._address() == address
+    assert made.service.config == f"/usr/local/var/sealring/config/{component}.toml"
+    assert made._chosen == chosen
+    nothing = Installation(control, service, root, chosen={"state_dir": "/elsewhere"})
+    assert nothing.service.config is None
+    named = replace(service, config="/etc/s.toml")
+    assert Installation(control, named, root, chosen=chosen).service.config == "/etc/s.toml"
+    assert Installation(control, named, root)._chosen == {}
+
+
+def test_steps_that_fail_are_undone_from_the_last_on_and_each_for_itself() -> None:
+    did: list[str] = []
+
+    def step(name: str, *, works: bool = True, undone: bool = True) -> Step:
+        def do() -> None:
+            did.append(name)
+            if not works:
+                raise OSError("no")
+
+        def undo() -> None:
+            did.append(f"not {name}")
+            if not undone:
+                raise FailedPrecondition("it is held")
+
+        return Step(name, do, undo)
+
+    steps = [step("a"), step("b", undone=False), Step("c", lambda: None), step("d", works=False), step("e")]
+    run_steps(steps, did.append, dry_run=True)
+    assert did == ["would a", "would b", "would c", "would d", "would e"]
+    did.clear()
+    with pytest.raises(OSError, match="no"):
+        run_steps(steps, did.append)
+    assert did == [
+        *("a", "done: a", "b", "done: b", "done: c", "d", "not d", "not b"),
+        *("could not undo: b: it is held", "not a"),
+    ]
+    did.clear()
+    run_steps(steps[:2], did.append)
+    assert did == ["a", "done: a", "b", "done: b"]
+
+
+def test_an_empty_folder_in_the_services_place_is_in_no_ones_way(
+    service: Any, root: Path, home: Path
+) -> None:
+    (root / "usr" / "local" / "var" / "sealring" / "node").mkdir(parents=True)
+    assert service("install", "node", "--adopt", str(join(home / "mine")), "--no-start").status == 0
 
 
 def test_bootout_is_awaited(launchctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
