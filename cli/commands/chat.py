@@ -28,7 +28,7 @@ app = typer.Typer()
 _MAX_LINE = 1 << 20
 _ASK_SECONDS = 3600.0
 
-_sampling = functools.partial(typer.Option, rich_help_panel="Sampling", show_default=False)
+_sampling = functools.partial(typer.Option, rich_help_panel="Sampling")
 """An option that the gateway bounds."""
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
+from sealring.cli.calls import conversation
+from sealring.cli.calls.client import Answer, Question
 from sealring.cli.commands import chat
 from sealring.cli.local.leftovers import temporary_folder
 from sealring.cli.settings import CliSettings
@@ -65,6 +68,63 @@ def test_who_is_at_the_default_address_comes_first(monkeypatch: pytest.MonkeyPat
     with ExitStack() as stack:
         demo(stack, 4711)
         assert found() == "127.0.0.1:7780"
+
+
+class Client:
+    """A gateway's client that answers Paris, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    @asynccontextmanager
+    async def open(self, address: str, **access: Any) -> AsyncIterator[Self]:
+        self.asked.append((address, access))
+        yield self
+
+    async def ask(self, question: Question, on_text: Any, *, seconds: float) -> Answer:
+        self.asked.append((list(question.messages), question.model, question.max_tokens, question.min_trust))
+        on_text("Par\x1b[2Jis\t.\n")
+        return Answer("Paris.", "demo", "r", 20, 5, 7, 0.125, 40.0, "stop")
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    made = Client()
+    monkeypatch.setattr("sealring.cli.calls.client.inference", made.open)
+    return made
+
+
+def test_an_answer_is_shown_as_it_comes_without_what_steers_a_terminal(here: Any, client: Client) -> None:
+    done = here("chat", "hi", "--gateway", "h:1")
+    assert (done.status, done.out) == (0, "Par[2Jis\t.\n\n")
+    assert done.err == "(7 tokens, 0.12 s to the first, 40 per second)\n"
+    assert client.asked == [
+        ("h:1", {"credentials": None, "api_key": None}),
+        ([("user", "hi")], "", 0, 0),
+    ]
+    client.asked.clear()
+    options = ("--system", "be brief", "--model", "m", "--max-tokens", "3", "--min-trust", "hardware")
+    done = here("chat", "hi", "--gateway", "h:1", "--json", *options)
+    assert (done.err, done.data["answer"], done.data["min_trust"]) == ("", "Paris.", "self_signed")
+    assert "text" not in done.data
+    assert client.asked[1] == ([("system", "be brief"), ("user", "hi")], "m", 3, 30)
+
+
+def test_without_a_question_it_is_a_conversation(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(conversation, "converse", lambda *what, **how: begun.append((what, how)))
+    assert here("chat", "--gateway", "h:1", "--system", "be brief").status == 0
+    (((address, _access, first, show), how),) = begun
+    assert (address, first.messages, show, how) == (
+        "h:1",
+        [("system", "be brief")],
+        chat.write_piece,
+        {"seconds": 3600.0},
+    )
+    for options in (("--json",), ("--logprobs", "1"), ("--logprobs", "0")):
+        refused = here("chat", "--gateway", "h:1", *options)
+        assert (refused.status, "[BAD_QUESTION]" in refused.err) == (2, True)
+    assert len(begun) == 1
 
 
 @pytest.mark.parametrize("typed", [False, True])

@@ -47,7 +47,8 @@ def test_a_new_cluster_keeps_its_root_key_elsewhere(here: Any, did: list[Any], h
     said = done.err.splitlines()
     assert said[0].endswith("state/operator")
     assert "root.key stands above everything" in said[1]
-    assert said[2] == "next: sealring coordinator run, then sealring token create"
+    assert said[2:] == ["next: sealring coordinator run, then sealring token create"]
+    assert (done.out, run(here, "init").status, did.pop()[2]) == ("", 0, {"roster_threshold": 1})
     (home / "draft").write_bytes(b"signed")
     done = run(here, "init", "--root-metadata", "draft", "--json")
     assert did[1] == ("complete", "state", b"signed", {})
@@ -72,8 +73,11 @@ def test_a_draft_is_written_with_the_hash_that_its_holders_compare(
     assert (home / "draft").read_bytes() == b"draft"
     digest = hashlib.sha256(b"draft").hexdigest()
     assert done.out == digest + "\n"
-    assert "sealring root sign draft --key FILE" in done.err
-    assert "then: sealring coordinator init --root-metadata draft" in done.err
+    assert done.err.splitlines() == [
+        "drafted the root metadata in draft; its holders compare that hash, look at it and sign it:",
+        "  sealring root show draft; sealring root sign draft --key FILE",
+        "then: sealring coordinator init --root-metadata draft",
+    ]
     assert run(here, "prepare", "--root-key", KEY, "--out", "d", "--json").data == {
         "draft": "d",
         "sha256": digest,
@@ -102,6 +106,8 @@ def test_who_puts_a_copy_back_is_told_what_is_undone(
     assert done.status == 0
     assert did == [call]
     assert said in done.err
+    lines = {"standby": 2, "restore": 3, "promote": 3, "recover": 3}.get(command[0], 1)
+    assert len(done.err.splitlines()) == lines
     assert ("what was done since that copy is undone" in done.err) == undone
     assert ("sealring operator list" in done.err) == undone
 

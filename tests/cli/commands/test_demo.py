@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 
-from sealring.cli.calls.client import Answer
+from sealring.cli.calls.client import Answer, Question
 from sealring.cli.commands import demo
 from sealring.cli.local import cluster as local
 from sealring.cli.local.leftovers import PORTS
@@ -54,6 +57,9 @@ class Cluster:
         self.did.append("served")
 
 
+ASK = demo._ask
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Cluster]:
     async def ask(cluster: Any, question: str, *, quiet: bool) -> Answer:
@@ -80,6 +86,29 @@ def test_it_serves_three_nodes_until_it_is_ended(here: Any, made: list[Cluster])
     for way in ("curl -sN http://127.0.0.1:6/v1/", "chat --gateway 127.0.0.1:5", "status --operator /bundle"):
         assert way in done.out
     assert "0.25 s after the question" in done.err
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+async def test_the_question_and_its_answer_are_shown_where_nobody_reads_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quiet: bool
+) -> None:
+    asked: list[Any] = []
+
+    @asynccontextmanager
+    async def opened(address: str) -> AsyncIterator[Any]:
+        async def ask(question: Question, on_text: Any, *, seconds: float) -> str:
+            asked.append((address, list(question.messages), question.model, seconds))
+            on_text("Paris.")
+            return "the answer"
+
+        yield SimpleNamespace(ask=ask)
+
+    monkeypatch.setattr("sealring.cli.calls.client.inference", opened)
+    cluster: Any = Cluster(Path("/s"), Path("/m"), nodes=1, name="demo", say=None)
+    found: Any = await ASK(cluster, "why?", quiet=quiet)
+    assert found == "the answer"
+    assert asked == [("127.0.0.1:5", [("user", "why?")], "demo", 120.0)]
+    assert capsys.readouterr() == ("" if quiet else "Paris.\n", "\n> why?\n")
 
 
 def test_once_it_leaves_after_the_answer(here: Any, made: list[Cluster]) -> None:
