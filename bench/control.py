@@ -29,7 +29,7 @@ from sealring.gateway.inference.service import RingBackend
 from sealring.gateway.metrics import Metrics
 from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.ring import Ring, ServingEpoch
-from sealring.gateway.scheduler import Request
+from sealring.gateway.scheduler.actions import Request
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.member.proof import CalledProof, Connection, HeldRoster, Identity, Purpose, by_identity
 from sealring.mesh.pki.authority import ClusterCA

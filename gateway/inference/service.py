@@ -24,7 +24,8 @@ from sealring.gateway.inference.kept import KeptAnswers
 from sealring.gateway.inference.sending import SendWatch
 from sealring.gateway.inference.timings import CURRENT, HEADER, Timings
 from sealring.gateway.metrics import Metrics
-from sealring.gateway.scheduler import MAX_ATTEMPTS, Request
+from sealring.gateway.scheduler.actions import Request
+from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, NotFound, SealringError, Unavailable
 from sealring.mesh.prompt.routing import SECRET_BYTES, routing_key
 from sealring.mesh.prompt.sealed import RequestInfo

@@ -11,9 +11,9 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from sealring.gateway.inference.answer import Answer
-from sealring.gateway.scheduler import MAX_ATTEMPTS, Request
-from sealring.gateway.scheduler.actions import Answered, End
+from sealring.gateway.scheduler.actions import Answered, End, Request
 from sealring.gateway.scheduler.queue import place
+from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, SealringError, StageFailed
 from sealring.mesh.prompt.validate import validate_request
 from sealring.mesh.rpc.problem import to_problem

@@ -15,7 +15,7 @@ from sealring.gateway.inference.answer import Answer
 from sealring.gateway.metrics import Metrics
 from sealring.gateway.rings.control import ControlStreams, MemberTarget
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
-from sealring.gateway.scheduler import (
+from sealring.gateway.scheduler.actions import (
     Action,
     AnnounceStep,
     Begin,
@@ -23,14 +23,13 @@ from sealring.gateway.scheduler import (
     DiscardRow,
     Fail,
     Finish,
-    Load,
     MemberMemory,
     OpenRow,
     Request,
     RingFacts,
-    Scheduler,
-    StepCosts,
 )
+from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.scheduler import Load, Scheduler
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import (
     EpochEnded,

@@ -14,7 +14,7 @@ from sealring.gateway.metrics import Metrics, ModelLoad
 from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.guests import Refused
 from sealring.gateway.rings.ring import Ring, ServingEpoch, below_floor, ring_down
-from sealring.gateway.scheduler import Request
+from sealring.gateway.scheduler.actions import Request
 from sealring.mesh.errors import NotFound, Unavailable
 from sealring.mesh.member.proof import Identity
 from sealring.mesh.pki.certificates import PeerIdentity, Role

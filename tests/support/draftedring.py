@@ -10,16 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sealring.gateway.scheduler import (
-    Action,
-    AnnounceStep,
-    MemberMemory,
-    OpenRow,
-    Request,
-    RingFacts,
-    Scheduler,
-)
+from sealring.gateway.scheduler.actions import Action, AnnounceStep, MemberMemory, OpenRow, Request, RingFacts
 from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.prompt.composition import MAX_DRAFTS, MAX_UNSETTLED, Composition, ResolvedStep, Settling
 from sealring.node.engine.drafts import Lookup, Runs
 from sealring.v1 import control_pb2 as control

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sealring.gateway.scheduler import (
+from sealring.gateway.scheduler.actions import (
     Action,
     AnnounceStep,
     Deliver,
@@ -21,10 +21,10 @@ from sealring.gateway.scheduler import (
     OpenRow,
     Request,
     RingFacts,
-    Scheduler,
 )
 from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.planner import StepPlanner
+from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

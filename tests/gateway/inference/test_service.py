@@ -12,7 +12,7 @@ from patience import until
 from sealring.gateway.inference.answer import Answer
 from sealring.gateway.inference.service import RingBackend
 from sealring.gateway.metrics import Metrics
-from sealring.gateway.scheduler import Request
+from sealring.gateway.scheduler.actions import Request
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
 from sealring.v1 import inference_pb2 as inference
 

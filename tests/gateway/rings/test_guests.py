@@ -6,8 +6,8 @@ from array import array
 import pytest
 
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
-from sealring.gateway.scheduler import MAX_ATTEMPTS, Request
-from sealring.gateway.scheduler.actions import Answered, End
+from sealring.gateway.scheduler.actions import Answered, End, Request
+from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, StageFailed
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference

@@ -16,8 +16,7 @@ from sealring.gateway.rings import ring as ring_module
 from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.guests import Sent
 from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
-from sealring.gateway.scheduler import AnnounceStep, Finish, MemberMemory, Request
-from sealring.gateway.scheduler.actions import End
+from sealring.gateway.scheduler.actions import AnnounceStep, End, Finish, MemberMemory, Request
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem

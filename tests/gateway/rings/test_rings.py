@@ -15,7 +15,7 @@ from sealring.gateway.rings import rings as module
 from sealring.gateway.rings.guests import Refused
 from sealring.gateway.rings.ring import Ring
 from sealring.gateway.rings.rings import SAMPLE, Rings
-from sealring.gateway.scheduler import Request
+from sealring.gateway.scheduler.actions import Request
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.v1 import inference_pb2 as inference

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from draftedring import DraftedRing, Machine
 
-from sealring.gateway.scheduler import (
+from sealring.gateway.scheduler.actions import (
     Action,
     AnnounceStep,
     Finish,
@@ -18,10 +18,10 @@ from sealring.gateway.scheduler import (
     OpenRow,
     Request,
     RingFacts,
-    Scheduler,
 )
 from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.drafting import DEPTHS, Depth, Drafting, _Chain, _Run
+from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import MAX_UNSETTLED, Composition
 from sealring.v1 import control_pb2 as control

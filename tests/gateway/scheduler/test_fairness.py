@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler import (
+from sealring.gateway.scheduler.actions import (
     Action,
     AnnounceStep,
     DiscardRow,
@@ -19,10 +19,9 @@ from sealring.gateway.scheduler import (
     OpenRow,
     Request,
     RingFacts,
-    Scheduler,
 )
 from sealring.gateway.scheduler.queue import AHEAD_SECONDS, STEP_SECONDS, FairQueue
-from sealring.gateway.scheduler.scheduler import OPEN_AHEAD
+from sealring.gateway.scheduler.scheduler import OPEN_AHEAD, Scheduler
 from sealring.mesh.prompt.validate import MAX_PRIORITY
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.gateway.scheduler import Request
+from sealring.gateway.scheduler.actions import Request
 from sealring.gateway.scheduler.lane import EXTEND_AHEAD, GATHERED, Lane
 from sealring.gateway.scheduler.planner import Announced
 from sealring.gateway.scheduler.row import Row

@@ -6,7 +6,8 @@ import hashlib
 
 import pytest
 
-from sealring.gateway.scheduler import MemberMemory, Request, RingFacts, prefixes
+from sealring.gateway.scheduler import prefixes
+from sealring.gateway.scheduler.actions import MemberMemory, Request, RingFacts
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.prefixes import PrefixCache
 from sealring.gateway.scheduler.row import Row

@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from sealring.gateway.scheduler import (
+from sealring.gateway.scheduler.actions import (
     Action,
     AnnounceStep,
     Begin,
@@ -18,11 +18,10 @@ from sealring.gateway.scheduler import (
     OpenRow,
     Request,
     RingFacts,
-    Scheduler,
-    StepCosts,
 )
+from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.planner import AHEAD, EXTENSION
-from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
+from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, Scheduler
 from sealring.mesh.errors import EpochEnded, Internal, InvalidInput
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference

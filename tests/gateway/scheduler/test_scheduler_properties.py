@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sealring.gateway.scheduler import (
+from sealring.gateway.scheduler.actions import (
     AnnounceStep,
     Begin,
     Deliver,
@@ -23,12 +23,11 @@ from sealring.gateway.scheduler import (
     OpenRow,
     Request,
     RingFacts,
-    Scheduler,
 )
 from sealring.gateway.scheduler.budget import MANY
 from sealring.gateway.scheduler.memory import rounded
 from sealring.gateway.scheduler.planner import AHEAD
-from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
+from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, Scheduler
 from sealring.mesh.errors import EpochEnded, InvalidInput
 from sealring.mesh.prompt.composition import (
     Adopting,

@@ -21,16 +21,9 @@ from typing import Any
 import pytest
 from knock import knocking
 
-from sealring.gateway.scheduler import (
-    AnnounceStep,
-    Finish,
-    MemberMemory,
-    OpenRow,
-    Request,
-    RingFacts,
-    Scheduler,
-    StepCosts,
-)
+from sealring.gateway.scheduler.actions import AnnounceStep, Finish, MemberMemory, OpenRow, Request, RingFacts
+from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.node.carrier.neighbours import PASS_BYTES
