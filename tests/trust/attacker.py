@@ -53,7 +53,8 @@ from sealring.mesh.rpc.tls import (
 from sealring.mesh.trust.attestation import sign_sealing_key
 from sealring.v1 import admin_pb2, control_pb2, links_pb2, membership_pb2, membership_pb2_grpc
 
-CALL_SECONDS = 3.0
+CALL_SECONDS = 120.0
+"""However slow the machine is, a port refuses or answers a call long before."""
 PROVED = {
     "Session": (membership_pb2.MemberMessage, membership_pb2.CoordinatorMessage, Purpose.SESSION),
     "Follow": (membership_pb2.FollowRequest, membership_pb2.WatchResponse, Purpose.WATCH),
@@ -144,7 +145,7 @@ class Thief:
 
 
 async def call(
-    thief: Thief, target: dict[str, str], method: str, request: Any, *, prove: bool
+    thief: Thief, target: dict[str, str], method: str, request: Any, *, prove: bool, seconds: float
 ) -> tuple[str, str, int]:
     """How one call ended and why, and how many messages it brought after the other end's own proof."""
     answers = 0
@@ -153,9 +154,9 @@ async def call(
 
     async def messages() -> AsyncIterator[bytes]:  # written by gRPC, which then tells how a call really ended
         yield request.SerializeToString()
-        await asyncio.sleep(CALL_SECONDS + 1)
+        await asyncio.sleep(seconds + 1)
 
-    stream = channel.stream_stream(method)(None if begin else messages(), timeout=CALL_SECONDS)
+    stream = channel.stream_stream(method)(None if begin else messages(), timeout=seconds)
     try:
         if begin:
             await thief.prove(stream, method, target["name"].partition(".")[0])
@@ -167,8 +168,10 @@ async def call(
         return (await stream.code()).name, "", answers
     except grpc.aio.AioRpcError as error:
         return error.code().name, from_rpc_error(error).reason, answers
-    except asyncio.InvalidStateError:
-        return (await stream.code()).name, "", answers
+    except asyncio.InvalidStateError:  # it had ended before we wrote
+        metadata = await stream.initial_metadata(), await stream.trailing_metadata()
+        ended = grpc.aio.AioRpcError(await stream.code(), *metadata, await stream.details())
+        return ended.code().name, from_rpc_error(ended).reason, answers
     finally:
         await channel.close()
 
@@ -186,8 +189,12 @@ async def call_all(arguments: dict[str, Any]) -> None:
 
     async def one(target: dict[str, str], method: str) -> None:
         started = time.monotonic()
-        prove = arguments.get("prove", True)
-        code, reason, answers = await call(thief, target, method, requests[method], prove=prove)
+        prove, seconds = arguments.get("prove", True), CALL_SECONDS
+        if method.endswith("Handshake"):
+            seconds = arguments.get("handshake_seconds", seconds)
+        code, reason, answers = await call(
+            thief, target, method, requests[method], prove=prove, seconds=seconds
+        )
         say(
             target=target["address"],
             method=method,
