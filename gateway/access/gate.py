@@ -97,7 +97,7 @@ class Gate:
         self._required = False
         self._mac_key = secrets.token_bytes(32)
         self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
-        self._checks: dict[bytes, asyncio.Task[bool]] = {}
+        self._checks: dict[bytes, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(_HASHES_AT_ONCE)
         self._used: dict[str, int] = {}
         self._peers = _buckets(limits.peer_per_second, clock)
@@ -130,15 +130,14 @@ class Gate:
         """
         try:
             caller = await self._caller(peer, authorization, scopes)
-            at_once = self._under_way.one_more(caller.key_id) if caller.key_id else contextlib.nullcontext()
-            at_once.__enter__()
+            under_way = contextlib.ExitStack()
+            if caller.key_id:
+                under_way.enter_context(self._under_way.one_more(caller.key_id))
         except SealringError as error:
             self._on_refused(error.reason)
             raise
-        try:
+        with under_way:
             yield caller
-        finally:
-            at_once.__exit__(None, None, None)
 
     async def run(self) -> None:
         """Writes down once a minute which keys were used, for ever."""
@@ -183,8 +182,11 @@ class Gate:
             # gateway do it without bound.
             self._attempts.check(peer)
             key = parse_key(_bearer(authorization))
-            record = self._records.get(key.id) if key else None
-            if key is None or record is None or not record.usable(self._wall()):
+            if (
+                key is None
+                or (record := self._records.get(key.id)) is None
+                or not record.usable(self._wall())
+            ):
                 raise self._refuse(peer)
             if len(self._checks) >= _HASHES_WAITING:
                 raise too_fast(1.0)
@@ -193,16 +195,16 @@ class Gate:
             check.add_done_callback(lambda _: self._checks.pop(tag))
         # Shielded: requests with the same key wait for one check, and whoever leaves must not cancel it for
         # the others.
-        right = await asyncio.shield(check)
+        await asyncio.shield(check)
         # The key may have been revoked while its hash was made.
         self._refresh()
         record = self._recall(tag)
-        if not right or record is None:
+        if record is None:
             raise self._refuse(peer)
         return record
 
-    async def _check(self, key: ApiKey, record: KeyRecord, tag: bytes, peer: str) -> bool:
-        """Makes the hash, which takes long, beside the event loop."""
+    async def _check(self, key: ApiKey, record: KeyRecord, tag: bytes, peer: str) -> None:
+        """Makes the hash, which takes long, beside the event loop. A key that is right is remembered."""
         async with self._turns:
             right = await asyncio.to_thread(matches, key, record.hash)
         if right:
@@ -210,7 +212,6 @@ class Gate:
             self._remembered[tag] = _Remembered(record.id, record.hash, self._clock() + REMEMBER_SECONDS)
             if len(self._remembered) > _REMEMBERED:
                 self._remembered.popitem(last=False)
-        return right
 
     def _recall(self, tag: bytes) -> KeyRecord | None:
         """The record of a key that was right not long ago, if it still stands as it did."""

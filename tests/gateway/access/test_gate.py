@@ -92,7 +92,8 @@ async def test_a_real_key(keys: KeyFile) -> None:
     gate = Gate(keys)
     assert gate.required
     assert gate.usable_keys == 1
-    assert await enter(gate, text) == record.id
+    async with gate.admit("192.0.2.1", f"Bearer {text}", USE) as caller:
+        assert (caller.key_id, caller.known) == (record.id, True)
     wrong = text[:-8] + ("aaaaaaaa" if text[-8:] != "aaaaaaaa" else "bbbbbbbb")
     error = await refused(gate, wrong)
     assert isinstance(error, Unauthenticated)
@@ -193,6 +194,10 @@ async def test_keys_are_taken_up_and_revoked_while_it_runs(keys: KeyFile, checks
     gate = Gate(keys)
     assert await enter(gate, None) == ""
     text, record = keys.create([Scope.INFERENCE])
+    assert gate.required
+    other = keys.create([Scope.INFERENCE])[1]
+    assert gate.usable_keys == 2
+    keys.revoke(other.id)
     assert (await refused(gate, None)).reason == "INVALID_API_KEY"
     assert await enter(gate, text) == record.id
     keys.revoke(record.id)
@@ -248,7 +253,7 @@ async def test_guessing_is_slow_and_cheap(keys: KeyFile, checks: Checks) -> None
     await enter(gate, text)
     guesses = [f"srk_{record.id}_{new_key().text.rpartition('_')[2]}" for _ in range(60)]
     reasons = [(await refused(gate, guess, peer="198.51.100.9")).reason for guess in guesses]
-    assert reasons.count("INVALID_API_KEY") == gate_module.ATTEMPTS_AT_ONCE
+    assert reasons.count("INVALID_API_KEY") == gate_module.ATTEMPTS_AT_ONCE == 20
     assert set(reasons[gate_module.ATTEMPTS_AT_ONCE :]) == {"RATE_LIMITED"}
     assert checks.count == 1 + gate_module.ATTEMPTS_AT_ONCE
     # a peer that guesses shuts out neither a known key behind the same address nor others elsewhere
@@ -274,7 +279,8 @@ async def test_too_many_hashes_at_once(
     texts = [keys.create([Scope.INFERENCE])[0] for _ in range(8)]
     gate = Gate(keys, clock=Time())
     done = await asyncio.gather(*(enter(gate, text) for text in texts), return_exceptions=True)
-    assert sum(isinstance(each, ResourceExhausted) for each in done) == 5
+    refusals = [each for each in done if isinstance(each, ResourceExhausted)]
+    assert [each.metadata["retry_after"] for each in refusals] == ["2"] * 5
     assert not gate._checks
     assert all([await enter(gate, text) for text in texts])
 
@@ -301,6 +307,37 @@ async def test_limits_per_peer_and_key(keys: KeyFile, checks: Checks) -> None:
         assert (await refused(gate, text)).reason == "TOO_MANY_AT_ONCE"
         await enter(gate, other)
     await enter(gate, text)
+
+
+async def test_one_request_at_a_time_may_always_be_made(keys: KeyFile) -> None:
+    gate = Gate(keys, Limits(peer_per_second=0.01), clock=Time())
+    await enter(gate, None)
+    assert (await refused(gate, None)).reason == "RATE_LIMITED"
+
+
+def test_limits_where_nobody_sets_any() -> None:
+    assert Limits() == Limits(key_per_second=100.0, key_at_once=512, peer_per_second=200.0)
+
+
+async def test_use_is_written_down_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def rest(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyError
+
+    gate = Gate(None)
+    flushed: list[int] = []
+
+    async def flush() -> None:
+        flushed.append(len(slept))
+
+    monkeypatch.setattr(gate, "flush", flush)
+    monkeypatch.setattr(asyncio, "sleep", rest)
+    with pytest.raises(KeyError):
+        await gate.run()
+    assert (slept, flushed) == ([60.0] * 3, [1, 2])
 
 
 async def test_use_is_written_down(keys: KeyFile, checks: Checks) -> None:

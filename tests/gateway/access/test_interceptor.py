@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from sealring.gateway.access.edge_tls import EdgeTls
 from sealring.gateway.access.gate import Gate, Limits
-from sealring.gateway.access.interceptor import GateInterceptor
+from sealring.gateway.access.interceptor import GateInterceptor, _authorization
 from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.access.keys import Scope
 from sealring.gateway.inference.service import SERVICE, InferenceService
@@ -195,3 +196,25 @@ async def test_tls_follows_its_files(backend: Backend, keys: KeyFile, tmp_path: 
                 assert answer.models[0].name == "demo"
             write_edge_certificate(tmp_path)
             await tls.refresh()
+
+
+async def test_what_nobody_serves_has_no_handler() -> None:
+    async def nobody(_: Any) -> None: ...
+
+    interceptor: Any = GateInterceptor(Gate())
+    assert await interceptor.intercept_service(nobody, SimpleNamespace(method="/sealring.v1.X/Y")) is None
+
+
+@pytest.mark.parametrize(
+    ("metadata", "header"),
+    [
+        (None, None),
+        ((("other", "x"),), None),
+        ((("other", "x"), ("authorization", "Bearer k")), "Bearer k"),
+        ((("authorization", b"Bearer k"),), None),
+        ((("authorization", "Bearer k"), ("authorization", "Bearer k")), None),
+    ],
+)
+def test_there_is_one_header_of_text_or_none(metadata: Any, header: str | None) -> None:
+    context: Any = SimpleNamespace(invocation_metadata=lambda: metadata)
+    assert _authorization(context) == header

@@ -313,15 +313,16 @@ async def test_grpc_is_told_of_a_changed_certificate_once(
 
 
 def certificate_of(tls: EdgeTls, trusted: Path) -> bytes:
-    """What a client is shown, as DER."""
+    """What a client that speaks HTTP/2 as well is shown, as DER."""
     ways = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = ssl.create_default_context(cafile=str(trusted)).wrap_bio(
-        ways[0], ways[1], server_hostname="localhost"
-    )
+    trust = ssl.create_default_context(cafile=str(trusted))
+    trust.set_alpn_protocols(["h2", "http/1.1"])
+    client = trust.wrap_bio(ways[0], ways[1], server_hostname="localhost")
     server = tls.context.wrap_bio(ways[1], ways[0], server_side=True)
     for end in (client, server, client):
         with contextlib.suppress(ssl.SSLWantReadError):
             end.do_handshake()
+    assert client.selected_alpn_protocol() == "http/1.1"
     found = client.getpeercert(binary_form=True)
     assert found is not None
     return found
@@ -333,9 +334,15 @@ async def test_tls_files_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ConfigError) as caught:
         EdgeTls(certificate, other)
     assert caught.value.reason == "BAD_TLS_FILES"
-    with pytest.raises(ConfigError) as missing:
+    with pytest.raises(ConfigError, match="No such file") as missing:
         EdgeTls(tmp_path / "none", key)
     assert missing.value.reason == "BAD_TLS_FILES"
+    long = tmp_path / "long.pem"
+    long.write_bytes(certificate.read_bytes().ljust(1 << 18, b"\n"))
+    EdgeTls(long, key)
+    long.write_bytes(long.read_bytes() + b"\n")
+    with pytest.raises(ConfigError, match="larger"):
+        EdgeTls(long, key)
     other.chmod(0o644)
     with pytest.raises(ConfigError) as wide:
         EdgeTls(certificate, other)

@@ -250,6 +250,9 @@ async def test_rosters_and_rings_are_passed_on_and_refused_rosters_are_not(
         watching.coordinator.events.put_nowait(event)
     async with asyncio.timeout(200):
         assert await watching.rings.states.get() == "without ring-0"
+        watching.introduction.certificates.put_nowait(b"said last")
+        await watching.coordinator.renewed.get()
+    assert watching.coordinator.troubles.empty()
     assert watching.rings.rosters == ["roster", b"good", b"better"]
     assert watching.coordinator.watched.qsize() == 1
 

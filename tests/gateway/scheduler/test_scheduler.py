@@ -361,13 +361,14 @@ def test_what_can_never_fit_is_refused_with_numbers() -> None:
     assert driver.finished["d"] == 24
 
 
-def test_several_answers_that_do_not_fit_though_one_does_are_too_many() -> None:
+@pytest.mark.parametrize("tokens", [500, 924])
+def test_several_answers_that_do_not_fit_though_one_does_are_too_many(tokens: int) -> None:
     driver = Driver(1, budget=1024)
     driver.prompts["a"] = 100
-    driver.take(driver.scheduler.submit(Request("a", "", 500, inference.Envelope(), choices=2), 0.0))
+    driver.take(driver.scheduler.submit(Request("a", "", tokens, inference.Envelope(), choices=2), 0.0))
     fail = next(action for action in driver.actions if isinstance(action, Fail))
     assert (fail.error.reason, fail.error.metadata["param"]) == ("TOO_LARGE_FOR_RING", "n")
-    assert "need memory for 2 times 600 tokens and this ring holds 1024" in fail.error.message
+    assert f"need memory for 2 times {100 + tokens} tokens and this ring holds 1024" in fail.error.message
     assert "ask for fewer answers" in fail.error.hint
 
 
