@@ -105,6 +105,38 @@ def test_a_new_rings_epochs_begin_above_what_was_skipped(site: Site) -> None:
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("seconds", "instead_of", "skipped"),
+    [
+        (0, "", 1024),
+        (-9, "", 1024),
+        (1, "", 1040),
+        (100 * DAY, "h:1", 138_241_024),
+        (5 * 365 * DAY, "", 1 << 31),
+    ],
+)
+def test_so_many_numbers_are_skipped_and_the_log_says_so(
+    site: Site, seconds: float, instead_of: str, skipped: int
+) -> None:
+    """Sixteen a second since the newest roster, and some more; a new term where it takes another's place."""
+    site.run(site.settings, rosters=1)
+    site.now += seconds
+    settings = site.settings
+    before = Store.open(settings.state_dir)
+    epoch, version = before.deployments.next_epoch("demo-0"), before.rosters.next_version()
+    before.close()
+    recover(settings, instead_of=instead_of, clock=site.clock)
+    store = Store.open(settings.state_dir)
+    (entry,) = [one for one in store.audit.entries(after=0, limit=100) if one.action == "recover"]
+    assert (entry.at, entry.actor, entry.subject) == (int(site.now), "coordinator", "demo")
+    assert entry.details["skipped"] == str(skipped)
+    assert ("term" in entry.details) == bool(instead_of)
+    assert store.get_meta("predecessor") == (instead_of.encode() or None)
+    assert store.deployments.next_epoch("demo-0") == epoch + skipped + 1
+    assert store.rosters.next_version() - version >= skipped
+    store.close()
+
+
 def test_join_tokens_of_a_backup_are_worth_nothing(site: Site) -> None:
     store = Store.open(site.settings.state_dir)
     store.tokens.add(StoredToken("t", Role.MEMBER, NOW, NOW + 600, ""), b"secret")
@@ -161,13 +193,25 @@ def test_a_backup_that_fails_leaves_no_file(site: Site) -> None:
     assert caught.value.reason == "STATE_UNWRITABLE"
 
 
-def test_a_restore_into_what_cannot_be_written_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["folder", "file"])
+def test_a_restore_into_what_cannot_be_written_says_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     backup(site.settings, site.file, clock=site.clock)
+    mkdir = Path.mkdir
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr("sealring.coordinator.backup.os.replace", full)
+    def no_folder(path: Path, *args: Any, **more: Any) -> None:
+        if path.parent.name == ".restoring":
+            full()
+        mkdir(path, *args, **more)
+
+    if where == "folder":
+        monkeypatch.setattr(Path, "mkdir", no_folder)
+    else:
+        monkeypatch.setattr("sealring.coordinator.backup.os.replace", full)
     with pytest.raises(ConfigError) as caught:
         restore(site.at("second"), site.file, clock=site.clock)
     assert "no space left on device" in caught.value.message
@@ -202,8 +246,29 @@ def archive(path: Path, *entries: tuple[str, bytes], link: str = "") -> None:
             made.addfile(entry, io.BytesIO(data))
 
 
-@pytest.mark.parametrize("what", ["junk", "none", "other", "outside", "link", "twice", "lacking"])
-def test_what_is_no_backup_leaves_nothing_behind(site: Site, what: str) -> None:
+def promise(name: str, size: int) -> bytes:
+    """The beginning of an archive of one file of so many bytes."""
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    return entry.tobuf() + bytes(512)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("junk", ""),
+        ("none", "there is no such file"),
+        ("other", "it holds 'root.key'"),
+        ("long", "it holds '" + "n" * 64 + "'"),
+        ("outside", "it holds '../ca.key'"),
+        ("link", "it holds 'ca.key'"),
+        ("twice", "it holds 'ca.key'"),
+        ("huge", "it holds 'ca.key'"),
+        ("cut off", "unexpected end of data"),
+        ("lacking", "it lacks ca.pem, roster.key, root.dsse, coordinator.db"),
+    ],
+)
+def test_what_is_no_backup_leaves_nothing_behind(site: Site, what: str, why: str) -> None:
     if what == "junk":
         site.file.write_bytes(b"\x00junk" * 1000)
     elif what == "other":
@@ -214,11 +279,16 @@ def test_what_is_no_backup_leaves_nothing_behind(site: Site, what: str) -> None:
         archive(site.file, ("ca.key", b""), link="/etc/passwd")
     elif what == "twice":
         archive(site.file, ("ca.key", b"x"), ("ca.key", b"y"))
+    elif what == "long":
+        archive(site.file, ("n" * 80, b"x"))
+    elif what in ("huge", "cut off"):
+        site.file.write_bytes(promise("ca.key", (1 << 32) + (what == "huge")))
     elif what == "lacking":
         archive(site.file, ("ca.key", b"x"))
     with pytest.raises(InvalidInput) as caught:
         restore(site.at("second"), site.file, clock=site.clock)
     assert caught.value.reason == "BAD_BACKUP"
+    assert caught.value.message.startswith(f"{site.file} is no backup of a coordinator: {why}")
     assert list((site.folder / "second").iterdir()) == []
 
 

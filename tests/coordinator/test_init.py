@@ -202,6 +202,22 @@ def test_a_coordinator_without_enough_roster_keys_does_not_start(tmp_path: Path)
     assert caught.value.reason == "STATE_CORRUPT"
 
 
+def test_keys_and_root_metadata_of_two_clusters_do_not_go_together(tmp_path: Path) -> None:
+    made, other = settings(tmp_path), settings(tmp_path / "other")
+    for one in (made, other):
+        init(one, clock=lambda: 1_800_000_000)
+    for name in ("ca.key", "ca.pem"):
+        (made.state_dir / name).write_bytes((other.state_dir / name).read_bytes())
+    with pytest.raises(ConfigError) as caught:
+        ClusterKeys.load(made, now=1_800_000_000)
+    assert caught.value.reason == "STATE_CORRUPT"
+    assert extend_root(made, now=1_800_000_000 + 9 * 365 * 86_400) is None
+    (made.state_dir / "root.dsse").write_bytes(encode_chain([]))
+    with pytest.raises(ConfigError) as caught:
+        ClusterKeys.load(made, now=1_800_000_000)
+    assert caught.value.reason == "STATE_CORRUPT"
+
+
 def test_the_same_key_twice_is_one_signature(tmp_path: Path) -> None:
     made = settings(tmp_path, roster_key_files=[tmp_path / "second.key"])
     init(made, roster_threshold=2)

@@ -14,7 +14,7 @@ from sealring.coordinator.planning import arrangement
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand, capacity
-from sealring.coordinator.planning.planner import _largest_context, plan, with_ring
+from sealring.coordinator.planning.planner import CLEAR, _largest_context, _left, plan, with_ring
 from sealring.coordinator.planning.speeds import Rate, Speeds
 from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
 from sealring.gateway.scheduler.memory import Ledger
@@ -423,6 +423,7 @@ def test_too_few_nodes() -> None:
     made = plan(two, profile(), THREE[:2])
     assert [ranges(made), made.rings[0].stages[1].weight_bytes] == [[(0, 9), (0, 9)], 1000 * MIB]
     assert [stage.rank for stage in made.rings[0].stages] == [0, 1]
+    assert made.reasons[0] == CLEAR
 
 
 def test_a_split_by_hand_needs_a_member_for_each_stage_of_each_replica() -> None:
@@ -598,12 +599,38 @@ def test_a_plan_says_what_its_rows_leave_to_others() -> None:
     assert "to other deployments" not in "\n".join(plan(spec(max_rows=2), profile(), THREE).reasons)
 
 
+@pytest.mark.parametrize(
+    ("rows", "left", "hint"),
+    [
+        (3, 0, ""),
+        (4, 0, "; --max-rows 1 would leave 75 bytes"),
+        (8, 25, ""),
+        (8, 24, "; --max-rows 2 would leave 99 bytes"),
+    ],
+)
+def test_a_smaller_number_of_rows_is_told_where_they_take_most(rows: int, left: int, hint: str) -> None:
+    one, other = (
+        Candidate(name, name, 1000, 10, taken=900 - 110 - more)
+        for name, more in (("a", left), ("b", left + 1))
+    )
+    stages = [
+        admin_pb2.StagePlan(member=name, member_name=name, weight_bytes=10, kv_budget=100) for name in "ab"
+    ]
+    made = admin_pb2.DeploymentPlan(
+        spec=admin_pb2.DeploymentSpec(max_rows=rows), rings=[admin_pb2.RingPlan(stages=stages)]
+    )
+    assert _left(made, [[(one, 4), (other, 4)]]) == (
+        f"memory for {rows} sequences of that length at once, which leaves {left} bytes of a to other "
+        f"deployments{hint}"
+    )
+
+
 def test_a_ring_is_granted_what_its_rows_may_take_and_leaves_the_rest() -> None:
     whole, granted = (
         plan(spec(max_rows=rows), profile(), [member(1, 8 * GIB)]).rings[0].stages[0] for rows in (0, 4)
     )
     assert whole.kv_budget > 64 * whole.kv_bytes
-    assert 4 * granted.kv_bytes < granted.kv_budget < 6 * granted.kv_bytes
+    assert granted.kv_budget == 4 * 9 * 1024 * (2048 + 512)
     tight = plan(spec(), profile(), [member(1, 2 * GIB)]).rings[0].stages[0]
     assert tight.weight_bytes + tight.kv_budget == capacity(2 * GIB), "rows take all that there is"
 
