@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.rings.pace import READINGS
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError
 from sealring.v1 import admin_pb2, membership_pb2
 from tests.coordinator.rings.test_rings import DOWN, SERVING, deploy, ring_state, three
 
@@ -274,6 +275,8 @@ class Scene:
         self.begun: list[set[str]] = []
         self.awaited: list[str] = []
         self.obstacles: dict[str, str] = {}
+        self.slow: frozenset[str] = frozenset()
+        self.offline: list[str] = []
         self.sessions = {name: SimpleNamespace(idle={"r-0"}) for name in "abc"}
         self.free = frozenset("c")
         asked = admin_pb2.DeploymentSpec(stages=stages)
@@ -282,8 +285,8 @@ class Scene:
             planned=[(deployment, RING)],
             awaited=lambda ring: self.awaited,
             obstacles=lambda ring: self.obstacles,
-            slow=lambda ring: frozenset(),
-            offline=lambda member: None,
+            slow=lambda ring: self.slow,
+            offline=self.offline.append,
         )
         unused: Any = None
         survey: Any = SimpleNamespace(free=lambda ring: self.free, able=lambda deployment, ring: self.free)
@@ -316,9 +319,13 @@ def test_who_is_away_is_given_time_and_who_was_removed_is_not() -> None:
     assert scene.look(30) == 0
     scene.awaited = ["a"]
     assert scene.look(40, 69.9) == 0
+    assert scene.offline == []
     scene.obstacles = {"b": "was evicted"}
     assert scene.look(69.9) == 1
     assert scene.begun == [{"b"}]
+    assert scene.offline == ["b"]
+    scene.look(70)
+    assert sorted(scene.offline[1:]) == ["a", "b"]
 
 
 def test_nobody_is_away_while_the_coordinator_hears_of_no_node() -> None:
@@ -338,6 +345,14 @@ def test_a_move_is_tried_again_when_other_nodes_are_there_and_from_time_to_time(
     assert scene.look(60, 61) == 2
     scene.free = frozenset("cd")
     assert scene.look(62, 63) == 3
+    scene.moves._moving.add("r-0")
+    assert scene.look(200) == 3, "it is under way"
+    scene.moves._moving.clear()
+    assert scene.look(201) == 4
+    scene.obstacles = {}
+    assert scene.look(202) == 4
+    scene.obstacles = {"a": "was evicted"}
+    assert scene.look(203) == 5, "it was well meanwhile"
 
 
 def test_a_ring_grows_when_it_was_quiet_for_long_and_there_are_nodes() -> None:
@@ -351,6 +366,252 @@ def test_a_ring_grows_when_it_was_quiet_for_long_and_there_are_nodes() -> None:
     assert scene.look(33, 62.9) == 0
     assert scene.look(63, 64) == 1
     assert Scene(stages=2).look(0, 31) == 0
+
+
+def test_a_slow_member_gives_its_place_to_a_free_node_once_the_ring_is_quiet() -> None:
+    scene = Scene()
+    assert scene.look(0, 29.9) == 0
+    scene.slow = frozenset("a")
+    assert scene.look(29.9) == 0
+    scene.free = frozenset("b")
+    assert scene.look(30) == 0, "nobody is free"
+    scene.free = frozenset("bc")
+    assert scene.look(30) == 1
+    assert scene.begun == [set()]
+    scene.slow = frozenset()
+    scene.look(31)
+    shunned = scene.moves._shunned.over("bx", frozenset("x"), frozenset("ab"))
+    assert not shunned, "who was slow lately takes nobody's place"
+    scene.slow, scene.obstacles = frozenset("a"), {"b": "was evicted"}
+    assert scene.look(32) == 2
+    assert scene.begun[1] == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("planned", "lost_now", "draining", "quiet", "lost", "still"),
+    [
+        (False, {"a"}, set(), True, {"a"}, False),
+        (True, {"a"}, set(), False, {"a"}, True),
+        (True, {"a", "b"}, set(), False, {"a"}, True),
+        (True, set(), {"a"}, False, {"a"}, True),
+        (True, {"b"}, {"a"}, False, {"a", "b"}, True),
+        (True, {"b"}, set(), True, {"a", "b"}, False),
+        (True, {"a"}, set(), True, set(), True),
+        (True, {"a"}, set(), False, set(), False),
+    ],
+)
+def test_a_move_goes_on_while_its_reason_holds(
+    planned: bool, lost_now: set[str], draining: set[str], quiet: bool, lost: set[str], still: bool
+) -> None:
+    other = admin_pb2.RingPlan(ring="other")
+    made = moves(
+        _rings=SimpleNamespace(planned=[(None, other), (None, RING if planned else other)]),
+        _lost=lambda ring, now: set(lost_now),
+        _drains=dict.fromkeys(draining),
+        _quiet={"r-0": 1.0} if quiet else {},
+    )
+    assert made._still(RING, lost) is still
+
+
+@pytest.mark.parametrize(
+    ("spec", "gives_way", "tries"),
+    [
+        ({"stages": 3}, True, [3, 0]),
+        ({"stages": 3}, False, [3]),
+        ({"stages": 2, "strategy": "tensor"}, True, [2]),
+        ({}, True, [0]),
+    ],
+)
+@pytest.mark.parametrize("error", [FailedPrecondition("too few"), ResourceExhausted("too little")])
+async def test_stages_give_way_where_a_member_is_lost_and_a_tensor_rings_do_not(
+    spec: dict[str, Any], gives_way: bool, tries: list[int], error: SealringError
+) -> None:
+    tried: list[int] = []
+
+    async def plan(asked: Any, answers: Any, *, digest: str, replacing: str) -> Any:
+        tried.append(asked.stages)
+        assert (answers, digest, replacing) == ({}, "ab", "r-0")
+        if len(tried) == 1 + (len(tries) > 1):
+            return admin_pb2.DeploymentPlan() if len(tries) > 1 else raised()
+        raise error
+
+    def raised() -> Any:
+        raise error
+
+    made = moves(_survey=SimpleNamespace(plan=plan))
+    planning = made._plan(admin_pb2.DeploymentSpec(**spec), {}, "ab", "r-0", gives_way=gives_way)
+    if len(tries) > 1:
+        assert await planning == admin_pb2.DeploymentPlan()
+    else:
+        with pytest.raises(type(error)):
+            await planning
+    assert tried == tries
+
+
+@pytest.mark.parametrize(
+    ("members", "split", "able", "kept"),
+    [
+        ("abc", [], "abc", "abc"),
+        ("abc", [], "ab", "ab"),
+        ("abc", [], "bcd", "b"),
+        ("abc", [], "d", "abc"),
+        ("abc", [4, 3, 2], "ab", "abc"),
+        ("", [], "ab", ""),
+    ],
+)
+async def test_a_ring_stays_on_those_of_its_named_nodes_that_can(
+    members: str, split: list[int], able: str, kept: str
+) -> None:
+    """Of which the third has no such model."""
+
+    async def plan(asked: Any, *_: Any, **__: Any) -> str:
+        return "".join(asked.members)
+
+    def may(deployment: str, ring: str) -> set[str]:
+        assert (deployment, ring) == ("demo", "r-0")
+        return set(able)
+
+    profiles = {one: SimpleNamespace(profile=one != "c" or able == "abc") for one in "abcd"}
+    made = moves(_survey=SimpleNamespace(plan=plan, able=may))
+    spec = admin_pb2.DeploymentSpec(name="demo", members=list(members), split=split)
+    assert await made._plan(spec, profiles, "ab", "r-0", gives_way=True) == kept
+
+
+@pytest.mark.parametrize("lost", [set(), {"a"}])
+async def test_a_move_that_fails_is_told_and_is_over(lost: set[str]) -> None:
+    told: list[Any] = []
+
+    async def move(name: str, ring: str, *_: Any) -> None:
+        assert made._moving == {"other", "r-0"}
+        raise FailedPrecondition("no room", reason="DOES_NOT_FIT")
+
+    made = moves(_moving={"other"}, _move_ring=move)
+    made._rings = SimpleNamespace(not_moved=lambda *said: told.append(said))
+    with structlog.testing.capture_logs() as logs:
+        await made._move("r", "r-0", lost)
+    assert told == ([("r-0", "no room")] if lost else [])
+    assert logs == [
+        {
+            "event": "ring_not_moved",
+            "log_level": "warning" if lost else "info",
+            "ring": "r-0",
+            "reason": "DOES_NOT_FIT",
+            "why": "no room",
+        }
+    ]
+    assert made._moving == {"other"}
+
+
+@pytest.mark.parametrize(
+    ("draining", "saved"), [(None, []), (0, []), (700, [SimpleNamespace(id="a", draining=1)])]
+)
+def test_a_drain_that_is_over_is_not_taken_up_again(
+    monkeypatch: pytest.MonkeyPatch, draining: int | None, saved: list[Any]
+) -> None:
+    told: list[Any] = []
+    members = SimpleNamespace(
+        find=lambda one: None if draining is None else SimpleNamespace(id=one, draining=draining),
+        save=lambda one: told.append(one),
+    )
+    rings = SimpleNamespace(keep_serving=lambda *said: told.append(said), sync=lambda: told.append("sync"))
+    made = moves(_store=SimpleNamespace(members=members), _rings=rings)
+    replaced = "sealring.coordinator.rings.moves.dataclasses.replace"
+    monkeypatch.setattr(replaced, lambda one, **new: SimpleNamespace(**vars(one) | new))
+    made._over("a")
+    assert told == [*saved, ("a", False), "sync"]
+
+
+@pytest.mark.parametrize(
+    ("idle", "is_idle"), [(None, True), ({"r-0", "s-0"}, True), ({"r-0"}, False), (set(), False)]
+)
+def test_a_member_is_idle_when_all_of_its_rings_are(idle: set[str] | None, is_idle: bool) -> None:
+    """Or nothing is heard of it."""
+    plans = [
+        SimpleNamespace(name=name, plan=admin_pb2.DeploymentPlan(rings=rings))
+        for name, rings in (
+            ("r", [RING, admin_pb2.RingPlan(ring="r-1", stages=[admin_pb2.StagePlan(member="b")])]),
+            ("s", [admin_pb2.RingPlan(ring="s-0", stages=[admin_pb2.StagePlan(member="a")])]),
+        )
+    ]
+    session = None if idle is None else SimpleNamespace(idle=idle)
+    made = moves(
+        _store=SimpleNamespace(deployments=SimpleNamespace(all=lambda: plans)),
+        _sessions=SimpleNamespace(find=lambda member: session),
+    )
+    assert made._rings_of("a") == [("r", "r-0"), ("s", "s-0")]
+    assert made._idle("a") is is_idle
+
+
+async def test_a_drain_has_a_time_and_is_taken_back() -> None:
+    told: list[Any] = []
+    clock = 100.5
+
+    async def drain(member: str, seconds: float, returning: bool) -> None:
+        told.append((member, seconds, returning))
+        await asyncio.Event().wait()
+
+    stored = [SimpleNamespace(id=name, draining=until) for name, until in (("x", 100), ("y", 160), ("z", 0))]
+    made = moves(
+        _rings=SimpleNamespace(keep_serving=lambda *said: told.append(said)),
+        _store=SimpleNamespace(members=SimpleNamespace(all=lambda role: stored)),
+        _clock=lambda: clock,
+        _drain_timeout=60.0,
+        _drain=drain,
+    )
+    assert made.staying("a") == 0
+    assert told == []
+    assert made.draining("a") == 161
+    await asyncio.sleep(0)
+    assert told == [("a", True), ("a", 60.5, False)]
+    (task,) = made._tasks
+    assert made.staying("a") == 0
+    assert told.pop() == ("a", False)
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert task.cancelled()
+    assert (made._tasks, made._drains) == (set(), {})
+    told.clear()
+    made.resume()
+    await asyncio.sleep(0)
+    assert told == [("y", True), ("y", 59.5, True)]
+    clock = 160.0
+    told.clear()
+    made.resume()
+    assert told == [], "its time is over"
+    await made.close()
+    assert (made._tasks, made._drains) == (set(), {})
+
+
+@pytest.mark.parametrize("returning", [False, True])
+async def test_a_drain_moves_each_ring_of_the_member_when_it_is_idle(returning: bool) -> None:
+    told: list[Any] = []
+    busy = [True, True]
+
+    async def beat() -> None:
+        told.append("beat")
+        busy.pop()
+
+    async def returned(member: str) -> None:
+        told.append(f"{member} is back")
+
+    async def move(*said: Any) -> None:
+        told.append(said)
+
+    made = moves(
+        _rings=SimpleNamespace(keep_serving=lambda *_: None),
+        _clock=lambda: 0.0,
+        _sessions=SimpleNamespace(next_beat=beat),
+        _idle=lambda member: not busy,
+        _rings_of=lambda member: [("r", "r-0"), ("s", "s-0")],
+        _returned=returned,
+        _move=move,
+        _over=lambda member: told.append("over"),
+    )
+    made._begin_drain("a", 1e6, returning=returning)
+    await made._drains["a"]
+    moved = [("r", "r-0", {"a"}), ("s", "s-0", {"a"})]
+    assert told == [*["a is back"] * returning, "beat", "beat", *moved, "over"]
+    assert made._drains == {}
 
 
 def moves(**parts: Any) -> Any:
