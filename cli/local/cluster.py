@@ -263,7 +263,7 @@ class Cluster:
         failure = asyncio.ensure_future(self._children.failed())
         try:
             await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
-            if failure.done() and not task.done():
+            if not task.done():
                 failure.result()
             return await task
         except SealringError:

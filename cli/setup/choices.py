@@ -129,7 +129,7 @@ def _first_host(
 ) -> str:
     host, last = wishes.address or _host_of(given), _host_of(before)
     found = own_addresses()
-    if host is None and last is not None and last in (_LOOPBACK, *(one.host for one in found)):
+    if host is None and last in (_LOOPBACK, *(one.host for one in found)):
         host = last
     if host is None:
         if not found:

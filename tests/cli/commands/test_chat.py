@@ -137,10 +137,18 @@ def test_a_question_is_so_long_at_most_and_not_empty(
     async def once(gateway: Any, first: Any, question: str, *, as_json: bool) -> None:
         asked.append(question)
 
-    monkeypatch.setattr(chat, "_MAX_LINE", 5)
     monkeypatch.setattr(chat, "_once", once)
     monkeypatch.setattr(chat, "_gateway", lambda loaded: ("127.0.0.1:1", {}))
+    monkeypatch.setattr(chat, "_MAX_LINE", 5)
     done = here("chat", "-" if typed else question, stdin=question if typed else "")
     assert done.status == status
     assert asked == ([question] if status == 0 else [])
     assert ("BAD_QUESTION" in done.err) == (status == 2)
+
+
+@pytest.mark.parametrize(("size", "status"), [(1 << 20, 0), ((1 << 20) + 1, 2)])
+def test_a_question_of_a_file_is_a_mebibyte_at_most(
+    here: Any, client: Client, size: int, status: int
+) -> None:
+    assert here("chat", "-", "--gateway", "h:1", stdin="x" * size).status == status
+    assert [len(asked[0][0][1]) for asked in client.asked[1:]] == [size] * (status == 0)

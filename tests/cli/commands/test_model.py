@@ -64,11 +64,25 @@ def test_how_far_stages_are_off_is_told(
 def test_wrong_ones_fail_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "models.json"
     file.write_text(json.dumps({"one": CONFIG}))
-    told = {"model_type": "llama", "outcome": "wrong"}
-    monkeypatch.setattr("sealring.cli.commands.model.ask_each_apart", lambda *_: iter([("one", told)]))
+    told = {
+        "model_type": "llama",
+        "outcome": "wrong",
+        "rows_together": True,
+        "kv_bits": [],
+        "prefixes": "any",
+    }
+    refused = ModelError("it is too new", reason="MODEL_TYPE_UNKNOWN")
+    answers = [("one", told), ("two", refused)]
+    monkeypatch.setattr("sealring.cli.commands.model.ask_each_apart", lambda *_: iter(answers))
     done = CliRunner().invoke(app, ["check", str(file), "--all"])
     assert done.exit_code == CHECK_FAILED
-    assert "not what the whole model computes: one" in done.output
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["model", "outcome", "why", "rows", "together", "kv-bits", "prefixes"],
+        ["one", "wrong", "-", "yes", "no", "any"],
+        ["two", "refused", "it", "is", "too", "new", "no", "no", "-"],
+    ]
+    assert "comparing 1 models with their stages" in done.stderr
+    assert "not what the whole model computes: one\n" in done.stderr
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"one": 1}', '{"one": {}}', '{"model_type": "llama"}'])
@@ -180,9 +194,9 @@ def test_what_a_model_needs_is_shown(here: Any, tmp_path: Path, monkeypatch: pyt
     measured = {
         "model_type": "llama",
         "layers": 2,
-        "layer_bytes": [1 << 20, 1 << 20],
-        "embed_bytes": 1 << 20,
-        "head_bytes": 1 << 20,
+        "layer_bytes": [100, 100],
+        "embed_bytes": 100,
+        "head_bytes": 100,
         "tied": False,
         "kv_bytes_per_token": [512, 512],
         "max_context": 0,
@@ -191,11 +205,11 @@ def test_what_a_model_needs_is_shown(here: Any, tmp_path: Path, monkeypatch: pyt
     told = dict(measured)
     monkeypatch.setattr("sealring.cli.commands.model.ask_apart", lambda *_: told)
     shown = here("model", "profile", str(tmp_path)).out
-    for cell in ("llama", "4.0 MiB", "1.0 KiB", "not said", "ab"):
+    for cell in ("llama", "400 B", "1.0 KiB", "not said", "ab"):
         assert cell in shown
     told |= {"tied": True, "max_context": 256}
     shown = here("model", "profile", str(tmp_path)).out
-    assert "3.0 MiB" in shown, "a tied head is no weight of its own"
+    assert "300 B" in shown, "a tied head is no weight of its own"
     assert "256" in shown
     assert here("model", "profile", str(tmp_path), "--json").data == told
     assert here("model", "profile", str(tmp_path / "none")).status == 7

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from rostertest import PaperCluster
 
-from sealring.cli.commands import root
 from sealring.cli.terminal.output import moment
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
@@ -232,6 +231,6 @@ def test_each_step_says_what_comes_next(offline: Offline) -> None:
 
 
 def test_files_of_no_end_are_not_read(here: Sealring, home: Path) -> None:
-    for size, reason in ((root._MAX_FILE, "ENVELOPE_TOO_LARGE"), (root._MAX_FILE + 1, "FILE_TOO_LARGE")):
+    for size, reason in ((128 << 10, "ENVELOPE_TOO_LARGE"), ((128 << 10) + 1, "FILE_TOO_LARGE")):
         (home / "file").write_bytes(bytes(size))
         assert f"[{reason}]" in here("root", "show", "file").err

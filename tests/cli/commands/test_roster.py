@@ -153,10 +153,20 @@ def test_two_histories_are_found_out(here: Sealring, paper: PaperCluster, home: 
     del paper.roster
     paper.publish()
     write(home, paper)
-    done = here(
-        "roster", "diff", "old.dsse", "roster.dsse", "--root-chain", "root.dsse", "--root-sha256", paper.pin
+    command = (
+        *("roster", "diff", "old.dsse", "roster.dsse"),
+        *("--root-chain", "root.dsse", "--root-sha256", paper.pin),
     )
-    assert "ROSTER_EQUIVOCATION" in done.err
+    assert "ROSTER_EQUIVOCATION" in here(*command).err
+    paper.publish()
+    write(home, paper)
+    assert paper.roster.version == first.version + 1
+    assert "ROSTER_EQUIVOCATION" in here(*command).err, "it follows another of that version"
+    paper.publish()
+    write(home, paper)
+    assert here(*command).status == 0, "what lies between is not known"
+    (home / "old.dsse").write_bytes(paper.envelope)
+    assert here(*command).out == f"version {first.version + 2} -> {first.version + 2}\n"
 
 
 def described(**changes: Any) -> dict[str, Any]:

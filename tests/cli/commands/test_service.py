@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sealring.cli.commands import service
+from sealring.cli.local import foreground
 from sealring.cli.service import install
 from sealring.cli.service.launchctl import ServiceStatus
 from sealring.cli.service.launchd import Service
@@ -139,10 +140,13 @@ def test_what_is_installed_takes_over_what_was_named_or_the_callers_own(
     monkeypatch.setattr(install, "Installation", Installation)
     monkeypatch.setattr(install, "users_state", lambda _: found and (Path(found[0]), found[1]))
     monkeypatch.setattr(service, "program", lambda: "/bin/sealring")
+    caught: list[str] = []
+    monkeypatch.setattr(foreground, "signals_as_exceptions", lambda: caught.append("signals"))
     done = here("service", "install", "node", *options)
     assert done.status == 0, done.err
     here("service", "install", "node", "--user", "me", "--config", "s.toml", "--no-start", "--dry-run")
     first, how, second, otherwise = made
+    assert caught == ["signals"] * 2, "what ends it undoes what was begun"
     assert first == (
         (control, Service("node", program="/bin/sealring"), Path("/")),
         {"adopt": adopted[0], "user": adopted[1]},

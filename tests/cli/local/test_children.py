@@ -146,6 +146,24 @@ def test_the_tail_of_a_log(tmp_path: Path) -> None:
     assert len(tail(log).splitlines()) == 12
 
 
+@pytest.mark.parametrize(("size", "moved"), [(10 << 20, False), ((10 << 20) + 1, True)])
+def test_a_log_is_large_beyond_ten_mebibytes(tmp_path: Path, size: int, moved: bool) -> None:
+    log = tmp_path / "node.log"
+    with log.open("wb") as file:
+        file.truncate(size)
+    module._move_aside(log)
+    assert (tmp_path / "node.log.1").exists() == moved
+    module._move_aside(tmp_path / "none.log")
+
+
+def test_of_a_log_so_much_of_its_end_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"a" + b"b" * (1 << 14))
+    assert tail(log) == f"  {'b' * 400}"
+    log.write_bytes(b"a" + b"b" * ((1 << 14) - 1))
+    assert tail(log) == f"  a{'b' * 399}"
+
+
 def test_only_what_is_still_there_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of a process that has ended may be another one's."""
     killed: list[tuple[int, int]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
@@ -165,6 +166,118 @@ def test_each_component_is_set_to_what_it_shares_with_no_other(
     assert set(plain._settings("gateway")) == {"state_dir", "name", "grpc_listen", "http_listen"}
     memory[0].total = 1 << 20
     assert plain._settings("node-0")["memory_limit"] == 64 << 20, "an engine needs as much at least"
+
+
+def test_a_process_sees_every_gpu_unless_nodes_share_them(tmp_path: Path) -> None:
+    assert LocalCluster(tmp_path, "m")._environment("node-0") == {}
+    shared = LocalCluster(tmp_path, "m", gpus=1)
+    assert shared._environment("node-2") == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert shared._environment("gateway") == {}
+
+
+def test_each_component_finds_what_it_is_set_to(tmp_path: Path) -> None:
+    made = LocalCluster(tmp_path, "m", nodes=1)
+    made.write_configs()
+    made.write_configs()
+    folder = tmp_path / "config"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    found = {file.stem: tomllib.loads(file.read_text()) for file in folder.iterdir()}
+    assert found == {
+        "coordinator": {"coordinator": made._settings("coordinator")},
+        "gateway": {"gateway": made._settings("gateway")},
+        "node-0": {"node": made._settings("node-0")},
+    }
+
+
+@pytest.mark.parametrize(
+    ("joined", "peer", "coordinator", "there"),
+    [
+        (True, "good", "a:1", True),
+        (True, "evicted", "a:1", False),
+        (True, "good", "b:1", False),
+        (False, "good", "a:1", False),
+    ],
+)
+async def test_who_is_no_member_or_looks_elsewhere_is_enrolled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined: bool, peer: str, coordinator: str, there: bool
+) -> None:
+    made: Any = LocalCluster(tmp_path, "m", nodes=2)
+    made._choose_ports()
+    state = SimpleNamespace(peer=SimpleNamespace(id=peer), coordinator=coordinator)
+    roster = SimpleNamespace(members=[SimpleNamespace(id="good")], gateways=[SimpleNamespace(id="edge")])
+    gateway = SimpleNamespace(peer=SimpleNamespace(id="edge"), coordinator="a:1")
+    bundle = SimpleNamespace(coordinator="a:1", root_sha256=b"pin")
+    for name, stand_in in (
+        ("sealring.mesh.member.state.is_enrolled", lambda folder: joined or folder.name == "gateway"),
+        (
+            "sealring.mesh.member.state.load_machine_state",
+            lambda folder: gateway if folder.name == "gateway" else state,
+        ),
+        ("sealring.mesh.pki.root.decode_chain", lambda chain: chain),
+        ("sealring.mesh.pki.root.verify_root_chain", lambda chain, pin, *, now: (chain, pin)),
+        ("sealring.mesh.roster.reader.check_roster", lambda told, root, *, now: roster),
+        ("sealring.cli.local.cluster.read_bundle", lambda folder: bundle),
+    ):
+        monkeypatch.setattr(name, stand_in)
+    enrolled: list[str] = []
+
+    async def call(method: str, **fields: Any) -> Any:
+        if method == "CreateJoinToken":
+            enrolled.append(fields["role"])
+            return SimpleNamespace(token="sr2.x")
+        return SimpleNamespace(root_metadata=b"chain", roster=b"roster")
+
+    async def join(settings: Any, token: str) -> None:
+        enrolled.append(settings.name)
+
+    monkeypatch.setattr("sealring.node.join.join", join)
+    monkeypatch.setattr("sealring.gateway.join.join", join)
+    made.admin = SimpleNamespace(call=call)
+    await made._enrol_all()
+    assert sorted(enrolled) == ([] if there else ["ROLE_NODE", "ROLE_NODE", "node-0", "node-1"])
+    roster.gateways.clear()
+    enrolled.clear()
+    await made._enrol_all()
+    assert {"ROLE_GATEWAY", "gateway"} <= set(enrolled)
+
+
+@pytest.mark.parametrize("enrolled", [False, True])
+async def test_a_coordinator_is_made_once_and_then_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enrolled: bool
+) -> None:
+    did: list[Any] = []
+    made: Any = LocalCluster(tmp_path, "m", nodes=1)
+    made._choose_ports()
+
+    async def start(name: str, command: list[str], environment: dict[str, str]) -> None:
+        did.append((name, *command[-2:], environment))
+
+    async def wait(address: str) -> None:
+        did.append(("bundle", address))
+
+    async def call(method: str, **how: Any) -> None:
+        did.append((method, how))
+
+    @asynccontextmanager
+    async def connected(bundle: Path, *, seconds: float) -> AsyncIterator[Any]:
+        did.append((bundle, seconds))
+        yield SimpleNamespace(call=call)
+
+    made._children = Parts()
+    made._children.start = start
+    made._wait_for_bundle = wait
+    monkeypatch.setattr("sealring.mesh.member.state.is_enrolled", lambda folder: enrolled)
+    monkeypatch.setattr(module, "_make_whole", lambda settings, init: did.append("made"))
+    monkeypatch.setattr(module, "connect", connected)
+    await made._start_coordinator()
+    assert did == [
+        *([] if enrolled else ["made"]),
+        ("coordinator", "coordinator", "run", {}),
+        ("bundle", made.address("coordinator")),
+        (tmp_path / "coordinator" / "operator", 60.0),
+        ("ListJoinTokens", {"wait_for_ready": True}),
+    ]
+    await made._stack.aclose()
 
 
 async def test_the_bundle_is_waited_for_until_it_leads_to_the_coordinator(

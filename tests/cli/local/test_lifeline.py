@@ -6,9 +6,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from sealring.cli.local import lifeline
 from sealring.cli.local.lifeline import die_with_parent
 from sealring.mesh.errors import InvalidInput
 
@@ -43,6 +46,19 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
     pid = int(next(line for line in lines if line != "up"))
     stat = Path(f"/proc/{pid}/stat")
     assert not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
+def test_who_does_not_end_when_told_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[Any] = []
+    monkeypatch.setattr(os, "kill", lambda *of: did.append(of))
+    monkeypatch.setattr(os, "_exit", did.append)
+    monkeypatch.setattr(lifeline, "time", SimpleNamespace(sleep=did.append))
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"what a parent may write means nothing")
+    os.close(write_end)
+    lifeline._watch(read_end)
+    os.close(read_end)
+    assert did == [(os.getpid(), signal.SIGTERM), 8.0, 1]
 
 
 def test_only_a_pipe_will_do(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from sealring.cli.local.machines import FirstMachine, OtherMachine
 from sealring.cli.setup import choices
 from sealring.cli.setup.choices import Choices, Wishes, choose_first, choose_other
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
+from sealring.mesh.member.state import IDENTITY_KEY
 from sealring.mesh.system.addresses import free_port, parse_address
 from sealring.mesh.system.networks import OwnAddress
 from sealring.mesh.trust.levels import TrustLevel
@@ -20,6 +21,7 @@ from sealring.node.identity.choice import IdentityChoice
 
 LOOPBACK = "127.0.0.1"
 HERE = Wishes(address=LOOPBACK)
+USUAL = dict(choices._PORTS)
 
 
 @pytest.fixture(autouse=True)
@@ -246,6 +248,98 @@ def test_a_machine_without_a_way_to_the_coordinator_says_so(
     with pytest.raises(ConfigError) as error:
         choose_other(tmp_path / "root", {}, Wishes(), ["10.0.0.1:7701"])
     assert error.value.reason == "NO_ADDRESS"
+
+
+def test_a_machine_that_joins_anew_takes_the_way_there_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    made = choose_other(root, {}, HERE, [])
+    root.mkdir()
+    OtherMachine(root, made.settings).write_configs()
+    monkeypatch.setattr(choices, "is_free", lambda host, port: True)
+    monkeypatch.setattr(choices, "address_towards", lambda host, port: "10.0.0.2")
+    assert choose_other(root, {}, Wishes(), ["10.0.0.1:7700"]).settings["node"]["ring_host"] == "10.0.0.2"
+    said = {"listen": "10.0.0.3:1"}
+    assert choose_other(root, said, Wishes(), ["10.0.0.1:7700"]).settings["node"]["ring_host"] == "10.0.0.3"
+
+
+def test_an_address_is_tried_at_any_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Any] = []
+    monkeypatch.setattr(choices, "is_free", lambda *of: not tried.append(of))
+    assert choices._checked(LOOPBACK) == LOOPBACK
+    assert tried == [(LOOPBACK, 0)]
+
+
+def test_where_components_listen_on_a_machine_of_their_own() -> None:
+    assert {" ".join(name): port for name, port in USUAL.items()} == {
+        "coordinator listen": 7700,
+        "coordinator join_listen": 7701,
+        "node listen": 7710,
+        "gateway grpc_listen": 7780,
+        "gateway http_listen": 8080,
+    }
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:7", "[::1]:7", "studio.local:7", "127.0.0.1", None])
+def test_what_names_no_ipv4_address_names_none(address: str | None) -> None:
+    assert choices._host_of({"listen": address}) is None
+    assert choices._host_of({"listen": "10.0.0.1:7"}) == "10.0.0.1"
+
+
+@pytest.mark.parametrize(("address", "port"), [("a:7", 7), ("a:0", None), ("a", None), (None, None)])
+def test_a_port_that_is_open_is_none(address: str | None, port: int | None) -> None:
+    assert choices._port_of(address) == port
+
+
+def test_each_choice_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(*found: Any, **wished: Any) -> list[str]:
+        found_here = IdentityChoice(*found)
+        monkeypatch.setattr("sealring.node.identity.choice.choose_identity", lambda settings: found_here)
+        return choose_first(tmp_path / "root", None, Wishes(LOOPBACK, **wished), nobody).said
+
+    taken = "(--software-identity-allowed and --no-software-identity-allowed)"
+    address = f"address: {LOOPBACK}, where the other machines reach this one (or --address)"
+    assert chosen(TrustLevel.SOFTWARE, None, "there is no helper") == [
+        address,
+        "identity: software: there is no helper",
+        "models: in the Hugging Face cache; others are downloaded (--models, --downloads)",
+        f"trust: machines with a key in a file can join too {taken}",
+    ]
+    helper = Path("/bin/sh")
+    assert chosen(TrustLevel.SELF_SIGNED, helper, "", models=[tmp_path, Path("/b")], downloads=False) == [
+        address,
+        "identity: self_signed",
+        f"models: in {tmp_path}, /b; none are downloaded (--models, --downloads)",
+        f"trust: only machines of the same level or a better one can join {taken}",
+    ]
+
+
+@pytest.mark.parametrize(("enrolled", "key"), [(True, True), (True, False), (False, True)])
+def test_who_joined_with_a_key_in_a_file_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enrolled: bool, key: bool
+) -> None:
+    helper = Path("/bin/sh")
+    better = IdentityChoice(TrustLevel.SELF_SIGNED, helper, "")
+    monkeypatch.setattr("sealring.node.identity.choice.choose_identity", lambda settings: better)
+    node = tmp_path / "root" / "node"
+    node.mkdir(parents=True)
+    for name, there in (("member.json", enrolled), (IDENTITY_KEY, key)):
+        if there:
+            (node / name).write_text("{}")
+    kept = enrolled and key
+    made = choose_first(tmp_path / "root", None, HERE, nobody)
+    assert made.settings["node"].get("enclave_helper") == (None if kept else str(helper))
+    assert ("identity: software: the key that it has joined with is in a file" in made.said) == kept
+    chosen = choose_first(tmp_path / "root", named(tmp_path, helper), HERE, nobody)
+    assert chosen.settings["node"]["enclave_helper"] == str(helper)
+
+
+def named(folder: Path, helper: Path) -> Path:
+    """A settings file that names a helper."""
+    file = folder / "s.toml"
+    file.write_text(f'[node]\nenclave_helper = "{helper}"\n')
+    return file
 
 
 def test_a_bad_name_is_one_clear_error(tmp_path: Path) -> None:

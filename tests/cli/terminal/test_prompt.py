@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sealring.cli.terminal import prompt
-from sealring.cli.terminal.prompt import MAX_LINE, read_line
+from sealring.cli.terminal.prompt import read_line
 
 
 class Terminal(io.StringIO):
@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
         return self.tty
 
     def readline(self, size: int | None = -1, /) -> str:
-        assert size == MAX_LINE + 2, "a line of no end is not read whole"
+        assert size == (1 << 20) + 2, "a line of no end is not read whole"
         line = self.lines.pop(0) if self.lines else ""
         if line is None:
             raise KeyboardInterrupt
