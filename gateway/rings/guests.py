@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from sealring.gateway.inference.answer import Answer
-from sealring.gateway.scheduler.actions import Answered, End, Request
+from sealring.gateway.scheduler.actions import Answered, Request
 from sealring.gateway.scheduler.queue import place
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, SealringError, StageFailed
@@ -213,10 +213,7 @@ class GuestAnswer(Answer):
 
 
 def _progress(answer: Answered, told: int) -> control.Progress:
-    end = answer.end and inference.FinishedChoice(
-        reason=answer.end.reason, completion_tokens=answer.end.completion_tokens
-    )
-    return control.Progress(tokens=answer.tokens[told:], held=answer.held, end=end)
+    return control.Progress(tokens=answer.tokens[told:], held=answer.held, end=answer.end)
 
 
 def _extend(answer: Answered, came: control.Progress, most: int) -> None:
@@ -226,4 +223,4 @@ def _extend(answer: Answered, came: control.Progress, most: int) -> None:
     answer.tokens.extend(array("I", came.tokens))
     answer.held = list(came.held)
     if came.HasField("end"):
-        answer.end = End(came.end.reason, came.end.completion_tokens)
+        answer.end = came.end

@@ -413,8 +413,8 @@ class Ring:
                     self._send_head(control.ScheduleRequest(discard=control.DiscardRow(row=row)))
                 case Begin(request, prompt_tokens):
                     self._begun(request, prompt_tokens)
-                case Finish():
-                    self._finish(action)
+                case Finish(request, finished):
+                    self._finish(request, finished)
                 case Fail(request, error):
                     self._answers.pop(request.id).answer.fail(error)
 
@@ -489,25 +489,12 @@ class Ring:
             )
         )
 
-    def _finish(self, action: Finish) -> None:
-        finished = inference.Finished(
-            reason=action.reason,
-            prompt_tokens=action.prompt_tokens,
-            completion_tokens=action.completion_tokens,
-            cached_tokens=action.cached_tokens,
-            drafted_tokens=action.request.drafted,
-            accepted_tokens=action.request.accepted,
-            choices=[
-                inference.FinishedChoice(reason=end.reason, completion_tokens=end.completion_tokens)
-                for end in action.ends
-                if len(action.ends) > 1
-            ],
-        )
-        self._drafted.inc(action.request.drafted)
-        self._accepted.inc(action.request.accepted)
-        if action.request.routing_key and action.cached_tokens:
+    def _finish(self, request: Request, finished: inference.Finished) -> None:
+        self._drafted.inc(finished.drafted_tokens)
+        self._accepted.inc(finished.accepted_tokens)
+        if request.routing_key and finished.cached_tokens:
             self._routed_hits.inc()
-        self._answers.pop(action.request.id).answer.finished(finished)
+        self._answers.pop(request.id).answer.finished(finished)
 
 
 def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> RingFacts:

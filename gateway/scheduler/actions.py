@@ -16,13 +16,6 @@ from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 
-class End(NamedTuple):
-    """How one of a request's answers ended."""
-
-    reason: inference.FinishReason.ValueType
-    completion_tokens: int
-
-
 @dataclass(slots=True, eq=False)
 class Answered:
     """How far one of a request's answers has come: the ids of its tokens (0 for each of a sealed one), and of
@@ -30,7 +23,7 @@ class Answered:
 
     tokens: array[int] = field(default_factory=lambda: array("I"))
     held: Sequence[inference.TokenLogprob] = ()
-    end: End | None = None
+    end: inference.FinishedChoice | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -201,14 +194,10 @@ class Deliver(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The request is complete: `reason` is its first answer's, `completion_tokens` are of all `ends`."""
+    """The request is complete: `finished` is what its client is told."""
 
     request: Request
-    reason: inference.FinishReason.ValueType
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    ends: tuple[End, ...]
+    finished: inference.Finished
 
 
 class Fail(NamedTuple):

@@ -25,7 +25,6 @@ from sealring.gateway.scheduler.actions import (
     Begin,
     Deliver,
     DiscardRow,
-    End,
     Fail,
     Finish,
     OpenRow,
@@ -338,16 +337,22 @@ class Scheduler:
 
     def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int) -> None:
         request = row.request
-        row.told.end = End(reason, tokens)
+        row.told.end = inference.FinishedChoice(reason=reason, completion_tokens=tokens)
         self._close(row)
-        ends = tuple(answer.end for answer in request.answers if answer.end)
+        ends = [answer.end for answer in request.answers if answer.end is not None]
         if len(ends) < request.choices:
             return
         del self._rows_of[request.id]
-        generated = sum(end.completion_tokens for end in ends)
-        prompt_tokens = row.prompt_tokens - row.answered
-        cached = request.cached if request.brought else row.reused
-        self._actions.append(Finish(request, ends[0].reason, prompt_tokens, generated, cached, ends))
+        finished = inference.Finished(
+            reason=ends[0].reason,
+            prompt_tokens=row.prompt_tokens - row.answered,
+            completion_tokens=sum(end.completion_tokens for end in ends),
+            cached_tokens=request.cached if request.brought else row.reused,
+            drafted_tokens=request.drafted,
+            accepted_tokens=request.accepted,
+            choices=ends if request.choices > 1 else (),
+        )
+        self._actions.append(Finish(request, finished))
 
     def _fail(self, row: Row, error: SealringError, *, known: bool = True) -> None:
         """Ends the row's request; `known`: the head has this one still."""

@@ -6,7 +6,7 @@ from array import array
 import pytest
 
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
-from sealring.gateway.scheduler.actions import Answered, End, Request
+from sealring.gateway.scheduler.actions import Answered, Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, StageFailed
 from sealring.v1 import control_pb2 as control
@@ -20,7 +20,7 @@ def ask(choices: int = 1, **fields: object) -> Request:
     return Request("req-1", "who", 50, PROMPT, "demo", "tenant", choices, priority=2, patience=7.5, **fields)
 
 
-def state(answer: Answered) -> tuple[list[int], list[int], End | None]:
+def state(answer: Answered) -> tuple[list[int], list[int], inference.FinishedChoice | None]:
     return list(answer.tokens), [one.id for one in answer.held], answer.end
 
 
@@ -41,7 +41,7 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     answer.delta("a", b"", 2)
     served.answers[1].tokens.append(7)
     served.answers[1].held = [inference.TokenLogprob(id=7)]
-    served.answers[0].end = End(inference.FINISH_REASON_STOP, 2)
+    served.answers[0].end = inference.FinishedChoice(reason=inference.FINISH_REASON_STOP, completion_tokens=2)
     answer.delta("b", b"", 1, choice=1)
     requests = [sent.take(one, CONTEXT) for one in told]
     assert requests == [asked] * 4

@@ -16,7 +16,7 @@ from sealring.gateway.rings import ring as ring_module
 from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.guests import Sent
 from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
-from sealring.gateway.scheduler.actions import AnnounceStep, End, Finish, MemberMemory, Request
+from sealring.gateway.scheduler.actions import AnnounceStep, Finish, MemberMemory, Request
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem
@@ -236,12 +236,17 @@ async def test_several_answers_tell_how_each_ended_and_kept_tokens_who_led_to_th
     for number, routing_key in enumerate((b"key", b"", b"key")):
         answer = ring.ask(f"r{number}", routing_key=routing_key)
         request = Request(f"r{number}", "key", 5, inference.Envelope(), "model", routing_key=routing_key)
-        request.drafted, request.accepted = 7, 3
-        ring.ring._perform([Finish(request, STOP, 7, 5, 3 * (number < 2), (End(STOP, 2), End(STOP, 3)))])
-        finished = (await read(answer))[-1].finished
-        assert [choice.completion_tokens for choice in finished.choices] == [2, 3]
-        assert finished.cached_tokens == 3 * (number < 2)
-        assert (finished.drafted_tokens, finished.accepted_tokens) == (7, 3)
+        ends = [inference.FinishedChoice(reason=STOP, completion_tokens=tokens) for tokens in (2, 3)]
+        finished = inference.Finished(
+            reason=STOP,
+            completion_tokens=5,
+            cached_tokens=3 * (number < 2),
+            drafted_tokens=7,
+            accepted_tokens=3,
+            choices=ends,
+        )
+        ring.ring._perform([Finish(request, finished)])
+        assert (await read(answer))[-1].finished == finished
     assert ring.counted("routed_by_key_hits") == 1
     assert ring.counted("spec_decode_num_draft_tokens") == 21
     assert ring.counted("spec_decode_num_accepted_tokens") == 9

@@ -266,7 +266,7 @@ def test_what_steps_with_drafts_brought_is_counted() -> None:
                     done.outputs.add(row=row, text="x")
                 under_way += [done] if done.outputs else []
             elif isinstance(action, Finish):
-                ends.append(action.completion_tokens)
+                ends.append(action.finished.completion_tokens)
         if under_way:
             done = under_way.popleft()
             for output in done.outputs:

@@ -80,7 +80,7 @@ class Driver:
             elif isinstance(action, AnnounceStep):
                 self._step(action.step)
             elif isinstance(action, Finish):
-                self.finished[action.request.id] = action.completion_tokens
+                self.finished[action.request.id] = action.finished.completion_tokens
             elif isinstance(action, Fail):
                 self.failed[action.request.id] = action.error.reason
 

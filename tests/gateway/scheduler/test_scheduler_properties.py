@@ -16,7 +16,6 @@ from sealring.gateway.scheduler.actions import (
     Begin,
     Deliver,
     DiscardRow,
-    End,
     Fail,
     Finish,
     MemberMemory,
@@ -441,15 +440,20 @@ class SchedulerMachine(RuleBasedStateMachine):
                         self.tokens[request.id, choice] = tokens
                         told = self.logprobs.setdefault((request.id, choice), [])
                         told.extend(entry.id for entry in logprobs)
-                case Finish(request, reason, prompt, tokens, cached, ends):
-                    assert cached < prompt
+                case Finish(request, told):
+                    assert told.cached_tokens < told.prompt_tokens
                     self.end(request, action)
                     planned, stop = self.plans[request.id]
-                    assert prompt == planned
-                    assert reason == ends[0].reason
-                    assert tokens == sum(end.completion_tokens for end in ends)
-                    assert 0 <= request.accepted <= min(request.drafted, tokens)
-                    assert len(ends) == request.choices
+                    assert told.prompt_tokens == planned
+                    assert (told.drafted_tokens, told.accepted_tokens) == (request.drafted, request.accepted)
+                    assert 0 <= told.accepted_tokens <= min(told.drafted_tokens, told.completion_tokens)
+                    alone = inference.FinishedChoice(
+                        reason=told.reason, completion_tokens=told.completion_tokens
+                    )
+                    ends = list(told.choices) if request.choices > 1 else [alone]
+                    assert told.reason == ends[0].reason
+                    assert told.completion_tokens == sum(end.completion_tokens for end in ends)
+                    assert len(ends) == request.choices == max(1, len(told.choices))
                     for choice, end in enumerate(ends):
                         self.check_end(request, choice, end, stop - choice % 2)
                 case Fail(request, error):
@@ -475,7 +479,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ended = row in ring.finished or ring.generated[row] - ring.answered[row] >= ring.limits[row]
             assert ended or not request.max_tokens
 
-    def check_end(self, request: Request, choice: int, end: End, stop: int) -> None:
+    def check_end(self, request: Request, choice: int, end: inference.FinishedChoice, stop: int) -> None:
         told = self.tokens[request.id, choice]
         planned, _ = self.plans[request.id]
         assert end.completion_tokens == told
