@@ -201,7 +201,7 @@ async def test_health_is_served_on_both_ports(cluster: Cluster) -> None:
     for port in (cluster.coordinator.port, cluster.coordinator.join_port):
         async with channel_to(f"127.0.0.1:{port}", bundle.tls) as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=5
+                health_pb2.HealthCheckRequest(), timeout=100
             )
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 

@@ -362,7 +362,7 @@ async def test_the_operator_has_no_identity_key_to_renew_with(cluster: Cluster) 
     async with channel_to(cluster.coordinator.main_address(), state.tls) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await membership_pb2_grpc.CertificatesStub(channel).Renew(
-                membership_pb2.RenewRequest(), timeout=5
+                membership_pb2.RenewRequest(), timeout=100
             )
     assert from_rpc_error(caught.value).reason == "WRONG_ROLE"
 

@@ -60,7 +60,7 @@ class Proxy:
 
     def _serve(self, guest: socket.socket) -> None:
         try:
-            host = socket.create_connection(self.target, timeout=5)
+            host = socket.create_connection(self.target, timeout=100)
         except OSError:  # nobody listens there yet: the caller tries again, as it would without a proxy
             guest.close()
             return

@@ -18,7 +18,7 @@ _genuine = link_setup._ring_address
 
 def _over_the_proxy(note: bytes) -> str:
     address = _genuine(note)
-    with socket.create_connection(("127.0.0.1", _PORT), timeout=5) as attacker:
+    with socket.create_connection(("127.0.0.1", _PORT), timeout=100) as attacker:
         attacker.sendall(address.encode() + b"\n")
         return attacker.makefile().readline().strip()
 

@@ -70,7 +70,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 async def healthy(channel: grpc.aio.Channel) -> None:
     async with channel:
         request = health_pb2.HealthCheckRequest()
-        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=100)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -146,7 +146,7 @@ async def gateway_https_port(folder: Path) -> AsyncIterator[Port]:
     trusted = ssl.create_default_context(cafile=str(certificate))
 
     async def ask() -> None:
-        async with httpx.AsyncClient(verify=trusted, timeout=10) as client:
+        async with httpx.AsyncClient(verify=trusted, timeout=100) as client:
             assert (await client.get(f"https://localhost:{number}/")).status_code == 204
 
     yield Port(number, ask)
@@ -194,7 +194,7 @@ async def test_silent_and_slow_handshakes_block_nobody(name: str, how: str, tmp_
         first = {"silent": b"", "one byte at a time": hello[:1], "half a handshake": hello}[how]
         for _, writer in strangers:
             writer.write(first)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             await port.ask()
 
         async def drip(writer: asyncio.StreamWriter) -> None:
@@ -206,9 +206,9 @@ async def test_silent_and_slow_handshakes_block_nobody(name: str, how: str, tmp_
         drips = []
         if how == "one byte at a time":
             drips = [asyncio.create_task(drip(writer)) for _, writer in strangers]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):  # a handshake of one byte at a time would take longer
             await asyncio.gather(*(until_closed(reader) for reader, _ in strangers))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             await port.ask()
         for task in drips:
             task.cancel()

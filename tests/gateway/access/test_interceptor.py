@@ -163,7 +163,7 @@ async def test_a_call_without_a_key_is_refused_before_its_message(backend: Backe
     keys.create([Scope.INFERENCE])
     async with serving(backend, keys) as address, grpc.aio.insecure_channel(address) as channel:
         method: Any = channel.stream_stream("/sealring.v1.Inference/Generate")
-        call = method(timeout=5)
+        call = method(timeout=100)
         with pytest.raises(grpc.RpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -173,7 +173,7 @@ async def test_a_call_without_a_message(backend: Backend, keys: KeyFile) -> None
     async with serving(backend, keys) as address, grpc.aio.insecure_channel(address) as channel:
         for method_name in ("Generate", "ListModels"):
             method: Any = channel.stream_stream(f"/sealring.v1.Inference/{method_name}")
-            call = method(timeout=5)
+            call = method(timeout=100)
             await call.done_writing()
             error = await problem(call)
             assert error.reason == "BAD_MESSAGE"

@@ -49,7 +49,7 @@ async def test_a_huge_body_is_refused_without_being_read(ring):
     host, port = ring.cluster.http_url.removeprefix("http://").split(":")
 
     def send() -> bytes:
-        with socket.create_connection((host, int(port)), timeout=20) as connection:
+        with socket.create_connection((host, int(port)), timeout=100) as connection:
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json"
             connection.sendall(f"{head}\r\nContent-Length: {100 << 20}\r\n\r\n".encode())
             return connection.recv(4096)

@@ -140,11 +140,11 @@ async def test_reflection_describes_the_service(ring):
     async with grpc.aio.insecure_channel(ring.cluster.grpc_address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         requests = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        answers = [answer async for answer in stub.ServerReflectionInfo(requests, timeout=10)]
+        answers = [answer async for answer in stub.ServerReflectionInfo(requests, timeout=100)]
     names = {service.name for service in answers[0].list_services_response.service}
     assert {"sealring.v1.Inference", "grpc.health.v1.Health"} <= names
 
 
 async def fetch(ring, path):
-    async with httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=100) as client:
         return await client.get(path)

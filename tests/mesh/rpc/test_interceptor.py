@@ -81,7 +81,7 @@ async def test_a_caller_that_says_nothing_is_refused_all_the_same(
     monkeypatch.setattr("sealring.mesh.rpc.interceptor._FIRST_SECONDS", 0.1)
     stub = membership_pb2_grpc.MembershipStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
     for ends in (False, True):
-        call = stub.Session(timeout=20)
+        call = stub.Session(timeout=100)
         if ends:
             await call.done_writing()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
