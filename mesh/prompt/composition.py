@@ -271,9 +271,9 @@ class Composition:
 
     def _settle(self, row: int, tokens: int) -> Settling:
         computed = self._drafted.pop(row, 0)
-        lane = self._lane_of.get(row)
-        if not computed or lane is None:
+        if not computed:
             raise _bad(f"row {row} has no drafts to settle")
+        lane = self._lane_of[row]
         surplus = self._held(row, lane) - tokens
         if not 0 <= surplus < computed:
             raise _bad(f"row {row} cannot hold {tokens} tokens")
@@ -310,7 +310,7 @@ class Composition:
     def _keep(self, keep: control.Keep) -> Keeping:
         lane = self._lane_of.get(keep.row)
         if lane is None:
-            index, held = 0, self._prefilling.get(keep.row, (0, 0))[0]
+            index, held = 0, self._prefilling[keep.row][0] if keep.row in self._prefilling else 0
         else:
             index = self._lanes[lane].index(keep.row)
             held = self._held(keep.row, lane)
@@ -335,17 +335,16 @@ class Composition:
         self._prefixes[prefix] = origin
 
     def _admit(self, row: int, lane: int) -> Admission:
-        done, total = self._prefilling.get(row, (0, -1))
-        if done != total:
+        place = self._prefilling.pop(row, None)
+        if place is None or place[0] != place[1]:
             raise _bad(f"row {row} is not ready to be admitted")
         if lane >= MAX_LANES:
             raise _bad(f"lane {lane} is above {MAX_LANES - 1}")
-        for other in self._lanes.get(lane, ())[:1]:
+        for other in self._lanes.get(lane, ()):
             self._check_settled(other)
-        del self._prefilling[row]
         self._lanes.setdefault(lane, []).append(row)
         self._lane_of[row] = lane
-        self._lane_base[row] = total - self._lane_steps.get(lane, 0)
+        self._lane_base[row] = place[1] - self._lane_steps.get(lane, 0)
         return Admission(row, lane)
 
     def _held(self, row: int, lane: int) -> int:
@@ -386,8 +385,8 @@ class Composition:
             self._begin(chunk)
         elif chunk.params_bytes or chunk.choices:
             raise _bad("parameters and choices travel with the first chunk only")
-        done, total = self._prefilling.get(chunk.row, (-1, -1))
-        if (chunk.start, chunk.prompt_tokens) != (done, total):
+        total = chunk.prompt_tokens
+        if self._prefilling.get(chunk.row) != (chunk.start, total):
             raise _bad(f"chunk of row {chunk.row} does not continue its prompt")
         if not chunk.start < chunk.end <= total or chunk.end - chunk.start > self._prefill_chunk:
             raise _bad(f"chunk of row {chunk.row} has a length that is not allowed")

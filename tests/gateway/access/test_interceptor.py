@@ -16,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from sealring.gateway.access.edge_tls import EdgeTls
-from sealring.gateway.access.gate import Gate, Limits
-from sealring.gateway.access.interceptor import GateInterceptor, _authorization
+from sealring.gateway.access.gate import USE, Caller, Gate, Limits
+from sealring.gateway.access.interceptor import KEY_ID, GateInterceptor, _authorization
 from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.access.keys import Scope
 from sealring.gateway.inference.service import SERVICE, InferenceService
@@ -218,3 +218,25 @@ async def test_what_nobody_serves_has_no_handler() -> None:
 def test_there_is_one_header_of_text_or_none(metadata: Any, header: str | None) -> None:
     context: Any = SimpleNamespace(invocation_metadata=lambda: metadata)
     assert _authorization(context) == header
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_who_asks_is_known_while_a_call_is_served(streams: bool) -> None:
+    seen: list[str] = []
+
+    async def one(requests: Any, context: Any) -> Any:
+        seen.append(KEY_ID.get())
+
+    async def several(requests: Any, context: Any) -> Any:
+        seen.append(KEY_ID.get())
+        yield
+
+    gate: Any = SimpleNamespace(admit=lambda *_: contextlib.nullcontext(Caller("some key")))
+    context: Any = SimpleNamespace(peer=lambda: "ipv4:192.0.2.1:7", invocation_metadata=tuple)
+    interceptor = GateInterceptor(gate)
+    requests: Any = ()
+    if streams:
+        assert [event async for event in interceptor._stream(several, USE, one=False)(requests, context)]
+    else:
+        await interceptor._call(one, USE, one=False)(requests, context)
+    assert seen == ["some key"]

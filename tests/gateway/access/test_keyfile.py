@@ -114,6 +114,7 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput) as none:
         keys.create([])
     assert none.value.reason == "NO_SCOPE"
+    assert keyfile.MAX_KEYS == 1000
     monkeypatch.setattr(keyfile, "MAX_KEYS", 4)
     first, second, third = (keys.create(USE)[1] for _ in range(3))
     with pytest.raises(ResourceExhausted):
@@ -154,6 +155,15 @@ def test_files_that_are_not_ours_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError):
             keys.create(USE)
         assert file.read_bytes() == content
+    file.write_bytes(b" " * (1 << 20))
+    with pytest.raises(ConfigError) as read:
+        keys.read()
+    assert read.value.reason == "KEYS_CORRUPT"
+    file.write_bytes(b" " * ((1 << 20) + 1))
+    with pytest.raises(ConfigError) as long:
+        keys.read()
+    assert long.value.reason == "SECRET_FILE_UNSAFE"
+    file.write_bytes(b"{}")
     file.chmod(0o644)
     with pytest.raises(ConfigError) as wide:
         keys.read()

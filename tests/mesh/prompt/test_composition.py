@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from sealring.mesh.prompt.composition import (
     MAX_PREFIXES,
     Admission,
     Adopting,
+    Chunk,
     Composition,
     Dropping,
     Eviction,
@@ -208,6 +210,16 @@ def prefill(number: int, row: int, start: int, end: int, total: int) -> control.
     return step
 
 
+def test_chunks_of_a_prompt() -> None:
+    chunk = Chunk(3, 0, 4, False, 64)
+    assert chunk == Chunk(3, 0, 4, False, 64, prefix=0, choices=1)
+    assert (chunk.first, list(chunk.sampled), chunk.tokens) == (True, [], 4)
+    chunk = Chunk(3, 4, 6, True, 0)
+    assert (chunk.first, list(chunk.sampled), chunk.tokens) == (False, [3], 2)
+    chunk = Chunk(3, 4, 6, True, 64, prefix=1, choices=2)
+    assert (chunk.first, list(chunk.sampled), chunk.tokens) == (True, [3, 4], 2)
+
+
 def test_step_numbers_have_no_gaps() -> None:
     composition = make()
     with pytest.raises(InvalidInput, match="step 2 follows step 0"):
@@ -217,7 +229,8 @@ def test_step_numbers_have_no_gaps() -> None:
 def test_a_step_without_work_only_counts() -> None:
     composition = make()
     resolved = composition.apply(control.Step(number=1))
-    assert (resolved.sampled, resolved.rows, resolved.chunks, resolved.lane) == ((), (), (), None)
+    assert resolved == ResolvedStep(1, resolved.digest, (), (), None, (), (), 0, False, False)
+    assert resolved == ResolvedStep(1, resolved.digest, (), (), None, (), ())
     assert composition.last_step == 1
 
 
@@ -227,6 +240,65 @@ def changed(number: int, *changes: control.Change) -> control.Step:
 
 def admit(row: int, lane: int) -> control.Change:
     return control.Change(admit=control.Admit(row=row, lane=lane))
+
+
+def decode(number: int, lane: int, **field: Any) -> control.Step:
+    return control.Step(number=number, decode=control.Decode(lane=lane, **field))
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (decode(5, 1), "lane 1 has no rows"),
+        (changed(5, control.Change()), "says nothing"),
+        (changed(5, admit(1, 1)), "row 1 is not ready"),
+        (changed(5, admit(9, 1)), "row 9 is not ready"),
+        (changed(5, admit(2, 512)), "lane 512 is above 511"),
+        (changed(5, admit(2, 511)), ""),
+        (changed(5, admit(2, 0)), "row 3 has drafts that are not settled"),
+    ],
+)
+def test_what_cannot_be_done_with_a_row_or_a_lane_says_why(step: control.Step, why: str) -> None:
+    composition = make()
+    for number, (row, total) in enumerate([(1, 8), (2, 4), (3, 4)], 1):
+        composition.apply(prefill(number, row, 0, 4, total))
+    drafted = decode(4, 0, drafts=2)
+    drafted.changes.append(admit(3, 0))
+    composition.apply(drafted)
+    if not why:
+        assert composition.apply(step).changes == (Admission(2, 511),)
+        return
+    with pytest.raises(InvalidInput, match=why):
+        composition.apply(step)
+
+
+def test_a_guess_is_asked_for_of_a_row_that_is_alone() -> None:
+    composition = make()
+    for row in (1, 2):
+        composition.apply(prefill(row, row, 0, 4, 4))
+    composition.apply(changed(3, admit(1, 0)))
+    assert not composition.apply(decode(4, 0)).asks
+    assert composition.apply(decode(5, 0, asks=True)).asks
+    composition.apply(changed(6, admit(2, 0)))
+    assert not composition.apply(decode(7, 0, asks=True)).asks
+
+
+def test_what_is_kept_of_digests_is_of_rows_and_prefixes_as_they_are() -> None:
+    composition = make()
+    for step in (
+        prefill(1, 1, 0, 4, 8),
+        prefill(2, 1, 4, 8, 8),
+        kept(3, (1, 1, 5)),
+        changed(4, admit(1, 0)),
+        decode(5, 0),
+        kept(6, drop=1),
+        changed(7, control.Change(evict=control.Evict(row=1))),
+    ):
+        composition.apply(step)
+        anew = copy.deepcopy(composition)
+        anew._digest_of_rows = anew._digest_of_prefixes = None
+        assert anew._rows_digest() == composition._rows_digest()
+        assert anew._prefixes_digest() == composition._prefixes_digest()
 
 
 def test_row_numbers_rise_and_are_never_used_twice() -> None:
@@ -428,6 +500,11 @@ def test_the_last_chunk_of_a_prompt_makes_its_copies() -> None:
     assert composition.lane_rows(1) == (4,)
 
 
+def test_a_row_has_up_to_8_choices() -> None:
+    composition = Composition(epoch=1, max_rows=8, prefill_chunk=CHUNK)
+    assert composition.apply(with_choices(1, 1, 0, 8, 8, 8)).sampled == tuple(range(1, 9))
+
+
 def test_copies_that_are_not_made_yet_go_with_their_row() -> None:
     composition = make()
     composition.apply(with_choices(1, 1, 0, 8, 12, 4))
@@ -544,6 +621,9 @@ def test_what_is_settled_stays(tokens: int, accepted: int) -> None:
     assert (composition.tokens, step.sampled, step.continues) == (tokens + 1, (1,), False)
     with pytest.raises(InvalidInput, match="no drafts"):
         settling(composition, tokens + 1)
+    composition, _ = drafting(3)
+    composition.apply(changed(3, control.Change(evict=control.Evict(row=1))))
+    assert not composition._drafted
 
 
 @pytest.mark.parametrize(
