@@ -72,11 +72,11 @@ def _print_shares(ring: str, shares: list[Any]) -> None:
         [
             one.rank,
             one.name,
-            *(round(one.shares[name], 1) for name in SHOWN),
-            round(one.idle, 1),
+            *(one.shares[name] for name in SHOWN),
+            one.idle,
             one.steps,
-            round(one.seconds, 2),
-            round(one.clock_error, 3),
+            one.seconds,
+            one.clock_error,
         ]
         for one in shares
     ]

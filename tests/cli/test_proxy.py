@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,6 +14,7 @@ import pytest
 from scriptedgateway import PIECES, ScriptedGateway, Stage, on_stage
 from typer.testing import CliRunner
 
+from sealring.cli import proxy
 from sealring.cli.main import app
 from sealring.client.sealing import SealingBackend
 from sealring.gateway.http.app import create_app
@@ -134,6 +137,59 @@ async def test_a_cache_key_stays_on_this_machine() -> None:
         assert b"conversation 41" not in told.SerializeToString()
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_cache_key")
     assert "x" * 100 not in refused.text
+
+
+async def test_it_says_where_it_serves_and_who_will_see_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+
+    class Server:
+        def __init__(self, made: Any) -> None: ...
+
+        def listen(self, address: str) -> int:
+            did.append(f"listens at {address}")
+            return 4711
+
+        async def start(self) -> None:
+            did.append("started")
+
+        async def stop(self) -> None:
+            did.append("stopped")
+
+    class Client:
+        gateways = SimpleNamespace(addresses=["a:1", "b:2"])
+
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *_: object) -> None:
+            did.append("closed")
+
+        async def rings(self) -> list[Any]:
+            members = [SimpleNamespace(id=letter * 9, level="software") for letter in "ab"]
+            return [
+                SimpleNamespace(
+                    id=f"demo-{clear:d}", deployment="demo", clear_links=clear, min_trust=10, members=members
+                )
+                for clear in (False, True)
+            ]
+
+    @contextmanager
+    def stopping() -> Iterator[Any]:
+        stop = asyncio.Event()
+        stop.set()
+        yield stop
+
+    monkeypatch.setattr(proxy, "HttpServer", Server)
+    monkeypatch.setattr(proxy, "stop_on_signals", stopping)
+    client: Any = Client()
+    await proxy.serve(client, "127.0.0.1:0", say=did.append)
+    whom = "aaaaaaaa (software), bbbbbbbb (software)"
+    assert did == [
+        *("listens at 127.0.0.1:0", "started"),
+        "serving http://127.0.0.1:4711/v1; a:1 or b:2 gets sealed prompts",
+        f"demo is answered by ring demo-0, trust 10: {whom}",
+        f"demo is not answered by ring demo-1, whose links are in clear: {whom}",
+        *("closed", "stopped"),
+    ]
 
 
 @pytest.mark.parametrize(

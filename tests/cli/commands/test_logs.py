@@ -71,6 +71,18 @@ def test_what_grows_is_followed_through_rotation(tmp_path: Path) -> None:
     assert list(tail.new()) == [], "truncated"
 
 
+def test_files_are_not_looked_at_all_the_time(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    logs.pause()
+    assert slept == [0.5]
+    assert "there is no log of any component on this machine" in here("logs").err
+    assert (
+        "there is no log of node, x on this machine"
+        in here("logs", "--component", "node", "--component", "x").err
+    )
+
+
 def test_following_goes_on_until_ctrl_c(here: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(home / "state", gateway="first\n") / "logs" / "gateway.log"
     later = iter(["second\n", "third\n"])

@@ -68,7 +68,7 @@ def test_a_chrome_trace_is_written_where_it_is_wanted(here: Any, coordinator: An
     done = here("trace", "--out", "trace.json", "--json")
     assert done.data["members"][0]["shares"]["compute"] == 25
     assert (done.data["ring"], done.data["epoch"]) == ("demo-0", 3)
-    assert "wrote trace.json" in done.err
+    assert done.err.endswith("\nwrote trace.json; open it with ui.perfetto.dev\n")
     assert json.loads((home / "trace.json").read_text())["traceEvents"]
 
 

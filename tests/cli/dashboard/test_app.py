@@ -99,6 +99,15 @@ async def test_a_trace_is_of_a_ring_that_is_named(
     assert (answer.status_code, told in answer.text) == (status, True)
 
 
+async def test_what_is_no_request_is_not_answered() -> None:
+    async def edge(*_: Any) -> None:
+        raise AssertionError
+
+    guard = app._Token(edge, "secret")
+    headers = [(b"authorization", b"Bearer secret")]
+    await guard({"type": "websocket", "path": "/", "headers": headers}, edge, edge)  # type: ignore[arg-type]
+
+
 def test_every_run_has_a_token_of_its_own() -> None:
     assert len({app.new_token() for _ in range(9)}) == 9
     assert len(app.new_token()) >= 40

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rostertest import PaperCluster
 
 from sealring.cli.dashboard import look
 from sealring.coordinator.init import init
@@ -17,7 +18,7 @@ from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.gateway.metrics import Metrics, ModelLoad
-from sealring.mesh.errors import Unavailable
+from sealring.mesh.errors import RosterError, Unavailable
 from sealring.mesh.pki import root
 from sealring.v1 import admin_pb2
 
@@ -73,6 +74,64 @@ async def test_the_load_is_of_the_last_minute() -> None:
     assert (second["first_token"], second["prefix_share"]) == (0.05, 0.5)
     (third,) = await load.look(165.0)  # the first is too long ago, the second is not
     assert (third["tokens_per_second"], third["first_token"]) == (0.0, None)
+
+
+async def test_a_minute_ago_counts_still_and_every_model_for_itself() -> None:
+    told = [{"a": 10, "b": 1}, {"a": 70, "b": 121}]
+
+    async def exposition() -> str:
+        found = told.pop(0)
+        lines = [
+            f'sealring_generation_tokens_total{{model_name="{name}"}} {count}'
+            for name, count in found.items()
+        ]
+        lines += [f'sealring_num_requests_running{{model_name="{name}"}} 1' for name in found]
+        bucket = "sealring_time_to_first_token_seconds_bucket"
+        lines += [
+            f'{bucket}{{model_name="{name}",le="{bound}"}} {count}'
+            for name, count in found.items()
+            for bound in (("0.5", "+Inf") if name == "a" else ("2.0", "+Inf"))
+        ]
+        return "\n".join(lines) + "\n"
+
+    load = look.Load("gateway:1", exposition)
+    await load.look(100.0)
+    found = await load.look(160.0)
+    assert [(one["model"], one["tokens_per_second"], one["first_token"]) for one in found] == [
+        ("a", 1.0, 0.5),
+        ("b", 2.0, 2.0),
+    ]
+
+
+async def test_a_cluster_is_told_with_what_its_verified_roster_says() -> None:
+    paper = PaperCluster()
+    first = paper.roster.members[0]
+    answer = SimpleNamespace(root_metadata=paper.root_chain, roster=paper.envelope)
+
+    class Admin:
+        address = "h:1"
+
+        async def call(self, method: str) -> Any:
+            if method == "GetRoster":
+                return answer
+            if method == "ListDeployments":
+                return admin_pb2.ListDeploymentsResponse()
+            nodes = [admin_pb2.Node(id=one, name=one, trust=10) for one in (first.id, "stranger")]
+            return admin_pb2.ListNodesResponse(nodes=nodes)
+
+    admin: Any = Admin()
+    now = float(paper.roster.issued)
+    found = await look.cluster(admin, bytes.fromhex(paper.pin), now)
+    assert (found["now"], found["coordinator"], found["root"]) == (now, "h:1", paper.pin)
+    assert (found["roster"]["version"], found["roster"]["hash"]) == (
+        paper.roster.version,
+        paper.roster.hash.hex(),
+    )
+    assert len(found["roster"]["signers"]) == 1
+    told = [(one["listed"], one["attested_at"], one["challenged_at"]) for one in found["nodes"]]
+    assert told == [(True, first.attested_at, first.challenged_at), (False, None, None)]
+    with pytest.raises(RosterError):
+        await look.cluster(admin, bytes(32), now)
 
 
 async def test_a_gateway_that_began_anew_counts_from_nothing() -> None:
@@ -153,6 +212,7 @@ async def test_a_member_without_a_trace_says_why() -> None:
 
     class Admin:
         async def call(self, method: str, **fields: Any) -> Any:
+            assert (method, fields) == ("TraceRing", {"ring": "ring", "milliseconds": 1000})
             return found
 
     admin: Any = Admin()

@@ -23,6 +23,7 @@ from sealring.cli.doctor.cluster import Node, Stage
 from sealring.cli.doctor.report import Report, decode, encode, ok, problem
 from sealring.cli.main import app
 from sealring.mesh.errors import Unavailable
+from sealring.mesh.system.paths import default_state_root
 from sealring.v1 import admin_pb2, diagnosis_pb2
 
 
@@ -76,6 +77,36 @@ def test_settings_that_up_and_join_left_beside_the_folder(doctor: Any, tmp_path:
     told = json.loads(done.stdout)
     assert told["facts"]["name"] == "from-join"
     assert "the model folder /nowhere is not there" in {one["what"] for one in told["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("own", "service", "named", "chosen"),
+    [
+        (False, False, (), "own"),
+        (False, True, (), "service"),
+        (True, True, (), "own"),
+        (False, True, ("--config", "s.toml"), "own"),
+    ],
+)
+def test_a_service_is_looked_at_where_this_user_has_no_node(
+    doctor: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: bool,
+    service: bool,
+    named: Any,
+    chosen: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.toml").write_text("")
+    monkeypatch.setattr("sealring.cli.service.launchd.STATE_FOLDER", tmp_path / "service")
+    places = {"own": default_state_root() / "node", "service": tmp_path / "service" / "node"}
+    for name, there in (("own", own), ("service", service)):
+        if there:
+            places[name].mkdir(parents=True)
+    monkeypatch.setattr(system, "System", lambda: FakeSystem())
+    done = typer.testing.CliRunner().invoke(app, [*named, "doctor"])
+    assert f"there is no enrolment in {places[chosen]}" in done.output
 
 
 def test_the_cluster_is_shown_node_by_node(doctor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
