@@ -17,8 +17,7 @@ EXTEND_AHEAD = 256
 class Lane:
     """`steps` counts the decode steps announced; `outstanding` are those without drafts that are not done.
     `ready` rows are prefilled and wait to be admitted. `done_at` and `before` are of its last step that is
-    done: when that was, and what was announced before it. Of lanes that run the one with the lowest `turn`
-    is next.
+    done: when that was, and what was announced before it.
 
     A row that has reached its limit takes part in one more step at most, in which its last token goes into
     its cache, where there is room for it: no more than ANNOUNCED steps are under way, so by then the token
@@ -31,7 +30,6 @@ class Lane:
         self.ready: list[Row] = []
         self.outstanding = 0
         self.steps = 0
-        self.turn = 0
         self.done_at = 0.0
         self.before = (0, 0.0)
         self._changed_at = 0

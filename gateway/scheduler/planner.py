@@ -13,7 +13,7 @@ or by the number of steps that it has executed, or when the tokens of a later st
 
 from __future__ import annotations
 
-import itertools
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -63,8 +63,7 @@ class StepPlanner:
         self.pressed = False
         self.waiting = 0
         self._ring = ring
-        self._lanes = [Lane(number) for number in range(self.ledger.lanes)]
-        self._turn = itertools.count()
+        self._lanes = OrderedDict((number, Lane(number)) for number in range(self.ledger.lanes))  # by turns
         self.prefixes = PrefixCache(self.ledger, ring.prefixes, ring.kept)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk)
         self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages, ring.rows_in_turn)
@@ -122,27 +121,27 @@ class StepPlanner:
             if 0 < number <= self._number:
                 return None  # it was taken as done before
             raise InvalidInput(f"step {number} is not under way", reason="BAD_STEP")
-        if step.sampled:
-            earliest = next(each for each in self._under_way.values() if each.sampled)
-            if earliest is not step:
-                raise InvalidInput(f"step {number} was done before step {earliest.number}", reason="BAD_STEP")
-            self.executed(number)
-        del self._under_way[number]
+        earliest = next((each for each in self._under_way.values() if each.sampled), step)
+        if step.sampled and earliest is not step:
+            raise InvalidInput(f"step {number} was done before step {earliest.number}", reason="BAD_STEP")
+        self.executed(number)
+        self._under_way.pop(number, None)
         if step.lane is not None:
             if step.drafts:
                 self._drafting.done(tokens, now, likely=likely)
             else:
-                step.lane.outstanding -= 1
-                follows = step.follows and step.before == step.lane.before and self.ledger.rows == 1
-                self._drafting.plain(now, follows=follows, likely=likely)
-            self._measure(step, step.lane, now)
+                self._plain(step, step.lane, now, likely)
+            step.lane.done_at, step.lane.before = now, step.before
         return step
 
-    def _measure(self, step: Announced, lane: Lane, now: float) -> None:
-        if step.follows and not step.drafts:
-            seconds, (steps, prefill) = max(0.0, now - lane.done_at), step.before
-            self._budget.measure(seconds, steps - lane.before[0], prefill - lane.before[1], *self._decoding())
-        lane.done_at, lane.before = now, step.before
+    def _plain(self, step: Announced, lane: Lane, now: float, likely: float) -> None:
+        """Learns from a decode step without drafts that is done."""
+        prefills, seconds = step.before[0] - lane.before[0], step.before[1] - lane.before[1]
+        lane.outstanding -= 1
+        alone = step.follows and not prefills and self.ledger.rows == 1
+        self._drafting.plain(now, follows=alone, likely=likely)
+        if step.follows:
+            self._budget.measure(max(0.0, now - lane.done_at), prefills, seconds, *self._decoding())
 
     def executed(self, number: int) -> None:
         """The head has executed all steps up to this one: those that sample nothing are done."""
@@ -168,7 +167,7 @@ class StepPlanner:
             if not row.closed:
                 lane = self._lane(row)
                 if not lane.running:
-                    lane.turn = next(self._turn)
+                    self._lanes.move_to_end(lane.number)
                 lane.ready.append(row)
 
     def _decoding(self) -> tuple[int, int]:
@@ -177,19 +176,20 @@ class StepPlanner:
         return max(1, sum(len(lane.rows) for lane in running)), max(1, len(running))
 
     def _running(self) -> list[Lane]:
-        """The lanes of which somebody wants a token."""
-        return [lane for lane in self._lanes if lane.running]
+        """The lanes of which somebody wants a token, in the order of their turns."""
+        return [lane for lane in self._lanes.values() if lane.running]
 
     def sweep(self) -> None:
         """Frees lanes of which nothing more is wanted, and gives rows the memory to go on. Must come before
         rows are started: those that run are served first."""
-        for lane in self._lanes:
+        for lane in self._lanes.values():
             if lane.spent:
                 rows = list(lane.rows.values())
                 lane.change(rows, [])
                 for row in rows:
                     self._drop(row)
-        self.pressed = not all(self._extend(lane, row) for lane in self._lanes for row in lane.wanting())
+        lanes = self._lanes.values()
+        self.pressed = not all(self._extend(lane, row) for lane in lanes for row in lane.wanting())
 
     def _extend(self, lane: Lane, row: Row) -> bool:
         limit = min(row.ceiling, row.limit + EXTENSION)
@@ -231,13 +231,13 @@ class StepPlanner:
 
     def _next_decode(self) -> control.Step | None:
         running = self._running()
-        for lane in sorted(running, key=lambda lane: lane.turn):
+        for lane in running:
             if lane.outstanding >= ANNOUNCED:
                 return None
             step = self._decode(lane)
             if step is not None:
                 self._rounds += 1 / len(running)
-                lane.turn = next(self._turn)
+                self._lanes.move_to_end(lane.number)
                 return step
         return None
 
@@ -247,12 +247,12 @@ class StepPlanner:
         if drafts is None:
             return None
         leaving, joining = lane.leaving(), lane.ready
-        if not lane.must_change(leaving, self.pressed):
-            step = self._step([])
-        else:
+        if lane.must_change(leaving, self.pressed):
             lane.ready = []
             lane.change(leaving, joining)
-            step = self._step(leaving, joining)
+        else:
+            leaving, joining = [], []
+        step = self._step(leaving, joining)
         step.decode.lane, step.decode.drafts = lane.number, drafts
         step.decode.asks = self._drafting.asks(lane, rows)
         announced = Announced(step.number, lane, (), lane.outstanding > 0, drafts, self._before)
