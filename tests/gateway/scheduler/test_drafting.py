@@ -95,6 +95,23 @@ def test_an_answer_that_stops_repeating_goes_on_without() -> None:
     assert spent(depth, 400, right=9) > 1.5
 
 
+def test_a_ring_that_was_slow_for_a_while_is_tried_again() -> None:
+    """After so many answers without a run that what was seen is doubted, however bad it was."""
+    depth = Depth(COSTS, STAGES)
+    for _ in range(9):
+        spent(depth, 30, right=0, dear=9.0)
+        for runs in range(2, 1 + STAGES):
+            depth.took(7, 8, 99 * PLAIN, runs)
+            depth.took(0, 1, PLAIN)
+    tried = []
+    for _ in range(9):
+        depth.begin()
+        depth.plain(PLAIN)
+        tried.append(depth.best(15, 0.9) != (0, 0))
+    assert not tried[0]
+    assert tried[-1]
+
+
 @pytest.mark.parametrize("most", [-5, 0, 1, 2, 3, 6, 7, 14])
 def test_no_more_is_wanted_than_may_be(most: int) -> None:
     depth = Depth(COSTS, STAGES)
