@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
 
-from sealring.coordinator.auth.operators import MAX_OPERATOR_SECONDS, MAX_OPERATORS
+from sealring.coordinator.auth.operators import MAX_OPERATOR_SECONDS, MAX_OPERATORS, OperatorAccess
 from sealring.coordinator.init import init, new_operator, renew_operator_bundle
 from sealring.coordinator.keys import OPERATOR_ID
 from sealring.coordinator.store import OperatorRole
@@ -341,3 +343,103 @@ def test_a_database_without_the_operators_request_is_refused(tmp_path: Path) -> 
         coordinator._renew_operator()
     assert caught.value.reason == "STATE_CORRUPT"
     coordinator.store.close()
+
+
+# Without a cluster
+
+
+class Office:
+    """Who may call, of operators with these expiries and roles; their key's hash is their name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **known: tuple[float, OperatorRole | None]) -> None:
+        self.known = {
+            name: SimpleNamespace(key_hash=name.encode(), expires=expires, role=role)
+            for name, (expires, role) in known.items()
+        }
+        self.audit: list[Any] = []
+        store: Any = SimpleNamespace(
+            operators=SimpleNamespace(
+                find=self.known.get, get=self.known.__getitem__, remove=self.known.__delitem__
+            ),
+            audit=SimpleNamespace(append=lambda *said: self.audit.append(said)),
+            transaction=contextlib.nullcontext,
+        )
+        for name, given in {
+            "peer_certificate": lambda context: context,
+            "key_hash": lambda certificate: certificate.key,
+            "expires_at": lambda certificate: certificate.expires,
+        }.items():
+            monkeypatch.setattr(f"sealring.coordinator.auth.operators.{name}", given)
+        identity: Any = SimpleNamespace(identify=lambda context, role: SimpleNamespace(id=context.name))
+        unused: Any = None
+        self.access = OperatorAccess(identity, store, unused, clock=lambda: 100.0)
+
+    def calling(self, name: str, needs: OperatorRole, *, key: str = "", expires: float = 200.0) -> Any:
+        context: Any = SimpleNamespace(name=name, key=(key or name).encode(), expires=expires)
+        return self.access.calling(context, needs)
+
+
+@pytest.mark.parametrize(
+    ("caller", "needs", "reason"),
+    [
+        ({"name": "admin"}, OperatorRole.ADMIN, ""),
+        ({"name": "admin"}, OperatorRole.READ, ""),
+        ({"name": "reader"}, OperatorRole.READ, ""),
+        ({"name": "reader"}, OperatorRole.ADMIN, "OPERATOR_ROLE"),
+        ({"name": "odd"}, OperatorRole.READ, "OPERATOR_ROLE"),
+        ({"name": "nobody"}, OperatorRole.READ, "OPERATOR_REVOKED"),
+        ({"name": "admin", "key": "other"}, OperatorRole.READ, "OPERATOR_REVOKED"),
+        ({"name": "late"}, OperatorRole.READ, "OPERATOR_EXPIRED"),
+        ({"name": "admin", "expires": 100.0}, OperatorRole.READ, "OPERATOR_EXPIRED"),
+        ({"name": "admin", "expires": 100.1}, OperatorRole.READ, ""),
+    ],
+)
+async def test_who_may_call(
+    monkeypatch: pytest.MonkeyPatch, caller: dict[str, Any], needs: OperatorRole, reason: str
+) -> None:
+    office = Office(
+        monkeypatch,
+        admin=(101, OperatorRole.ADMIN),
+        reader=(101, OperatorRole.READ),
+        odd=(101, None),
+        late=(100, OperatorRole.ADMIN),
+    )
+    if not reason:
+        async with office.calling(needs=needs, **caller) as name:
+            assert name == caller["name"]
+            assert list(office.access._running.values()) == [name]
+    else:
+        with pytest.raises(PermissionDenied) as caught:
+            async with office.calling(needs=needs, **caller):
+                raise AssertionError("it was let in")
+        assert caught.value.reason == reason
+    assert office.access._running == {}
+
+
+async def test_who_revokes_itself_is_answered_and_its_other_calls_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    office = Office(monkeypatch, admin=(200, OperatorRole.ADMIN), other=(200, OperatorRole.ADMIN))
+    ended: list[str] = []
+
+    async def wait(name: str) -> None:
+        async with office.calling(name, OperatorRole.READ):
+            await asyncio.Event().wait()
+
+    waiting = {name: asyncio.create_task(wait(name)) for name in ("admin", "other")}
+    await asyncio.sleep(0)
+    async with office.calling("admin", OperatorRole.ADMIN):
+        office.access.revoke("admin", "admin")
+        await asyncio.sleep(0)  # were it cut, it would end here
+        ended.append("answered")
+    with pytest.raises(PermissionDenied) as caught:
+        await waiting["admin"]
+    assert (caught.value.reason, ended) == ("OPERATOR_REVOKED", ["answered"])
+    assert waiting["admin"].cancelling() == 0, "it counts as failed, not as cancelled"
+    assert list(office.access._running.values()) == ["other"]
+    waiting["other"].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting["other"]
+    details = {"role": OperatorRole.ADMIN, "key": b"admin".hex()}
+    assert office.audit == [(100.0, "admin", "revoke_operator", "admin", details)]
+    assert (office.access._running, office.access._cut) == ({}, set())

@@ -16,12 +16,20 @@ import structlog
 from sealring.coordinator.auth.nonces import Attempts
 from sealring.coordinator.services import enrolment
 from sealring.coordinator.services.enrolment import _check_form
+from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.labels import Label
-from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied, RosterError, SealringError
+from sealring.mesh.errors import (
+    AttestationError,
+    ConfigError,
+    InvalidInput,
+    PermissionDenied,
+    RosterError,
+    SealringError,
+)
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
 from sealring.mesh.member.state import is_enrolled, load_machine_state
@@ -29,7 +37,8 @@ from sealring.mesh.pki.certificates import LeafKey, Role
 from sealring.mesh.roster.reader import RosterReader
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import joining_channel
-from sealring.mesh.trust.attestation import Statement, sign_statement
+from sealring.mesh.trust.attestation import Expected, Statement, sign_statement
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
 
 if TYPE_CHECKING:
@@ -471,3 +480,58 @@ async def test_who_is_thrown_out_does_not_come_back_by_what_is_left_of_its_token
     assert (entries[-1].action, entries[-1].subject) == ("revoke_join_token", made.token_id)
     await cluster.join("alpha")
     await cluster.call("BanNode", admin_pb2.BanNodeRequest(id=joined.state.peer.id))
+
+
+@pytest.mark.parametrize(
+    ("settings", "level", "trust", "reason"),
+    [
+        ({}, "software", 10, "SOFTWARE_NOT_ALLOWED"),
+        ({"software_identity_allowed": True}, "software", 10, ""),
+        ({}, "self_signed", 20, ""),
+        ({"allowed_manifests": ["ab" * 32]}, "self_signed", 20, ""),
+        ({"allowed_manifests": ["cd" * 32]}, "self_signed", 20, "MANIFEST_NOT_ALLOWED"),
+        ({"trust_floor": "self_signed"}, "self_signed", 20, ""),
+        ({"trust_floor": "self_signed"}, "self_signed", 19, "BELOW_FLOOR"),
+    ],
+)
+@pytest.mark.parametrize("chain", [[], [b"leaf"]])
+def test_what_evidence_is_good_enough(
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    level: str,
+    trust: int,
+    reason: str,
+    chain: list[bytes],
+) -> None:
+    """Evidence and Apple's chain are verified with what the request and the cluster say."""
+    asked: list[Any] = []
+    statement = SimpleNamespace(manifest_hash=b"\xab" * 32)
+    verdict = SimpleNamespace(level=TrustLevel(level), trust=trust, statement=statement)
+
+    def device(given: Any, key: bytes, **more: Any) -> str:
+        asked.append((list(given), key, more))
+        return "device"
+
+    def verify(*given: Any, **more: Any) -> Any:
+        asked.append((*given, more))
+        return verdict
+
+    monkeypatch.setattr(enrolment, "verify_device", device)
+    monkeypatch.setattr(enrolment, "verify_statement", verify)
+    request = membership_pb2.EnrolRequest(
+        **(FORM | {"attestation": b"said", "attestation_signature": b"signed", "device_chain": chain})
+    )
+    service: Any = SimpleNamespace(
+        _keys=SimpleNamespace(root=SimpleNamespace(cluster="demo")),
+        _settings=CoordinatorSettings(**settings),
+        _device_root=b"apple",
+    )
+    if reason:
+        with pytest.raises(AttestationError) as caught:
+            enrolment.EnrolmentService._attest(service, request, 7)
+        assert caught.value.reason == reason
+    else:
+        assert enrolment.EnrolmentService._attest(service, request, 7) is verdict
+    expected = Expected("demo", bytes(32), bytes(65), KeyType.SOFTWARE, bytes(32))
+    told = (b"said", b"signed", expected, {"now": 7, "device": "device" if chain else None})
+    assert asked == [*[(chain, bytes(65), {"now": 7, "root": b"apple"})] * bool(chain), told]
