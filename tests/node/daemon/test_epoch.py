@@ -2,13 +2,22 @@ import asyncio
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import Conflict, DeadlineExceeded, EpochEnded, FailedPrecondition
 from sealring.mesh.roster.model import RingMember
 from sealring.node.daemon.engine_process import EngineFigures
-from sealring.node.daemon.epoch import MAX_GUESTS, LinkSecrets, MemberEpoch, Phase
+from sealring.node.daemon.epoch import (
+    MAX_GUESTS,
+    LinkSecrets,
+    MemberEpoch,
+    Phase,
+    _first_error,
+    _gateway_over,
+    _no_group,
+)
 from sealring.node.daemon.plan import rdma_devices
 from sealring.node.ipc.channel import create_channel
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2, trace_pb2
@@ -455,6 +464,76 @@ async def test_a_commit_that_comes_too_early_ends_the_epoch() -> None:
     epoch.commit()
     await epoch.closed()
     assert shop.reports == ["fault"]
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (EpochEnded("gone", reason="PEER_LOST"), [("warning", "PEER_LOST")]),
+        (EpochEnded("left", reason="GATEWAY_LEFT"), [("info", "GATEWAY_LEFT")]),
+        (ValueError("a mistake of ours"), [("error", ""), ("warning", "INTERNAL")]),
+    ],
+)
+async def test_a_fault_is_logged_as_what_it_is_and_told_once(
+    error: Exception, logged: list[tuple[str, str]]
+) -> None:
+    shop = Workshop()
+    with structlog.testing.capture_logs() as logs:
+        epoch = MemberEpoch(Plan(1), shop)
+        epoch.fault(error)
+        epoch.fault(error)
+        epoch.end("done")
+        await epoch.closed()
+    found = [
+        (one["log_level"], one.get("reason", ""))
+        for one in logs
+        if "fault" in one["event"] or "exc_info" in one
+    ]
+    assert found == logged
+    assert shop.reports == ["fault"]
+
+
+SECRETS = {
+    "outgoing_keys": b"a",
+    "incoming_keys": b"b",
+    "outgoing_pass": b"c",
+    "incoming_pass": b"d",
+    "next_address": "e:1",
+}
+
+
+@pytest.mark.parametrize("field", list(SECRETS))
+def test_a_repeated_handshake_replaces_what_it_brings_and_nothing_else(field: str) -> None:
+    infos = [membership_pb2.LinkInfo(from_rank=1)]
+    first = LinkSecrets(**SECRETS, infos=infos)
+    new: Any = "f:2" if field == "next_address" else b"new"
+    assert first.renewed(LinkSecrets(**{field: new})) == LinkSecrets(**(SECRETS | {field: new}), infos=infos)
+    assert LinkSecrets(infos=infos).renewed(LinkSecrets(**SECRETS)) == first
+    assert first.start() == engine_pb2.StartCarrier(**SECRETS)
+    assert LinkSecrets() == LinkSecrets(b"", b"", b"", b"", "", [])
+
+
+@pytest.mark.parametrize(
+    ("goodbye", "reason", "told"),
+    [
+        ("LEAVING", "GATEWAY_LEFT", "the gateway left"),
+        ("STEP_LATE", "GATEWAY_ENDED", "the gateway ended the epoch: STEP_LATE"),
+        ("", "GATEWAY_GONE", "the gateway's control stream ended"),
+    ],
+)
+def test_what_a_gateway_said_is_why_its_steps_are_over(goodbye: str, reason: str, told: str) -> None:
+    error = _gateway_over(goodbye)
+    assert (error.reason, error.message) == (reason, told)
+
+
+def test_a_group_that_does_not_come_up_is_told_as_that_however_it_ended() -> None:
+    own = EpochEnded("no RDMA", reason="NO_GROUP")
+    assert _no_group("ring", own) is own
+    for error in (EpochEnded("it died", reason="CHILD_ENDED"), Conflict("it died", reason="NO_GROUP")):
+        told = _no_group("ring", error)
+        assert (told.reason, told.message) == ("NO_GROUP", "MLX's ring group did not come up: it died")
+    inner = ExceptionGroup("inner", [ValueError("first"), ValueError("second")])
+    assert str(_first_error(ExceptionGroup("outer", [inner, ValueError("third")]))) == "first"
 
 
 STEERING = (
