@@ -83,15 +83,15 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
     shown: list[Any] = [Text(printable(title, keep="\n"), style="table.title")] if title else []
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
-        numbers = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        numbers = all(isinstance(row[index], int | float) for row in rows)
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
     shown.append(table)
     if sys.stdout.isatty():
-        Console(file=sys.stdout, highlight=False).print(*shown, sep="\n")
+        Console(file=sys.stdout).print(*shown, sep="\n")
     else:
-        console = Console(file=io.StringIO(), width=_UNBOUNDED, highlight=False)
+        console = Console(file=io.StringIO(), width=_UNBOUNDED)
         with console.capture() as captured:
             console.print(*shown, sep="\n")
         write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
@@ -202,8 +202,8 @@ def moment(seconds: int) -> str:
 def size(count: int) -> str:
     """Bytes in binary units."""
     amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
-    raise AssertionError
+    return f"{amount:.1f} GiB"

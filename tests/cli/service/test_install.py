@@ -350,8 +350,8 @@ def test_up_is_a_process_and_somebody_who_listens(tmp_path: Path, monkeypatch: p
         address = ("127.0.0.1", listening.getsockname()[1])
         wait_until_up(Told(pid=1, last_exit="(never exited)"), LABEL, address, log)  # type: ignore[arg-type]
         with pytest.raises(FailedPrecondition) as ended:
-            wait_until_up(Told(last_exit="7"), LABEL, address, log)  # type: ignore[arg-type]
-    assert "it ended with status 7" in ended.value.message
+            wait_until_up(Told(last_exit="7: EX"), LABEL, address, log)  # type: ignore[arg-type]
+    assert "it ended with status 7: EX;" in ended.value.message
     assert "NOT_ENROLLED" in ended.value.message
     slept: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)

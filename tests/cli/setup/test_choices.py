@@ -241,6 +241,13 @@ def test_a_nodes_port_that_others_have_taken_is_chosen_anew(tmp_path: Path) -> N
     assert parse_address(again)[1] != port
 
 
+def test_a_nodes_port_that_is_free_stays(tmp_path: Path) -> None:
+    root, port = tmp_path / "root", free_port()
+    (root / "config").mkdir(parents=True)
+    (root / "config" / "node.toml").write_text(f'[node]\nlisten = "{LOOPBACK}:{port}"\n')
+    assert choose_other(root, {}, HERE, []).settings["node"]["listen"] == f"{LOOPBACK}:{port}"
+
+
 def test_a_machine_without_a_way_to_the_coordinator_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

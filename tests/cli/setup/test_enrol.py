@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
+import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -60,6 +63,83 @@ def test_who_is_called_otherwise_than_it_asked_is_told(
         "name": given,
         "level": "software",
     }
+
+
+@pytest.mark.parametrize(("user", "group", "others"), [(None, None, None), ("me", 77, [])])
+def test_it_runs_as_the_account_and_with_nothing_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str | None, group: int | None, others: Any
+) -> None:
+    did: list[Any] = []
+
+    class Output:
+        def read(self, most: int) -> bytes:
+            did.append(most)
+            return b"said"
+
+    class Process:
+        def __init__(self, command: list[str], **how: Any) -> None:
+            did.append((command, how))
+            self.stdin, self.stdout = Input(), Output()
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            did.append("waited for")
+
+        def kill(self) -> None:
+            did.append("killed")
+
+    class Input(io.BytesIO):
+        def close(self) -> None:
+            if not self.closed:
+                did.append(self.getvalue())
+            super().close()
+
+    monkeypatch.setattr(enrol.subprocess, "Popen", Process)
+    monkeypatch.setattr("pwd.getpwnam", lambda name: {"me": SimpleNamespace(pw_gid=77)}[name])
+    assert enrol._run(user, b"given", tmp_path) == b"said"
+    (command, how), *rest = did
+    assert command == [sys.executable, "-P", "-m", "sealring.cli.setup.enrol"]
+    assert (how["user"], how["group"], how["extra_groups"]) == (user, group, others)
+    assert (how["umask"], how["cwd"], how["env"]["HOME"]) == (0o077, "/", str(tmp_path))
+    assert set(how["env"]) == {"HOME", "PATH", "LANG"}
+    assert rest == [b"given", 1 << 20, "killed", "waited for"]
+
+
+def test_as_a_module_it_reads_what_to_do_and_prints_what_came_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    did: list[Any] = []
+    monkeypatch.setattr("sealring.mesh.system.lean.hide_rich", lambda: did.append("lean"))
+    monkeypatch.setattr("sealring.mesh.system.lean.collect_seldom", lambda: did.append("seldom"))
+    monkeypatch.setattr("sealring.mesh.system.coredumps.forbid_core_files", lambda: did.append("no cores"))
+
+    def answer(work: Any) -> int:
+        with pytest.raises(ConfigError):
+            work()
+        return 5
+
+    def choose(root: Path, said: Any, wishes: Wishes, coordinators: Any) -> Any:
+        did.append((root, said, wishes.name, list(wishes.models)))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("sealring.node.engine.apart.answer", answer)
+    monkeypatch.setattr("sealring.cli.setup.choices.choose_other", choose)
+    parsed = SimpleNamespace(addresses=["h:1"])
+    monkeypatch.setattr("sealring.mesh.member.bootstrap.JoinToken.parse", lambda token: parsed)
+    monkeypatch.delitem(sys.modules, enrol.__name__)
+    wishes = {"name": "two", "models": ["/m"]}
+    given = json.dumps({"root": str(tmp_path), "said": {"a": 1}, "wishes": wishes, "token": "sr2.x"}).encode()
+    for padded, error in ((given.ljust(1 << 20), SystemExit), (given.rjust((1 << 20) + 1), ValueError)):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(padded)))
+        with pytest.raises(error) as ended:
+            runpy.run_module("sealring.cli.setup.enrol", run_name="__main__")
+        assert not isinstance(ended.value, SystemExit) or ended.value.code == 5
+    began = ["lean", "seldom", "no cores"]
+    assert did == [*began, (tmp_path, {"a": 1}, "two", [Path("/m")]), *began]
+    runpy.run_module(enrol.__name__, run_name="another")
+    assert len(did) == 7
 
 
 def test_an_account_that_cannot_run_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

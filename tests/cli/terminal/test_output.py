@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sealring.cli.terminal import output
 from sealring.cli.terminal.output import (
     Progress,
     enum_word,
@@ -18,6 +22,7 @@ from sealring.cli.terminal.output import (
     say,
     size,
 )
+from sealring.mesh.system.lean import show_rich
 from sealring.v1 import admin_pb2, inference_pb2, membership_pb2
 
 
@@ -114,6 +119,62 @@ def test_json_shows_what_does_not_print_by_its_number(capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert json.loads(shown) == {"a": HOSTILE}
     assert shown.replace("\n", "").isprintable()
+
+
+def test_at_a_terminal_a_table_fits_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for name, value in (("COLUMNS", "12"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    print_table(["name", "n"], [["x" * 12, 1]], title="a title")
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert [line.rstrip() for line in shown.splitlines()] == [
+        *("a title", "name       n", "xxxxxxxxx  1", "xxx")
+    ]
+    output.clear_screen()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    output.clear_screen()
+    assert capsys.readouterr().out == "\x1b[H\x1b[2J\n"
+
+
+def test_at_a_terminal_what_is_waited_for_is_one_line_that_goes_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    did: list[Any] = []
+    status = SimpleNamespace(
+        start=lambda: did.append("start"),
+        update=lambda text: did.append(text.plain),
+        stop=lambda: did.append("stop"),
+    )
+    console = SimpleNamespace(status=lambda text, *, spinner: status)
+    show_rich()
+    monkeypatch.setattr("rich.console.Console", lambda *, file: console)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with pytest.raises(KeyboardInterrupt), progress("one") as shown:
+        shown.update("one")
+        shown.update("two")
+        raise KeyboardInterrupt
+    assert did == ["start", "one", "two", "stop"]
+    shown.close()
+    assert did[4:] == []
+    assert capsys.readouterr().err == ""
+
+
+def test_who_stops_reading_ends_data_and_not_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        say("lost")
+        say("lost as well")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as ended:
+            output.write("lost")
+        assert ended.value.code == 0
 
 
 def test_what_is_waited_for_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
