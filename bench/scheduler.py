@@ -85,7 +85,11 @@ def measure(stages: int, rows: int, waiting: int, steps: int) -> Result:
         while ring.opening:
             opened = ring.opening.popleft()
             given = {"prompt_tokens": 20 + opened.row * 7 % 200, "params_bytes": 64}
-            ring.take(scheduler.row_opened(opened.row, max_tokens=opened.request.max_tokens, **given))
+            ring.take(
+                scheduler.row_opened(
+                    control.RowOpened(row=opened.row, max_tokens=opened.request.max_tokens, **given)
+                )
+            )
         done, decoded = ring.done()
         now += STEP_SECONDS * decoded
         begun = time.thread_time()

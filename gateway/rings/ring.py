@@ -378,17 +378,7 @@ class Ring:
             if opened.row in self._unstarted:
                 self._unstarted[opened.row].timings.answered = self._event
                 self._unstarted[opened.row].waits()
-            self._perform(
-                self.scheduler.row_opened(
-                    opened.row,
-                    prompt_tokens=opened.prompt_tokens,
-                    params_bytes=opened.params_bytes,
-                    max_tokens=opened.max_tokens,
-                    prefixes=opened.prefixes,
-                    answered=opened.answered,
-                    drafts=opened.drafts,
-                )
-            )
+            self._perform(self.scheduler.row_opened(opened))
         elif kind == "refused":
             refused = response.refused
             self._unstarted.pop(refused.row, None)

@@ -180,33 +180,21 @@ class Scheduler:
                 self._fail(row, _too_late(row.request))
         return self._pump()
 
-    def row_opened(
-        self,
-        number: int,
-        *,
-        prompt_tokens: int,
-        params_bytes: int,
-        max_tokens: int,
-        prefixes: bytes = b"",
-        answered: int = 0,
-        drafts: int = 0,
-    ) -> list[Action]:
-        """The head has tokenized a row; `max_tokens` is the most that it may generate. Of the `prompt_tokens`
-        the last `answered` were generated in an earlier epoch. A step may guess `drafts` tokens of it.
-
-        Raises InvalidInput (BAD_STEP, BAD_PREFIXES) for what cannot be: the epoch must end.
-        """
+    def row_opened(self, opened: control.RowOpened) -> list[Action]:
+        """The head has tokenized a row. Raises InvalidInput (BAD_STEP, BAD_PREFIXES) for what cannot be: the
+        epoch must end."""
         epoch = self._running_epoch()
-        row = epoch.opened.get(number)
+        row = epoch.opened.get(opened.row)
         if row is None or not row.opening:
             return self._take()
+        prompt_tokens, max_tokens, answered = opened.prompt_tokens, opened.max_tokens, opened.answered
         if prompt_tokens - answered < 1 or max_tokens < 1:
-            raise InvalidInput(f"the head opened row {number} without room", reason="BAD_STEP")
+            raise InvalidInput(f"the head opened row {row.number} without room", reason="BAD_STEP")
         if answered != len(row.told.tokens) and not row.request.sealed:
-            raise InvalidInput(f"the head goes on with row {number} from elsewhere", reason="BAD_STEP")
-        row.prompt_tokens, row.params_bytes, row.ceiling = prompt_tokens, params_bytes, max_tokens
-        row.answered, row.drafts = answered, drafts
-        row.names = split(prefixes, prompt_tokens)
+            raise InvalidInput(f"the head goes on with row {row.number} from elsewhere", reason="BAD_STEP")
+        row.prompt_tokens, row.answered, row.ceiling = prompt_tokens, answered, max_tokens
+        row.params_bytes, row.drafts = opened.params_bytes, opened.drafts
+        row.names = split(opened.prefixes, prompt_tokens)
         row.limit = max_tokens if row.request.max_tokens else min(max_tokens, EXTENSION)
         capacity = epoch.planner.ledger.capacity
         if not row.request.max_tokens and prompt_tokens < capacity:
@@ -215,7 +203,7 @@ class Scheduler:
                 row.limit //= 2
         for copy in row.copies:
             copy.prompt_tokens = copy.prefilled = prompt_tokens
-            copy.limit, copy.ceiling, copy.drafts = row.limit, row.ceiling, drafts
+            copy.limit, copy.ceiling, copy.drafts = row.limit, row.ceiling, row.drafts
         if not epoch.planner.can_hold(row):
             self._fail(row, _too_large(row, capacity))
         elif not row.request.begun:

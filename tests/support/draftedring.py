@@ -96,11 +96,13 @@ class DraftedRing:
             if isinstance(action, OpenRow):
                 self._row = action.row
                 more = self._scheduler.row_opened(
-                    action.row,
-                    prompt_tokens=len(self._prompt),
-                    params_bytes=64,
-                    max_tokens=len(self._answer),
-                    drafts=self._drafts,
+                    control.RowOpened(
+                        row=action.row,
+                        prompt_tokens=len(self._prompt),
+                        params_bytes=64,
+                        max_tokens=len(self._answer),
+                        drafts=self._drafts,
+                    )
                 )
                 self._do(more)
             elif isinstance(action, AnnounceStep):

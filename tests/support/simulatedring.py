@@ -144,10 +144,12 @@ class SimulatedRing:
                 actions = self.scheduler.steps_executed(payload)
             else:
                 actions = self.scheduler.row_opened(
-                    payload.row,
-                    prompt_tokens=self.prompt_tokens(payload.request),
-                    params_bytes=64,
-                    max_tokens=payload.request.max_tokens,
+                    control.RowOpened(
+                        row=payload.row,
+                        prompt_tokens=self.prompt_tokens(payload.request),
+                        params_bytes=64,
+                        max_tokens=payload.request.max_tokens,
+                    )
                 )
             self.cpu += time.thread_time() - begun
             self._do(actions)

@@ -275,7 +275,9 @@ def test_what_steps_with_drafts_brought_is_counted() -> None:
             action = todo.popleft()
             if isinstance(action, OpenRow):
                 todo += scheduler.row_opened(
-                    action.row, prompt_tokens=4, params_bytes=64, max_tokens=60, drafts=15
+                    control.RowOpened(
+                        row=action.row, prompt_tokens=4, params_bytes=64, max_tokens=60, drafts=15
+                    )
                 )
             elif isinstance(action, AnnounceStep):
                 done = control.StepDone(step=action.step.number, likely=90)

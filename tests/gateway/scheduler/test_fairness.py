@@ -58,7 +58,11 @@ def run(work: list[tuple[str, int, int]], stages: int, max_rows: int) -> list[in
             case OpenRow(row, request):
                 rows[row] = int(request.id)
                 _, prompt, limit = work[int(request.id)]
-                todo.extend(scheduler.row_opened(row, prompt_tokens=prompt, params_bytes=0, max_tokens=limit))
+                todo.extend(
+                    scheduler.row_opened(
+                        control.RowOpened(row=row, prompt_tokens=prompt, params_bytes=0, max_tokens=limit)
+                    )
+                )
             case AnnounceStep(step):
                 for change in step.changes:
                     if change.HasField("admit"):
@@ -238,7 +242,9 @@ def test_a_row_that_waits_for_memory_is_given_back_and_one_that_has_begun_goes_o
     for name in ("runs", "waits"):
         actions = scheduler.submit(Request(name, "k", 200, inference.Envelope(), patience=1.0), 0.0)
         (opened,) = [action for action in actions if isinstance(action, OpenRow)]
-        scheduler.row_opened(opened.row, prompt_tokens=200, params_bytes=0, max_tokens=200)
+        scheduler.row_opened(
+            control.RowOpened(row=opened.row, prompt_tokens=200, params_bytes=0, max_tokens=200)
+        )
     assert scheduler.expire(0.999) == []
     discarded, failed = scheduler.expire(1.0)
     assert discarded == DiscardRow(2)

@@ -69,11 +69,13 @@ class Driver:
                 prompt = self.prompts[request.id] + answered
                 self.tokens[action.row] = answered
                 more = self.scheduler.row_opened(
-                    action.row,
-                    prompt_tokens=prompt,
-                    params_bytes=64,
-                    max_tokens=request.max_tokens - answered if request.max_tokens else 100_000 - prompt,
-                    answered=answered,
+                    control.RowOpened(
+                        row=action.row,
+                        prompt_tokens=prompt,
+                        params_bytes=64,
+                        max_tokens=request.max_tokens - answered if request.max_tokens else 100_000 - prompt,
+                        answered=answered,
+                    )
                 )
                 self.actions.extend(more)
                 todo.extend(more)
@@ -161,7 +163,7 @@ def test_without_an_epoch_requests_wait_and_nothing_is_owed() -> None:
     assert scheduler.cancel("a") == scheduler.cancel("nobody") == []
     assert scheduler.load().waiting == 1
     for told in (
-        lambda: scheduler.row_opened(1, prompt_tokens=1, params_bytes=1, max_tokens=1),
+        lambda: scheduler.row_opened(control.RowOpened(row=1, prompt_tokens=1, params_bytes=1, max_tokens=1)),
         lambda: scheduler.row_refused(1, InvalidInput("x")),
         lambda: scheduler.step_done(control.StepDone(step=1), 0.0),
         lambda: scheduler.steps_executed(1),
@@ -182,11 +184,18 @@ def test_an_epoch_is_used_and_owes_answers_once_a_row_is_with_its_head() -> None
     assert (scheduler.load().waiting, scheduler.load().running) == (1, 0)
     for bad in ({"prompt_tokens": 0, "max_tokens": 1}, {"prompt_tokens": 1, "max_tokens": 0}):
         with pytest.raises(InvalidInput):
-            scheduler.row_opened(opened.row, params_bytes=1, **bad)
-    assert scheduler.row_opened(99, prompt_tokens=1, params_bytes=1, max_tokens=1) == []
-    actions = scheduler.row_opened(opened.row, prompt_tokens=1, params_bytes=1, max_tokens=1)
+            scheduler.row_opened(control.RowOpened(row=opened.row, params_bytes=1, **bad))
+    assert (
+        scheduler.row_opened(control.RowOpened(row=99, prompt_tokens=1, params_bytes=1, max_tokens=1)) == []
+    )
+    actions = scheduler.row_opened(
+        control.RowOpened(row=opened.row, prompt_tokens=1, params_bytes=1, max_tokens=1)
+    )
     assert [type(action) for action in actions[:2]] == [Begin, AnnounceStep]
-    assert scheduler.row_opened(opened.row, prompt_tokens=1, params_bytes=1, max_tokens=1) == []
+    assert (
+        scheduler.row_opened(control.RowOpened(row=opened.row, prompt_tokens=1, params_bytes=1, max_tokens=1))
+        == []
+    )
     assert (scheduler.load().waiting, scheduler.load().running) == (0, 1)
     assert scheduler.load().kv_usage > 0
     assert scheduler.expects_answer
@@ -209,7 +218,9 @@ def test_a_row_that_its_head_will_not_go_on_with_fails_and_is_evicted() -> None:
     scheduler = Scheduler(queue_limit=5)
     scheduler.attach(RingFacts((MemberMemory(1, 0, 1 << 40),), 4, 64))
     (opened,) = scheduler.submit(Request("a", "", 9, inference.Envelope()), 0.0)
-    begun = scheduler.row_opened(opened.row, prompt_tokens=4, params_bytes=256, max_tokens=9)
+    begun = scheduler.row_opened(
+        control.RowOpened(row=opened.row, prompt_tokens=4, params_bytes=256, max_tokens=9)
+    )
     assert any(isinstance(action, AnnounceStep) for action in begun)
     error = Internal("x", reason="GRAMMAR_FAILED")
     failed = [one for one in scheduler.row_refused(opened.row, error) if isinstance(one, Fail)]
@@ -659,7 +670,7 @@ def test_whose_prompt_was_computed_is_known_of_one_that_its_client_goes_on_with(
     assert isinstance(action, OpenRow)
     driver.rows[action.row] = request
     opened = driver.scheduler.row_opened(
-        action.row, prompt_tokens=20, params_bytes=64, max_tokens=8, answered=3
+        control.RowOpened(row=action.row, prompt_tokens=20, params_bytes=64, max_tokens=8, answered=3)
     )
     driver.take(opened)
     driver.done(steps)
@@ -703,7 +714,9 @@ def test_a_head_that_goes_on_from_elsewhere_ends_the_epoch(answered: int) -> Non
     (opened,) = (action for action in driver.scheduler.attach(driver.facts) if isinstance(action, OpenRow))
     with pytest.raises(InvalidInput) as caught:
         driver.scheduler.row_opened(
-            opened.row, prompt_tokens=13, params_bytes=64, max_tokens=5, answered=answered
+            control.RowOpened(
+                row=opened.row, prompt_tokens=13, params_bytes=64, max_tokens=5, answered=answered
+            )
         )
     assert caught.value.reason == "BAD_STEP"
 

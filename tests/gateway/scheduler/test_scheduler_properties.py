@@ -348,13 +348,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         ring.named.add(number)
         self.perform(
             self.scheduler.row_opened(
-                number,
-                prompt_tokens=prompt,
-                params_bytes=64,
-                max_tokens=limit,
-                prefixes=names_of(content, prompt),
-                answered=answered,
-                drafts=15,
+                control.RowOpened(
+                    row=number,
+                    prompt_tokens=prompt,
+                    params_bytes=64,
+                    max_tokens=limit,
+                    prefixes=names_of(content, prompt),
+                    answered=answered,
+                    drafts=15,
+                )
             )
         )
 

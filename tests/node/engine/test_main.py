@@ -455,11 +455,13 @@ def test_a_ring_that_speculates_drafts_what_its_head_knows(three: list[EnginePro
             if isinstance(action, OpenRow):
                 opened = three[0].open_row(action.row, question, max_tokens=tokens)
                 todo += scheduler.row_opened(
-                    action.row,
-                    prompt_tokens=opened.prompt_tokens,
-                    params_bytes=opened.params_bytes,
-                    max_tokens=opened.max_tokens,
-                    drafts=opened.drafts,
+                    control.RowOpened(
+                        row=action.row,
+                        prompt_tokens=opened.prompt_tokens,
+                        params_bytes=opened.params_bytes,
+                        max_tokens=opened.max_tokens,
+                        drafts=opened.drafts,
+                    )
                 )
             elif isinstance(action, AnnounceStep):
                 drafts += [action.step.number] * bool(action.step.decode.drafts)
