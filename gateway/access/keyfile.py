@@ -138,12 +138,12 @@ class KeyFile:
             return keys[key_id]
 
     def note_use(self, used: Mapping[str, int]) -> None:
-        """Writes down when keys were last used, given by id, where that is news."""
+        """Writes down when keys were last used, given by id."""
         with self._changing() as keys:
             for key_id, moment in used.items():
                 record, moment = keys.get(key_id), moment // USE_SECONDS * USE_SECONDS
-                if record is not None and moment > record.last_used:
-                    keys[key_id] = record.model_copy(update={"last_used": moment})
+                if record is not None:
+                    keys[key_id] = record.model_copy(update={"last_used": max(moment, record.last_used)})
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, KeyRecord]]:

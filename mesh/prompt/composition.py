@@ -416,9 +416,8 @@ class Composition:
         if chunk.prefix and not 1 <= chunk.start <= self.prefixes().get(chunk.prefix, 0):
             raise _bad(f"prefix {chunk.prefix} does not hold the first tokens of row {chunk.row}")
         self._highest_row = chunk.row + choices - 1
-        if choices > 1:
-            self._choices[chunk.row] = choices
-            self._copies += choices - 1
+        self._choices[chunk.row] = choices
+        self._copies += choices - 1
         self._prefilling[chunk.row] = (chunk.start, chunk.prompt_tokens)
 
     def _digest(

@@ -25,7 +25,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_key_is_kept_as_a_hash(tmp_path: Path) -> None:
-    keys = KeyFile(tmp_path / "state", clock=lambda: 1000.5)
+    keys = KeyFile(tmp_path / "gateway" / "state", clock=lambda: 1000.5)
     assert keys.stamp() is None
     assert keys.read() == {}
     text, record = keys.create([Scope.READ, Scope.INFERENCE], label="laptop ☃", seconds=60)
@@ -36,7 +36,9 @@ def test_a_key_is_kept_as_a_hash(tmp_path: Path) -> None:
     assert key is not None
     assert key.id == record.id
     assert matches(key, record.hash)
-    files = list((tmp_path / "state").iterdir())
+    folder = tmp_path / "gateway" / "state"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    files = list(folder.iterdir())
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
     assert not any(text.rpartition("_")[2].encode() in file.read_bytes() for file in files)
     assert record.hash not in repr(record)
@@ -168,6 +170,9 @@ def test_files_that_are_not_ours_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as wide:
         keys.read()
     assert wide.value.reason == "SECRET_FILE_UNSAFE"
+    file.unlink()
+    file.symlink_to("nowhere")
+    assert keys.stamp() is not None, "a link to nothing is not no file"
 
 
 def test_what_is_wrong_with_a_file_of_keys_is_said_without_what_it_holds() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -209,6 +210,117 @@ def played(*calls: Call) -> tuple[ControlStreams, Time]:
     for stream, call in zip(streams._streams, calls, strict=True):
         stream._call = call
     return streams, clock
+
+
+ATTACHED = control_pb2.ScheduleResponse(attached=control_pb2.Attached(ring="ring-0", epoch=4))
+
+
+def refusal(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+
+class Refused(Call):
+    """A call that fails to be introduced, and that gRPC has ended in some way."""
+
+    def __init__(self, error: Exception, code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
+        super().__init__(grpc.aio.EOF)
+        self.error = error
+        self._code = code
+
+    async def code(self) -> grpc.StatusCode:
+        return self._code
+
+    async def details(self) -> str:
+        return "why"
+
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        return grpc.aio.Metadata()
+
+    trailing_metadata = initial_metadata
+
+
+class Ended(Refused):
+    """One whose reading fails as well."""
+
+    async def read(self) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason", "tried"),
+    [
+        ([], "MEMBER_UNREACHABLE", 0),
+        ([Call(ATTACHED)], "", 1),
+        ([Refused(refusal(grpc.StatusCode.UNAVAILABLE)), Call(ATTACHED)], "", 2),
+        ([Refused(TimeoutError()), Call(ATTACHED)], "", 2),
+        ([Refused(TimeoutError())], "MEMBER_SILENT", 1),
+        ([Refused(refusal(grpc.StatusCode.UNAUTHENTICATED)), Call(ATTACHED)], "UNAUTHENTICATED", 1),
+        ([Refused(asyncio.InvalidStateError(), grpc.StatusCode.ABORTED), Call(ATTACHED)], "ABORTED", 1),
+        ([Refused(asyncio.InvalidStateError(), grpc.StatusCode.UNAVAILABLE), Call(ATTACHED)], "", 2),
+        ([Refused(asyncio.InvalidStateError())], "EPOCH_ENDED", 1),
+        ([Call(grpc.aio.EOF), Call(ATTACHED)], "EPOCH_ENDED", 1),
+        ([Call(control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye()))], "MEMBER_LEFT", 1),
+    ],
+)
+async def test_a_member_is_attached_to_at_the_first_address_that_answers(
+    calls: list[Any], reason: str, tried: int
+) -> None:
+    """The call before is cancelled; who refuses is not asked elsewhere."""
+    opened: list[Call] = []
+
+    def channel(call: Call) -> Any:
+        def open_call() -> Call:
+            opened.append(call)
+            return call
+
+        return SimpleNamespace(get=lambda: SimpleNamespace(stream_stream=lambda *_, **__: open_call))
+
+    async def prove(_: Any) -> Any:
+        if isinstance(opened[-1], Refused):
+            raise opened[-1].error
+
+    streams, _ = played(Call())
+    (stream,) = streams._streams
+    stream._call = None
+    stream._prove = prove  # type: ignore[method-assign]
+    stream.target = MemberTarget("m0", b"", tuple(channel(call) for call in calls))
+    if reason:
+        with pytest.raises(SealringError) as caught:
+            await stream.attach(control_pb2.Attach(ring="ring-0"))
+        assert caught.value.reason == reason
+        if reason == "EPOCH_ENDED":
+            assert caught.value.metadata["member"] == "m0"
+    else:
+        assert await stream.attach(control_pb2.Attach(ring="ring-0")) == ATTACHED.attached
+        assert [message.attach.ring for message in opened[-1].written] == ["ring-0"]
+    assert [call.events for call in opened] == [["cancelled"]] * (tried - 1) + [[]] * bool(tried)
+
+
+async def test_why_a_call_has_ended_is_told_though_it_cannot_be_read() -> None:
+    call = Ended(refusal(grpc.StatusCode.ABORTED), grpc.StatusCode.ABORTED)
+    streams, _ = played(call)
+    assert (await streams._streams[0]._failure()).code == "ABORTED"
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_a_call_that_is_cancelled_was_replaced_unless_it_is_this_task(own: bool) -> None:
+    class Cancelled(Call):
+        async def write(self, _: bytes) -> None:
+            if own:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                await asyncio.sleep(0)
+            raise asyncio.CancelledError
+
+    streams, _ = played(Cancelled())
+    (stream,) = streams._streams
+    stream.send(b"")
+    writing = asyncio.ensure_future(stream.write_all())
+    await asyncio.wait((writing,))
+    assert writing.cancelled() is own
+    if not own:
+        assert getattr(writing.exception(), "reason", "") == "CHANNEL_REPLACED"
 
 
 PONG = control_pb2.ScheduleResponse(pong=control_pb2.Pong(sequence=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from typing import Any
 
 import pytest
@@ -283,22 +284,26 @@ def test_a_guess_is_asked_for_of_a_row_that_is_alone() -> None:
     assert not composition.apply(decode(7, 0, asks=True)).asks
 
 
-def test_what_is_kept_of_digests_is_of_rows_and_prefixes_as_they_are() -> None:
-    composition = make()
+def test_digests_are_of_rows_and_prefixes_as_other_releases_compute_them() -> None:
+    composition, digests = make(), hashlib.sha256()
     for step in (
         prefill(1, 1, 0, 4, 8),
         prefill(2, 1, 4, 8, 8),
         kept(3, (1, 1, 5)),
         changed(4, admit(1, 0)),
         decode(5, 0),
-        kept(6, drop=1),
-        changed(7, control.Change(evict=control.Evict(row=1))),
+        decode(6, 0, drafts=3),
+        changed(7, control.Change(settle=control.Settle(row=1, tokens=11))),
+        kept(8, drop=1),
+        with_choices(9, 2, 0, 8, 9, 2),
+        changed(10, control.Change(evict=control.Evict(row=1))),
     ):
-        composition.apply(step)
+        digests.update(composition.apply(step).digest)
         anew = copy.deepcopy(composition)
         anew._digest_of_rows = anew._digest_of_prefixes = None
         assert anew._rows_digest() == composition._rows_digest()
         assert anew._prefixes_digest() == composition._prefixes_digest()
+    assert digests.hexdigest() == "831b110ce3eb6baa690104ee18edf8063cf8e8590a2b8b75043b6c52dcf2495e"
 
 
 def test_row_numbers_rise_and_are_never_used_twice() -> None:
@@ -352,8 +357,9 @@ def test_a_row_begins_with_a_kept_prefix() -> None:
     assert chunk.last
     assert chunk.tokens == 4
     assert composition.prefilling() == {1: (8, 20), 2: (9, 9)}
+    composition.apply(with_prefix(4, 3, 1, 9, 9, 1))
     assert composition.prefixes() == {1: 6}
-    assert composition.apply(kept(4, drop=1)).changes == (Dropping(1),)
+    assert composition.apply(kept(5, drop=1)).changes == (Dropping(1),)
     assert composition.prefixes() == {}
 
 
@@ -388,6 +394,7 @@ def test_a_row_in_a_lane_holds_the_tokens_that_were_computed() -> None:
         with_prefix(3, 2, 6, 9, 9, 1),  # more than was kept
         with_prefix(3, 2, 0, 9, 9, 1),  # nothing of it
         with_prefix(3, 2, 5, 9, 9, 2),  # of a prefix that is not there
+        with_prefix(3, 2, 1, 9, 9, 2),
         with_prefix(3, 1, 8, 9, 9, 1),  # by a row that is there already
         prefill(3, 2, 5, 8, 9),
     ],

@@ -245,12 +245,15 @@ def test_bounds(guard: ReplayGuard) -> None:
     assert refusal(KEY.open_request, bytes(MAX_REQUEST_BYTES), info(), guard) == "ENVELOPE_REFUSED"
     assert info(deployment="x" * 64).encode()
     assert info(deployment="x").encode()
+    assert info(expires=1).encode()
     with pytest.raises(InvalidInput):
         info(deployment="x" * 65)
     sealer, opener = reply_pair(guard)
     assert refusal(sealer.seal, bytes(MAX_CHUNK_BYTES + 1)) == "CHUNK_TOO_LARGE"
     assert opener.open(sealer.seal(bytes(MAX_CHUNK_BYTES)))[0] == bytes(MAX_CHUNK_BYTES)
-    assert refusal(opener.open, bytes(MAX_CHUNK_BYTES + 200)) == "CHUNK_TOO_LARGE"
+    head = 32 + 32 + 16  # a key, a sealed key and its tag
+    assert refusal(reply_pair(guard)[1].open, bytes(MAX_CHUNK_BYTES + head + 18)) == "CHUNK_TOO_LARGE"
+    assert refusal(reply_pair(guard)[1].open, bytes(MAX_CHUNK_BYTES + head + 17)) == "ENVELOPE_REFUSED"
     for key in (b"", bytes(31), bytes(33), bytes(1216 - 1), b"\xff" * 1216):
         with pytest.raises(InvalidInput):
             seal_request(key, info(), b"x")
