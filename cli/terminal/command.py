@@ -267,7 +267,7 @@ def _argument_name(param: Any) -> str:
 
 def _row(param: Any, context: Any) -> tuple[str, str]:
     """Names, kind of value, help and default of an argument or option."""
-    text = param.help or ""
+    text = param.help
     if param.param_type_name == "argument":
         return _argument_name(param), text
     names = ", ".join(sorted(param.opts, key=len))

@@ -15,12 +15,22 @@ from typing import Annotated, Any
 import pytest
 import typer
 from commands import commands, commands_said, help_of, lines_shown, parse
+from pydantic import BaseModel, Field
 from readers import fields_read
 from typer._click.exceptions import UsageError
 from typer.testing import CliRunner
 
-from sealring.cli.terminal.command import Command, command, load_settings, same_settings, settings_model
+from sealring.cli.terminal import command as command_module
+from sealring.cli.terminal.command import (
+    Command,
+    command,
+    config_file,
+    load_settings,
+    same_settings,
+    settings_model,
+)
 from sealring.cli.terminal.options import Seconds
+from sealring.mesh.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = commands()
@@ -154,6 +164,85 @@ def test_the_help_of_a_command_says_all_that_it_takes(monkeypatch: pytest.Monkey
         """
 
     assert CliRunner().invoke(own, ["do", "--help"], prog_name="root").output == HELP
+
+
+class Fields(BaseModel):
+    """Of each kind one, as settings have them."""
+
+    name: str = Field(description="a word")
+    folder: Path = Field(default_factory=lambda: Path.home() / "x" / "y", description="below home")
+    other: Path | None = Field(default=Path("/x"), description="elsewhere")
+    none: Path | None = Field(default=None, description="none")
+    files: list[Path] = Field(default=[Path("/a"), Path("/b")], description="some")
+    count: int = Field(default=7)
+    share: float | None = Field(default=0.5, description="how much")
+    nothing: str = Field(default="", description="nothing")
+    on: bool = Field(default=True, description="on")
+    either: bool | None = Field(default=None, description="either")
+
+
+@pytest.mark.parametrize(
+    ("name", "metavar", "shown", "kind"),
+    [
+        ("name", "TEXT", "a word", str),
+        ("folder", "PATH", "below home [default: ~/x/y]", str),
+        ("other", "PATH", "elsewhere [default: /x]", str),
+        ("none", "PATH", "none", str),
+        ("files", "PATH", "some [default: /a, /b]", list[str]),
+        ("count", "N", "[default: 7]", str),
+        ("share", "N", "how much [default: 0.5]", str),
+        ("nothing", "TEXT", "nothing", str),
+        ("on", None, "on", bool),
+        ("either", None, "either", bool),
+    ],
+)
+def test_a_setting_is_an_option_of_its_kind(name: str, metavar: str | None, shown: str, kind: Any) -> None:
+    field = Fields.model_fields[name]
+    assert (command_module._metavar(field), command_module._help(field)) == (metavar, shown)
+    assert command_module._kind(field) == kind | None
+
+
+@pytest.mark.parametrize(
+    ("named", "variable", "there", "found"),
+    [
+        ("a.toml", "b.toml", True, "a.toml"),
+        (None, "b.toml", True, "b.toml"),
+        (None, "", True, "own.toml"),
+        (None, None, True, "own.toml"),
+        (None, None, False, None),
+    ],
+)
+def test_which_settings_file_is_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    named: str | None,
+    variable: str | None,
+    there: bool,
+    found: str | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SEALRING_CONFIG", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("SEALRING_CONFIG", variable)
+    own = Path("own.toml")
+    if there:
+        own.touch()
+    monkeypatch.setattr(command_module, "default_config_file", lambda: own)
+    assert config_file(named and Path(named)) == (found and Path(found))  # type: ignore[arg-type]
+
+
+def test_a_settings_file_that_cannot_be_looked_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed:
+        def is_file(self) -> bool:
+            raise PermissionError(13, "Permission denied")
+
+        def __str__(self) -> str:
+            return "/closed/s.toml"
+
+    monkeypatch.delenv("SEALRING_CONFIG", raising=False)
+    monkeypatch.setattr(command_module, "default_config_file", Closed)
+    with pytest.raises(ConfigError, match=r"^cannot read /closed/s\.toml: Permission denied"):
+        config_file(None)
 
 
 BENCH = "bench"  # --json FILE

@@ -55,6 +55,7 @@ def test_a_duration_out_of_bounds_is_told_with_them_as_they_are_typed() -> None:
         ("x" * MAX_TOKEN_CHARACTERS, "", "x" * MAX_TOKEN_CHARACTERS),
         ("x" * (MAX_TOKEN_CHARACTERS + 1), "", None),
         ("-", "x" * 3 * MAX_TOKEN_CHARACTERS, None),
+        ("-", "x" * (2 * MAX_TOKEN_CHARACTERS) + " sr1.x", None),
         ("", "", None),
         ("-", "", None),
         ("sr1.☃", "", None),

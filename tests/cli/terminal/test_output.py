@@ -151,6 +151,7 @@ def test_at_a_terminal_what_is_waited_for_is_one_line_that_goes_again(
     show_rich()
     monkeypatch.setattr("rich.console.Console", lambda *, file: console)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "rich", None)  # as the command hides it
     with pytest.raises(KeyboardInterrupt), progress("one") as shown:
         shown.update("one")
         shown.update("two")
@@ -158,6 +159,7 @@ def test_at_a_terminal_what_is_waited_for_is_one_line_that_goes_again(
     assert did == ["start", "one", "two", "stop"]
     shown.close()
     assert did[4:] == []
+    assert sys.modules.get("rich", ...) is not None, "what is needed is hidden no more"
     assert capsys.readouterr().err == ""
 
 
