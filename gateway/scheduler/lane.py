@@ -91,8 +91,3 @@ class Lane:
         """Allows a row of this lane more tokens."""
         row.last_lane_step += limit - row.limit
         row.limit = limit
-
-    def count_step(self) -> None:
-        """Counts an announced decode."""
-        self.steps += 1
-        self.outstanding += 1

@@ -31,6 +31,7 @@ class Ledger:
     def __init__(self, ring: RingFacts) -> None:
         self._members = ring.members
         self._distinct = tuple(dict.fromkeys(ring.members))  # few: members of a long ring are mostly alike
+        self._max_rows = ring.max_rows
         self._regular = ring.lanes
         self.lanes = max(2, ring.lanes)
         self._sizes: list[Counter[int]] = [Counter() for _ in range(self.lanes)]  # of each lane's rows
@@ -82,6 +83,8 @@ class Ledger:
 
     def reserve_all(self, rows: Sequence[Row], tokens: int) -> bool:
         """Places and reserves as much for each of several rows, or nothing when one does not fit."""
+        if self.rows + len(rows) > self._max_rows:
+            return False
         for done, row in enumerate(rows):
             lane = self.place(tokens)
             if lane is None:

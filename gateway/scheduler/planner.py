@@ -85,16 +85,14 @@ class StepPlanner:
 
     def start(self, row: Row) -> bool:
         """Reserves memory and puts the row in line; False when it has to wait."""
-        fits = not self.pressed and self.ledger.rows + len(row.group) <= self._ring.max_rows
-        self.pressed = not (fits and self.ledger.reserve_all(row.group, row.reserved))
+        self.pressed = self.pressed or not self.ledger.reserve_all(row.group, row.reserved)
         if not self.pressed:
             self._line.add(row)
         return not self.pressed
 
     def can_hold(self, row: Row) -> bool:
         """Whether all rows of the request fit when nothing else is there."""
-        fits = len(row.group) <= self._ring.max_rows
-        return fits and Ledger(self._ring).reserve_all(row.group, row.reserved)
+        return Ledger(self._ring).reserve_all(row.group, row.reserved)
 
     def close(self, row: Row) -> None:
         """Nothing more is wanted of the row."""
@@ -260,7 +258,8 @@ class StepPlanner:
         if drafts:
             self._drafting.announced(lane, drafts)
         else:
-            lane.count_step()
+            lane.steps += 1
+            lane.outstanding += 1
         return step
 
     def _step(self, leaving: list[Row], joining: Sequence[Row] = ()) -> control.Step:

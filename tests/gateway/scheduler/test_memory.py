@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
+from sealring.gateway.scheduler.actions import MemberMemory, Request, RingFacts
 from sealring.gateway.scheduler.memory import BLOCK, Ledger, _bytes, rounded
+from sealring.gateway.scheduler.row import Row
 from sealring.mesh.prompt.composition import MAX_LANES
+from sealring.v1 import inference_pb2 as inference
 
 members = st.lists(
     st.builds(MemberMemory, st.integers(0, 50), st.integers(0, 5000), st.integers(0, 1_000_000)),
@@ -113,6 +115,15 @@ def test_a_ring_has_a_lane_more_than_stages_where_a_step_costs_what_its_rows_do(
         places.append(ledger.place(BLOCK) or 0)
         ledger.reserve(row, places[-1], BLOCK)
     assert sorted(places) == sorted([*range(lanes)] * 2 if places else [])
+
+
+def test_no_more_rows_are_reserved_for_than_a_ring_takes_and_all_of_a_request_or_none() -> None:
+    ledger = Ledger(RingFacts((MemberMemory(1, 0, 1 << 40),), 3, 64))
+    one, two, three, four = (Row(number, Request("r", "k", 1, inference.Envelope())) for number in range(4))
+    assert ledger.reserve_all([one, two], BLOCK)
+    assert not ledger.reserve_all([three, four], BLOCK)
+    assert [row in ledger for row in range(4)] == [True, True, False, False]
+    assert ledger.reserve_all([four], BLOCK)
 
 
 def test_a_prefix_that_is_given_up_leaves_nothing_behind() -> None:
