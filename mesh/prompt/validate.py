@@ -112,7 +112,7 @@ def validate_request(request: inference.GenerateRequest) -> None:
     _at_most(MAX_ENVELOPE_BYTES, len(request.envelope.sealed), long, "ENVELOPE_TOO_LONG", "envelope")
 
 
-def validate_prompt_cache_key(key: str, *, sealed: bool = False) -> None:
+def validate_prompt_cache_key(key: str, *, sealed: bool) -> None:
     """Raises InvalidInput (BAD_PROMPT_CACHE_KEY). Nobody needs to tell a gateway one with a sealed prompt."""
     if key and sealed:
         raise InvalidInput(
@@ -132,13 +132,6 @@ def _at_most(limit: int, found: int, said: str, reason: str, param: str, hint: s
 
 
 def _check_messages(chat: inference.Chat) -> None:
-    if not chat.messages:
-        raise InvalidInput(
-            "there are no messages",
-            hint="send at least one message with role user",
-            reason="EMPTY_PROMPT",
-            param="messages",
-        )
     many = f"there are more than {MAX_MESSAGES} messages"
     _at_most(MAX_MESSAGES, len(chat.messages), many, "TOO_MANY_MESSAGES", "messages")
     said = False
@@ -159,7 +152,12 @@ def _check_messages(chat: inference.Chat) -> None:
         total += check_calls(message, f"messages[{index}]")
         _check_length(total, f"messages[{index}].content")
     if not said:
-        raise InvalidInput("every message is empty", reason="EMPTY_PROMPT", param="messages")
+        raise InvalidInput(
+            "there are no messages, or every one is empty",
+            hint="send at least one message with role user",
+            reason="EMPTY_PROMPT",
+            param="messages",
+        )
 
 
 def _check_length(total: int, param: str) -> None:

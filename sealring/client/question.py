@@ -66,7 +66,7 @@ class Question:
 def routing_key_of(secret: bytes, key: str | None, prompt: inference.Prompt) -> bytes:
     """By what the ring is chosen. Raises InvalidInput (BAD_PROMPT_CACHE_KEY, BAD_UTF8)."""
     if key is not None:
-        validate_prompt_cache_key(_text(key, "prompt_cache_key"))
+        validate_prompt_cache_key(_text(key, "prompt_cache_key"), sealed=False)
     return routing_key(secret, "", key, prompt)
 
 

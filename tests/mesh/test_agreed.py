@@ -100,6 +100,7 @@ DAY = 24 * 3600
                 "MAX_CONTENT_BYTES": 4 << 20,
                 "MAX_STOPS": 16,
                 "MAX_STOP_CHARACTERS": 256,
+                "MAX_DRAFT_TOKENS": 256,
                 "MAX_TOP_K": 1 << 20,
                 "MAX_REPETITION_CONTEXT_SIZE": 4096,
                 "MAX_LOGIT_BIASES": 300,

@@ -246,6 +246,7 @@ def test_bounds(guard: ReplayGuard) -> None:
     assert info(deployment="x" * 64).encode()
     assert info(deployment="x").encode()
     assert info(expires=1).encode()
+    ReplayGuard(clock=lambda: 0.0).check_times(info(expires=1))
     with pytest.raises(InvalidInput):
         info(deployment="x" * 65)
     sealer, opener = reply_pair(guard)

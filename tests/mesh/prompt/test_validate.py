@@ -44,6 +44,7 @@ def test_empty_prompts() -> None:
     assert refused(inference.Prompt()) == ("EMPTY_PROMPT", "prompt")
     assert refused(inference.Prompt(text="")) == ("EMPTY_PROMPT", "prompt")
     assert refused(inference.Prompt(tokens=inference.TokenIds())) == ("EMPTY_PROMPT", "prompt")
+    validate_prompt(chat(("user", "hello"), ("assistant", "")))
     assert refused(chat()) == ("EMPTY_PROMPT", "messages")
     assert refused(chat(("user", ""), ("assistant", ""))) == ("EMPTY_PROMPT", "messages")
 
