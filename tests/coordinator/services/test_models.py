@@ -52,17 +52,42 @@ async def test_nodes_that_do_not_answer() -> None:
     models.gone(session)
     with pytest.raises(Unavailable):
         await asking
-    for name in ("", "x" * 300, "a\nb"):
-        with pytest.raises(InvalidInput):
+    for name in ("", "x" * 257, "a\nb"):
+        with pytest.raises(InvalidInput) as refused:
             await models.change("alpha", name, remove=False)
+        assert refused.value.reason == "BAD_MODEL_NAME"
+    for name in ("x", "x" * 256):
+        with pytest.raises(Unavailable):
+            await models.change("beta", name, remove=False)
+
+
+async def test_a_node_is_told_how_much_of_a_model_to_fetch() -> None:
+    sessions, session = online()
+    models = Models(sessions)
+    asking = asyncio.create_task(models.change("alpha", "m", remove=True, to_plan=True))
+    await asyncio.sleep(0)
+    asked = ChangeModel(id=1, model="m", remove=True, to_plan=True)
+    assert (await anext(session.outbox.messages())).change_model == asked
+    models.answered(session, ModelChanged(id=1))
+    await asking
 
 
 @pytest.mark.parametrize(
-    "fields", [{"name": "x" * 300}, {"name": "a\x1b"}, {"problem": "x" * 2000}, {"size": 1 << 60}]
+    "fields",
+    [
+        {"name": "x" * 257},
+        {"name": "a\x1b"},
+        {"problem": "a\x1b"},
+        {"problem": "x" * 1001},
+        {"size": (1 << 50) + 1},
+        {"done": (1 << 50) + 1},
+    ],
 )
 def test_what_nodes_say_is_bounded(fields: dict[str, Any]) -> None:
-    check_held([HeldModel(name="a", size=2, done=1)] * 64)
-    with pytest.raises(InvalidInput):
-        check_held([HeldModel(**fields)])
+    most = HeldModel(name="a" * 256, problem="p" * 1000, size=1 << 50, done=1 << 50)
+    check_held([most] * 64)
+    with pytest.raises(InvalidInput) as caught:
+        check_held([most, HeldModel(**fields)])
+    assert caught.value.reason == "BAD_HEARTBEAT"
     with pytest.raises(InvalidInput):
         check_held([HeldModel()] * 65)
