@@ -41,7 +41,7 @@ class Nonces:
     def use(self, nonce: bytes) -> bool:
         """Whether this nonce was handed out here, within its life, and not used yet; it is now."""
         content, mac = nonce[:-_MAC_BYTES], nonce[-_MAC_BYTES:]
-        if len(nonce) != NONCE_BYTES or not hmac.compare_digest(mac, self._mac(content)):
+        if not hmac.compare_digest(mac, self._mac(content)):  # nor has one of another length the right one
             return False
         (made,) = _TIME.unpack_from(content)
         if nonce in self._used or self._clock() >= made + self._lifetime:

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
-from sealring.coordinator.auth.nonces import Nonces
+from types import SimpleNamespace
+
+import pytest
+
+from sealring.coordinator.auth.nonces import Attempts, Nonces
+from sealring.mesh.errors import ResourceExhausted
 from sealring.mesh.trust.attestation import NONCE_BYTES
 
 
@@ -51,3 +56,28 @@ def test_what_was_used_is_remembered_within_bounds() -> None:
     for _ in range(5000):
         assert nonces.use(nonces.issue())
     assert len(nonces._used) == 4096
+
+
+def test_so_many_attempts_of_a_network_are_let_in_at_once_and_a_second() -> None:
+    clock = Clock()
+    attempts = Attempts(lifetime=60, clock=clock)
+    caller = SimpleNamespace(peer=lambda: "ipv4:192.0.2.1:5")
+
+    def admitted() -> int:
+        for count in range(1000):
+            try:
+                attempts.admit(caller)
+            except ResourceExhausted as error:
+                assert error.reason == "RATE_LIMITED"
+                return count
+        raise AssertionError("there is no limit")
+
+    assert admitted() == 200
+    clock.now = 1.0
+    assert admitted() == 10
+    assert admitted() == 0
+    with pytest.raises(ResourceExhausted):
+        attempts.begin(caller)
+    nonce = attempts.begin(SimpleNamespace(peer=lambda: "ipv4:198.51.100.1:5")).nonce
+    assert attempts.use(nonce)
+    assert not attempts.use(nonce)
