@@ -45,7 +45,7 @@ class Pace:
     def slow(self, member: str) -> float:
         """How many times longer its steps take than they did, against the others'; 0 unless that is much."""
         shares = self._shares.get(member, ())
-        if member not in self._usual or len(shares) < READINGS:
+        if len(shares) < READINGS:  # the first so many have become what is usual
             return 0.0
         factor = median(shares) / self._usual[member]
         return factor if factor >= SLOW else 0.0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from sealring.coordinator.auth import standing
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredMember
@@ -32,8 +36,8 @@ class Machine:
         self.boot += seconds
 
 
-def member(challenged_at: int) -> StoredMember:
-    return StoredMember(
+def member(challenged_at: int, **changes: Any) -> StoredMember:
+    made = StoredMember(
         id="m",
         role=Role.MEMBER,
         name="alpha",
@@ -45,6 +49,7 @@ def member(challenged_at: int) -> StoredMember:
         trust=SCORE,
         challenged_at=challenged_at,
     )
+    return dataclasses.replace(made, **changes)
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0])
@@ -63,3 +68,53 @@ def test_a_clock_that_is_set_makes_no_proof_older_or_younger(step: float) -> Non
 def test_a_coordinator_that_was_away_counts_that_time() -> None:
     machine = Machine()
     assert machine.standing.trust(member(NOW - int(machine.stale_after) - 1)) == 0
+
+
+FILES = (
+    "its software or model files changed while it ran: start it again if that was an update, else evict it"
+)
+KEY = "its identity key is in a file, and software_identity_allowed is not set"
+SOFTWARE, ALLOWED = {"software_identity_allowed": True}, {"allowed_manifests": ["ab" * 32]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "why"),
+    [
+        (SOFTWARE, {}, ""),
+        ({}, {}, KEY),
+        ({}, {"level": TrustLevel.SELF_SIGNED}, ""),
+        (SOFTWARE, {"level": TrustLevel.NONE}, FILES),
+        (SOFTWARE | ALLOWED, {"manifest_hash": b"\xab" * 32}, ""),
+        (
+            SOFTWARE | ALLOWED,
+            {"manifest_hash": b"\xcd" * 32},
+            "its software is not in allowed_manifests: " + "cd" * 32,
+        ),
+    ],
+)
+def test_who_counts_for_nothing_and_why(settings: dict[str, Any], changes: dict[str, Any], why: str) -> None:
+    made = Standing(CoordinatorSettings(**settings), clock=lambda: NOW, boot=lambda: 0.0)
+    one = member(NOW, trust=20, **changes)
+    assert (made.refusal(one), made.trust(one)) == (why, 0 if why else 20)
+
+
+@pytest.mark.parametrize(
+    ("level", "trust", "later"),
+    [(TrustLevel.SELF_SIGNED, 20, 10), (TrustLevel.SELF_SIGNED, 5, 5), (TrustLevel.SOFTWARE, 10, 0)],
+)
+def test_evidence_that_is_old_counts_as_the_level_below(level: TrustLevel, trust: int, later: int) -> None:
+    machine, one = Machine(), member(NOW, level=level, trust=trust)
+    assert machine.standing.trust(one) == trust
+    machine.passes(machine.stale_after + 1)
+    assert machine.standing.trust(one) == later
+
+
+@pytest.mark.parametrize(
+    ("pinned", "proved", "may"), [(False, b"old", True), (True, b"old", False), (True, b"key", True)]
+)
+def test_where_software_is_pinned_a_process_proves_it_first(
+    monkeypatch: pytest.MonkeyPatch, pinned: bool, proved: bytes, may: bool
+) -> None:
+    monkeypatch.setattr(standing, "decode_statement", lambda evidence: SimpleNamespace(sealing_key=evidence))
+    made = Standing(CoordinatorSettings(**(ALLOWED if pinned else {})), clock=lambda: NOW)
+    assert made.attested(member(NOW, sealing_key=b"key", evidence=proved)) is may

@@ -56,6 +56,43 @@ def test_what_is_told_twice_or_not_at_all_counts_for_nothing() -> None:
         pace.beaten("b", 6000, len(USUAL))
     pace.beaten("stranger", 1, 99)
     assert (pace.slow("b"), pace.slow("stranger")) == (0, 0)
+    for number in range(READINGS):
+        for took in (0, 6000 + number):
+            pace.beaten("b", took, len(USUAL))
+    assert pace.slow("b") > 2, "too few steps to tell are no steps"
+    assert READINGS == 12
+
+
+def test_a_measurement_takes_so_many_readings_and_much_is_twice_as_long() -> None:
+    pace = Pace()
+    pace.beaten("b", 1024, 2)
+    found = []
+    for base in (1024, 2048):
+        for number in range(READINGS):
+            took = 8 * base if number == 0 else base + number % 2 * base // 512
+            pace.beaten("a", took, 2)
+            found.append(pace.slow("a"))
+    assert found == [0.0] * (2 * READINGS - 1) + [2.0]
+    pace.beaten("a", 2047, 2)
+    pace.beaten("a", 2046, 2)
+    assert pace.slow("a") == 0
+
+
+def test_nothing_is_measured_while_a_member_does_not_tell() -> None:
+    pace = Pace()
+    for number in range(5 * READINGS):
+        pace.beaten("c", 0, 3)
+        pace.beaten("b", 1000 + number, 3)
+        pace.beaten("a", (1000 if number < 2 * READINGS else 9000) + number, 3)
+    assert not pace._shares
+
+
+def test_who_was_slow_is_shunned_for_an_hour() -> None:
+    shunned = Shunned()
+    shunned.note("a", 0.0)
+    for now, over in ((SHUN_SECONDS - 0.1, set()), (SHUN_SECONDS, {"a", "y"})):
+        shunned.note("", now)
+        assert shunned.over("xy", frozenset("x"), frozenset("ay")) == over
 
 
 NODES = "abcde"
