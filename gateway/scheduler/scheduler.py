@@ -246,16 +246,11 @@ class Scheduler:
         return self._pump()
 
     def end_epoch(self, error: EpochEnded) -> list[Action]:
-        """The epoch is over, whatever was under way."""
+        """The epoch is over, whatever was under way. Whether for lack of memory, `settled` tells."""
         ended, self._rows_of = self._rows_of, {}
         self._epoch = None
         self._pace.rest()
-        suspect = _suspect([row for rows in ended.values() for row in rows])
-        if error.reason == StageFailed.out_of_memory and suspect is not None:
-            del ended[suspect.request.id]
-            self._actions.append(Fail(suspect.request, _out_of_memory(suspect)))
-        else:
-            self._suspect = suspect
+        self._suspect = _suspect([row for rows in ended.values() for row in rows])
         for rows in ended.values():
             tried = any(row.begun or row.opening for row in rows)
             rows[0].request.broke(rows[0].reused, tried=tried)
