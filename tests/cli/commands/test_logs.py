@@ -64,6 +64,7 @@ def test_what_grows_is_followed_through_rotation(tmp_path: Path) -> None:
     with file.open("a") as opened:
         opened.write("f\n")
     assert list(tail.new()) == ["half"]
+    assert list(tail.new()) == [], "nothing has come"
     file.rename(tmp_path / "node.log.0")
     file.write_text("new\n")
     assert list(tail.new()) == ["new"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -162,6 +163,51 @@ def test_of_a_log_so_much_of_its_end_is_read(tmp_path: Path) -> None:
     assert tail(log) == f"  {'b' * 400}"
     log.write_bytes(b"a" + b"b" * ((1 << 14) - 1))
     assert tail(log) == f"  a{'b' * 399}"
+
+
+async def test_the_end_leaves_no_descriptor_open_and_closes_nobody_elses(tmp_path: Path) -> None:
+    before = sorted(os.listdir("/dev/fd"))
+    group = Children(tmp_path, command=[])
+    await group.stop()
+    assert sorted(os.listdir("/dev/fd")) == before
+    others = os.pipe()
+    await group.stop()
+    for one in others:
+        os.close(one)
+
+
+def test_descendants_that_do_not_end_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[Any] = []
+
+    class Process:
+        def __init__(self, pid: int) -> None:
+            self.pid = pid
+            if pid == 8:
+                raise psutil.NoSuchProcess(pid)
+
+        def children(self, *, recursive: bool) -> list[Any]:
+            return [f"below {self.pid}"] * recursive
+
+    class Stubborn:
+        def __init__(self, *, gone: bool) -> None:
+            self.gone = gone
+
+        def kill(self) -> None:
+            did.append("kill")
+            if self.gone:
+                raise psutil.NoSuchProcess(1)
+
+    family: Any = [Stubborn(gone=True), Stubborn(gone=False)]
+
+    def wait(processes: Any, *, timeout: float) -> Any:
+        did.append((len(processes), timeout))
+        return [], processes
+
+    monkeypatch.setattr(module.psutil, "Process", Process)
+    monkeypatch.setattr(module.psutil, "wait_procs", wait)
+    assert module._descendants([7, 8, 9]) == ["below 7", "below 9"]
+    module._reap(family)
+    assert did == [(2, 3.0), "kill", "kill", (2, 3.0)]
 
 
 def test_only_what_is_still_there_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

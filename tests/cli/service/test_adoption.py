@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -56,9 +59,74 @@ def test_all_files_come_along_and_belong_to_the_account(
     assert not (made / "tmp").exists()
     assert (made / "root.dsse").stat().st_mode & 0o777 == 0o644
     for one in (made, *made.rglob("*")):
-        assert one.stat().st_uid == ACCOUNT
+        assert (one.stat().st_uid, one.stat().st_gid) == (ACCOUNT, os.getegid())
+        assert not one.is_dir() or one.stat().st_mode & 0o777 == 0o700
     assert [one.name for one in (tmp_path / "above").iterdir()] == ["node"]
     assert (source / "identity.key").exists()
+
+
+def test_what_was_copied_is_whole_on_disk_before_it_has_its_name(
+    source: Path, opened: int, tmp_path: Path, above: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[int, int]] = []
+
+    def fsync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        synced.append((found.st_ino, found.st_size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    copy_state(opened, above, "node", None)
+    made = tmp_path / "above" / "node"
+    files = [one.stat() for one in made.rglob("*") if one.is_file()]
+    assert {(one.st_ino, one.st_size) for one in files} <= set(synced)
+    folders = {one.stat().st_ino for one in (tmp_path / "above", made, made / "operator")}
+    assert folders <= {number for number, _ in synced}
+    assert synced[-1][0] == (tmp_path / "above").stat().st_ino
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_no_descriptor_is_left_open(source: Path, above: int, spoilt: bool) -> None:
+    (source / "coordinator.lock").touch()
+    if spoilt:
+        (source / "operator" / "link").symlink_to("/etc/passwd")
+    before = sorted(os.listdir("/dev/fd"))
+    with (
+        pytest.raises(FailedPrecondition) if spoilt else contextlib.nullcontext(),
+        stopped(source, None) as opened,
+    ):
+        copy_state(opened, above, "node", None)
+    assert sorted(os.listdir("/dev/fd")) == before
+
+
+def test_sockets_are_left_behind(
+    source: Path, opened: int, tmp_path: Path, above: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(source)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("engine.sock")
+    copy_state(opened, above, "node", None)
+    assert not (tmp_path / "above" / "node" / "engine.sock").exists()
+    assert (tmp_path / "above" / "node" / "root.dsse").exists()
+
+
+def test_what_else_goes_wrong_is_told_as_it_is_and_nothing_stays(
+    opened: int, tmp_path: Path, above: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_of: object, **_how: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises(OSError, match="No space left"):
+        copy_state(opened, above, "node", None)
+    assert list((tmp_path / "above").iterdir()) == []
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(source: Path, opened: int, tmp_path: Path) -> None:
+    (tmp_path / "others").mkdir()
+    (source / "link").symlink_to(tmp_path / "others")
+    remove_state(opened, source)
+    assert not source.exists()
+    assert (tmp_path / "others").is_dir()
 
 
 def test_state_that_is_there_is_never_replaced(opened: int, tmp_path: Path, above: int) -> None:
@@ -150,9 +218,12 @@ def test_a_link_as_a_lock_is_refused(source: Path) -> None:
     assert error.value.reason == "UNSAFE_STATE"
 
 
+@pytest.mark.parametrize("models", [False, True])
 def test_state_that_cannot_be_removed_is_told(
-    source: Path, opened: int, monkeypatch: pytest.MonkeyPatch
+    source: Path, opened: int, monkeypatch: pytest.MonkeyPatch, models: bool
 ) -> None:
+    if models:
+        (source / "models").mkdir()
     monkeypatch.setattr(adoption.shutil, "rmtree", lambda *_of, **_how: None)
     with pytest.raises(FailedPrecondition) as error:
         remove_state(opened, source)

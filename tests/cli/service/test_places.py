@@ -57,6 +57,7 @@ def test_only_what_the_component_writes_is_its_accounts(root: Path, umask: int) 
     assert {one.name for one in (root / LOGS).iterdir()} == {"node.log", "node.crash.log"}
     for log in (root / LOGS).iterdir():
         assert seen(log) == (ACCOUNT, 0o600)
+        assert log.stat().st_gid == root.stat().st_gid, "of the group nothing is said"
 
 
 def test_what_is_there_stays_and_other_components_are_left_alone(root: Path) -> None:
@@ -109,9 +110,9 @@ def test_what_is_planted_is_refused_and_its_target_untouched(
     assert {one.name for one in victim.iterdir()} == {"file"}
 
 
-@pytest.mark.parametrize("place", ["var", "var/log", LOGS, "usr/local", STATE])
+@pytest.mark.parametrize("place", [".", "var", "var/log", LOGS, "usr/local", STATE])
 def test_a_folder_that_others_may_write_to_is_not_walked_through(root: Path, place: str) -> None:
-    (root / place).mkdir(parents=True)
+    (root / place).mkdir(parents=True, exist_ok=True)
     (root / place).chmod(0o775)
     with pytest.raises(FailedPrecondition, match="can be written by others"):
         make_places(NODE, root, ACCOUNT)
@@ -133,7 +134,15 @@ def test_a_link_of_roots_own_above_is_followed(root: Path) -> None:
     assert (root / "private" / LOGS / "node.log").exists()
 
 
-def test_no_descriptor_is_left_open(root: Path) -> None:
+def test_no_descriptor_is_left_open(root: Path, victim: Path) -> None:
+    before = sorted(os.listdir("/dev/fd"))
+    make_places(NODE, root, ACCOUNT)
+    assert sorted(os.listdir("/dev/fd")) == before
+    (root / STATE / "node").rmdir()
+    (root / STATE / "node").symlink_to(victim)
+    with pytest.raises(FailedPrecondition):
+        make_places(NODE, root, ACCOUNT)
+    assert sorted(os.listdir("/dev/fd")) == before
     with folder_of_root(root, Path("/a/b")) as folder:
         assert stat.S_ISDIR(os.fstat(folder).st_mode)
     with pytest.raises(OSError):
