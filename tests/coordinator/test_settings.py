@@ -62,6 +62,7 @@ def test_what_names_no_host_or_every_host_is_refused(fields: dict[str, Any]) -> 
         ("commit_timeout", 1, 60, 600),
         ("profile_timeout", 1, 60, 600),
         ("drain_timeout", 0, 60, 3600),
+        ("replace_after", 1, 30, 2_592_000),
     ],
 )
 def test_numbers_have_their_default_and_limits(field: str, low: float, default: float, high: float) -> None:
@@ -78,6 +79,11 @@ def test_lists_are_bounded_and_settings_are_not_changed() -> None:
     for fields in ({"roster_key_files": ["key"] * 16}, {"advertise": [f"host-{one}" for one in range(17)]}):
         with pytest.raises(ValidationError):
             CoordinatorSettings(**fields)
+    hashes = [f"{one:064x}" for one in range(257)]
+    CoordinatorSettings(allowed_manifests=hashes[1:])
+    for wrong in (hashes, ["ab" * 31], ["AB" * 32]):
+        with pytest.raises(ValidationError):
+            CoordinatorSettings(allowed_manifests=wrong)
     label = ".".join(["a" * 63] * 3 + ["a" * 61])
     assert len(label) == 253
     CoordinatorSettings(advertise=[label])
