@@ -6,15 +6,25 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from appletest import SERIAL, DeviceAuthority
 
+from sealring.coordinator.services import challenges
+from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.labels import Label
-from sealring.mesh.errors import FailedPrecondition, PermissionDenied, RosterError, SealringError
+from sealring.mesh.errors import (
+    AttestationError,
+    FailedPrecondition,
+    InvalidInput,
+    PermissionDenied,
+    RosterError,
+    SealringError,
+)
 from sealring.mesh.member.state import IDENTITY_KEY
 from sealring.mesh.trust.attestation import Posture
 from sealring.mesh.trust.levels import TrustLevel
@@ -510,3 +520,115 @@ async def started(cluster: Cluster, name: str, *, answers: bool = True, **said: 
     cluster.nodes.append(node)
     await node.start()
     return node
+
+
+# Without a cluster
+
+
+class Examiner:
+    """Challenges to members of which all is noted that they lead to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.now, self.sent = 0.0, list[str]()
+        self.done: list[Any] = []
+        self.known: dict[str, Any] = {"a": SimpleNamespace(id="a"), "b": SimpleNamespace(id="b")}
+        monkeypatch.setattr(challenges, "monotonic_clock", lambda: self.now)
+        unused: Any = None
+        store: Any = SimpleNamespace(members=SimpleNamespace(find=self.known.get))
+        sessions: Any = SimpleNamespace(send=lambda member, message: self.sent.append(member))
+        self.made = challenges.Challenges(
+            *("demo", store, unused, sessions, unused, unused, unused),
+            CoordinatorSettings(**settings),
+            clock=lambda: self.now,
+        )
+        for name in ("_failed", "_throw_out", "_distrust", "_passed"):
+            setattr(self.made, name, lambda *said, name=name: self.done.append((name, *said)))
+
+
+@pytest.mark.parametrize(("timeout", "tick", "looks"), [(3.0, 0.5, 6), (30.0, 1.0, 30), (6.5, 1.0, 7)])
+async def test_who_is_silent_for_so_many_looks_has_failed_and_is_asked_again_when_it_is_due(
+    monkeypatch: pytest.MonkeyPatch, timeout: float, tick: float, looks: int
+) -> None:
+    examiner = Examiner(monkeypatch, challenge_timeout=timeout, challenge_interval=100)
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == looks + 1:
+            assert (examiner.done, list(examiner.made._open)) == ([], ["a", "b"])
+            examiner.made.lost("b")
+        elif len(slept) == looks + 2:
+            assert examiner.done == [("_failed", "a", "SILENT")]
+            examiner.now = 99.9
+        elif len(slept) == looks + 3:
+            assert examiner.sent == ["a", "b"]
+            examiner.now = 100.0
+        elif len(slept) == looks + 4:
+            assert examiner.sent == ["a", "b", "a"]
+            examiner.now = 1e6  # it is due again, and has not answered yet
+        elif len(slept) == looks + 5:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(challenges.asyncio, "sleep", sleep)
+    for member in "ab":
+        examiner.made.online(member)
+    with pytest.raises(asyncio.CancelledError):
+        await examiner.made.run()
+    assert (set(slept), examiner.sent) == ({tick}, ["a", "b", "a"])
+
+
+@pytest.mark.parametrize(
+    ("member", "reason", "done"),
+    [
+        ("a", "", ("_passed", "a", "verdict")),
+        ("a", "PROTECTION_LOST", ("_throw_out", "a", "PROTECTION_LOST")),
+        ("a", "MANIFEST_CHANGED", ("_distrust", "a", b"said", "MANIFEST_CHANGED")),
+        ("a", "STATEMENT_STALE", ("_failed", "a", "STATEMENT_STALE")),
+    ],
+)
+@pytest.mark.parametrize("late", ["", "not asked", "another", "unknown"])
+def test_an_answer_is_judged_once_and_what_comes_late_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, member: str, reason: str, done: tuple[Any, ...], late: str
+) -> None:
+    examiner = Examiner(monkeypatch)
+    nonce = [b""]
+    monkeypatch.setattr(challenges, "decode_statement", lambda data: SimpleNamespace(nonce=nonce[0]))
+
+    def judge(who: Any, given: bytes, answer: Any) -> str:
+        assert (who.id, given) == ("a", nonce[0])
+        if reason:
+            raise AttestationError("no", reason=reason)
+        return "verdict"
+
+    examiner.made._judge = judge  # type: ignore[method-assign,assignment]
+    if late != "not asked":
+        examiner.made.online(member)
+        nonce[0] = examiner.made._open[member].nonce
+    if late == "another":
+        nonce[0] = bytes(32)
+    if late == "unknown":
+        examiner.known.clear()
+    before = dict(examiner.made._open)
+    answer = membership_pb2.ChallengeAnswer(statement=b"said")
+    examiner.made.answered(member, answer)
+    if late:
+        assert (examiner.done, examiner.made._open) == ([], before)
+        return
+    told = [getattr(one, "id", getattr(one, "reason", one)) for one in examiner.done.pop()]
+    assert (tuple(told), examiner.done, examiner.made._open) == (done, [], {})
+
+
+def test_an_answer_that_cannot_be_read_is_a_failure_and_a_large_one_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    examiner = Examiner(monkeypatch)
+    examiner.made.online("a")
+    for statement, signature in ((8193, 0), (0, 73)):
+        answer = membership_pb2.ChallengeAnswer(statement=bytes(statement), signature=bytes(signature))
+        with pytest.raises(InvalidInput) as caught:
+            examiner.made.answered("a", answer)
+        assert caught.value.reason == "BAD_MESSAGE"
+    assert (examiner.done, list(examiner.made._open)) == ([], ["a"])
+    examiner.made.answered("a", membership_pb2.ChallengeAnswer(statement=bytes(8192), signature=bytes(72)))
+    assert [one[:2] for one in examiner.done] == [("_failed", "a")]
+    assert examiner.made._open == {}
