@@ -17,7 +17,7 @@ from sealring.mesh.crypto.encoding import (
 )
 from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES, SEALING_KEY_SIZES
 from sealring.mesh.crypto.key_type import KeyType
-from sealring.mesh.crypto.suites import parse_suites
+from sealring.mesh.crypto.suites import Suite, parse_suites
 from sealring.mesh.errors import RosterError, SealringError
 from sealring.mesh.names import check_deployment_name, check_name
 from sealring.mesh.roster.model import (
@@ -99,13 +99,13 @@ def parse_roster(payload: bytes) -> Roster:
         if len(payload) > size_cap(len(members)):
             raise RosterError("roster is too large for its members", reason="ROSTER_TOO_LARGE")
         return Roster(
-            cluster=fields.text("cluster", max_length=63),
+            cluster=fields.text("cluster"),
             root_version=fields.integer("root_version", low=1),
             version=fields.integer("version", low=1),
             previous=fields.binary("previous", sizes=(HASH_BYTES,)),
             issued=fields.integer("issued"),
             expires=fields.integer("expires"),
-            suites=parse_suites(_texts(fields, "suites", 8)),
+            suites=parse_suites(_texts(fields, "suites", len(Suite))),
             trust_floor=fields.integer("trust_floor", high=MAX_SCORE),
             min_trust=fields.integer("min_trust", high=MAX_SCORE),
             members=tuple(_member(item) for item in members),
@@ -171,7 +171,7 @@ def complete_roster(draft: Roster) -> Roster:
 def _member(item: Json) -> RosterMember:
     fields = Fields(item, field_names(RosterMember))
     return RosterMember(
-        id=fields.text("id", max_length=52),
+        id=fields.text("id"),
         identity_key=fields.binary("identity_key", sizes=(PUBLIC_KEY_BYTES,)),
         key_type=KeyType(fields.text("key_type")),
         sealing_key=fields.binary("sealing_key", sizes=SEALING_KEY_SIZES),
@@ -210,7 +210,7 @@ def _ring_member(item: Json) -> RingMember:
     fields = Fields(item, field_names(RingMember))
     edges = fields.each("layers", min_items=2, max_items=2)
     low, high = (edge.integer("item", high=_MAX_LAYERS) for edge in edges)
-    return RingMember(fields.text("id", max_length=52), fields.integer("rank", high=MAX_MEMBERS), (low, high))
+    return RingMember(fields.text("id"), fields.integer("rank", high=MAX_MEMBERS), (low, high))
 
 
 def _gateway(item: Json) -> Gateway:
@@ -239,6 +239,6 @@ def _texts(fields: Fields, name: str, max_items: int) -> list[str]:
 
 def _address(text: str) -> str:
     host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise FormatError("address is not host:port")
     return text

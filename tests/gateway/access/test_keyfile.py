@@ -55,6 +55,7 @@ def test_what_a_record_allows() -> None:
     assert limited.usable(9.9)
     assert not limited.usable(10)
     assert not _record(Scope.READ, revoked=1).usable(0)
+    assert _record(Scope.READ).usable(1e12)
 
 
 def _record(scope: Scope, **fields: int) -> keyfile.KeyRecord:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from sealring.gateway.inference.answer import Answer
+from sealring.gateway.inference.timings import Timings
 from sealring.mesh.errors import Unavailable
 from sealring.v1 import inference_pb2 as inference
 
@@ -71,6 +72,28 @@ async def test_deltas_of_other_choices_and_sealed_ones_are_not_joined() -> None:
         ("", b"s2", 5, 0),
         ("d", b"", 6, 0),
     ]
+
+
+async def test_what_was_parsed_is_not_joined_with_its_neighbours() -> None:
+    answer = Answer()
+    parsed = inference.Parsed(reasoning="why")
+    answer.delta("a", b"", 1)
+    answer.delta("b", b"", 2, parsed=parsed)
+    answer.delta("c", b"", 3)
+    answer.delta("d", b"", 4)
+    answer.finished(inference.Finished())
+    deltas = [event.delta async for event in answer if event.HasField("delta")]
+    assert [(delta.text, delta.parsed) for delta in deltas] == [
+        ("a", inference.Parsed()),
+        ("b", parsed),
+        ("cd", inference.Parsed()),
+    ]
+
+
+def test_an_answer_has_times_of_its_own_or_is_given_some() -> None:
+    timings = Timings()
+    assert Answer(timings).timings is timings
+    assert isinstance(Answer().timings, Timings)
 
 
 async def test_log_probabilities_are_joined_up_to_their_limit() -> None:
