@@ -6,20 +6,23 @@ import asyncio
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 
 from sealring.coordinator.backup import STANDBY_MARK, backup, restore
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.main import Coordinator, run
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.coordinator.standby import follow
+from sealring.coordinator.standby import copies, follow
 from sealring.coordinator.standby.copies import Copies, unpacked
 from sealring.coordinator.standby.follow import promote, stand_by
 from sealring.coordinator.store import Store
 from sealring.mesh.clock import wall_clock
-from sealring.mesh.errors import ConfigError, RosterError, SealringError
+from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.errors import ConfigError, RosterError, SealringError, Unavailable
 from sealring.mesh.roster.model import term_of
 from sealring.v1 import admin_pb2
 
@@ -108,16 +111,16 @@ async def test_a_coordinator_stands_down_for_a_later_term_alone(cluster: Cluster
 
 async def test_a_copy_is_for_one_question_and_from_the_roster_keys_alone(cluster: Cluster) -> None:
     coordinator = cluster.coordinator
-    copies = Copies(coordinator.store, coordinator.keys, cluster.settings.state_dir)
+    made = Copies(coordinator.store, coordinator.keys, cluster.settings.state_dir)
     nonce, other = bytes(32), bytes([1]) * 32
     root = coordinator.keys.root
-    answer = copies.answer(admin_pb2.CopyStateRequest(nonce=nonce))
+    answer = made.answer(admin_pb2.CopyStateRequest(nonce=nonce))
     digest, copy = unpacked(answer, nonce, b"", root)
     assert copy is not None
     assert copy.database == coordinator.store.image()
     secret = (cluster.settings.state_dir / "roster.key").read_bytes()
     assert secret not in copy.SerializeToString()
-    same = copies.answer(admin_pb2.CopyStateRequest(nonce=nonce, known=digest))
+    same = made.answer(admin_pb2.CopyStateRequest(nonce=nonce, known=digest))
     assert unpacked(same, nonce, digest, root) == (digest, None)
     unsigned = admin_pb2.CopyStateResponse(copy=answer.copy, signature=b"{}")
     cut = admin_pb2.CopyStateResponse(copy=answer.copy[:-9], signature=answer.signature)
@@ -164,3 +167,77 @@ def test_a_copy_is_written_with_its_modes_and_only_what_has_changed(tmp_path: Pa
     with pytest.raises(ConfigError) as caught:
         follower._write(copy)
     assert caught.value.reason == "STATE_UNWRITABLE"
+
+
+async def test_a_large_state_is_fetched_more_rarely_and_trouble_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A megabyte a second in the long run; what fails is tried again at the next look."""
+    now, came = [0.0], list[float]()
+    lost, gone = Unavailable("no", reason="LOST"), Unavailable("no", reason="GONE")
+    results: list[Any] = [3 << 20, 0, lost, lost, gone, 0, lost, 1 << 20]
+    follower: Any = follow.Follower.__new__(follow.Follower)
+    follower._newest, follower._not_before, follower._trouble = 7, 0.0, ""
+
+    async def fetch() -> int:
+        came.append(now[0])
+        found = results[len(came) - 1]
+        if isinstance(found, SealringError):
+            raise found
+        return int(found)
+
+    follower._fetch = fetch
+    loop = SimpleNamespace(time=lambda: now[0])
+    monkeypatch.setattr(follow, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
+    with structlog.testing.capture_logs() as logs:
+        for now[0] in (0.0, 2.9, 3.0, 3.1, 3.2, 3.3, 3.4, 3.5, 3.6, 4.5, 4.6):
+            if len(came) < len(results):
+                await follower.look()
+    assert came == [0.0, 3.0, 3.1, 3.2, 3.3, 3.4, 3.5, 3.6]
+    told = [(one["event"], one.get("bytes") or one.get("reason")) for one in logs]
+    assert told == [
+        ("state_copied", 3 << 20),
+        ("state_not_copied", "LOST"),
+        ("state_not_copied", "GONE"),
+        ("state_not_copied", "LOST"),
+        ("state_copied", 1 << 20),
+    ]
+
+
+def test_a_copy_is_made_where_something_has_changed_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images: list[bytes] = []
+    store: Any = SimpleNamespace(changes=0, image=lambda: images.append(b"image") or b"image")
+    (tmp_path / "operator").mkdir()
+    for name in ("root.dsse", "ca.pem", "operator/tls.pem"):
+        (tmp_path / name).write_bytes(name.encode())
+    signer = Ed25519Signer.generate()
+    root = SimpleNamespace(cluster="demo", roster_keys=(signer.public_key,), roster_threshold=1)
+    made = Copies(store, SimpleNamespace(root=root, rosters=(signer,)), tmp_path)  # type: ignore[arg-type]
+    ask = admin_pb2.CopyStateRequest(nonce=bytes(32))
+    for changes, count in ((0, 1), (0, 1), (1, 2), (1, 2)):
+        store.changes = changes
+        answer = made.answer(ask)
+        assert len(images) == count
+    digest, copy = unpacked(answer, bytes(32), b"", root)  # type: ignore[arg-type]
+    assert copy == admin_pb2.StateCopy(
+        database=b"image",
+        root_metadata=b"root.dsse",
+        authority=b"ca.pem",
+        operator_certificate=b"operator/tls.pem",
+    )
+    assert made.answer(admin_pb2.CopyStateRequest(nonce=bytes(32), known=digest)).copy == b""
+    for size in (0, 31, 33):
+        with pytest.raises(SealringError) as caught:
+            made.answer(admin_pb2.CopyStateRequest(nonce=bytes(size)))
+        assert caught.value.reason == "BAD_NONCE"
+    for room in (0, -1):
+        monkeypatch.setattr(copies, "_MAX_BYTES", len(answer.copy) + room)
+        store.changes += 1
+        if room:
+            with pytest.raises(SealringError) as caught:
+                made.answer(ask)
+            assert caught.value.reason == "STATE_TOO_LARGE"
+        else:
+            assert made.answer(ask).copy == answer.copy
