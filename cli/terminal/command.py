@@ -175,9 +175,7 @@ def _options(section: str, fields: tuple[str, ...]) -> list[Any]:
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=typer.Option(
-                    None, help=_help(described[name]), metavar=_metavar(described[name]), show_default=False
-                ),
+                default=typer.Option(None, help=_help(described[name]), metavar=_metavar(described[name])),
                 annotation=function.__annotations__[name],
             )
             for name in fields

@@ -16,7 +16,7 @@ from sealring.cli.commands.deployment import (
 )
 from sealring.cli.commands.roster import print_roster
 from sealring.cli.local.output import print_ring, report
-from sealring.cli.terminal.output import plain
+from sealring.cli.terminal.output import moment, plain
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import admin_pb2, membership_pb2
 
@@ -182,5 +182,8 @@ def test_a_node_of_several_rings_is_shown_with_all_of_them(
     empty: dict[str, Any] = dict.fromkeys(("gateways", "revoked", "suites"), ())
     said = dict.fromkeys(("cluster", "version", "hash", "min_trust", "trust_floor"), "1")
     times = {"issued": 0, "expires": 0}
-    print_roster({**empty, **said, **times, "members": [member], "rings": rings})
-    assert "demo-0, other-0  1, 0  0-2, 0-8" in capsys.readouterr().out
+    idle = member | {"id": "idle", "attested_at": 7}
+    print_roster({**empty, **said, **times, "members": [member, idle], "rings": rings})
+    *_, busy, free = capsys.readouterr().out.splitlines()
+    assert "demo-0, other-0  1, 0  0-2, 0-8" in busy
+    assert free.split() == ["idle", "software", "software", "-", "-", "-", *moment(7).split()]

@@ -14,6 +14,7 @@ from sealring.cli.calls.client import Answer, Question
 from sealring.cli.commands import demo
 from sealring.cli.local import cluster as local
 from sealring.cli.local.leftovers import PORTS
+from sealring.cli.terminal.output import Progress
 from sealring.v1 import admin_pb2, membership_pb2
 
 
@@ -72,9 +73,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Cluster]:
     return Cluster.made
 
 
-def test_it_serves_three_nodes_until_it_is_ended(here: Any, made: list[Cluster]) -> None:
+def test_it_serves_three_nodes_until_it_is_ended(
+    here: Any, made: list[Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Any] = []
+    monkeypatch.setattr(Progress, "close", lambda shown: closed.append(shown))
     done = here("demo")
     assert done.status == 0
+    assert len(closed) == 2, "what is waited for is taken away before, and in the end"
     (cluster,) = made
     assert (cluster.nodes, cluster.name) == (3, "demo")
     assert (cluster.model / "config.json").is_file()

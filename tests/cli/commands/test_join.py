@@ -55,6 +55,7 @@ def test_who_joined_runs_without_the_token_that_others_could_see(
     done = here("join", "sr1.secret", "--json")
     assert asked == ["sr1.secret", [sys.executable, "-P", "-m", "sealring.cli", "join", "--begun"]]
     assert done.data == {"member_id": "m", "cluster": "attic", "name": "mac-2", "level": "software"}
+    assert here("join", "sr1.secret").out == ""
     assert "address 10.0.0.2\njoined cluster attic as mac-2, trust level software\n" in done.err
     kept = list(home.rglob("node.toml"))
     assert ["mac-2" in file.read_text() for file in kept] == [True], "for the next start"
@@ -219,6 +220,9 @@ def test_who_has_joined_runs_and_is_told_where_the_log_is(
 
         async def start(self) -> None:
             did.append("start")
+            before = os.umask(0o777)
+            os.umask(before)
+            assert before == 0o077, "what it makes is its owner's alone"
 
     def choose(root: Path, said: Any, wishes: Any, coordinators: Any, *, joined: bool) -> Any:
         did.append((coordinators, joined))

@@ -6,6 +6,10 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from sealring.cli.terminal.output import moment
+
 
 def test_keys_are_made_listed_and_revoked(sealring: Any, here: Any, home: Path) -> None:
     state = home / "gw"
@@ -36,6 +40,31 @@ def test_keys_are_made_listed_and_revoked(sealring: Any, here: Any, home: Path) 
     assert "no key is usable" in here("key", "revoke", other["id"], "--state-dir", str(state)).err
     assert stat.S_IMODE((state / "keys.json").stat().st_mode) == 0o600
     assert text.encode() not in b"".join(file.read_bytes() for file in state.iterdir())
+
+
+def test_how_long_a_key_is_good_for_is_said(here: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = home / "gw"
+    state.mkdir()
+    (state / "member.json").write_text("{}")
+    at = ("--state-dir", str(state))
+    made = here("key", "create", *at)
+    assert made.err.splitlines() == [
+        "good for inference until it is revoked; use: authorization: Bearer KEY",
+        "this is the gateway's first key: from now on it answers no request without one",
+    ]
+    first = made.out.split("_")[1]
+    made = here("key", "create", *at, "--lifetime", "1h", "--scope", "read", "--scope", "admin")
+    second = here("key", "list", *at, "--json").data[1]
+    until = f"until {moment(second['expires'])}; use: authorization: Bearer KEY"
+    assert made.err == f"good for admin, read {until}\n"
+    monkeypatch.setattr("time.time", lambda: second["expires"] + 1.0)
+    rows = here("key", "list", *at).out.splitlines()
+    assert [row.split()[0] for row in rows[1:]] == [first, second["id"]]
+    assert [row.split()[-1] for row in rows[1:]] == ["usable", "expired"]
+    assert here("key", "revoke", first, *at).err.splitlines() == [
+        f"revoked {first}",
+        "no key is usable now: the gateway answers no request until you create one",
+    ]
 
 
 def test_what_is_refused(here: Any, home: Path) -> None:

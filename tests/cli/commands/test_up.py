@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import typer
 from sealring.cli.commands import up
 from sealring.cli.local import machines
 from sealring.cli.setup import choices
-from sealring.cli.terminal.output import moment
+from sealring.cli.terminal.output import Progress, moment
 from sealring.mesh.errors import Unavailable
 from sealring.v1 import admin_pb2
 
@@ -32,6 +33,7 @@ class Machine:
 
     def __init__(self, state: Path, settings: Any, *, say: Any) -> None:
         self.state_dir, self.settings, self.asked = state, settings, list[Any]()
+        self.umask = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -40,6 +42,8 @@ class Machine:
 
     async def start(self) -> None:
         self.asked.append("start")
+        self.umask = os.umask(0o777)
+        os.umask(self.umask)
 
     async def token(self, **wanted: Any) -> Any:
         self.asked.append(wanted)
@@ -65,10 +69,16 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Machine]:
     return found
 
 
-def test_it_says_what_was_chosen_and_what_to_type_elsewhere(here: Any, made: list[Machine]) -> None:
+def test_it_says_what_was_chosen_and_what_to_type_elsewhere(
+    here: Any, made: list[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Any] = []
+    monkeypatch.setattr(Progress, "close", lambda shown: closed.append(shown))
     done = here("up")
     assert done.status == 0
+    assert len(closed) == 2, "what is waited for is taken away before, and in the end"
     assert made[0].asked == ["start", {"uses": 16, "seconds": 3600}]
+    assert made[0].umask == 0o077, "what it makes is its owner's alone"
     assert done.out == "  sealring join sr1.x\n", "the one thing to copy"
     assert [line for line in done.err.splitlines() if line] == [
         "address 10.0.0.1",

@@ -99,7 +99,12 @@ def test_a_cable_is_bridged_where_both_ends_are(here: bool, there: bool) -> None
 
 def test_macs_without_a_name_are_shown_by_their_ids() -> None:
     circle = {name: host(name, *cables).model_copy(update={"name": ""}) for name, cables in MESH.items()}
-    assert "close a loop: b - a - c - b" in by_id(check(circle))["thunderbolt.loop"].what
+    bridge = Bridge(name="z", service="Of b", members=("en0", "en1"))
+    circle["b"] = circle["b"].model_copy(update={"bridges": (bridge,)})
+    loop = by_id(check(circle))["thunderbolt.loop"]
+    assert "close a loop: b - a - c - b" in loop.what
+    assert loop.fix.startswith("take the bridge away on b, ")
+    assert loop.command.endswith(' "Of b" off')
     pair = {name: circle[name] for name in "ab"}
     assert by_id(check(pair))["thunderbolt.loop"].what.endswith("without a loop: b - a")
 

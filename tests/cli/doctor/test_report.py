@@ -154,6 +154,17 @@ def test_a_report_that_would_be_too_long_is_shortened() -> None:
     ]
 
 
+@pytest.mark.parametrize(("beyond", "cut"), [(0, False), (1, True)])
+def test_a_report_is_cut_only_where_it_is_too_long(beyond: int, cut: bool) -> None:
+    def made(*lengths: int) -> Report:
+        return Report(findings=tuple(note("a", "x" * length) for length in (*lengths, *[1000] * 125)))
+
+    missing = 131072 + beyond - len(encode(made(1, 1, 1)))
+    assert 0 < missing < 2000
+    found = decode(encode(made(1, 1 + missing // 2, 1 + missing - missing // 2)))
+    assert (found.findings[0].id == "report.cut") == cut
+
+
 def test_facts_alone_may_be_too_long_and_end_it_all_the_same() -> None:
     """Where nothing is left to leave out: whoever reads it refuses it."""
     bridge = Bridge(name="b", members=("m" * 200,) * 64)

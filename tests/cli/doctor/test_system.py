@@ -88,7 +88,7 @@ def test_a_folder_that_may_not_be_read_or_holds_very_much(
     monkeypatch.setattr(Path, "iterdir", lambda _: iter([model] * 4097))
     assert System().folder(tmp_path) == Folder(True, os.geteuid(), False, 4096)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert System().folder(tmp_path) == Folder(False, os.geteuid(), False, 0)
+    assert System().folder(tmp_path) == Folder(False, os.geteuid(), False)
 
 
 def test_ports() -> None:

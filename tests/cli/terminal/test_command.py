@@ -118,7 +118,9 @@ Options:
   --help          Show this message and exit.
 
 Rest:
-  --other TEXT  in a group
+  --other TEXT                  in a group
+  --a-name-that-takes-lots TEXT
+                                on a line of its own
 
 Settings (also in [cli] of the settings file):
   --gateway HOST:PORT  address of a gateway's gRPC service; of several, the
@@ -156,6 +158,9 @@ def test_the_help_of_a_command_says_all_that_it_takes(monkeypatch: pytest.Monkey
         other: Annotated[
             str, typer.Option(rich_help_panel="Rest", show_default=False, help="in a group")
         ] = "x",
+        a_name_that_takes_lots: Annotated[
+            str | None, typer.Option(rich_help_panel="Rest", help="on a line of its own")
+        ] = None,
         secret: Annotated[str, typer.Option(hidden=True)] = "x",
     ) -> None:
         """Do something.
