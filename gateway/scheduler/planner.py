@@ -4,9 +4,6 @@ Lanes take turns, and each has at most two steps announced. While any run, prefi
 (gateway.scheduler.budget); when nothing decodes, prefill steps go back to back, as many as fill the pipeline
 and some more. Evictions that belong to no lane's own step ride on the next step of any kind.
 
-Where to look: rows are admitted and evicted by `_step`, when is said by `Lane.must_change`; a chunk's length
-by `_chunk_tokens`.
-
 A step that samples nothing sends nothing back round the ring. It is done when the head says so, by StepDone
 or by the number of steps that it has executed, or when the tokens of a later step are back.
 """

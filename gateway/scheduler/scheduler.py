@@ -216,7 +216,8 @@ class Scheduler:
         not go on with one that it has: an answer that cannot be held to its grammar."""
         epoch = self._running_epoch()
         if (row := epoch.rows.get(number)) is not None:
-            self._fail(row, error, known=False)
+            self._close_all(row.request.id, unknown=number)
+            self._actions.append(Fail(row.request, error))
         return self._pump()
 
     def step_done(self, done: control.StepDone, now: float) -> list[Action]:
@@ -337,14 +338,13 @@ class Scheduler:
         )
         self._actions.append(Finish(request, finished))
 
-    def _fail(self, row: Row, error: SealringError, *, known: bool = True) -> None:
-        """Ends the row's request; `known`: the head has this one still."""
-        self._close_all(row.request.id, unknown=0 if known else row.number)
+    def _fail(self, row: Row, error: SealringError) -> None:
+        self._close_all(row.request.id)
         self._actions.append(Fail(row.request, error))
 
     def _close_all(self, request_id: str, *, unknown: int = 0) -> None:
-        """Ends what has not ended of a request. Of rows that were never stepped only the head knows, but of
-        the `unknown` one."""
+        """Ends what has not ended of a request. Of rows that were never stepped only the head knows, and of
+        an `unknown` one not even that."""
         for row in self._rows_of.pop(request_id):
             if not row.begun and row.number != unknown:
                 self._actions.append(DiscardRow(row.number))
