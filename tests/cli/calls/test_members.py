@@ -43,6 +43,14 @@ async def test_of_two_of_one_name_the_ids_are_told_and_tell_them_apart() -> None
     assert await find(B[:16], {A: "mac-1", B: "mac-1"}) == B
 
 
+async def test_of_very_many_of_one_name_some_are_told() -> None:
+    ids = [encode_base32(bytes([number]) * 32) for number in range(9)]
+    with pytest.raises(InvalidInput) as error:
+        await find("mac", dict.fromkeys(ids, "mac"))
+    assert error.value.message == "9 are called mac"
+    assert error.value.hint == f"name one by its id: {', '.join(one[:16] for one in ids[:8])}"
+
+
 async def test_names_are_looked_for_among_the_enrolled_first() -> None:
     assert await find("mac-1", {A: "mac-1"}, {B: "mac-1"}) == A
     assert await find("mac-1", {A: "mac-2"}, {B: "mac-1"}) == B

@@ -62,6 +62,13 @@ def test_why_a_node_is_in_no_ring(fields: dict[str, Any], spec: dict[str, Any] |
     assert bool(said) == bool(why)
 
 
+def test_a_plan_without_stages_needs_no_memory() -> None:
+    empty = deployment()
+    empty["plan"]["rings"] = []
+    assert why_idle(node(memory_usable=0), [empty]) == "m does not need it: 0 nodes hold it"
+    assert why_idle(node(), [deployment(trust_floor=30), empty]).count("; ") == 1
+
+
 class Admin:
     def __init__(self, looks: int, root: Any = None) -> None:
         self.looks, self.root = looks, root

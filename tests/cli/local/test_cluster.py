@@ -47,6 +47,20 @@ def test_a_coordinator_that_a_crash_left_half_made_is_made_anew(tmp_path: Path) 
         _make_whole(settings, init)
 
 
+def test_a_coordinator_whose_keys_are_elsewhere_is_made_in_its_place(tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    def make(settings: CoordinatorSettings) -> None:
+        settings.state_dir.mkdir(parents=True)
+        made.append(settings.state_dir)
+
+    for name, keys in (("one", ()), ("two", (tmp_path / "second.key",))):
+        settings = CoordinatorSettings(state_dir=tmp_path / name)
+        _make_whole(settings.model_copy(update={"roster_key_files": keys}), make)
+        assert settings.state_dir.is_dir()
+    assert made == [tmp_path / ".one.new", tmp_path / "two"]
+
+
 async def test_who_waits_for_a_start_is_told_each_part_of_it(tmp_path: Path) -> None:
     said: list[str] = []
 
