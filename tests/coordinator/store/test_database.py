@@ -1,14 +1,16 @@
-"""The lock on a coordinator's state."""
+"""The lock on a coordinator's state, and what a file says of itself."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
-from sealring.coordinator.store.database import take_lock
+from sealring.coordinator.store.database import SCHEMA_VERSION, Database, check_image, take_lock
 from sealring.mesh.errors import ConfigError
 
 
@@ -32,3 +34,45 @@ def test_a_lock_that_is_no_file_of_ones_own_is_not_taken(tmp_path: Path) -> None
         take_lock(tmp_path / "coordinator.db")
     assert caught.value.reason == "STATE_UNWRITABLE"
     assert not (tmp_path / "elsewhere").exists()
+
+
+def changed(image: bytes, statement: str) -> bytes:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.deserialize(image)
+        connection.execute(statement)
+        connection.commit()
+        return bytes(connection.serialize())
+
+
+def test_an_image_is_a_whole_database_that_says_whose_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.db"
+    database = Database.create(path)
+    image = database.image()
+    with database.transaction() as connection:
+        connection.execute("INSERT INTO rosters VALUES (7, x'', x'')")
+    later = database.image()
+    for _ in range(2):
+        database.close()
+    assert (check_image(image), check_image(later)) == (0, 7)
+    assert (image[:15], image[18:20], len(image) % 4096) == (b"SQLite format 3", b"\x01\x01", 0)
+    with closing(sqlite3.connect(path)) as opened:
+        told = [opened.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+    assert told == [int.from_bytes(b"src1"), 6], "files of this release are read by the next"
+
+
+def test_what_is_no_sound_image_of_this_release_is_refused(tmp_path: Path) -> None:
+    database = Database.create(tmp_path / "coordinator.db")
+    image = database.image()
+    database.close()
+    damaged = bytearray(image)
+    damaged[4096:8192] = b"\xff" * 4096
+    for bad, reason in (
+        (changed(image, f"PRAGMA user_version = {SCHEMA_VERSION + 1}"), "STATE_VERSION"),
+        (changed(image, f"PRAGMA user_version = {SCHEMA_VERSION - 1}"), "STATE_VERSION"),
+        (changed(image, "DROP TABLE rosters"), "STATE_CORRUPT"),
+        (bytes(damaged), "STATE_CORRUPT"),
+        (b"junk" * 2048, "STATE_CORRUPT"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check_image(bad)
+        assert caught.value.reason == reason
