@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
 
 from sealring.coordinator.planning.profiles import Answer, unknown_model
-from sealring.coordinator.store import verify_chain
+from sealring.coordinator.services.admin import AdminService
+from sealring.coordinator.store import StoredToken, verify_chain
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import (
@@ -378,3 +381,179 @@ async def test_a_caller_without_a_certificate_gets_nowhere(cluster: Cluster) -> 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await admin_pb2_grpc.AdminStub(channel).ListNodes(admin_pb2.ListNodesRequest(), timeout=100)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+# Without a cluster
+
+
+def handled(method: str, service: Any, request: Any) -> Any:
+    """What a handler of the Admin service does for an operator who may call it."""
+    return getattr(AdminService, method).__wrapped__(service, request, "chief")
+
+
+class Desk:
+    """What an operator's call changes."""
+
+    def __init__(self, *, open_tokens: int = 0) -> None:
+        self.done: list[Any] = []
+        self.members = {
+            name: SimpleNamespace(id=name, name=f"node-{name}", role=role, draining=draining)
+            for name, role, draining in (
+                (IDS[0], Role.MEMBER, 0),
+                (IDS[1], Role.MEMBER, 9),
+                (IDS[2], Role.GATEWAY, 0),
+            )
+        }
+        self.revoked: dict[str, Any] = {}
+        tokens = SimpleNamespace(
+            open=lambda now: [None] * open_tokens, add=lambda *said: self.note("add", *said)
+        )
+        audit = SimpleNamespace(append=lambda *said: self.note("audit", *said), entries=self.entries)
+        members = SimpleNamespace(
+            get=self.members.__getitem__,
+            find_revocation=self.revoked.get,
+            save=lambda member: self.note("save", member.id, member.draining),
+        )
+        self._store = SimpleNamespace(tokens=tokens, audit=audit, members=members, transaction=nullcontext)
+        self._publisher = SimpleNamespace(change=nullcontext, audit_seal=SimpleNamespace(envelope=b"signed"))
+        self._keys = SimpleNamespace(pin=bytes(32))
+        self._moves = SimpleNamespace(staying=lambda member: 0, draining=lambda member: 77)
+        self._expulsion = SimpleNamespace(ban=lambda *said: self.note("ban", *said))
+        self._models = SimpleNamespace(change=self.change)
+
+    def _clock(self) -> float:
+        return 1000.5
+
+    def _join_addresses(self) -> list[str]:
+        return ["192.0.2.1:7701"]
+
+    def note(self, *what: Any) -> None:
+        self.done.append(what)
+
+    def entries(self, *, after: int, limit: int, newest: bool) -> list[admin_pb2.AuditEntry]:
+        self.note(after, limit, newest)
+        return []
+
+    async def change(self, member: str, model: str, **more: Any) -> None:
+        self.note("change", member, model, more)
+
+    async def _change_model(self, *args: Any, **more: Any) -> None:
+        await AdminService._change_model(self, *args, **more)  # type: ignore[arg-type]
+
+
+IDS = [encode_base32(bytes([number]) * 32) for number in range(4)]
+NODE = membership_pb2.ROLE_NODE
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"role": 0}, "BAD_ROLE"),
+        ({"ttl_seconds": 3600}, ""),
+        ({"ttl_seconds": 3601}, "BAD_TTL"),
+        ({"note": "n" * 200}, ""),
+        ({"note": "n" * 201}, "BAD_NOTE"),
+        ({"note": "a\nb"}, "BAD_NOTE"),
+        ({"uses": 64}, ""),
+        ({"uses": 65}, "BAD_USES"),
+        ({}, ""),
+    ],
+)
+async def test_what_a_join_token_may_be(fields: dict[str, Any], reason: str) -> None:
+    desk = Desk(open_tokens=999)
+    request = admin_pb2.CreateJoinTokenRequest(**({"role": NODE} | fields))
+    if reason:
+        with pytest.raises(SealringError) as caught:
+            await handled("CreateJoinToken", desk, request)
+        assert (caught.value.reason, desk.done) == (reason, [])
+        return
+    made = await handled("CreateJoinToken", desk, request)
+    note, uses = fields.get("note", ""), fields.get("uses", 1)
+    expires = 1000 + fields.get("ttl_seconds", 600)
+    token = JoinToken.parse(made.token)
+    assert (made.token_id, made.expires) == (token.token_id, expires)
+    details = {"role": Role.MEMBER, "expires": expires, "note": note, "uses": uses}
+    assert desk.done == [
+        ("add", StoredToken(token.token_id, Role.MEMBER, 1000, expires, note, uses), token.secret),
+        ("audit", 1000, "chief", "create_join_token", token.token_id, details),
+    ]
+    with pytest.raises(SealringError) as caught:
+        await handled("CreateJoinToken", Desk(open_tokens=1000), request)
+    assert caught.value.reason == "TOO_MANY_TOKENS"
+
+
+@pytest.mark.parametrize(
+    ("fields", "read"),
+    [
+        ({}, (0, 100, False)),
+        ({"limit": 1000, "after": (1 << 63) - 1, "newest": True}, ((1 << 63) - 1, 1000, True)),
+        ({"limit": 1001}, None),
+        ({"after": 1 << 63}, None),
+    ],
+)
+async def test_how_much_of_the_audit_log_is_read(
+    fields: dict[str, Any], read: tuple[int, int, bool] | None
+) -> None:
+    desk, request = Desk(), admin_pb2.ListAuditLogRequest(**fields)
+    if read is None:
+        with pytest.raises(InvalidInput) as caught:
+            await handled("ListAuditLog", desk, request)
+        assert (caught.value.reason, desk.done) == ("BAD_LIMIT", [])
+    else:
+        assert (await handled("ListAuditLog", desk, request)).signed_head == b"signed"
+        assert desk.done == [read]
+
+
+@pytest.mark.parametrize(
+    ("node", "undo", "draining"), [(0, False, 77), (0, True, None), (1, True, 0), (1, False, None)]
+)
+async def test_a_drain_begins_and_is_undone_once(
+    monkeypatch: pytest.MonkeyPatch, node: int, undo: bool, draining: int | None
+) -> None:
+    monkeypatch.setattr(
+        "sealring.coordinator.services.admin.dataclasses.replace",
+        lambda member, **new: SimpleNamespace(**vars(member) | new),
+    )
+    desk = Desk()
+    await handled("DrainNode", desk, admin_pb2.DrainNodeRequest(id=IDS[node], undo=undo))
+    action = "undo_drain_node" if undo else "drain_node"
+    told = [
+        ("save", IDS[node], draining),
+        ("audit", 1000.5, "chief", action, IDS[node], {"name": f"node-{IDS[node]}"}),
+    ]
+    assert desk.done == (told if draining is not None else [])
+    for identifier, reason in ((IDS[2], "NOT_A_NODE"), ("nobody", "BAD_MEMBER_ID")):
+        with pytest.raises(InvalidInput) as caught:
+            await handled("DrainNode", desk, admin_pb2.DrainNodeRequest(id=identifier))
+        assert (caught.value.reason, caught.value.metadata["param"]) == (reason, "id")
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+async def test_who_is_banned_may_have_been_evicted(evicted: bool) -> None:
+    desk = Desk()
+    if evicted:
+        desk.revoked[IDS[0]] = desk.members.pop(IDS[0])
+    who = (desk.revoked or desk.members)[IDS[0]]
+    await handled("BanNode", desk, admin_pb2.BanNodeRequest(id=IDS[0]))
+    assert desk.done == [("ban", who, "chief")]
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "changed", "action"),
+    [
+        ("PullModel", {}, {"remove": False, "to_plan": False}, "pull_model"),
+        ("PullModel", {"to_plan": True}, {"remove": False, "to_plan": True}, "pull_model"),
+        ("RemoveModel", {}, {"remove": True, "to_plan": False}, "remove_model"),
+    ],
+)
+async def test_what_is_done_with_a_nodes_models_stands_in_the_log(
+    method: str, fields: dict[str, Any], changed: dict[str, bool], action: str
+) -> None:
+    desk = Desk()
+    request = getattr(admin_pb2, f"{method}Request")(id=IDS[0], model="m", **fields)
+    await handled(method, desk, request)
+    details = {"name": f"node-{IDS[0]}", "model": "m"}
+    assert desk.done == [
+        ("change", IDS[0], "m", changed),
+        ("audit", 1000.5, "chief", action, IDS[0], details),
+    ]
