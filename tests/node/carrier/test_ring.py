@@ -8,6 +8,7 @@ import struct
 import mlx.core as mx
 import pytest
 
+from sealring.mesh.errors import EpochEnded
 from sealring.node.carrier import ring
 from sealring.node.carrier.neighbours import Connections
 from sealring.node.carrier.ring import SHORT_BYTES, RingGroup, bytes_received
@@ -82,3 +83,32 @@ def test_a_descriptor_that_is_no_socket_is_left_alone(tmp_path) -> None:
         assert ring._is_socket(made.fileno())
         closed = made.fileno()
     assert not ring._is_socket(closed)
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [("closed", "read"), ("closed", "wait"), ("reset", "read"), ("reset", "wait"), ("reset", "write")],
+)
+def test_a_neighbour_that_is_gone_ends_what_waits_for_it(
+    connected: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, how: str, what: str
+) -> None:
+    monkeypatch.setattr(ring, "_form", lambda connections, knock: None)
+    near, far = connected
+    group = RingGroup(Connections(far, far), print)
+    with socket.socket() as other:
+        assert group.wait_readable(0, other.fileno()) <= {other.fileno()}
+    near.sendall(b"x")
+    assert group.wait_readable(None) == {far.fileno()}
+    assert group.receive(1) == b"x"
+    assert group.wait_readable(0) == set()
+    if how == "reset":
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    near.close()
+    done = {
+        "read": lambda: group.receive(1),
+        "wait": lambda: group.wait_readable(None),
+        "write": lambda: group.send(1),
+    }
+    with pytest.raises(EpochEnded) as caught:
+        done[what]()
+    assert caught.value.reason == "PEER_LOST"
