@@ -183,15 +183,13 @@ class StepPlanner:
                 lane.change(rows, [])
                 for row in rows:
                     self._drop(row)
-        lanes = self._lanes.values()
-        self.pressed = not all(self._extend(lane, row) for lane in lanes for row in lane.wanting())
-
-    def _extend(self, lane: Lane, row: Row) -> bool:
-        limit = min(row.ceiling, row.limit + EXTENSION)
-        fits = self.ledger.grow(row.number, row.prompt_tokens + limit)
-        if fits:
-            lane.extend(row, limit)
-        return fits
+        self.pressed = False
+        for lane in self._lanes.values():
+            for row in lane.wanting():
+                limit = min(row.ceiling, row.limit + EXTENSION)
+                self.pressed = self.pressed or not self.ledger.grow(row.number, row.prompt_tokens + limit)
+                if not self.pressed:
+                    lane.extend(row, limit)
 
     def steps(self) -> Iterator[control.Step]:
         """Everything that can be announced now."""

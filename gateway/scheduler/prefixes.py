@@ -41,7 +41,7 @@ class PrefixCache:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._due: list[tuple[Row, Names]] = []
         self._last = 0
-        self._adopting = [self._adopt(*kept) for kept in reversed(earlier) if self._adoptable(kept[0])]
+        self._adopting = list(self._adopt(earlier)) if self._any or self._exact else []
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -90,16 +90,14 @@ class PrefixCache:
         self._due.clear()
         return changes
 
-    def _adoptable(self, origin: Origin) -> bool:
-        usable = self._any or self._exact
-        return usable and len(self._kept) < MAX_KEPT and self._ledger.has_room(origin.tokens)
-
-    def _adopt(self, origin: Origin, names: Names) -> control.Change:
-        """Keeps on what an earlier epoch has kept; called for the newest first."""
-        number = self._add(names[-1:] if self._exact else names)
-        self._kept.move_to_end(number, last=False)
-        adopt = control.Adopt(prefix=number, epoch=origin.epoch, row=origin.row, tokens=origin.tokens)
-        return control.Change(adopt=adopt)
+    def _adopt(self, earlier: Sequence[tuple[Origin, Names]]) -> Iterator[control.Change]:
+        """Keeps on what an earlier epoch has kept, the newest first, where there is room."""
+        for origin, names in reversed(earlier):
+            if len(self._kept) < MAX_KEPT and self._ledger.has_room(origin.tokens):
+                number = self._add(names[-1:] if self._exact else names)
+                self._kept.move_to_end(number, last=False)
+                adopt = control.Adopt(prefix=number, epoch=origin.epoch, row=origin.row, tokens=origin.tokens)
+                yield control.Change(adopt=adopt)
 
     def _keep(self, row: Row, names: Names) -> Iterator[control.Change]:
         """Keeps what is not kept yet if there is room for it, in the place of what it goes on with."""
