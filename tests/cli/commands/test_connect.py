@@ -7,9 +7,12 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from sealring.cli.commands import connect
 
 
 class Edge(BaseHTTPRequestHandler):
@@ -65,6 +68,21 @@ def test_files_that_cannot_be_used_are_named(here: Any, home: Path, url: str) ->
     assert "enter none as its key" in here(*command).err
     (home / ".config").write_text("a file")
     assert "~/.config/zed/settings.json cannot be read" in here(*command, "--write").err
+
+
+@pytest.mark.parametrize(
+    ("tool", "platform", "file"),
+    [
+        ("llm", "darwin", "Library/Application Support/io.datasette.llm/extra-openai-models.yaml"),
+        ("llm", "linux", ".config/io.datasette.llm/extra-openai-models.yaml"),
+        ("codex", "darwin", ".codex/sealring.config.toml"),
+    ],
+)
+def test_tools_that_keep_their_files_elsewhere_on_macs(
+    here: Any, monkeypatch: pytest.MonkeyPatch, url: str, tool: str, platform: str, file: str
+) -> None:
+    monkeypatch.setattr(connect, "sys", SimpleNamespace(platform=platform))
+    assert here("connect", tool, "--url", url).err.startswith(f"~/{file}:\n")
 
 
 def test_what_is_known_is_said(here: Any, home: Path, url: str) -> None:

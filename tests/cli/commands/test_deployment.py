@@ -106,6 +106,11 @@ def test_it_says_how_many_nodes_are_left_out(deploy: Any) -> None:
     assert "2 online" not in deploy("--stages", "1").err, "it was asked for"
 
 
+@pytest.mark.parametrize(("seconds", "status"), [("0.5s", 2), ("1s", 0), ("86400s", 0), ("86401s", 2)])
+def test_it_waits_for_a_day_at_most(deploy: Any, seconds: str, status: int) -> None:
+    assert deploy("--wait-timeout", seconds).status == status
+
+
 def test_ctrl_c_tells_that_the_deployment_goes_on(deploy: Any) -> None:
     done = deploy(serves=False)
     assert done.status == 130

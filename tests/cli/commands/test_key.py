@@ -73,4 +73,6 @@ def test_what_is_refused(here: Any, home: Path) -> None:
     assert unknown.status != 0
     assert "[NO_SUCH_KEY]" in unknown.err
     assert here("key", "create", "--scope", "root", "--state-dir", state).status == 2
+    for lifetime, status in (("0.5s", 2), ("1s", 0), ("315360000s", 0), ("315360001s", 2)):
+        assert here("key", "create", "--state-dir", state, "--lifetime", lifetime).status == status
     assert "[BAD_LABEL]" in here("key", "create", "--label", "x" * 99, "--state-dir", state).err

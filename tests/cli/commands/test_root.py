@@ -217,6 +217,9 @@ def test_each_step_says_what_comes_next(offline: Offline) -> None:
     assert made.err == (
         "made the roster key r.key; it signs once the root names it and roster_key_files does\n"
     )
+    for lifetime, status in (("86399s", 2), ("86400s", 0), ("315360000s", 0), ("315360001s", 2)):
+        rotated = here("root", "rotate", "root.dsse", "--out", "draft", "--lifetime", lifetime)
+        assert rotated.status == status
     done = here("root", "rotate", "root.dsse", "--out", "draft", "--lifetime", "2d")
     assert done.err.startswith("drafted version 2; have holders of old and new root keys sign it")
     drafted = here("root", "show", "draft", "--json").data

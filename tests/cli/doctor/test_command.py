@@ -77,6 +77,18 @@ def test_settings_that_up_and_join_left_beside_the_folder(doctor: Any, tmp_path:
     told = json.loads(done.stdout)
     assert told["facts"]["name"] == "from-join"
     assert "the model folder /nowhere is not there" in {one["what"] for one in told["findings"]}
+    (tmp_path / "s.toml").write_text('[node]\nname = "from-the-file"\n')
+    named = ["--config", str(tmp_path / "s.toml"), "doctor", "--json", "--state-dir", str(tmp_path / "node")]
+    told = json.loads(typer.testing.CliRunner().invoke(app, named).stdout)
+    assert told["facts"]["name"] == "from-the-file"
+
+
+def test_what_cannot_be_looked_at_is_not_there() -> None:
+    def exists() -> bool:
+        raise PermissionError
+
+    closed: Any = SimpleNamespace(exists=exists)
+    assert not command._is_there(closed)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +98,7 @@ def test_settings_that_up_and_join_left_beside_the_folder(doctor: Any, tmp_path:
         (False, True, (), "service"),
         (True, True, (), "own"),
         (False, True, ("--config", "s.toml"), "own"),
+        (False, True, ("doctor", "--state-dir", "named"), "named"),
     ],
 )
 def test_a_service_is_looked_at_where_this_user_has_no_node(
@@ -101,11 +114,13 @@ def test_a_service_is_looked_at_where_this_user_has_no_node(
     (tmp_path / "s.toml").write_text("")
     monkeypatch.setattr("sealring.cli.service.launchd.STATE_FOLDER", tmp_path / "service")
     places = {"own": default_state_root() / "node", "service": tmp_path / "service" / "node"}
+    places["named"] = Path("named")
     for name, there in (("own", own), ("service", service)):
         if there:
             places[name].mkdir(parents=True)
     monkeypatch.setattr(system, "System", lambda: FakeSystem())
-    done = typer.testing.CliRunner().invoke(app, [*named, "doctor"])
+    command_line = named if "doctor" in named else [*named, "doctor"]
+    done = typer.testing.CliRunner().invoke(app, command_line)
     assert f"there is no enrolment in {places[chosen]}" in done.output
 
 

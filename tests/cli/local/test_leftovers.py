@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,6 +91,31 @@ def test_what_is_young_or_open_to_others_or_a_link_stays(
     with temporary_folder():
         assert not folder.exists()
         assert (target / "file").exists()
+
+
+def test_nobody_elses_folder_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with temporary_folder() as folder:
+        (folder / "ports.json").write_text('{"gateway": 1}')
+        assert running() == [folder]
+        own = os.getuid()
+        with monkeypatch.context() as another:
+            another.setattr(os, "getuid", lambda: own + 1)
+            assert running() == []
+
+
+@pytest.mark.parametrize(("older", "removed"), [(0.0, False), (1.0, True)])
+def test_how_old_a_folder_is_that_nobody_may_lock_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: float, removed: bool
+) -> None:
+    folder = tmp_path / "sealring-demo-x"
+    folder.mkdir(mode=0o700)
+    gone: list[Path] = []
+    monkeypatch.setattr(leftovers, "_YOUNG_SECONDS", 0.0)
+    now = folder.lstat().st_ctime + older
+    monkeypatch.setattr(leftovers, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(leftovers, "_remove_unless_used", gone.append)
+    leftovers._clear()
+    assert gone == [folder] * removed
 
 
 def test_a_cluster_with_a_folder_of_its_own_is_found_too(tmp_path: Path) -> None:
