@@ -43,9 +43,9 @@ class MemberShares:
     """Of the time traced, what the member still remembered."""
     clock_error: float
     """Milliseconds by which its times may be wrong against those of others."""
-    drafted: int = 0
+    drafted: int
     """Tokens that it guessed, as the head does, and of them those `accepted`, in the time traced."""
-    accepted: int = 0
+    accepted: int
 
 
 def _word(number: int) -> str:
