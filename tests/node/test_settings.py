@@ -49,6 +49,7 @@ def test_what_is_advertised() -> None:
 
 def test_limits_are_taken_and_what_is_beyond_them_is_not() -> None:
     folder = Path("/models")
+    devices = [f"{letter * 16}=rdma_en{number}" for number, letter in enumerate("abcdefghi")]
     for good, bad in (
         ({"memory_limit": 64 << 20}, {"memory_limit": (64 << 20) - 1}),
         ({"models": [folder] * 32}, {"models": [folder] * 33}),
@@ -60,6 +61,7 @@ def test_limits_are_taken_and_what_is_beyond_them_is_not() -> None:
             {"rdma_devices": [f"{'a' * 16}=rdma_en3", f"{'b' * 16}=rdma_en4"]},
             {"rdma_devices": [f"{'a' * 16}=rdma_en3", f"{'b' * 16}=rdma_en3"]},
         ),
+        ({"rdma_devices": devices[:8]}, {"rdma_devices": devices}),
         ({"enclave_helper": folder}, {"enclave_helper": Path("helper")}),
         ({"device_attestation": folder}, {"device_attestation": Path("chain.pem")}),
     ):
