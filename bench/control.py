@@ -224,6 +224,8 @@ async def measure_gateway(
         share_prefixes=False,
         min_trust=10,
         roster_version=1,
+        speculate=False,
+        clear_links=False,
     )
     ring.serve(serving)
     while not ring.attached:  # noqa: ASYNC110

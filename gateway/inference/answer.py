@@ -85,6 +85,7 @@ class Answer:
     def fail(self, error: SealringError) -> None:
         """Ends with an error, after what came before it."""
         self._error = error
+        self._over = True
         self._wake()
 
     def __aiter__(self) -> Answer:

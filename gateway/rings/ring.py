@@ -82,8 +82,8 @@ class ServingEpoch:
     share_prefixes: bool
     min_trust: int
     roster_version: int
-    speculate: bool = False
-    clear_links: bool = False
+    speculate: bool
+    clear_links: bool
 
 
 @dataclass(slots=True)
@@ -151,13 +151,15 @@ class Ring:
     def serve(self, serving: ServingEpoch) -> None:
         """Attaches to an epoch, leaving an earlier one. Changes nothing when it is the current one."""
         current = self.serving
-        same = current is not None and current.epoch == serving.epoch
-        if same and current is not None and _fixed(current) != _fixed(serving):
+        if current is not None and current.epoch != serving.epoch:
+            current = None
+        if current is not None and _fixed(current) != _fixed(serving):
             # an epoch has the members and links that it began with; others must begin another one
             self.leave()
             return
         self.serving = serving
-        if serving.epoch == self._over or (same and self._task is not None and not self._task.done()):
+        running = self._task is not None and not self._task.done()
+        if serving.epoch == self._over or (current is not None and running):
             return
         self._leave_session()
         previous, self._task = self._task, None

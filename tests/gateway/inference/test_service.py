@@ -141,7 +141,8 @@ async def test_a_gateway_that_stops_takes_nothing_more_and_waits_for_what_it_too
     await until(lambda: rings.requests)
     draining = asyncio.create_task(backend.drain(200))
     await asyncio.sleep(0)
-    assert (await refused(backend)).reason == "STOPPING"
+    stopping = await refused(backend)
+    assert (stopping.reason, stopping.metadata["retry_after"]) == ("STOPPING", "5")
     assert [model.rings for model in await backend.list_models()] == [0]
     assert not draining.done()
     rings.answers[0].finished(inference.Finished())

@@ -17,13 +17,14 @@ from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.guests import Sent
 from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
 from sealring.gateway.scheduler.actions import AnnounceStep, Finish, MemberMemory, Request
+from sealring.gateway.scheduler.scheduler import Load
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
-SERVING = ServingEpoch("ring-0", 4, "model", (), 8, 64, 4096, False, 0, 1)
+SERVING = ServingEpoch("ring-0", 4, "model", (), 8, 64, 4096, False, 0, 1, False, False)
 
 
 def test_members_tell_their_memory_and_the_least_that_their_caches_allow() -> None:
@@ -544,6 +545,46 @@ async def test_a_guest_whose_prompt_may_be_to_blame_lets_who_knows_it_schedule_a
     await ring.ring.close()
 
 
+async def test_an_epoch_is_attached_to_once_and_another_one_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[int] = []
+
+    async def run(serving: ServingEpoch, previous: Any) -> None:
+        begun.append(serving.epoch)
+        await asyncio.Event().wait()
+
+    other = dataclasses.replace(SERVING, epoch=1, members=(MemberTarget("m1", b"", ()),))
+    ring = Serving().ring
+    assert ring.attached
+    monkeypatch.setattr(ring, "_run", run)
+    ring.serve(SERVING)  # its task is not there, or has ended by a fault: it is begun anew
+    await asyncio.sleep(0)
+    assert ring._task is not None
+    assert not ring.attached
+    for serving in (SERVING, other, other):
+        ring.serve(serving)
+        await asyncio.sleep(0)
+    assert begun == [4, 1]
+    ring._task.cancel()
+    await asyncio.wait((ring._task,))
+    ring.serve(other)
+    await asyncio.sleep(0)
+    assert begun == [4, 1, 1]
+    ring.leave()
+
+
+def test_a_ring_that_is_down_is_waited_for_so_long_and_has_nothing_to_do() -> None:
+    down = Serving(None)
+    assert down.ring.load() == Load(0, 0, 0.0)
+    for later, patient in ((0.0, True), (PATIENCE_SECONDS - 1, True), (PATIENCE_SECONDS, False)):
+        down.now = 1000.0 + later
+        assert down.ring.patient is patient
+    serving = Serving()
+    serving.now += PATIENCE_SECONDS
+    assert serving.ring.patient
+
+
 @pytest.mark.parametrize(
     "change", [{"members": (MemberTarget("other", b"", ()),)}, {"clear_links": not SERVING.clear_links}]
 )
@@ -589,7 +630,7 @@ def test_what_every_member_has_kept_goes_on() -> None:
 
     head = attached((1, 1, 128), (1, 2, 128), (2, 1, 64), (3, 9, 128), (2, 5, 128), names=2)
     other = attached((1, 2, 128), (1, 1, 64), (2, 1, 64), (3, 9, 128))
-    serving = ServingEpoch("demo-0", 3, "demo", (), 8, 64, 512, False, 10, 1)
+    serving = ServingEpoch("demo-0", 3, "demo", (), 8, 64, 512, False, 10, 1, False, False)
     # the names of (2, 1, 64) are too many, and what is of this epoch is of no earlier one
     assert [origin for origin, _ in ring_facts(serving, [head, other]).kept] == [(1, 2, 128)]
     assert ring_facts(serving, [attached((1, 2, 128)), other]).kept == ()

@@ -123,7 +123,7 @@ def test_the_one_ring_that_is_up_or_trusted_is_found_among_many(monkeypatch: pyt
         ring.patient = False
     with pytest.raises(Unavailable, match="at the moment") as caught:
         ask(rings, 4)
-    assert int(caught.value.metadata["retry_after"]) > 0
+    assert caught.value.metadata["retry_after"] == "5"
 
 
 def test_a_sealed_prompt_goes_to_its_ring_and_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_a_model_that_no_ring_can_serve_is_down_and_not_unknown(monkeypatch: pyt
     with pytest.raises(Unavailable) as caught:
         ask(rings, 1, model="other")
     assert caught.value.reason == "RING_DOWN"
-    assert int(caught.value.metadata["retry_after"]) > 0
+    assert caught.value.metadata["retry_after"] == "5"
     rings.begin_watch()
     assert rings.deployments() == ["model", "other"]
     rings.all_told()
@@ -423,7 +423,7 @@ def test_a_ring_of_a_protocol_that_is_not_spoken_here_is_left(monkeypatch: pytes
     rings, ring = watched(monkeypatch)
     newer = SERVES | {"protocol": PROTOCOL_VERSION + 1}
     rings.ring_state(membership.RingState(ring="ring-0", **newer))  # type: ignore[arg-type]
-    assert ring.events[-1] == "leave"
+    assert ring.events == ["leave", "leave"]
 
 
 def test_the_coordinator_says_how_long_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,6 +460,41 @@ async def test_a_ring_that_went_while_nobody_watched_is_closed(monkeypatch: pyte
     await settle(rings)
     assert ring.events[-1] == "close"
     assert rings.deployments() == []
+
+
+async def test_a_ring_that_was_told_of_anew_is_not_gone_and_one_that_never_was_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rings, ring = watched(monkeypatch)
+    assert not rings.complete
+    rings.all_told()
+    assert rings.complete
+    rings.begin_watch()
+    assert not rings.complete
+    rings.ring_state(membership.RingState(ring="ring-0", **SERVES))  # type: ignore[arg-type]
+    rings.use_roster(roster_of())
+    rings.all_told()
+    assert "close" not in ring.events
+    rings, ring = watched(monkeypatch)
+    rings.use_roster(roster_of())
+    await settle(rings)
+    assert ring.events[-1] == "close"
+
+
+async def test_what_waits_for_a_ring_that_is_closed_goes_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, made = make(monkeypatch, 2)
+    made[0].waiting = [(Request("r1", "key", 1, inference.Envelope(), "model"), Answer(Timings()), 0)]
+    rings.ring_gone("ring-0")
+    assert made[1].requests == ["r1"]
+    await settle(rings)
+
+
+def test_a_model_is_as_old_as_its_first_roster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "time", lambda: 1234.5)
+    rings, _ = watched(monkeypatch)
+    monkeypatch.setattr(module.time, "time", lambda: 2000.0)
+    rings.use_roster(roster_of("ring-0"))
+    assert [model.created for model in rings.models()] == [1234]
 
 
 async def test_a_ring_that_the_coordinator_takes_away_is_closed_and_others_stay(
@@ -513,6 +548,8 @@ def test_how_busy_rings_are_is_told_of_those_that_serve(monkeypatch: pytest.Monk
     (serving,) = rings.signed_roster().serving
     assert (serving.ring, serving.rows, serving.model_type) == ("ring-2", 4, "llama")
     assert (serving.waiting, serving.running) == (0, len(made[2].requests))
+    told = rings._metrics.registry.get_sample_value
+    assert told("sealring_num_requests_running", {"model_name": "model"}) == 5
     load = rings._loads()["model"]
     assert (load.running, load.kv_usage, load.kept_tokens, load.kept_bytes) == (5, 0.25, 9, 15)
 
