@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -141,8 +141,16 @@ def _member(party: Party) -> RosterMember:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    folder = tmp_path / "cluster"
+def cluster(tmp_path: Path, create_cluster: Callable[[Path], Cluster]) -> Cluster:
+    return create_cluster(tmp_path / "cluster")
+
+
+@pytest.fixture(scope="session")
+def create_cluster() -> Callable[[Path], Cluster]:
+    return create
+
+
+def create(folder: Path) -> Cluster:
     now = int(time.time())
     ca = ClusterCA.create(folder, CLUSTER, now=now)
     root_key, roster_key = Ed25519Signer.generate(), Ed25519Signer.generate()

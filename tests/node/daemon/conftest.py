@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
 import pytest
+import pytest_asyncio
 from prooftest import answer_offer, identity, introduce
 
 from sealring.mesh.crypto.identity import private_pem
@@ -352,6 +354,28 @@ class Bed:
         await gateway.attach(self.nodes, self.epoch)
         return gateway
 
+    async def settle(self) -> None:
+        """All daemons have another roster, and what they said until then is forgotten."""
+        await self.send_roster()
+        for node in self.nodes:
+            await until(partial(self._seen, node.id))
+        for heard in self.coordinator.heard.values():
+            heard.clear()
+
+    def _seen(self, node: str) -> bool:
+        told = self.coordinator.heard.get(node, [])
+        return any(one.roster_seen.version == self.roster.version for one in told)
+
+    async def stop(self) -> None:
+        """Ends the daemons; nothing of them may be left."""
+        results = await asyncio.gather(*(node.end() for node in self.nodes), return_exceptions=True)
+        await self.coordinator.stop()
+        assert [r for r in results if isinstance(r, Exception) and not isinstance(r, SealringError)] == []
+        assert not children("sealring.node.engine.main")
+        assert not children("sealring.node.carrier.main")
+        for node in self.nodes:
+            assert not (node.folder / "run").exists()
+
     async def end(self, unload: bool = False) -> None:
         for node in self.nodes:
             message = membership_pb2.EndEpoch(ring=RING, epoch=self.epoch, unload=unload)
@@ -394,13 +418,27 @@ async def make_bed(cluster, tmp_path: Path):
 
     yield make
     for found in beds:
-        results = await asyncio.gather(*(node.end() for node in found.nodes), return_exceptions=True)
-        await found.coordinator.stop()
-        assert [r for r in results if isinstance(r, Exception) and not isinstance(r, SealringError)] == []
-        assert not children("sealring.node.engine.main")
-        assert not children("sealring.node.carrier.main")
-        for node in found.nodes:
-            assert not (node.folder / "run").exists()
+        await found.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def _kept_bed(request, create_cluster, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bed")
+    found = Bed(create_cluster(folder / "cluster"), folder, request.param, Node)
+    await found.start()
+    await found.deploy()
+    yield found
+    await found.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def kept_bed(_kept_bed):
+    """A bed of as many daemons as its parameter says, with the demo model, for all tests of a module that ask
+    for so many: all daemons run and know a roster of now, and at the end of a test no epoch is left."""
+    await _kept_bed.settle()
+    yield _kept_bed
+    await _kept_bed.end()
+    await until(lambda: not children("sealring.node.carrier.main"))
 
 
 @pytest.fixture

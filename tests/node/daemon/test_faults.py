@@ -6,7 +6,6 @@ from typing import Any
 import grpc
 import pytest
 
-from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.pki.certificates import Role
 from sealring.node.daemon import carrier_process as daemon_carrier
 from sealring.node.daemon import engine_process as daemon_engine
@@ -14,6 +13,17 @@ from sealring.v1 import membership_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 QUESTION = "What is the capital of France?"
+
+
+def on(nodes: int) -> Any:
+    """A test on the kept bed of so many nodes."""
+    loop = pytest.mark.asyncio(loop_scope="module")
+    return lambda test: loop(
+        pytest.mark.parametrize("_kept_bed", [nodes], indirect=True, scope="module")(test)
+    )
+
+
+on_one, on_two = on(1), on(2)
 CHILDREN = ("sealring.node.carrier.main", "sealring.node.engine.main")
 
 
@@ -25,11 +35,11 @@ async def faults(ring: Any) -> set[str]:
     return found
 
 
+@on_two
 async def test_a_killed_child_ends_the_epoch_and_the_next_one_serves(
-    make_bed: Any, children_of: Any, eventually: Any
+    kept_bed: Any, children_of: Any, eventually: Any
 ) -> None:
-    ring = await make_bed(2)
-    await ring.deploy()
+    ring = kept_bed
     await ring.form()
     gateway = await ring.attach()
     whole = await gateway.generate(QUESTION, 24)
@@ -48,16 +58,16 @@ async def test_a_killed_child_ends_the_epoch_and_the_next_one_serves(
     await gateway.close()
 
 
+@on_two
 async def test_a_frozen_child_is_found(
-    make_bed: Any, children_of: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    kept_bed: Any, children_of: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its state: its silence would be waited for much longer here."""
     for name in ("_BUSY", "_QUIET"):
         monkeypatch.setattr(daemon_engine, name, (100.0, 1000.0))
     monkeypatch.setattr(daemon_carrier, "_PING_INTERVAL", 100.0)
     monkeypatch.setattr(daemon_carrier, "_PING_DEADLINE", 1000.0)
-    ring = await make_bed(2)
-    await ring.deploy()
+    ring = kept_bed
     for victim, found in zip(CHILDREN, ("CARRIER_FROZEN", "ENGINE_FROZEN"), strict=True):
         await ring.form()
         os.kill(children_of(victim)[0].pid, signal.SIGSTOP)
@@ -65,11 +75,11 @@ async def test_a_frozen_child_is_found(
         await eventually(lambda: not children_of("sealring.node.carrier.main"))
 
 
+@on_two
 async def test_what_is_frozen_while_a_ring_forms_is_found(
-    make_bed: Any, children_of: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    kept_bed: Any, children_of: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ring = await make_bed(2)
-    await ring.deploy()
+    ring = kept_bed
 
     def freeze(process: Any, method: str) -> None:
         genuine = getattr(process, method)
@@ -94,9 +104,9 @@ async def test_what_is_frozen_while_a_ring_forms_is_found(
     assert "ENGINE_FROZEN" in await faults(ring)
 
 
-async def test_a_node_that_stops_says_so(make_bed: Any, time_for_goodbyes: None) -> None:
-    ring = await make_bed(2)
-    await ring.deploy()
+@on_two
+async def test_a_node_that_stops_says_so(kept_bed: Any, time_for_goodbyes: None) -> None:
+    ring = kept_bed
     await ring.form()
     gateway = await ring.attach()
     await ring.nodes[1].end()
@@ -107,13 +117,15 @@ async def test_a_node_that_stops_says_so(make_bed: Any, time_for_goodbyes: None)
     assert (await gateway.next(gateway.calls[1])).WhichOneof("message") == "goodbye"
     assert (await ring.coordinator.hears(ring.nodes[0].id, "fault")).problem.reason
     await gateway.close()
+    ring.nodes[1].start(ring.coordinator, b"")
+    await ring.coordinator.hears(node, "hello")
 
 
+@on_two
 async def test_an_expired_roster_closes_open_links(
-    make_bed: Any, children_of: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    kept_bed: Any, children_of: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ring = await make_bed(2)
-    await ring.deploy()
+    ring = kept_bed
     await ring.form()
     monkeypatch.setattr("sealring.mesh.roster.model.SKEW_SECONDS", -600)
     assert "ROSTER_EXPIRED" in await faults(ring)
@@ -121,30 +133,11 @@ async def test_an_expired_roster_closes_open_links(
     monkeypatch.setattr("sealring.mesh.roster.model.SKEW_SECONDS", 60)
 
 
-async def test_a_node_out_of_the_roster_drops_everything(make_bed: Any, children_of: Any) -> None:
-    ring = await make_bed(2)
-    await ring.deploy()
-    await ring.form()
-    stays, goes = ring.nodes
-    await ring.send_roster(ring=[stays.party], members=[stays.party], revoked=[goes.party])
-    with pytest.raises(PermissionDenied) as raised:
-        async with asyncio.timeout(200):
-            await goes.task
-    assert raised.value.reason == "REMOVED"
-    assert len(children_of("sealring.node.engine.main")) <= 1
-    assert not (goes.folder / "roster.dsse").exists()
-    ring.coordinator.evicted.add(goes.id)
-    goes.start(ring.coordinator, b"")
-    with pytest.raises(PermissionDenied):
-        async with asyncio.timeout(200):
-            await goes.task
-
-
+@on_one
 async def test_a_ring_that_is_gone_from_the_roster_is_unloaded(
-    make_bed: Any, children_of: Any, eventually: Any
+    kept_bed: Any, children_of: Any, eventually: Any
 ) -> None:
-    ring = await make_bed(1)
-    await ring.deploy()
+    ring = kept_bed
     for ended in (False, True):
         await ring.send_roster()
         await ring.form()
@@ -154,9 +147,9 @@ async def test_a_ring_that_is_gone_from_the_roster_is_unloaded(
         await eventually(lambda: not children_of("sealring.node.engine.main"))
 
 
-async def test_a_ring_whose_members_change_ends_its_epoch(make_bed: Any) -> None:
-    ring = await make_bed(2)
-    await ring.deploy()
+@on_two
+async def test_a_ring_whose_members_change_ends_its_epoch(kept_bed: Any) -> None:
+    ring = kept_bed
     await ring.form()
     first, second = (node.party for node in ring.nodes)
     await ring.send_roster(ring=[second, first], members=[first, second])
@@ -187,15 +180,15 @@ async def let_in(ring: Any, make_gateway: Any) -> Any:
     return gateway
 
 
-async def test_who_may_schedule(make_bed: Any, make_gateway: Any, cluster: Any) -> None:
-    ring = await make_bed(1)
-    await ring.deploy()
+@on_one
+async def test_who_may_schedule(make_gateway: Any, kept_bed: Any) -> None:
+    ring = kept_bed
     await ring.form()
     good = ring.gateway_party
     denied = grpc.StatusCode.PERMISSION_DENIED
-    assert await refused(ring, make_gateway, cluster.party(Role.GATEWAY)) is denied
+    assert await refused(ring, make_gateway, ring.cluster.party(Role.GATEWAY)) is denied
     assert await refused(ring, make_gateway, ring.nodes[0].party) is denied
-    assert await refused(ring, make_gateway, cluster.party(Role.OPERATOR)) is denied
+    assert await refused(ring, make_gateway, ring.cluster.party(Role.OPERATOR)) is denied
     missing = grpc.StatusCode.FAILED_PRECONDITION
     assert await refused(ring, make_gateway, good, epoch=ring.epoch + 1) is missing
     first = await ring.attach()
@@ -214,9 +207,9 @@ async def test_who_may_schedule(make_bed: Any, make_gateway: Any, cluster: Any) 
     await second.close()
 
 
-async def test_a_step_that_does_not_follow_ends_the_epoch(make_bed: Any) -> None:
-    ring = await make_bed(1)
-    await ring.deploy()
+@on_one
+async def test_a_step_that_does_not_follow_ends_the_epoch(kept_bed: Any) -> None:
+    ring = kept_bed
     await ring.form()
     gateway = await ring.attach()
     gateway.number = 7
@@ -226,9 +219,9 @@ async def test_a_step_that_does_not_follow_ends_the_epoch(make_bed: Any) -> None
     await gateway.close()
 
 
-async def test_epochs_that_do_not_fit_are_refused(make_bed: Any) -> None:
-    ring = await make_bed(1)
-    await ring.deploy()
+@on_one
+async def test_epochs_that_do_not_fit_are_refused(kept_bed: Any) -> None:
+    ring = kept_bed
     ring.prepare(roster_hash=bytes(32))
     assert await faults(ring) == {"ROSTER_MISMATCH"}
     ring.prepare(model="other")
@@ -247,9 +240,9 @@ async def test_epochs_that_do_not_fit_are_refused(make_bed: Any) -> None:
     assert fault.problem.reason == "NO_SUCH_EPOCH"
 
 
-async def test_an_epoch_may_end_or_be_replaced_while_it_is_prepared(make_bed: Any) -> None:
-    ring = await make_bed(2)
-    await ring.deploy()
+@on_two
+async def test_an_epoch_may_end_or_be_replaced_while_it_is_prepared(kept_bed: Any) -> None:
+    ring = kept_bed
     for moment in (0.0, 0.4):
         ring.prepare()
         await asyncio.sleep(moment)
@@ -264,12 +257,12 @@ async def test_an_epoch_may_end_or_be_replaced_while_it_is_prepared(make_bed: An
     await gateway.close()
 
 
-async def test_two_rosters_of_one_version_are_refused_and_reported(make_bed):
-    bed = await make_bed(1)
-    first = bed.nodes[0]
-    await bed.deploy()
-    held = await bed.coordinator.hears(first.id, "roster_seen", version=bed.roster.version)
+@on_one
+async def test_two_rosters_of_one_version_are_refused_and_reported(kept_bed):
+    bed = kept_bed
+    first, held = bed.nodes[0], bed.roster
     bed.cluster.version -= 1
     await bed.send_roster(context=64)
     report = await bed.coordinator.hears(first.id, "roster_seen", version=held.version)
     assert report.hash == held.hash != bed.roster.hash
+    bed.cluster.previous = held.hash

@@ -1,7 +1,9 @@
+import asyncio
 from typing import Any
 
 import pytest
 
+from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member.state import load_machine_state, save_tls
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.v1 import membership_pb2
@@ -125,3 +127,22 @@ async def test_profiles_are_measured_once(make_bed: Any, children_of: Any) -> No
         answer = await ring.coordinator.hears(node, "profile", id=9)
         assert answer.problem.reason in {"MODEL_NOT_FOUND", "BAD_MODEL_NAME"}
         assert answer.problem.hint or answer.problem.reason == "BAD_MODEL_NAME"
+
+
+async def test_a_node_out_of_the_roster_drops_everything(make_bed: Any, children_of: Any) -> None:
+    ring = await make_bed(2)
+    await ring.deploy()
+    await ring.form()
+    stays, goes = ring.nodes
+    await ring.send_roster(ring=[stays.party], members=[stays.party], revoked=[goes.party])
+    with pytest.raises(PermissionDenied) as raised:
+        async with asyncio.timeout(200):
+            await goes.task
+    assert raised.value.reason == "REMOVED"
+    assert len(children_of("sealring.node.engine.main")) <= 1
+    assert not (goes.folder / "roster.dsse").exists()
+    ring.coordinator.evicted.add(goes.id)
+    goes.start(ring.coordinator, b"")
+    with pytest.raises(PermissionDenied):
+        async with asyncio.timeout(200):
+            await goes.task
