@@ -38,7 +38,7 @@ def find_logs(state: Path | None, components: Sequence[str]) -> dict[str, Path]:
 
 
 def _is(name: str, wanted: str) -> bool:
-    own = name.rsplit("/", 1)[-1].removeprefix("service ")
+    own = name.rpartition("/")[2].removeprefix("service ")
     return own == wanted or own.startswith(f"{wanted}-")
 
 

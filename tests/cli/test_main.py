@@ -82,6 +82,11 @@ def test_the_help_lists_every_command_by_what_it_is_for(here: Any, monkeypatch: 
     assert here("-h").out.splitlines() == lines
 
 
+def test_without_a_command_it_lists_them(here: Any) -> None:
+    done = here()
+    assert (done.status, "Parts of a cluster:" in done.out + done.err) == (2, True)
+
+
 def test_the_version_is_that_of_the_package(here: Any) -> None:
     done = here("--version")
     assert (done.status, done.out) == (0, f"{version('sealring')}\n")

@@ -74,6 +74,9 @@ def test_the_ring_is_shown(deployment: admin_pb2.Deployment, capsys: pytest.Capt
     shown = capsys.readouterr().out
     assert "epoch 1, minimum trust software" in shown
     assert f"node-2  6-8     software  -> rank 0: {SUITE}" in shown
+    del deployment.rings[:]
+    print_ring(deployment)
+    assert capsys.readouterr().out == "", "nothing is known of it yet"
 
 
 def test_a_ring_of_one_has_no_link(

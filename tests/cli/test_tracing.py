@@ -58,6 +58,20 @@ def test_what_overlaps_is_counted_once_and_what_lies_outside_not_at_all() -> Non
     assert one.seconds == pytest.approx(0.1)
 
 
+def test_a_step_is_counted_where_some_of_it_was_seen() -> None:
+    spans = [
+        at(trace_pb2.ACTIVITY_SEND, 0, 0, step=1),
+        at(trace_pb2.ACTIVITY_SEND, 100, 100, step=2),
+        at(trace_pb2.ACTIVITY_SEND, -5, 0, step=3),
+        at(trace_pb2.ACTIVITY_COMPUTE, 10, 20, step=4),
+        at(trace_pb2.ACTIVITY_COMPUTE, 12, 13, step=4),
+    ]
+    (one,) = member_shares(trace(spans))
+    assert (one.steps, one.shares["compute"], one.idle) == (2, 10.0, 90.0)
+    (one,) = member_shares(trace([], since=START + 200 * MILLISECOND))
+    assert (one.seconds, one.idle) == (1e-9, 100.0)
+
+
 def test_a_member_that_forgot_is_measured_by_what_it_remembers() -> None:
     spans = [at(trace_pb2.ACTIVITY_COMPUTE, 80, 90)]
     (one,) = member_shares(trace(spans, since=START + 80 * MILLISECOND))

@@ -12,6 +12,7 @@ from sealring.cli.commands import logs
 from sealring.cli.local.leftovers import temporary_folder
 from sealring.cli.service import logfiles
 from sealring.cli.service.logfiles import Tail, find_logs
+from sealring.mesh.errors import PermissionDenied
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,16 @@ def test_running_clusters_and_services_are_found(tmp_path: Path, monkeypatch: py
         property(lambda self: str(tmp_path / f"{self.component}.log")),
     )
     assert find_logs(None, ["node"]) == {"service node": file}
+
+
+def test_a_log_of_somebody_elses_needs_more_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "open", closed)
+    with pytest.raises(PermissionDenied) as refused:
+        Tail(tmp_path / "node.log").last(1)
+    assert refused.value.reason == "NEEDS_ROOT"
 
 
 def test_what_grows_is_followed_through_rotation(tmp_path: Path) -> None:

@@ -71,6 +71,15 @@ def test_a_signal_before_it_serves_is_the_exit_status(
     assert capsys.readouterr().err == "starting\nstopped\n"
 
 
+def test_what_is_cancelled_without_a_signal_counts_as_interrupted() -> None:
+    async def cancelled(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(typer.Exit) as ended:
+        run(Cluster(), cancelled)
+    assert ended.value.exit_code == INTERRUPTED
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_while_it_serves_a_signal_is_its_normal_end(capsys: pytest.CaptureFixture[str], number: int) -> None:
     cluster = Cluster()

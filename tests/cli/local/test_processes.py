@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import importlib
 import os
 import stat
 import subprocess
@@ -95,6 +97,30 @@ def test_how_a_daemon_ends_is_logged_where_its_command_does_not_say_it(
     begun += [("lifeline", pipe)] if pipe is not None else []
     logged = error is not None and (log_file is not None or not isinstance(error, ConfigError))
     assert process == [*begun, "works", *([("ended_by_error", error)] if logged else [])]
+
+
+def test_a_component_is_run_with_its_settings_as_it_was_said(
+    here: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+
+    async def run(settings: Any) -> None:
+        ran.append(settings.state_dir)
+
+    def run_daemon(component: str, work: Any, **how: Any) -> None:
+        ran.append((component, how))
+        asyncio.run(work())
+
+    modules = {"sealring.gateway.main": SimpleNamespace(run=run)}
+    load = importlib.import_module
+    monkeypatch.setattr(processes.importlib, "import_module", lambda name: modules.get(name) or load(name))
+    monkeypatch.setattr(processes, "run_daemon", run_daemon)
+    command = ("gateway", "run", "--state-dir", str(home), "--die-with-parent-fd")
+    assert here(*command, "3", "--log-level", "debug", "--log-file", "x.log").status == 0
+    how = {"log_level": Level.DEBUG, "log_file": Path("x.log"), "parent_pipe": 3}
+    assert ran == [("gateway", how), home]
+    assert here(*command, "2").status == 2, "which is standard error"
+    assert len(ran) == 2
 
 
 def test_nothing_is_collected_while_a_process_starts_and_what_it_has_then_is_not_looked_at_again() -> None:

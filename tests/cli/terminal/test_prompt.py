@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,10 +49,25 @@ def test_lines_of_a_file_come_without_a_prompt(typed: Any, capsys: pytest.Captur
         read_line()
 
 
-def test_the_prompt_is_not_where_the_answers_go(typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_prompt_is_not_where_the_answers_go(
+    typed: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     typed(None, "one\n", tty=True)
     assert read_line() == "one"
     assert capsys.readouterr() == ("", "> \n(Ctrl-D ends it, /help lists the rest)\n> ")
+    did: list[str] = []
+    error = SimpleNamespace(write=did.append, flush=lambda: did.append("shown"))
+    monkeypatch.setattr(sys, "stderr", error)
+    typed("one\n", tty=True)
+    assert (read_line(), did) == ("one", ["> ", "shown"])
+
+
+def test_a_file_is_read_as_one_though_the_answers_go_to_a_terminal(
+    typed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    typed("one\n")
+    assert (read_line(), capsys.readouterr()) == ("one", ("", ""))
 
 
 def test_a_terminal_edits_lines(
