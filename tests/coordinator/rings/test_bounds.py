@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from sealring.coordinator.rings.epochs import Phase
+from sealring.coordinator.rings.epochs import Phase, Timeouts
 from sealring.coordinator.rings.rings import Rings
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
@@ -427,3 +427,32 @@ def test_a_ring_that_serves_again_has_forgotten_what_was_wrong(phase: Phase) -> 
     assert [(one["ring"], one["epoch"], one["phase"], one["why"]) for one in logs] == [
         ("r", 4, phase.value, "why")
     ]
+
+
+@pytest.mark.parametrize("returning", [False, True])
+def test_a_ring_begins_with_who_is_here_and_what_was_wrong_before_is_forgotten(returning: bool) -> None:
+    made, told, begun = rings(), list[Any](), list[Any]()
+    made._watchers = SimpleNamespace(tell=told.append)
+    made._store = SimpleNamespace(deployments=SimpleNamespace(next_epoch=lambda ring: 5))
+    made._timeouts, made._patience, made._returning = Timeouts(), 61, returning
+    made._not_moved = {"r": "no room", "other": "no room"}
+    made._is_here = lambda member: member == "a"
+    made._apply = lambda name, actions: begun.append((name, actions))
+    ring = admin_pb2.RingPlan(
+        ring="r", stages=[admin_pb2.StagePlan(member=member, member_name=f"node-{member}") for member in "ab"]
+    )
+    profile = model_pb2.ModelProfile(digest="ab", model_type="llama", commit="c", hub_files="h")
+    made._start(ring, admin_pb2.DeploymentPlan(spec={"name": "demo"}, profile=profile))
+    running = made._running["r"]
+    assert made._not_moved == {"other": "no room"}
+    assert (running.digest, running.model_type, running.commit, running.hub_files) == (
+        "ab",
+        "llama",
+        "c",
+        "h",
+    )
+    assert (running.machine.members, running.machine.undecided) == (("a", "b"), returning)
+    assert begun == [("r", [])]
+    assert (running.machine.awaited, running.patience) == (["b"], 61)
+    (state,) = told
+    assert (state.ring.ring, state.ring.phase) == ("r", membership_pb2.RING_PHASE_DOWN)
