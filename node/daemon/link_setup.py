@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import structlog
 
-from sealring.mesh.errors import DeadlineExceeded, HandshakeError, SealringError
+from sealring.mesh.errors import DeadlineExceeded, HandshakeError, InvalidInput, SealringError
 from sealring.mesh.system.addresses import parse_address
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.daemon.epoch import LinkSecrets
@@ -154,6 +154,6 @@ def _ring_address(note: bytes) -> str:
         ipaddress.IPv4Address(host)
         if port:
             return address
-    except ValueError:
+    except (ValueError, InvalidInput):
         pass
     raise HandshakeError("the neighbour's ring address is malformed", reason="BAD_RING_ADDRESS")
