@@ -82,6 +82,15 @@ def test_a_roster_that_does_not_hold_is_refused(
     assert done.out == ""
 
 
+@pytest.mark.parametrize(("size", "large"), [(2 << 20, False), ((2 << 20) + 1, True)])
+def test_files_of_no_end_are_not_read(
+    here: Sealring, paper: PaperCluster, home: Path, size: int, large: bool
+) -> None:
+    with (home / "roster.dsse").open("wb") as file:
+        file.truncate(size)
+    assert ("[FILE_TOO_LARGE]" in here(*verify(paper)).err) == large
+
+
 def test_the_coordinators_roster_is_shown_once_it_is_verified(
     here: Sealring, paper: PaperCluster, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +116,10 @@ def test_the_coordinators_roster_is_shown_once_it_is_verified(
     gone = [f"revoked {one.id} at {moment(one.at)}" for one in found.revoked]
     assert lines[7 + members :] == [*(f"gateway {one.id}" for one in found.gateways), *gone]
     assert not (home / "kept").exists()
-    saved = here("roster", "show", "--json", "--save", "kept")
+    assert here("roster", "show", "--save", "below/kept").status == 0
+    assert (home / "below" / "kept" / "root.dsse").exists()
+    for _ in range(2):
+        saved = here("roster", "show", "--json", "--save", "kept")
     assert (saved.data["root_sha256"], saved.data["hash"]) == (paper.pin, found.hash.hex())
     assert (home / "kept" / "roster.dsse").read_bytes() == paper.envelope
     assert (home / "kept" / "root.dsse").read_bytes() == paper.root_chain

@@ -11,7 +11,7 @@ import pytest
 from sealring.cli.calls.members import why_idle
 from sealring.cli.commands import status
 from sealring.cli.terminal.output import plain
-from sealring.v1 import admin_pb2
+from sealring.v1 import admin_pb2, membership_pb2
 
 ONLINE, OFFLINE, DRAINING = (
     admin_pb2.NODE_STATE_ONLINE,
@@ -94,6 +94,30 @@ def test_it_shows_nodes_gateways_and_why(here: Any, monkeypatch: pytest.MonkeyPa
     found = here("status", "--json").data
     assert [found[part][0]["name"] for part in ("nodes", "gateways")] == ["mac-1", "edge"]
     assert (found["nodes"][0]["trust"], found["nodes"][0]["idle"]) == ("software", "there is no deployment")
+
+
+@pytest.mark.parametrize("models", [False, True])
+def test_its_parts_stand_apart_and_models_where_there_are_some(
+    capsys: pytest.CaptureFixture[str], models: bool
+) -> None:
+    held = [membership_pb2.HeldModel(name="org/m", size=1, done=1)] * models
+    status.show({"nodes": [node(models=held)], "gateways": [], "deployments": []}, as_json=False)
+    parts = capsys.readouterr().out.split("\n\n")
+    assert [part.split()[0] for part in parts] == ["node", "gateway", "name", *["model"] * models]
+
+
+@pytest.mark.parametrize(
+    ("options", "cleared"), [((), 0), (("--json",), 0), (("--watch",), 2), (("--watch", "--json"), 0)]
+)
+def test_only_who_watches_has_the_screen_emptied(
+    here: Any, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], cleared: int
+) -> None:
+    did: list[str] = []
+    monkeypatch.setattr(status, "_WATCH_SECONDS", 0)
+    monkeypatch.setattr(status, "clear_screen", lambda: did.append("cleared"))
+    monkeypatch.setattr(status, "run_admin", lambda context, work: asyncio.run(work(Admin(2))))
+    here("status", *options)
+    assert len(did) == cleared
 
 
 @pytest.mark.parametrize("soon", [False, True])

@@ -28,6 +28,12 @@ def test_every_entry_names_where_and_is_well_formed(name: str, tmp_path: Path) -
         assert tomllib.loads(text)["model_context_window"] == 4096
 
 
+def test_a_tool_that_can_keep_prefixes_is_told_to() -> None:
+    told = filled(TOOLS["opencode"].content, VALUES)["provider"]["sealring"]
+    assert told["options"]["setCacheKey"] is True
+    assert told["models"] == {"demo": {"name": "demo", "limit": {"context": 4096, "output": 8192}}}
+
+
 @pytest.mark.parametrize("name", [name for name, tool in TOOLS.items() if tool.file])
 def test_what_was_there_is_put_back(name: str, tmp_path: Path) -> None:
     tool, file = TOOLS[name], tmp_path / "settings"
