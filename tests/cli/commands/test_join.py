@@ -72,10 +72,10 @@ def test_a_settings_file_goes_with_it(here: Any, asked: list[Any], home: Path) -
 def test_without_a_token_it_is_asked_for_where_somebody_can_answer(
     monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    hidden: list[bool] = []
+    hidden: list[tuple[bool, bool]] = []
 
-    def prompt(*_: Any, hide_input: bool, **__: Any) -> str:
-        hidden.append(hide_input)
+    def prompt(*_: Any, hide_input: bool, err: bool) -> str:
+        hidden.append((hide_input, err))
         return "sealring join sr1.typed"
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: terminal, raising=False)
@@ -86,7 +86,7 @@ def test_without_a_token_it_is_asked_for_where_somebody_can_answer(
         with pytest.raises(InvalidInput) as refused:
             join._read(None)
         assert refused.value.reason == "BAD_TOKEN"
-    assert hidden == [True] * terminal, "nobody reads it over a shoulder"
+    assert hidden == [(True, True)] * terminal, "nobody reads it over a shoulder"
 
 
 async def test_what_a_node_serves_is_said_when_it_changes(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import signal
 import socket
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
+from sealring.cli.doctor import system as system_module
 from sealring.cli.doctor.system import Answer, Folder, System, _run, error_name
 
 SHELL = "/bin/sh"
@@ -50,6 +55,30 @@ def test_a_command_that_prints_for_ever_is_cut() -> None:
     assert len(answer.text) == 1 << 20
 
 
+@pytest.mark.parametrize(
+    ("size", "why", "killed"), [(1 << 20, "", 0), ((1 << 20) + 1, "sh printed too much", 1)]
+)
+def test_so_much_may_be_printed_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, size: int, why: str, killed: int
+) -> None:
+    class Process:
+        pid, returncode = 7, 0
+
+        def __init__(self, *_: object, **__: object) -> None:
+            self.stdout = io.BytesIO(b"x" * size)
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    kills: list[Any] = []
+    monkeypatch.setattr(system_module.subprocess, "Popen", Process)
+    monkeypatch.setattr(system_module, "signal_group", lambda *of: kills.append(of))
+    assert _run((SHELL,), 60.0, False) == Answer("x" * (1 << 20), why)
+    assert kills == [(7, signal.SIGKILL)] * killed
+
+
 def test_commands_have_the_plain_locale_and_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "s")
     monkeypatch.delenv("TMPDIR", raising=False)
@@ -89,6 +118,34 @@ def test_a_folder_that_may_not_be_read_or_holds_very_much(
     assert System().folder(tmp_path) == Folder(True, os.geteuid(), False, 4096)
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert System().folder(tmp_path) == Folder(False, os.geteuid(), False)
+
+
+def test_a_folder_whose_content_is_closed_is_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(_: Path) -> bool:
+        raise PermissionError
+
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.setattr(Path, "is_file", closed)
+    found = System().folder(tmp_path)
+    assert found is not None
+    assert found.models == 0
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_an_address_is_tried_in_its_family(
+    monkeypatch: pytest.MonkeyPatch, host: str, family: socket.AddressFamily
+) -> None:
+    tried: list[Any] = []
+
+    def create_server(address: Any, *, family: Any) -> Any:
+        tried.append((address, family))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    assert System().bind_error(host, 7) == ""
+    assert tried == [((host, 7), family)]
 
 
 def test_ports() -> None:
