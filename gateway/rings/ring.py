@@ -141,7 +141,8 @@ class Ring:
 
     def load(self) -> Load:
         """How busy the ring is, as far as this gateway knows."""
-        return self.scheduler.load() if self.scheduler.attached else Load(len(self._sent), 0, 0.0)
+        load = self.scheduler.load()
+        return Load(load.waiting + len(self._sent), load.running, load.kv_usage)
 
     @property
     def patient(self) -> bool:

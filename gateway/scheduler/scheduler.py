@@ -106,10 +106,6 @@ class Scheduler:
         self._suspect: Row | None = None
 
     @property
-    def attached(self) -> bool:
-        return self._epoch is not None
-
-    @property
     def planner(self) -> StepPlanner | None:
         """The steps of the current epoch, to look at."""
         return self._epoch.planner if self._epoch else None

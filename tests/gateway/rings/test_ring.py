@@ -324,9 +324,11 @@ async def test_requests_wait_for_a_ring_that_is_down_for_so_long() -> None:
     ring.now += PATIENCE_SECONDS - 0.1
     ring.ring.tick()
     assert (ring.ring.patient, answer._over) == (True, False)
+    assert ring.ring.load().waiting == 1
     ring.now += 0.1
     ring.ring.tick()
     assert (ring.ring.patient, answer._over) == (False, True)
+    assert ring.ring.load().waiting == 0
     error = await failure(answer)
     assert (error.reason, error.metadata["retry_after"]) == ("RING_DOWN", "5")
 

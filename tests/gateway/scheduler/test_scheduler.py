@@ -155,7 +155,7 @@ def test_without_an_epoch_requests_wait_and_nothing_is_owed() -> None:
     scheduler = Scheduler(queue_limit=5)
     for name in "ab":
         assert scheduler.submit(Request(name, "", 8, inference.Envelope()), 0.0) == []
-    assert (scheduler.attached, scheduler.used, scheduler.expects_answer) == (False, False, False)
+    assert (scheduler.used, scheduler.expects_answer) == (False, False)
     assert scheduler.planner is None
     load = scheduler.load()
     assert (load.waiting, load.running, load.kv_usage) == (2, 0, 0.0)
@@ -177,7 +177,7 @@ def test_an_epoch_is_used_and_owes_answers_once_a_row_is_with_its_head() -> None
     scheduler = Scheduler(queue_limit=5)
     facts = RingFacts((MemberMemory(1, 0, 1 << 40),), 4, 64)
     assert scheduler.attach(facts) == []
-    assert (scheduler.attached, scheduler.used, scheduler.expects_answer) == (True, False, False)
+    assert (scheduler.used, scheduler.expects_answer) == (False, False)
     (opened,) = scheduler.submit(Request("a", "", 3, inference.Envelope()), 0.0)
     assert isinstance(opened, OpenRow)
     assert (scheduler.used, scheduler.expects_answer) == (True, True)
