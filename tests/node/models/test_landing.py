@@ -1,0 +1,143 @@
+"""Where a model lands: what is kept, what is counted, and when there is room for it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sealring.mesh.errors import ModelError, ResourceExhausted
+from sealring.node.models import kept, landing, manifest
+from sealring.node.models.folders import NOTE
+from sealring.node.models.kept import note_of
+from sealring.node.models.landing import SPARE, Landing, check_disk, places
+from sealring.node.models.manifest import Manifest, ModelFile
+
+PART = 64
+COMMIT = "ab" * 20
+CONFIG, WEIGHTS = b"{}", bytes(range(1, 201))
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (manifest, landing, kept):
+        monkeypatch.setattr(module, "PART", PART)
+
+
+def cut(content: bytes) -> list[bytes]:
+    return [content[at : at + PART] for at in range(0, len(content), PART)]
+
+
+def model(*, hashed: bool = True) -> Manifest:
+    return Manifest(
+        tuple(
+            ModelFile(
+                name,
+                len(content),
+                b"".join(hashlib.sha256(one).digest() if hashed else bytes(32) for one in cut(content)),
+            )
+            for name, content in (("config.json", CONFIG), ("model.safetensors", WEIGHTS))
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("free", "needed", "fits"),
+    [
+        (SPARE + 5, 5, True),
+        (SPARE + 4, 5, False),
+        (0, 0, True),
+        (SPARE, 1, False),
+        (SPARE + (3 << 20), 5 << 20, False),
+    ],
+)
+def test_so_much_of_the_disk_stays_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, needed: int, fits: bool
+) -> None:
+    monkeypatch.setattr(landing.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    if fits:
+        check_disk(tmp_path, needed)
+        return
+    with pytest.raises(ResourceExhausted) as caught:
+        check_disk(tmp_path, needed)
+    assert caught.value.reason == "DISK_FULL"
+    assert f"needs {needed >> 20} MiB more" in caught.value.message
+    assert f"{free >> 20} MiB are free, of which 1024 stay so" in caught.value.message
+
+
+def test_parts_are_counted_once_and_only_where_they_are_wanted(tmp_path: Path) -> None:
+    assert places(tmp_path, "org/m") == (tmp_path / ".partial" / "org--m", tmp_path / "org" / "m")
+    made = Landing(tmp_path, "org/m")
+    made.begin(model(), [frozenset({0}), frozenset({1, 3})])
+    assert (made.size, made.done) == (2 + 64 + 8, 0)
+    pieces = cut(WEIGHTS)
+    with pytest.raises(ModelError) as caught:
+        made.add(1, 1, [pieces[0]])
+    assert (caught.value.reason, made.done) == ("MODEL_PART_DAMAGED", 0)
+    for _ in range(2):
+        made.add(1, 3, [pieces[3][:1], pieces[3][1:]])
+        assert made.done == 8
+    made.add(1, 0, [pieces[0]])
+    assert (made.done, made.missing()) == (8, [frozenset({0}), frozenset({1})])
+    made.add(0, 0, [CONFIG])
+    assert (made.done, made.complete(0), made.complete(1)) == (10, True, False)
+    made.want([frozenset({0}), frozenset({0, 3})])
+    assert (made.size, made.done) == (2 + 64 + 8, 2 + 64 + 8)
+    made.keep()
+    again = Landing(tmp_path, "org/m")
+    again.begin(model())
+    assert (again.size, again.done) == (202, 74)
+    assert again.missing() == [frozenset(), frozenset({1, 2})]
+    for part in (1, 2):
+        again.add(1, part, [pieces[part]])
+    assert again.publish() == tmp_path / "org" / "m"
+    assert (tmp_path / "org/m/model.safetensors").read_bytes() == WEIGHTS
+    assert not again.path.exists()
+
+
+def test_what_the_hub_has_no_hashes_of_is_learnt_and_forgotten(tmp_path: Path) -> None:
+    made = Landing(tmp_path, "m")
+    made.begin(model(hashed=False), commit=COMMIT, hub_files="cd" * 32)
+    for part, piece in enumerate(cut(WEIGHTS)):
+        made.add(1, part, [piece])
+    with pytest.raises(ModelError):
+        made.add(1, 0, [bytes(64)])
+    made.add(0, 0, [CONFIG])
+    made.keep(checked=True)
+    made.keep()
+    note = note_of(made.path)
+    assert note is not None
+    assert (note.commit, note.checked, note.hub_files, note.whole) == (COMMIT, True, "cd" * 32, True)
+    assert note.manifest == model()
+    made.forget(1)
+    note = note_of(made.path)
+    assert note is not None
+    assert (note.checked, note.have) == (False, [frozenset({0}), frozenset()])
+    assert not note.manifest.files[1].knows(0)
+    assert (made.done, made.size, made.complete(1)) == (2, 202, False)
+    assert (made.path / "model.safetensors").read_bytes() == bytes(200)
+    made.add(1, 0, [bytes([7]) * 64])
+
+
+def test_what_does_not_belong_to_the_model_is_dropped(tmp_path: Path) -> None:
+    made = Landing(tmp_path, "m")
+    made.prepare()
+    assert made.path.stat().st_mode & 0o777 == 0o700
+    (made.path / "folder").mkdir()
+    (made.path / "other.json").write_text("{}")
+    (made.path / "config.json").symlink_to(tmp_path / "elsewhere")
+    (made.path / "model.safetensors").write_bytes(WEIGHTS[:PART] + bytes(400))
+    made.begin(model())
+    assert sorted(entry.name for entry in made.path.iterdir()) == ["config.json", "model.safetensors"]
+    assert not (made.path / "config.json").is_symlink()
+    assert made.missing() == [frozenset({0}), frozenset({1, 2, 3})]
+    assert (made.path / "model.safetensors").stat().st_size == 200
+    assert (made.path / "config.json").stat().st_mode & 0o777 == 0o600
+    made.target.mkdir()
+    (made.target / "here").touch()
+    assert made.publish() == made.target
+    assert [entry.name for entry in made.target.iterdir()] == ["here"], "which came by another way"
+    assert not made.path.exists()
+    assert NOTE not in {entry.name for entry in tmp_path.iterdir()}
