@@ -57,7 +57,7 @@ def check(system: System, view: View) -> Iterator[Finding]:
         yield unknown(
             "interpreter.signature", f"how {path} is signed", why, f"{CODESIGN} -dv {shlex.quote(path)}"
         )
-    elif found.signed and found.identifier:
+    elif found.identifier:
         kind = f"team {found.team}" if found.team else "ad hoc"
         yield ok("interpreter.signature", f"the interpreter {path} is signed as {found.identifier} ({kind})")
     else:

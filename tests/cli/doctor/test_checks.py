@@ -334,6 +334,10 @@ def test_rdma(view: View, version: str, status: str, severity: Severity, words: 
     found = by_id(rdma.check(FakeSystem(says), view))["rdma.status"]
     assert found.severity is severity
     assert words in found.what
+    if status == "enabled":
+        says["/usr/bin/ibv_devices"] = ""
+        none = by_id(rdma.check(FakeSystem(says), view))["rdma.status"]
+        assert none.what == "RDMA over Thunderbolt is on (no device)"
 
 
 @pytest.mark.parametrize(
