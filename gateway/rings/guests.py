@@ -125,7 +125,6 @@ class GuestAnswer(Answer):
         self, tell: Callable[[control.Forwarded], None], guest: int, number: int, refused: Refused
     ) -> None:
         super().__init__()
-        self.min_trust = 0
         self._tell, self._refused = tell, refused
         self._guest, self._number = guest, number
         self._asked: control.Forward | None = None

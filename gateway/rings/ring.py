@@ -249,20 +249,24 @@ class Ring:
             clear_links=serving.clear_links,
             yields=yields,
         )
-        known = log.bind(ring=serving.ring, epoch=serving.epoch)
+        which = {"ring": serving.ring, "epoch": serving.epoch}
         reason = ""
         try:
             attached = await streams.attach()
             self._begin(serving, streams, attached)
             stages = len(serving.members)
-            known.info("ring_attached", stages=stages, min_trust=serving.min_trust, guest=streams.guest)
+            log.info(
+                "ring_attached", **which, stages=stages, min_trust=serving.min_trust, guest=streams.guest
+            )
             await streams.run(self._handle)
         except SealringError as error:
             reason = error.reason
             member = error.metadata.get("member", "")
-            known.warning("ring_lost", reason=reason, member=member, why=error.message, hint=error.hint)
+            log.warning(
+                "ring_lost", **which, reason=reason, member=member, why=error.message, hint=error.hint
+            )
         except Exception as error:
-            known.error("ring_lost", exc_info=error)
+            log.error("ring_lost", **which, exc_info=error)
         finally:
             used = self._end(streams, reason)
             self._settle(out_of_memory=streams.out_of_memory)

@@ -11,6 +11,7 @@ from patience import until
 
 from sealring.gateway.inference.answer import Answer
 from sealring.gateway.inference.service import RingBackend
+from sealring.gateway.inference.timings import CURRENT, Timings
 from sealring.gateway.metrics import Metrics
 from sealring.gateway.scheduler.actions import Request
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
@@ -286,3 +287,19 @@ async def test_the_time_to_the_first_token_is_told_once_and_not_by_the_start() -
     assert next(event.WhichOneof("event") for event in await told) == "started"
     assert counted() == 1
     assert answer.timings.first > answer.timings.parsed > 0
+
+
+async def test_a_request_is_timed_by_who_brought_it_and_counted() -> None:
+    rings, metrics, timings = SlowRing(), Metrics(), Timings()
+    backend = RingBackend(rings, metrics)  # type: ignore[arg-type]
+    CURRENT.set(timings)
+    asked = asyncio.create_task(ask(backend))
+    await until(lambda: rings.requests)
+    assert rings.answers[0].timings is timings
+    assert timings.parsed
+    rings.answers[0].started(inference.Started(prompt_tokens=7))
+    rings.answers[0].finished(inference.Finished())
+    await asked
+    assert timings.first
+    labels = {"model_name": "model"}
+    assert metrics.registry.get_sample_value("sealring_prompt_tokens_total", labels) == 7

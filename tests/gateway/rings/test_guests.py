@@ -101,6 +101,29 @@ def test_what_is_over_is_forgotten() -> None:
     assert sent.clear() == ([], [third])
 
 
+def test_an_answer_that_has_ended_or_was_cancelled_leaves_nothing() -> None:
+    told: list[control.Forwarded] = []
+    sent, asked = Sent(), ask()
+    for over in (True, False):
+        answer = GuestAnswer(told.append, 1, sent._last + 1, Refused())
+        answer.request(sent.add(asked, 0, 0.0), "demo", CONTEXT)
+        answer.computed()
+        assert sent.take(told[-1], CONTEXT) is asked
+        assert sent._worked_on
+        answer.delta("a", b"", 1)
+        assert told[-1].event.delta == inference.Delta(text="a", tokens=1)
+        if over:
+            answer.finished(inference.Finished())
+            assert sent.take(told[-1], CONTEXT) is asked
+        else:
+            sent.cancel(asked.id)
+        assert (asked.id in sent, sent._worked_on) == (False, set())
+
+
+def test_a_request_that_was_never_tried_says_so() -> None:
+    assert [Sent().add(ask(claimed=claimed), 0, 0.0).request.attempts for claimed in (0, 1)] == [0, 1]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     sent, asked = Sent(), ask()
     sent.add(asked, 0, 0.0)
@@ -116,6 +139,15 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(InvalidInput):
             answer.request(forward, "another", CONTEXT)
+    forward = sent.add(ask(), 0, 0.0)
+    forward.request.priority = 11
+    with pytest.raises(InvalidInput) as caught:
+        answer.request(forward, "demo", CONTEXT)
+    assert caught.value.reason == "BAD_PRIORITY"
+    forward = sent.add(ask(), 0, 0.0)
+    forward.progress.add(held=[inference.TokenLogprob(id=1)])
+    with pytest.raises(InvalidInput, match="longer than it may be"):
+        answer.request(forward, "demo", CONTEXT)
     forward = sent.add(ask(), 0, 0.0)
     forward.progress.add(tokens=array("I", [1]))
     forward.progress.add()

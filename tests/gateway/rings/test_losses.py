@@ -27,6 +27,13 @@ def test_a_record_that_was_sent_and_does_not_come_is_lost(size: int, rank: int) 
     assert now - 100.0 >= LOST_SECONDS
 
 
+def test_what_is_lost_does_not_get_younger_with_what_is_sent_after_it() -> None:
+    watch = LossWatch(2)
+    look(watch, 0, 100.0, sent=1)
+    look(watch, 0, 100.0 + LOST_SECONDS - TICK, sent=2)
+    assert look(watch, 1, 100.0 + LOST_SECONDS, waiting=LOST_SECONDS) == 0
+
+
 def test_a_sender_that_computes_has_lost_nothing() -> None:
     watch = LossWatch(2)
     for second in range(600):

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import structlog
 
 from sealring.gateway.inference.answer import Answer
 from sealring.gateway.metrics import Metrics
@@ -636,3 +637,128 @@ def test_what_every_member_has_kept_goes_on() -> None:
     # the names of (2, 1, 64) are too many, and what is of this epoch is of no earlier one
     assert [origin for origin, _ in ring_facts(serving, [head, other]).kept] == [(1, 2, 128)]
     assert ring_facts(serving, [attached((1, 2, 128)), other]).kept == ()
+
+
+def guest() -> tuple[Serving, Answer]:
+    """A ring that another gateway schedules, with a request that has waited for it."""
+    ring = Serving(None)
+    waited = ring.ask("one", floor=3)
+    ring.members.guest = True
+    ring.ring.serving = SERVING
+    ring.ring._begin(SERVING, ring.members, [])  # type: ignore[arg-type]
+    return ring, waited
+
+
+async def test_a_guest_forwards_what_it_is_asked_and_tells_what_it_is_told() -> None:
+    ring, first = guest()
+    second = ring.ask("two")
+    forwards = [message.forward for message in ring.members.head]
+    told = [(one.number, one.request.request_id, one.request.min_trust) for one in forwards]
+    assert told == [(1, "one", 3), (2, "two", 0)]
+    assert [one.request.attempts for one in forwards] == [1, 0], "what has waited was tried before"
+    assert ring.ring.load() == Load(2, 0, 0.0)
+
+    def tell(number: int, **what: Any) -> None:
+        ring.hear(forwarded=control.Forwarded(number=number, **what))
+
+    started = inference.GenerateResponse(started=inference.Started(request_id="3:1", prompt_tokens=7))
+    deltas = [inference.Delta(text="a", tokens=1, parsed=inference.Parsed()), inference.Delta(text="b")]
+    for event in (
+        started,
+        started,
+        *(inference.GenerateResponse(delta=delta) for delta in deltas),
+        inference.GenerateResponse(finished=inference.Finished(prompt_tokens=7)),
+        inference.GenerateResponse(delta=inference.Delta(text="too late")),
+    ):
+        tell(1, event=event)
+    tell(9)
+    tell(2, problem=to_problem(FailedPrecondition("no", reason="MEMBERS_SAY_NO")))
+    ring.hear(done=control.StepDone(step=1))  # is for who schedules
+    events = await read(first)
+    assert [event.WhichOneof("event") for event in events] == ["started", "delta", "delta", "finished"]
+    assert events[0].started == inference.Started(request_id="one", prompt_tokens=7)
+    assert [(event.delta.text, event.delta.HasField("parsed")) for event in events[1:3]] == [
+        ("a", True),
+        ("b", False),
+    ]
+    assert (await failure(second)).reason == "MEMBERS_SAY_NO"
+    assert not ring.ring._answers
+
+
+def test_a_guest_says_whom_nobody_waits_for_and_keeps_what_waits_over_an_epoch() -> None:
+    ring, _ = guest()
+    ring.ask("two")
+    for _ in range(2):
+        ring.ring.cancel("one")
+    assert [message.forward for message in ring.members.head[2:]] == [control.Forward(number=1, cancel=True)]
+    assert ring.ring._end(ring.members, "MEMBER_LEFT") is False  # type: ignore[arg-type]
+    assert ring.ring.scheduler.load().waiting == 1
+    assert list(ring.ring._answers) == ["two"]
+
+
+def test_requests_of_guests_are_served_until_they_take_them_back() -> None:
+    ring = Serving()
+
+    def forward(guest: int, number: int, model: str = "model") -> control.Forward:
+        asked = Request("x", "key", 5, inference.Envelope(clear=inference.Prompt(text="x")), model)
+        made = Sent().add(asked, 0, 0.0)
+        made.guest, made.number = guest, number
+        return made
+
+    for guest_and_number in ((7, 1), (7, 2), (8, 1), (7, 1)):
+        ring.hear(forward=forward(*guest_and_number))
+    assert list(ring.ring._answers) == ["7:1", "7:2", "8:1"]
+    assert ring.ring.scheduler.load().waiting == 3
+    ring.hear(forward=control.Forward(guest=7, number=1, cancel=True))
+    assert list(ring.ring._answers) == ["7:2", "8:1"]
+    ring.hear(forward=control.Forward(guest=7, cancel=True))
+    assert list(ring.ring._answers) == ["8:1"]
+    ring.hear(forward=forward(8, 2, "other"))
+    refused = ring.members.head[-1].forwarded
+    assert (refused.guest, refused.number, refused.problem.reason) == (8, 2, "BAD_MESSAGE")
+    ring.ring._end(ring.members, "MEMBER_LEFT")  # type: ignore[arg-type]
+    assert not ring.ring._answers, "their gateways bring them again"
+
+
+@pytest.mark.parametrize(
+    ("speculate", "prefixes", "said"),
+    [
+        (True, control.PREFIX_SUPPORT_EXACT, True),
+        (True, control.PREFIX_SUPPORT_ANY, False),
+        (False, control.PREFIX_SUPPORT_EXACT, False),
+    ],
+)
+def test_a_ring_that_is_to_speculate_and_cannot_says_so(
+    speculate: bool, prefixes: control.PrefixSupport.ValueType, said: bool
+) -> None:
+    ring = Serving(None)
+    serving = dataclasses.replace(SERVING, speculate=speculate)
+    attached = [control.Attached(kv_bytes_per_token=1, kv_budget=4096, prefixes=prefixes)] * 2
+    with structlog.testing.capture_logs() as logs:
+        ring.ring._begin(serving, ring.members, attached)  # type: ignore[arg-type]
+    assert ("ring_cannot_speculate" in [one["event"] for one in logs]) is said
+
+
+async def test_an_epoch_is_begun_when_the_one_before_is_over_and_left_to_another_for_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ring, ended = Serving(None), asyncio.Event()
+    asked: list[bool] = []
+
+    async def attend(serving: ServingEpoch, *, yields: bool) -> bool:
+        asked.append(yields)
+        ring.now += ring_module.YIELD_SECONDS / 2
+        return len(asked) == 3
+
+    monkeypatch.setattr(ring.ring, "_attend", attend)
+    monkeypatch.setattr(ring_module, "Backoff", partial(Backoff, 0.0))
+    ring.ring._yields = True
+    previous: Any = asyncio.ensure_future(ended.wait())
+    running = asyncio.ensure_future(ring.ring._run(SERVING, previous))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not asked
+    ended.set()
+    await running
+    assert asked == [True, True, False]
+    assert not ring.ring._yields

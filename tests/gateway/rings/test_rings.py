@@ -101,7 +101,7 @@ def test_of_many_a_few_are_looked_at_and_load_is_even(monkeypatch: pytest.Monkey
     rings, made = make(monkeypatch, 500)
     FakeRing.looked_at = 0
     for number in range(2000):
-        ask(rings, number)
+        ask(rings, number, min_trust=10)
     assert FakeRing.looked_at <= 2000 * SAMPLE
     assert max(len(ring.requests) for ring in made) <= 6
 
@@ -153,8 +153,8 @@ def test_requests_of_one_key_go_to_one_ring(monkeypatch: pytest.MonkeyPatch, cou
     rings, made = make(monkeypatch, count)
     homes = set()
     for number in range(40):
-        ask(rings, 2 * number, key=key_of(number))
-        ask(rings, 2 * number + 1, key=key_of(number))
+        ask(rings, 2 * number, key=key_of(number), min_trust=10)
+        ask(rings, 2 * number + 1, key=key_of(number), min_trust=10)
         assert where(made, 2 * number) == where(made, 2 * number + 1)
         homes.add(where(made, 2 * number))
         for ring in made:
@@ -266,7 +266,7 @@ def test_what_waits_for_a_lost_ring_goes_to_none_that_is_trusted_too_little(
             (
                 Request(f"r{one}", "key", 1, inference.Envelope(), "model", routing_key=key),
                 Answer(Timings()),
-                15,
+                20,
             )
             for one, key in zip(numbers, (b"", key_of(1)), strict=True)
         ]
@@ -310,6 +310,11 @@ def test_a_model_is_what_the_roster_says_of_its_own_rings(monkeypatch: pytest.Mo
     assert (model.name, model.context, model.min_trust) == ("model", 256, 10)
     assert (model.rings, model.rows) == (1, first.serving.max_rows)
     assert (other.name, other.context, other.min_trust) == ("other", 64, 5)
+    first.attached = False
+    rings.ring_state(membership.RingState(ring="ring-3", deployment="planned"))
+    model, _, planned = rings.models()
+    assert (model.rings, model.rows) == (0, 0)
+    assert planned == inference.Model(name="planned")
 
 
 SERVES = {
@@ -576,6 +581,16 @@ def test_what_was_sealed_for_a_lost_ring_fails(monkeypatch: pytest.MonkeyPatch) 
     assert answer._error is not None
     assert answer._error.reason == "RING_DOWN"
     assert made[1].requests == []
+    made[0].waiting, made[1].attached = [(Request("r2", "key", 1, envelope, "model"), answer, 0)], False
+    rings._lost(made[0])  # type: ignore[arg-type]
+    assert made[0].waiting, "it waits where there is no other"
+
+
+def test_a_ring_without_rows_is_as_busy_as_one_of_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings, (ring,) = make(monkeypatch, 1)
+    ask(rings, 1)
+    ring.serving = None  # type: ignore[assignment]
+    assert module._busy(ring) == (1.0, 0.0)  # type: ignore[arg-type]
 
 
 def test_what_one_ring_refuses_a_guest_all_rings_of_the_gateway_refuse() -> None:
