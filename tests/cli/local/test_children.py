@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from descriptors import Descriptors
 
 from sealring.cli.local import children as module
 from sealring.cli.local.children import Children, tail
@@ -165,11 +166,14 @@ def test_of_a_log_so_much_of_its_end_is_read(tmp_path: Path) -> None:
     assert tail(log) == f"  a{'b' * 399}"
 
 
-async def test_the_end_leaves_no_descriptor_open_and_closes_nobody_elses(tmp_path: Path) -> None:
-    before = sorted(os.listdir("/dev/fd"))
+async def test_the_end_leaves_no_descriptor_open_and_closes_nobody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptors = Descriptors(monkeypatch)
     group = Children(tmp_path, command=[])
+    assert len(descriptors.left()) == 2
     await group.stop()
-    assert sorted(os.listdir("/dev/fd")) == before
+    assert descriptors.left() == []
     others = os.pipe()
     await group.stop()
     for one in others:

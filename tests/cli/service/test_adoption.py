@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from descriptors import Descriptors
 
 from sealring.cli.service import adoption
 from sealring.cli.service.adoption import copy_state, remove_state, stopped
@@ -85,17 +86,20 @@ def test_what_was_copied_is_whole_on_disk_before_it_has_its_name(
 
 
 @pytest.mark.parametrize("spoilt", [False, True])
-def test_no_descriptor_is_left_open(source: Path, above: int, spoilt: bool) -> None:
+def test_no_descriptor_is_left_open(
+    source: Path, above: int, monkeypatch: pytest.MonkeyPatch, spoilt: bool
+) -> None:
     (source / "coordinator.lock").touch()
     if spoilt:
         (source / "operator" / "link").symlink_to("/etc/passwd")
-    before = sorted(os.listdir("/dev/fd"))
+    descriptors = Descriptors(monkeypatch)
     with (
         pytest.raises(FailedPrecondition) if spoilt else contextlib.nullcontext(),
         stopped(source, None) as opened,
     ):
+        assert opened in descriptors.left()
         copy_state(opened, above, "node", None)
-    assert sorted(os.listdir("/dev/fd")) == before
+    assert descriptors.left() == []
 
 
 def test_sockets_are_left_behind(

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from descriptors import Descriptors
 
 from sealring.cli.service.launchd import Service
 from sealring.cli.service.places import _check_ours, folder_of_root, make_places
@@ -134,15 +135,15 @@ def test_a_link_of_roots_own_above_is_followed(root: Path) -> None:
     assert (root / "private" / LOGS / "node.log").exists()
 
 
-def test_no_descriptor_is_left_open(root: Path, victim: Path) -> None:
-    before = sorted(os.listdir("/dev/fd"))
+def test_no_descriptor_is_left_open(root: Path, victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptors = Descriptors(monkeypatch)
     make_places(NODE, root, ACCOUNT)
-    assert sorted(os.listdir("/dev/fd")) == before
+    assert descriptors.left() == []
     (root / STATE / "node").rmdir()
     (root / STATE / "node").symlink_to(victim)
     with pytest.raises(FailedPrecondition):
         make_places(NODE, root, ACCOUNT)
-    assert sorted(os.listdir("/dev/fd")) == before
+    assert descriptors.left() == []
     with folder_of_root(root, Path("/a/b")) as folder:
         assert stat.S_ISDIR(os.fstat(folder).st_mode)
     with pytest.raises(OSError):
