@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -335,3 +336,20 @@ def test_every_step_that_computes_is_in_the_trace_of_every_member(size: int) -> 
                 assert found == set(working)
     finally:
         ring.close()
+
+
+def test_the_parameters_of_a_row_come_from_the_head_or_the_neighbour_where_there_are_any() -> None:
+    taken: list[Any] = []
+    intake = SimpleNamespace(take=lambda *asked: taken.append(asked) or b"taken")
+    prompts = SimpleNamespace(parameters=lambda row: b"p" * row)
+
+    def found(row: int, size: int, *, head: bool) -> bytes:
+        epoch: Any = SimpleNamespace(_prompts=prompts if head else None, _intake=intake)
+        chunk: Any = SimpleNamespace(row=row, params_bytes=size, number=1)
+        return StageEpoch._parameter_record(epoch, chunk)
+
+    assert (found(3, 3, head=True), found(3, 0, head=False), taken) == (b"ppp", b"", [])
+    assert (found(3, 9, head=False), taken) == (b"taken", [(Kind.SAMPLING, bytes)])
+    for size in (0, 2, 4):
+        with pytest.raises(InvalidInput):
+            found(3, size, head=True)
