@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import sqlite3
 import stat
 import subprocess
@@ -287,6 +289,25 @@ def test_the_audit_log_is_a_chain(store: Store) -> None:
     assert verify_chain(entries[3:], after=(3, entries[2].hash)) == (5, entries[-1].hash)
     assert len(entries[0].details["long"]) == 256
     assert store.audit.entries(after=4, limit=100) == entries[4:]
+
+
+def test_an_entry_of_the_audit_log_is_bound_to_the_one_before(store: Store) -> None:
+    """By what others verify, too: the words that are hashed do not change from release to release."""
+    assert store.audit.head() == (0, bytes(32))
+    previous = bytes(32)
+    for number, at in enumerate((7.9, 8.0), 1):
+        store.audit.append(at, "chief", "act", "node", {"why": "w" * 300, "count": number})
+        (entry,) = store.audit.entries(after=number - 1, limit=1)
+        told = {"count": str(number), "why": "w" * 256}
+        words = {"sequence": number, "at": int(at), "actor": "chief", "action": "act", "subject": "node"}
+        content = json.dumps(words | {"details": told}, sort_keys=True, separators=(",", ":"))
+        digest = hashlib.sha256(b"sealring/v1 audit\0" + previous + content.encode()).digest()
+        assert (entry.previous, entry.hash) == (previous, digest)
+        assert store.audit.head() == (number, digest)
+        assert (store.audit.holds(number, digest), store.audit.holds(number, previous)) == (True, False)
+        previous = digest
+    assert not store.audit.holds(1, previous)
+    assert verify_chain(store.audit.entries(after=1, limit=9), after=(1, entry.previous)) == (2, previous)
 
 
 def test_the_newest_entries_of_the_audit_log_are_read_oldest_first(store: Store) -> None:
