@@ -263,3 +263,24 @@ def test_the_bounds_of_fields_when_nothing_is_said() -> None:
     for number in (-1, 1 << 63):
         with pytest.raises(FormatError):
             Fields({"number": number}, ("number",)).integer("number")
+
+
+def test_keys_are_sorted_and_lists_may_be_empty() -> None:
+    assert canonical_json({"b": 1, "a": {"d": 2, "c": 3}}) == b'{"a":{"c":3,"d":2},"b":1}'
+    fields = Fields({"x": []}, ("x",))
+    assert fields.items("x", max_items=3) == fields.each("x", max_items=3) == []
+
+
+def test_long_base64_is_not_decoded() -> None:
+    with pytest.raises(FormatError, match="is too long$"):
+        decode_base64("A" * 20, max_bytes=12)
+
+
+def test_as_many_fields_are_unpacked_as_there_are() -> None:
+    assert unpack_fields(pack_fields(b"a", b""), max_bytes=100) == [b"a", b""]
+
+
+@pytest.mark.parametrize("number", ["-0", "9" * 19, "9" * 21, "9" * 5000])
+def test_integers_are_bounded_and_written_in_one_way(number: str) -> None:
+    with pytest.raises(FormatError):
+        parse_json_object(b'{"a":%s}' % number.encode(), max_bytes=1 << 20)

@@ -18,7 +18,15 @@ import pytest
 import structlog
 
 from sealring.mesh.errors import ConfigError, InvalidInput, NotFound
-from sealring.mesh.system.logging import configure, redact
+from sealring.mesh.system.logging import (
+    FileTarget,
+    _exception_of,
+    _frames,
+    _quote_library,
+    configure,
+    end_with_any_thread,
+    redact,
+)
 
 MARK = "the eagle lands at noon"
 
@@ -372,3 +380,53 @@ def test_a_file_gets_json_though_somebody_watches(tmp_path: Path) -> None:
     structlog.get_logger().info("ring up", epoch=3)
     assert json.loads((tmp_path / "node.log").read_text())["epoch"] == 3
     assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_thread_that_fails_ends_the_process_whatever_is_told_of_it(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+
+    def report(args: Any) -> None:
+        done.append(args)
+        if fails:
+            raise OSError
+
+    monkeypatch.setattr(threading, "excepthook", report)
+    monkeypatch.setattr(os, "_exit", done.append)
+    end_with_any_thread()
+    args: Any = SimpleNamespace()
+    try:
+        threading.excepthook(args)
+    except OSError:
+        assert fails
+    assert done == [args, 1]
+
+
+@pytest.mark.parametrize(("says", "quoted"), [("", ""), ("a\nb", "a"), ("x" * 201, "x" * 200)])
+def test_a_library_is_quoted_with_one_short_line(says: str, quoted: str) -> None:
+    event = {"event": says, "_record": SimpleNamespace(name="library"), "more": says}
+    told = _quote_library(None, "", event)
+    assert (told["event"], told["library"], told["says"]) == ("library log", "library", quoted)
+    assert "more" not in told
+
+
+def test_an_exception_is_found_where_one_is_told() -> None:
+    error = KeyError("x")
+    assert _exception_of(error) is _exception_of((KeyError, error, None)) is error
+    for other in ((KeyError, error), (KeyError, "x", None), None, False):
+        assert _exception_of(other) is None
+    assert _exception_of(True) is None, "none is being handled"
+
+
+def test_what_is_told_of_a_chain_of_causes_is_bounded() -> None:
+    error = KeyError("x")
+    error.__cause__ = error
+    assert _frames(error) == ["KeyError"] * 20
+
+
+def test_a_log_file_is_made_with_its_folders(tmp_path: Path) -> None:
+    target = FileTarget(tmp_path / "a" / "b" / "log")
+    target.close()
+    assert (tmp_path / "a" / "b" / "log").exists()

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from sealring.mesh.system import networks
 from sealring.mesh.system.networks import address_towards, network_of, own_addresses
 
 
@@ -28,6 +29,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
         "en0": [address("aa:bb:cc:dd:ee:ff", None), address("192.168.1.20", "255.255.255.0")],
         "en2": [address("192.168.1.129", "255.255.255.252")],
         "en3": [address("169.254.7.7", "255.255.0.0")],
+        "en8": [address("0.0.0.0", "255.0.0.0")],
         "utun0": [address("10.8.0.1", "nonsense")],
     }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
@@ -58,3 +60,36 @@ def test_others_reach_what_is_up_and_a_link_gave_itself_only_at_last(monkeypatch
 
 def test_the_way_to_loopback_is_loopback() -> None:
     assert address_towards("127.0.0.1", 1) == "127.0.0.1"
+
+
+def test_the_address_towards_everywhere_comes_first_of_those_that_are_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    up = {name: SimpleNamespace(isup=True) for name in ("lo0", "en0", "en2", "en3")}
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: up)
+    for preferred, others in (("192.168.1.129", ["192.168.1.20"]), ("192.168.1.20", ["192.168.1.129"])):
+        monkeypatch.setattr(networks, "address_towards", lambda host, port, own=preferred: own)
+        assert [one.host for one in own_addresses()] == [preferred, *others, "169.254.7.7"]
+
+
+@pytest.mark.parametrize(("port", "asked"), [(0, 9), (5, 5)])
+def test_the_way_is_asked_for_with_a_port(port: int, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    class Probe:
+        def __init__(self, *_: Any) -> None: ...
+
+        def __enter__(self) -> Probe:
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+
+        def connect(self, address: Any) -> None:
+            told.append(address)
+
+        def getsockname(self) -> tuple[str, int]:
+            return "192.0.2.7", 4
+
+    monkeypatch.setattr(networks.socket, "socket", Probe)
+    assert address_towards("192.0.2.9", port) == "192.0.2.7"
+    assert told == [("192.0.2.9", asked)]
