@@ -468,11 +468,16 @@ def test_steps_that_fail_are_undone_from_the_last_on_and_each_for_itself() -> No
     assert did == ["a", "done: a", "b", "done: b"]
 
 
-def test_an_empty_folder_in_the_services_place_is_in_no_ones_way(
-    service: Any, root: Path, home: Path
-) -> None:
-    (root / "usr" / "local" / "var" / "sealring" / "node").mkdir(parents=True)
-    assert service("install", "node", "--adopt", str(join(home / "mine")), "--no-start").status == 0
+def test_an_empty_folder_in_the_services_place_is_in_no_ones_way(root: Path, home: Path) -> None:
+    control: Any = SimpleNamespace()
+    own, there = join(home / "mine"), root / "usr" / "local" / "var" / "sealring" / "node"
+    there.mkdir(parents=True)
+    made = Installation(control, Service("node", user="me"), root, adopt=own)
+    made.check(start=False)
+    (there / "file").touch()
+    with pytest.raises(FailedPrecondition) as refused:
+        made.check(start=False)
+    assert refused.value.reason == "STATE_IN_THE_WAY"
 
 
 def test_bootout_is_awaited(launchctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
