@@ -110,6 +110,12 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def test_there_is_no_roster_before_the_first(bench: Bench) -> None:
     with pytest.raises(FailedPrecondition):
         _ = bench.publisher.current
+    assert (bench.publisher.listed("nobody"), bench.publisher.serves("demo-0")) == (None, False)
+    first, second = bench.enrol(), bench.enrol(name="beta")
+    listed = bench.publisher.listed(second.id)
+    assert listed is not None
+    assert (listed.id, listed.trust, bench.publisher.listed("nobody")) == (second.id, 10, None)
+    assert bench.publisher.listed(first.id) != listed
 
 
 def test_versions_rise_by_one_in_one_chain_over_restarts(bench: Bench) -> None:
