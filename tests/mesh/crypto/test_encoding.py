@@ -272,7 +272,7 @@ def test_keys_are_sorted_and_lists_may_be_empty() -> None:
 
 
 def test_long_base64_is_not_decoded() -> None:
-    with pytest.raises(FormatError, match="is too long$"):
+    with pytest.raises(FormatError, match=r"is too long$"):
         decode_base64("A" * 20, max_bytes=12)
 
 
