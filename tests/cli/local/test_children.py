@@ -87,6 +87,7 @@ async def test_one_component_gets_an_environment_of_its_own(children: Children) 
     show = "import os, time; print(os.environ.get('CUDA_VISIBLE_DEVICES'), flush=True); time.sleep(60)"
     await children.start("node-0", [show], {"CUDA_VISIBLE_DEVICES": "1"})
     await children.start("node-1", [show])
+    assert len(children._watchers) == 2, "nobody else holds them"
     own, other = [await read_when_written(children.logs[name]) for name in ("node-0", "node-1")]
     assert own == "1\n" != other
 

@@ -12,7 +12,9 @@ import pytest
 
 from sealring.cli.commands import join
 from sealring.cli.local import machines
+from sealring.cli.local.leftovers import gateway_of
 from sealring.cli.local.machines import NOTHING, FirstMachine, OtherMachine
+from sealring.cli.setup.settings_files import read_settings, settings_file_of
 from sealring.mesh.errors import DeadlineExceeded
 from sealring.mesh.member.state import ROSTER
 from sealring.mesh.roster.model import Ring, RingMember
@@ -43,6 +45,14 @@ async def test_one_token_of_up_is_good_at_a_time(tmp_path: Path) -> None:
     for _ in range(3):
         made = await machine.token(uses=2, seconds=60)
         assert [one.token_id for one in machine.admin.tokens] == ["somebody's", made.token_id]
+
+
+def test_where_the_gateway_is_found_and_what_each_is_set_to(tmp_path: Path) -> None:
+    settings = {"gateway": {"grpc_listen": "127.0.0.1:4711"}, "node": {"name": "mac-1"}}
+    FirstMachine(tmp_path, settings).write_configs()
+    assert gateway_of(tmp_path) == "127.0.0.1:4711"
+    for name, section in settings.items():
+        assert read_settings(settings_file_of(tmp_path, name), name) == section
 
 
 def test_a_joined_machine_says_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
