@@ -122,6 +122,17 @@ async def test_a_head_that_was_given_a_prompt_owes_an_answer() -> None:
     assert owed == ["expected", "sent"]
 
 
+def test_a_head_owes_an_answer_as_long_as_it_has_a_prompt() -> None:
+    ring = Serving()
+    for name in ("one", "two"):
+        ring.ask(name)
+    assert ring.members.owed == 2
+    problem = to_problem(InvalidInput("no", reason="NO"))
+    for row, owed in ((1, 3), (2, 3)):
+        ring.hear(refused=control.RowRefused(row=row, problem=problem))
+        assert ring.members.owed == owed
+
+
 class Members(Session):
     """Keeps what it is sent, and how often an answer was said to be owed or to have come."""
 

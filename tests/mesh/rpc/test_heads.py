@@ -207,3 +207,25 @@ def test_only_what_is_said_of_headers_that_are_no_text_is_left_out(
     info = (type(error), error, None) if error else None
     record = logging.LogRecord("grpc", logging.ERROR, "file", 1, "said", (), info)
     assert heads._is_decodable(record) is kept
+
+
+async def test_a_task_makes_so_many_headers_of_ascii() -> None:
+    make = heads._Metadatum(lambda name, value: (name, value))
+    assert make("a", b"\xff") == ("a", b"\xff")
+    with pytest.raises(heads._BadHead) as caught:
+        make("a", "é")
+    assert caught.value.details() == "more than 1024 headers, or text that is not ASCII in one"
+    for _ in range(1022):
+        make("a", "b")
+    with pytest.raises(heads._BadHead):
+        make("a", "b")
+
+    async def another() -> Any:
+        return make("a", "b")
+
+    assert await asyncio.create_task(another()) == ("a", "b")
+
+
+def test_headers_of_no_task_are_not_counted() -> None:
+    make = heads._Metadatum(lambda name, value: (name, value))
+    assert [make("a", "é") for _ in range(2)] == [("a", "é")] * 2
