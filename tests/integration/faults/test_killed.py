@@ -6,9 +6,10 @@ from harness import suffer
 from ringtest import CLUSTER
 
 pytestmark = CLUSTER
-SWEEP = {"kill engine 2, prefill", "kill carrier 1, decode", "stop carrier 2 120, decode"}
+SWEEP = {"kill engine 2, prefill", "kill carrier 1, decode", "stop engine 0 120, decode"}
+SWEEP |= {"stop carrier 2 120, decode"}
 """Members whose engine or carrier is killed or frozen are tested with two daemons in every run
-(`tests/node/daemon/test_faults.py`)."""
+(`tests/node/daemon/test_faults.py`), and one engine more by the first case here."""
 
 
 @pytest.mark.parametrize(
