@@ -19,16 +19,17 @@ SEALRING = Path(sys.executable).with_name("sealring")
 
 
 def test_demo_once_prints_one_json_object(tmp_path):
+    """Of two nodes; tests/cli/commands/test_demo.py shows that it are three if nobody says."""
     state = tmp_path / "state"
     share_kernels(state)
     (state / PORTS).write_text("{}")  # as an earlier one left it, which had its kernels compiled
-    command = [SEALRING, "demo", "--once", "--json", "--state-dir", state]
+    command = [SEALRING, "demo", "--nodes", "2", "--once", "--json", "--state-dir", state]
     done = subprocess.run(command, capture_output=True, check=True)
     shown = json.loads(done.stdout)
     wanted = {"answer", "prompt_tokens", "completion_tokens", "ttft_s", "tok_s", "suite", "min_trust", "ring"}
     assert wanted <= set(shown)
     assert "Paris" in shown["answer"]
-    assert [member["rank"] for member in shown["ring"]] == [0, 1, 2]
+    assert [member["rank"] for member in shown["ring"]] == [0, 1]
     layers = [member["layers"] for member in shown["ring"]]
     assert layers[0][0] == 0
     assert [low for low, _ in layers[1:]] == [high for _, high in layers[:-1]]
