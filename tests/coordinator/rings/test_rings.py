@@ -41,7 +41,7 @@ async def ring_state(
             status: admin_pb2.RingStatus = answer.deployments[deployment].rings[0]
             if status.phase == phase and status.epoch >= epoch:
                 return status
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
 
 
 async def test_an_operator_sees_how_many_guesses_of_the_head_were_right(cluster: Cluster) -> None:

@@ -396,7 +396,7 @@ def children(module: str) -> list[psutil.Process]:
 async def until(condition, seconds: float = 200) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)  # to look for children reads of all processes
 
 
 @pytest.fixture
