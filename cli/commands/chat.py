@@ -106,7 +106,9 @@ def chat(
     messages = [("system", system)] if system else []
     first = Question(messages, model, max_tokens, SCORES[min_trust], sampling)
     if question == "-":
-        question = sys.stdin.read(_MAX_LINE + 1).strip()
+        question = sys.stdin.read(_MAX_LINE + 1)
+        if len(question) <= _MAX_LINE:  # else it is cut, and would be a shorter question without its blanks
+            question = question.strip()
     if question is not None:
         if not question or len(question) > _MAX_LINE:
             raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")

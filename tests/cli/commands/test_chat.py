@@ -146,6 +146,16 @@ def test_a_question_is_so_long_at_most_and_not_empty(
     assert ("BAD_QUESTION" in done.err) == (status == 2)
 
 
+@pytest.mark.parametrize(("typed", "asked"), [(" hi \n", ["hi"]), ("hi    there", []), ("     \n", [])])
+def test_a_question_is_not_cut_at_a_blank(
+    here: Any, client: Client, monkeypatch: pytest.MonkeyPatch, typed: str, asked: list[str]
+) -> None:
+    monkeypatch.setattr(chat, "_MAX_LINE", 5)
+    done = here("chat", "-", "--gateway", "h:1", stdin=typed)
+    assert done.status == (0 if asked else 2)
+    assert [one[0][0][1] for one in client.asked[1:]] == asked
+
+
 @pytest.mark.parametrize(("size", "status"), [(1 << 20, 0), ((1 << 20) + 1, 2)])
 def test_a_question_of_a_file_is_a_mebibyte_at_most(
     here: Any, client: Client, size: int, status: int
