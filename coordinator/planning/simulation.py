@@ -96,7 +96,7 @@ def simulate(content: bytes, spec: admin_pb2.DeploymentSpec) -> admin_pb2.PlanDe
     try:
         read = SimulationFile.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise _bad(f"{where}: {first['msg'][:200]}") from None
     members = _machines(read)

@@ -86,13 +86,15 @@ def test_what_is_left_out_is_nothing_and_the_rest_is_as_it_says() -> None:
     found = read()
     (mac,) = _machines(found)
     assert (mac.id, mac.memory_usable, mac.trust, mac.rate) == ("mac", 2 << 30, 1, Rate(3e9, 0.5, 0.0, 0.0))
-    assert (found.model.tied, found.model.max_context, found.model.embed_bytes) == (False, 0, 0)
+    assert (found.model.tied, found.model.max_context) == (False, 0)
+    assert (found.model.embed_bytes, found.model.head_bytes) == (0, 0)
     network = _network(found, {"mac", "b", "c"})
     assert network.between("b", "mac") == Link(10e-6, 1e9)
     assert network.between("b", "c") == Link(100e-6, 1.25e8)
     assert _network(read("network"), {"mac", "b"}).other is ASSUMED
     several = _machines(read("machines.0.count", 3))
     assert [one.name for one in several] == ["mac-1", "mac-2", "mac-3"]
+    assert len(_machines(read("machines.0.count", 64))) == 64
     assert MAX_BYTES == 1 << 20
 
 
