@@ -96,6 +96,15 @@ def test_versions_go_up(cluster: Any, reader: RosterReader) -> None:
     assert reader.accept(following(cluster, skipped, version=111 + MAX_VERSION_JUMP)).version > 111
 
 
+def test_a_standby_that_took_over_is_told_of_where_a_term_is_over(cluster: Any, reader: RosterReader) -> None:
+    first = reader.accept(cluster.sign(version=11))
+    for hint in ("", "a standby took over from the coordinator that signed it: stop that one"):
+        with pytest.raises(RosterError) as error:
+            reader.accept(cluster.sign(version=10))
+        assert (error.value.reason, error.value.hint) == ("ROSTER_ROLLBACK", hint)
+        first = reader.accept(following(cluster, first, version=first.version + (1 << 32)))
+
+
 def test_rollback_after_a_restart(cluster: Any, reader: RosterReader, path: Path, clock: Any) -> None:
     old = cluster.sign()
     first = reader.accept(old)
