@@ -62,6 +62,23 @@ async def test_so_many_requests_are_under_way_and_no_more(monkeypatch: pytest.Mo
     assert (outer._under_way, dict(outer._held)) == (0, {})
 
 
+async def test_every_answer_has_an_id_and_its_type_is_not_guessed() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"own", b"1")]})
+
+    sent = Sent()
+    await Guard(app, Gate())(scope(), nothing, sent)
+    headers = dict(sent[0]["headers"])
+    request_id = headers[b"x-request-id"]
+    assert len(request_id) == 24
+    assert headers == {
+        b"own": b"1",
+        b"x-request-id": request_id,
+        b"request-id": request_id,
+        b"x-content-type-options": b"nosniff",
+    }
+
+
 async def test_what_is_no_http_is_not_answered() -> None:
     await Guard(None, Gate(None))({"type": "websocket"}, nothing, sent := Sent())  # type: ignore[arg-type]
     assert sent == []
