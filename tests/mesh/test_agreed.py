@@ -8,7 +8,7 @@ import pytest
 
 from sealring.mesh import clock
 from sealring.mesh.crypto import dsse, encoding, identity, suites
-from sealring.mesh.member import proof
+from sealring.mesh.member import bootstrap, proof
 from sealring.mesh.pki import authority, certificates, root
 from sealring.mesh.prompt import (
     composition,
@@ -21,6 +21,7 @@ from sealring.mesh.prompt import (
 )
 from sealring.mesh.roster import codec, model, reader
 from sealring.mesh.rpc import problem, protocol, server, traces, wire
+from sealring.mesh.trust import apple, attestation
 
 DAY = 24 * 3600
 
@@ -129,7 +130,36 @@ DAY = 24 * 3600
                 "_MAX_CONTEXT": 1 << 24,
             },
         ),
-        (model, {"MAX_LIFETIME_SECONDS": 900, "NO_PREVIOUS": bytes(32)}),
+        (
+            model,
+            {
+                "MAX_LIFETIME_SECONDS": 900,
+                "NO_PREVIOUS": bytes(32),
+                "MAX_RINGS_OF_MEMBER": 8,
+                "TERM_BITS": 32,
+            },
+        ),
+        (
+            bootstrap,
+            {
+                "TOKEN_ID_BYTES": 10,
+                "TOKEN_SECRET_BYTES": 32,
+                "MAX_TOKEN_ADDRESSES": 4,
+                "MAX_TOKEN_CHARACTERS": 614,
+            },
+        ),
+        (
+            attestation,
+            {
+                "STATEMENT_VERSION": 1,
+                "MAX_STATEMENT_BYTES": 8192,
+                "NONCE_BYTES": 32,
+                "MAX_AGE_SECONDS": 120,
+                "MAX_MODELS": 8,
+                "_MAX_TEXT": 128,
+            },
+        ),
+        (apple, {"MAX_CHAIN": 4, "MAX_CERTIFICATE_BYTES": 4096}),
         (reader, {"MAX_VERSION_JUMP": 1 << 40}),
         (
             tools,
