@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import socket
 import subprocess
@@ -73,6 +74,7 @@ def start(
                 "HF_HOME": str(home.parent / "home"),
                 "HF_HUB_DISABLE_TELEMETRY": "1",
                 "PATH": "/usr/bin:/bin",
+                "SSL_CERT_DIR": os.devnull,  # as tests/conftest.py has it
                 **more,
             },
             stderr=subprocess.DEVNULL,
