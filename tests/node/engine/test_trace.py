@@ -34,6 +34,14 @@ def test_a_graph_built_before_its_input_came() -> None:
     ]
 
 
+def test_a_graph_built_as_its_input_came_waited_for_nothing() -> None:
+    assert spans(StepTimes(7, started=1, built=2, fed=2, launched=6, ready=8, sent=9))[:3] == [
+        ("build", 7, 1, 2),
+        ("wait", 7, 2, 2),
+        ("launch", 7, 2, 6),
+    ]
+
+
 def test_a_graph_built_after_its_input_came() -> None:
     assert spans(StepTimes(7, started=1, fed=2, built=4, launched=6, ready=8, sent=9))[:4] == [
         ("wait", 7, 1, 2),

@@ -92,7 +92,10 @@ def test_parts_are_counted_once_and_only_where_they_are_wanted(tmp_path: Path) -
     assert again.missing() == [frozenset(), frozenset({1, 2})]
     for part in (1, 2):
         again.add(1, part, [pieces[part]])
+    (again.path / "folder").mkdir()
+    (again.path / "folder" / "file").touch()
     assert again.publish() == tmp_path / "org" / "m"
+    assert not (tmp_path / "org/m/folder").exists()
     assert (tmp_path / "org/m/model.safetensors").read_bytes() == WEIGHTS
     assert not again.path.exists()
 
