@@ -165,7 +165,7 @@ async def _drain(receive: Receive) -> None:
         async with asyncio.timeout(_DRAIN_SECONDS):
             while left > 0:
                 message = await receive()
-                if message["type"] != "http.request" or not message.get("more_body"):
+                if not message.get("more_body"):  # nor has the end of the connection
                     return
                 left -= len(message.get("body", b""))
     except TimeoutError:
