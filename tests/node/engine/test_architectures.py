@@ -195,11 +195,7 @@ def test_a_missing_package_is_named() -> None:
     assert "ai2-olmo" in caught.value.hint
 
 
-HOOKED = [
-    pytest.param("deepseek_v41", marks=pytest.mark.sweep),  # of which the next has all, and candidates
-    "deepseek_v41:candidates",
-    "kimi_k3",
-]
+HOOKED = ["deepseek_v41", "deepseek_v41:candidates", "kimi_k3"]
 """Their layers share more than a state, some of it in an object that they change."""
 
 CANDIDATES = MORE["deepseek_v41"] | {
