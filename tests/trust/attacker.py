@@ -1,4 +1,4 @@
-"""The attacker as a process of its own: `attacker.py calls|hold|pose|stranger|scan`, JSON on its stdin.
+"""The attacker as a process of its own: `attacker.py calls|hold|pose|scan`, JSON on its stdin.
 
 It has what an attacker has: keys and certificates that it stole or that another cluster gave it, addresses,
 and the cluster's public certificates. What it got is printed as one JSON object a line.
@@ -233,39 +233,6 @@ async def hold(arguments: dict[str, Any]) -> None:
     await asyncio.gather(*(one(target, name) for target in arguments["targets"] for name in held))
 
 
-def listeners(host: str) -> set[tuple[str, int]]:
-    """Every socket of this machine that listens on one IPv4 address."""
-    found = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        local, _, state = line.split()[1:4]
-        address, port = local.split(":")
-        if state == "0A" and socket.inet_ntoa(bytes.fromhex(address)[::-1]) == host:
-            found.add((host, int(port, 16)))
-    return found
-
-
-def stranger(arguments: dict[str, Any]) -> None:
-    """Is the first to connect to the next port that somebody listens on."""
-    known = listeners(arguments["host"])
-    say(watching=len(known))
-    until = time.monotonic() + arguments["seconds"]
-    while time.monotonic() < until:
-        for address in listeners(arguments["host"]) - known:
-            known.add(address)
-            with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as guest:
-                say(connected=address[1])
-                if arguments["send"]:
-                    guest.sendall(os.urandom(arguments["send"]))
-                guest.settimeout(max(0.1, until - time.monotonic()))
-                got = b""
-                with contextlib.suppress(OSError):
-                    while part := guest.recv(4096):
-                        got += part
-                say(got=len(got), port=address[1])
-                return
-    say(got=-1, port=0)
-
-
 def scan(arguments: dict[str, Any]) -> None:
     """Connects to everything, again and again: garbage, slow bytes, half a TLS hello, another protocol."""
     greetings = [
@@ -367,10 +334,10 @@ async def pose(arguments: dict[str, Any]) -> None:
 
 def main() -> None:
     arguments = json.loads(sys.stdin.readline())
-    if sys.argv[1] in ("calls", "hold", "pose"):
-        asyncio.run({"calls": calls, "hold": hold, "pose": pose}[sys.argv[1]](arguments))
+    if sys.argv[1] == "scan":
+        scan(arguments)
     else:
-        {"stranger": stranger, "scan": scan}[sys.argv[1]](arguments)
+        asyncio.run({"calls": calls, "hold": hold, "pose": pose}[sys.argv[1]](arguments))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import queue
 import socket
 import sys
 import threading
@@ -22,25 +24,26 @@ from sealring.cli.local.cluster import LocalCluster
 from sealring.mesh.system.addresses import parse_address
 from sealring.v1 import membership_pb2
 
-pytestmark = [
-    *CLUSTER,
-    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/net/tcp and all of 127.0.0.0/8"),
-]
+pytestmark = CLUSTER
 HERE = Path(__file__).parent
 QUESTION = "What is the capital of France?"
 TOKENS = 16
 EVERY_RUN = {"alter", "replay", "swallow", "delay"}
 """To a ring the other attacks are one more record that does not open; `make sweep` has them, and
 `tests/node/link/test_records.py` tells them apart in every run."""
-RING_HOST = "127.0.0.77"
-"""An address of loopback that only this cluster's rings use, so that the stranger disturbs no other test."""
 
 
 class Switchboard:
-    """Hands out a proxy for every ring address that a node asks about."""
+    """Hands out a proxy for every ring address that a node asks about.
+
+    `stranger` is what somebody says who connects to the next of them before the node can; `answered` has how
+    many bytes that one was told until its connection was closed.
+    """
 
     def __init__(self) -> None:
         self.proxies: list[Proxy] = []
+        self.stranger: bytes | None = None
+        self.answered: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -54,8 +57,20 @@ class Switchboard:
                     asking.sendall(self._way_to(address).encode() + b"\n")
 
     def _way_to(self, address: str) -> str:
-        self.proxies.append(Proxy(parse_address(address)))
+        target = parse_address(address)
+        if self.stranger is not None:
+            guest, said, self.stranger = socket.create_connection(target), self.stranger, None
+            threading.Thread(target=self._hear, args=(guest, said), daemon=True).start()
+        self.proxies.append(Proxy(target))
         return self.proxies[-1].address
+
+    def _hear(self, guest: socket.socket, said: bytes) -> None:
+        got = 0
+        with guest, contextlib.suppress(OSError):
+            guest.sendall(said)
+            while part := guest.recv(4096):
+                got += len(part)
+        self.answered.put(got)
 
     def close(self) -> None:
         self._server.close()
@@ -76,7 +91,6 @@ class TappedCluster(LocalCluster):
         if name in self.node_names:
             if name not in self.daemons:
                 self.daemons[name] = Proxy(parse_address(settings["listen"]))
-            settings["ring_host"] = RING_HOST
             settings["advertise"] = [self.daemons[name].address]
         return settings
 
@@ -165,12 +179,10 @@ async def test_while_the_ring_forms(tapped: Ring, expected: Reply, attack: str) 
 async def test_a_stranger_that_connects_first(tapped: Ring, expected: Reply, send: int) -> None:
     """It sits at the port before the neighbour does, silent or not: the epoch is formed without it."""
     before = (await tapped.serving()).epoch
-    process = await begun("stranger", host=RING_HOST, seconds=LIMIT_SECONDS, send=send)
-    assert "watching" in json.loads(await process.stdout.readline())
+    path = tapped.cluster.ring_path
+    path.stranger = os.urandom(send)
     _carrier(tapped).kill()
-    heard = [json.loads(line) for line in (await process.communicate())[0].splitlines()]
-    assert heard[0]["connected"] == heard[1]["port"]
-    assert heard[1]["got"] == 0
+    assert await asyncio.to_thread(path.answered.get, timeout=LIMIT_SECONDS) == 0
     assert await tapped.reply(chat(QUESTION), TOKENS) == expected
     assert (await tapped.serving()).epoch - before == 1
 
