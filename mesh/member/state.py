@@ -195,17 +195,24 @@ def own_material(
 
 
 def _load_pair(folder: Path) -> tuple[bytes, bytes]:
-    """The TLS key that belongs to the certificate: the next one, when a crash came between the two."""
-    certificate = parse_pem_leaf(read_bounded(folder / _TLS_CERTIFICATE, max_bytes=_MAX_BYTES))
-    wanted = _spki(x509.load_der_x509_certificate(certificate).public_key())
-    for name in (_NEXT_TLS_KEY, _TLS_KEY):
-        path = folder / name
-        if not path.exists():
-            continue
-        key = read_secret(path)
-        if _spki(load_pem_private_key(key, password=None).public_key()) == wanted:
-            return key, certificate
-    raise FormatError("no key belongs to the certificate")
+    """The TLS key that belongs to the certificate: the next one, when a crash came between the two.
+
+    A daemon may replace both at this moment: they are read anew where the certificate is another one then.
+    """
+    before = b""
+    while True:
+        certificate = parse_pem_leaf(read_bounded(folder / _TLS_CERTIFICATE, max_bytes=_MAX_BYTES))
+        if certificate == before:
+            raise FormatError("no key belongs to the certificate")
+        wanted = _spki(x509.load_der_x509_certificate(certificate).public_key())
+        for name in (_NEXT_TLS_KEY, _TLS_KEY):
+            try:
+                key = read_secret(folder / name)
+            except FileNotFoundError:
+                continue
+            if _spki(load_pem_private_key(key, password=None).public_key()) == wanted:
+                return key, certificate
+        before = certificate
 
 
 def _spki(key: object) -> bytes:

@@ -88,6 +88,36 @@ def test_an_enrolment_of_an_older_release_has_no_join_address(state: MachineStat
     assert load_machine_state(tmp_path) == dataclasses.replace(state, join="")
 
 
+@pytest.mark.parametrize("under_way", [False, True], ids=["all of it", "the rename"])
+def test_a_pair_that_is_replaced_while_it_is_read_is_the_new_one(
+    state: MachineState,
+    authority: Authority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    under_way: bool,
+) -> None:
+    folder, new = tmp_path / "state", material(authority)
+    save_machine_state(folder, state)
+    if under_way:
+        memberstate.write_atomic(folder / "tls.key.next", new.private_key)
+        (folder / "tls.pem").write_bytes(to_pem(new.certificate))
+    read, replaced = memberstate.read_secret, False
+
+    def reading(path: Path) -> bytes:
+        nonlocal replaced
+        if path.name.startswith("tls.key") and not replaced:
+            replaced = True
+            if under_way:
+                os.replace(folder / "tls.key.next", folder / "tls.key")
+            else:
+                save_tls(folder, new)
+        return read(path)
+
+    monkeypatch.setattr(memberstate, "read_secret", reading)
+    assert load_machine_state(folder).tls == new
+    assert replaced
+
+
 def test_a_rotated_pair_is_found_after_a_crash_at_any_write(
     state: MachineState,
     authority: Authority,
