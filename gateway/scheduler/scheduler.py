@@ -188,9 +188,9 @@ class Scheduler:
             raise InvalidInput(f"the head opened row {row.number} without room", reason="BAD_STEP")
         if answered != len(row.told.tokens) and not row.request.sealed:
             raise InvalidInput(f"the head goes on with row {row.number} from elsewhere", reason="BAD_STEP")
+        row.names = split(opened.prefixes, prompt_tokens)
         row.prompt_tokens, row.answered, row.ceiling = prompt_tokens, answered, max_tokens
         row.params_bytes, row.drafts = opened.params_bytes, opened.drafts
-        row.names = split(opened.prefixes, prompt_tokens)
         row.limit = max_tokens if row.request.max_tokens else min(max_tokens, EXTENSION)
         capacity = epoch.planner.ledger.capacity
         if not row.request.max_tokens and prompt_tokens < capacity:

@@ -570,6 +570,20 @@ def test_a_request_that_ends_every_epoch_is_given_up() -> None:
     assert driver.scheduler.load().running == 1
 
 
+def test_a_request_whose_names_no_head_can_tell_is_given_up() -> None:
+    scheduler, facts = Scheduler(queue_limit=5), RingFacts((MemberMemory(1, 0, 1 << 40),), 4, 64)
+    scheduler.submit(Request("a", "", 3, inference.Envelope()), 0.0)
+    for attempt in range(MAX_ATTEMPTS):
+        (opened,) = scheduler.attach(facts)
+        assert isinstance(opened, OpenRow), attempt
+        told = control.RowOpened(row=opened.row, prompt_tokens=9, params_bytes=1, max_tokens=3, prefixes=b"x")
+        with pytest.raises(InvalidInput) as caught:
+            scheduler.row_opened(told)
+        assert caught.value.reason == "BAD_PREFIXES"
+        actions = scheduler.end_epoch(EpochEnded("gone"))
+    assert [action.error.reason for action in actions if isinstance(action, Fail)] == ["REQUEST_GIVEN_UP"]
+
+
 def ends_epochs(driver: Driver, kind: str) -> int:
     """Lets the ring run. Its epoch ends with each prefill or decode step of "poison". How many did."""
     ended = 0
