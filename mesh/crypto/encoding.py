@@ -205,8 +205,10 @@ def _refuse_number(_text: str) -> NoReturn:
 
 
 def _bounded_int(text: str) -> int:
-    value = int(text)  # of very many digits it raises ValueError
-    if text == "-0" or abs(value) > MAX_INTEGER:
+    if len(text) > 20 or text == "-0":
+        raise FormatError("integer is too large or written in another way")
+    value = int(text)
+    if abs(value) > MAX_INTEGER:
         raise FormatError("integer is too large or written in another way")
     return value
 

@@ -239,6 +239,6 @@ def _texts(fields: Fields, name: str, max_items: int) -> list[str]:
 
 def _address(text: str) -> str:
     host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
         raise FormatError("address is not host:port")
     return text

@@ -500,6 +500,7 @@ def test_the_smallest_ring_is_a_ring(make_cluster: Callable[..., Any]) -> None:
         ("h:1", True),
         ("h:0", False),
         ("h:65536", False),
+        ("h:0000000080", False),
         ("h:+12", False),
         ("h: 12", False),
         ("h:1_2", False),
