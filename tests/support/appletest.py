@@ -1,4 +1,4 @@
-"""A certificate authority that attests devices as Apple's does, with a root of its own."""
+"""A Mac with all its protections, and a certificate authority that attests devices as Apple's does."""
 
 from __future__ import annotations
 
@@ -12,8 +12,21 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from sealring.mesh.trust import apple as device
+from sealring.mesh.trust.attestation import Posture
 
 SERIAL = "C02TEST12345"
+
+GOOD = Posture(
+    hardware_model="Mac16,8",
+    chip="Apple M4 Pro",
+    os_version="26.1",
+    boot_session="ABC",
+    sip=True,
+    secure_boot=True,
+    authenticated_root=True,
+    filevault=True,
+)
+"""What a Mac tells that has all its protections on; its serial number only where that is asked for."""
 
 
 class DeviceAuthority:

@@ -16,18 +16,6 @@ PYTHON = (
     "/Contents/MacOS/Python"
 )
 
-GOOD = Posture(
-    hardware_model="Mac16,10",
-    chip="Apple M4",
-    os_version="26.2",
-    boot_session="1",
-    sip=True,
-    secure_boot=True,
-    authenticated_root=True,
-    filevault=True,
-)
-"""What a Mac tells that has all its protections on."""
-
 
 def recording(name: str) -> str:
     """A recorded output without the lines at its top that say where it is from."""

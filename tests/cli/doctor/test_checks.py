@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctortest import GOOD, PYTHON, FakeSystem, by_id, recording
+from appletest import GOOD
+from doctortest import PYTHON, FakeSystem, by_id, recording
 
 from sealring.cli.doctor import (
     firewall,

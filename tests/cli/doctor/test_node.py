@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from doctortest import GOOD, FakeSystem, by_id
+from appletest import GOOD
+from doctortest import FakeSystem, by_id
 
 from sealring.cli.doctor import certificates, clocks, daemon, reach, storage, trust
 from sealring.cli.doctor.report import Connection, Severity

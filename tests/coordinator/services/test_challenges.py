@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import appletest
 import pytest
 from appletest import SERIAL, DeviceAuthority
 
@@ -26,7 +27,6 @@ from sealring.mesh.errors import (
     SealringError,
 )
 from sealring.mesh.member.state import IDENTITY_KEY
-from sealring.mesh.trust.attestation import Posture
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2, membership_pb2
 
@@ -35,17 +35,7 @@ if TYPE_CHECKING:
 
 SERVING = membership_pb2.RING_PHASE_SERVING
 DOWN = membership_pb2.RING_PHASE_DOWN
-GOOD = Posture(
-    hardware_model="Mac16,8",
-    chip="Apple M4 Pro",
-    os_version="26.1",
-    boot_session="ABC",
-    serial=SERIAL,
-    sip=True,
-    secure_boot=True,
-    authenticated_root=True,
-    filevault=True,
-)
+GOOD = dataclasses.replace(appletest.GOOD, serial=SERIAL)
 
 
 OTHER = b"\x01" * 32

@@ -7,6 +7,7 @@ import json
 import secrets
 
 import pytest
+from appletest import GOOD
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,16 +36,6 @@ from sealring.mesh.trust.levels import TrustLevel
 
 NOW = 1_800_000_000
 SIGNER = SoftwareSigner.generate()
-GOOD = Posture(
-    hardware_model="Mac16,8",
-    chip="Apple M4 Pro",
-    os_version="26.1",
-    boot_session="ABC",
-    sip=True,
-    secure_boot=True,
-    authenticated_root=True,
-    filevault=True,
-)
 STATEMENT = Statement(
     cluster="demo",
     nonce=b"n" * 32,

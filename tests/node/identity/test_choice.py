@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import appletest
 import pytest
 from appletest import SERIAL, DeviceAuthority
 from cryptography import x509
@@ -19,7 +20,6 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.mesh.crypto.identity import private_pem
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.trust.apple import verify_device
-from sealring.mesh.trust.attestation import Posture
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.node.identity import choice
 from sealring.node.identity.choice import HELPER, choose_identity
@@ -27,17 +27,7 @@ from sealring.node.identity.key import ENCLAVE_KEY, make_signer
 from sealring.node.settings import NodeSettings
 
 STANDIN = Path(__file__).parents[2] / "support" / "enclave_standin.py"
-GOOD = Posture(
-    hardware_model="Mac16,11",
-    chip="Apple M4 Pro",
-    os_version="26.1",
-    boot_session="1",
-    serial=SERIAL,
-    sip=True,
-    secure_boot=True,
-    authenticated_root=True,
-    filevault=True,
-)
+GOOD = replace(appletest.GOOD, serial=SERIAL)
 
 
 @pytest.fixture
