@@ -19,7 +19,7 @@ SEALRING = Path(sys.executable).with_name("sealring")
 
 
 def test_demo_once_prints_one_json_object(tmp_path):
-    """Of two nodes; tests/cli/commands/test_demo.py shows that it are three if nobody says."""
+    """Of two nodes; tests/cli/commands/test_demo.py shows that there are three if nobody says."""
     state = tmp_path / "state"
     share_kernels(state)
     (state / PORTS).write_text("{}")  # as an earlier one left it, which had its kernels compiled
