@@ -60,6 +60,7 @@ lint: env
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy --platform darwin
 	@cd protos && ../$(BIN)/buf lint
 
 format: env

@@ -124,12 +124,14 @@ def measure(benchmark: Benchmark, arguments: Sequence[str], times: int = 1) -> R
 @contextlib.contextmanager
 def _own_cores() -> Iterator[None]:
     """Undoes what a benchmark does to the cores of this process, for the next one."""
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    try:
-        yield
-    finally:
-        if before:
+    if sys.platform == "linux" and hasattr(os, "sched_setaffinity"):
+        before = os.sched_getaffinity(0)
+        try:
+            yield
+        finally:
             os.sched_setaffinity(0, before)
+    else:
+        yield
 
 
 def machine() -> dict[str, Any]:

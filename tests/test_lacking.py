@@ -1,4 +1,4 @@
-"""A test that the machine cannot run is skipped, but not in CI."""
+"""A test that the machine cannot run is skipped, but not in CI on Linux."""
 
 import os
 import re
@@ -18,7 +18,10 @@ def test_of_another_system(): pass
 """
 
 
-@pytest.mark.parametrize(("ci", "outcome"), [("true", "2 failed, 1 skipped"), ("", "3 skipped")])
+@pytest.mark.parametrize(
+    ("ci", "outcome"),
+    [("true", "2 failed, 1 skipped" if sys.platform == "linux" else "3 skipped"), ("", "3 skipped")],
+)
 def test_what_is_lacking_fails_in_ci(tmp_path: Path, ci: str, outcome: str) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     command = [

@@ -9,8 +9,7 @@ from pathlib import Path
 
 def default_state_root() -> Path:
     """The user's own state folder: each component keeps its state in a folder of its name below it."""
-    base = os.environ.get("XDG_STATE_HOME")
-    if sys.platform != "darwin" and base:
+    if sys.platform != "darwin" and (base := os.environ.get("XDG_STATE_HOME")):
         return Path(base) / "sealring"
     return state_root_of(Path.home())
 
@@ -19,12 +18,14 @@ def state_root_of(home: Path) -> Path:
     """The state folder of the user with this home folder, unless that user's environment says otherwise."""
     if sys.platform == "darwin":
         return home / "Library" / "Application Support" / "sealring"
-    return home / ".local" / "state" / "sealring"
+    else:
+        return home / ".local" / "state" / "sealring"
 
 
 def default_config_file() -> Path:
     """The settings file that is read when it exists and no other is named."""
     if sys.platform == "darwin":
         return default_state_root() / "sealring.toml"
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "sealring" / "sealring.toml"
+    else:
+        base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+        return Path(base) / "sealring" / "sealring.toml"

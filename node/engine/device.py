@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 from types import ModuleType
 
 import mlx.core as mx
@@ -88,7 +89,7 @@ def compute_in_batches() -> None:
     would interrupt the other some 150 times a decode step; so, one works until it has to wait or its time is
     up. What a daemon or a carrier does takes moments and comes first.
     """
-    if hasattr(os, "sched_setscheduler"):
+    if sys.platform == "linux" and hasattr(os, "sched_setscheduler"):
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

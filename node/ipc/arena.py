@@ -10,6 +10,7 @@ import importlib
 import mmap
 import os
 import secrets
+import sys
 from typing import Any
 
 from sealring.mesh.errors import ResourceExhausted
@@ -37,7 +38,7 @@ def create_arena() -> int:
 
 
 def _anonymous_descriptor() -> int:
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):
         return os.memfd_create("sealring", os.MFD_CLOEXEC)
     _posixshmem: Any = importlib.import_module("_posixshmem")  # what multiprocessing.shared_memory uses
     name = f"/sr-{secrets.token_hex(8)}"

@@ -36,17 +36,25 @@ def _as_in_an_engine() -> Iterator[None]:
     _interrupts_others()
 
 
+ON_METAL = bool(os.environ.get("METAL"))
+"""Whether these tests compute on a Mac's GPU (`make test METAL=1 ARGS=tests/node/engine`), as engines do
+there; else on the CPU, where results are the same on every machine."""
+
+
 @pytest.fixture(autouse=True)
-def _on_the_cpu() -> None:
-    mx.set_default_device(mx.cpu)
+def _on_one_device() -> None:
+    mx.set_default_device(mx.gpu if ON_METAL else mx.cpu)
 
 
 @pytest.fixture(autouse=True)
 def _without_compilation() -> Iterator[None]:
     """For a CPU MLX has g++ compile each kernel, for a second, where this machine has not run it before.
 
-    Engines that are processes of their own do compile.
+    Engines that are processes of their own do compile, and so does everything on Metal.
     """
+    if ON_METAL:
+        yield
+        return
     mx.disable_compile()
     yield
     mx.enable_compile()
