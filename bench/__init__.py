@@ -1,4 +1,4 @@
-"""Benchmarks: one module per table of docs/performance.md, run by `sealring bench NAME`."""
+"""Benchmarks: one module per table of docs/performance.md, run by `python -m bench NAME`."""
 
 from sealring.node import scratch
 

@@ -52,7 +52,7 @@ def run_all(
     say: Callable[[str], None],
     total: float = QUICK_TOTAL_SECONDS,
     chosen: Sequence[Benchmark] | None = None,
-    command: Sequence[str] = (sys.executable, "-P", "-m", "sealring.cli", "bench"),
+    command: Sequence[str] = (sys.executable, "-m", "bench"),
 ) -> list[Outcome]:
     """Runs them in turn, by default all; with `quick` no longer than `total` seconds altogether."""
     until = time.monotonic() + total if quick else float("inf")

@@ -89,7 +89,7 @@ def numbers(text: str) -> list[int]:
 
 def parse(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
     """The options of one benchmark; a wrong one ends the process with status 2, as argparse does."""
-    parser = argparse.ArgumentParser(f"sealring bench {benchmark.name}", description=benchmark.summary)
+    parser = argparse.ArgumentParser(f"python -m bench {benchmark.name}", description=benchmark.summary)
     benchmark.options(parser)
     return parser.parse_args(list(arguments))
 
@@ -110,7 +110,7 @@ def measure(benchmark: Benchmark, arguments: Sequence[str], times: int = 1) -> R
     checks = joined([benchmark.checks(result) for result in runs])
     return {
         "bench": benchmark.name,
-        "command": " ".join(["sealring", "bench", benchmark.name, *repeated, *arguments]),
+        "command": " ".join(["python", "-m", "bench", benchmark.name, *repeated, *arguments]),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine() | {"load_before": round(load_before, 2), "load_after": os.getloadavg()[0]},

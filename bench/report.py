@@ -1,7 +1,7 @@
 """Tables and charts of docs/performance.md, made of the measurements that are committed beside it; and the
 table of docs/reliability.md, made of what `make faults` wrote.
 
-Measurements are what `sealring bench NAME --json docs/performance/data/NAME.json` writes. Figures of earlier
+Measurements are what `python -m bench NAME --json docs/performance/data/NAME.json` writes. Figures of earlier
 days that have no measurement beside them stand in `earlier.json`: they can say that a target was missed, and
 never that it is met.
 """

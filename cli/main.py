@@ -23,7 +23,7 @@ from sealring.mesh.system.lean import collect_seldom, hide_rich
 
 _NAMES = (
     *("demo", "up", "join", "deploy", "chat", "proxy", "connect"),
-    *("status", "dashboard", "doctor", "logs", "bugreport", "trace", "bench"),
+    *("status", "dashboard", "doctor", "logs", "bugreport", "trace"),
     *("coordinator", "node", "gateway", "deployment", "model", "token", "key", "operator", "roster", "root"),
     *("audit", "service", "config"),
 )

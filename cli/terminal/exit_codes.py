@@ -15,7 +15,7 @@
 | 10 | not reachable or not serving just now |
 | 11 | it took too long |
 | 12 | cancelled |
-| 13 | the command ran and its check failed, or found a problem (`model check`, `doctor`, `bench`) |
+| 13 | the command ran and its check failed, or found a problem (`model check`, `doctor`) |
 | 130 | interrupted by Ctrl-C |
 | 143 | ended by SIGTERM |
 """

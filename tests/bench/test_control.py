@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(600)
 def test_a_measurement_that_is_ended_as_it_begins_leaves_nothing_running() -> None:
-    command = [sys.executable, "-m", "sealring.cli", "bench", "control", "--rows", "1"]
+    command = [sys.executable, "-m", "bench", "control", "--rows", "1"]
     bench = subprocess.Popen(
         command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

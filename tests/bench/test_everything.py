@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -110,22 +109,3 @@ def test_quick_limits_fit_into_the_whole():
     chosen = everything.benchmarks()
     assert "serve" not in {one.name for one in chosen}
     assert all(1 <= one.quick_seconds <= 200 for one in chosen)
-
-
-@pytest.mark.parametrize(("outcome", "status"), [("done", 0), ("out of time", 13)])
-def test_the_command_tells_each_outcome_and_fails_if_one_did(monkeypatch, outcome, status):
-    from typer.testing import CliRunner
-
-    from sealring.cli.main import app
-
-    made = [everything.Outcome("seal", outcome, 2.0, 60.0), everything.Outcome("loop", "done", 3.0, 60.0)]
-    monkeypatch.setattr(everything, "run_all", lambda **options: made)
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
-    try:
-        result = CliRunner().invoke(app, ["bench", "all", "--quick"])
-    finally:
-        for number, handler in zip((signal.SIGTERM, signal.SIGHUP), before, strict=True):
-            signal.signal(number, handler)
-    assert result.exit_code == status
-    assert "5 s altogether" in result.output
-    assert ("failed: seal" in result.output) == (status == 13)

@@ -41,9 +41,9 @@ def test_a_report_says_what_was_measured_on_what_and_which_targets_were_met(tmp_
     three = frame.measure(benchmark, ["--value", "3"], times=3)
     assert three["checks"][0]["rounds"] == [3.0] * 3
     assert three["checks"][0]["verdict"] == MET
-    assert three["command"] == "sealring bench example --times 3 --value 3"
+    assert three["command"] == "python -m bench example --times 3 --value 3"
     assert len(three["earlier"]) == 2
-    assert report["command"] == "sealring bench example --value 3"
+    assert report["command"] == "python -m bench example --value 3"
     assert report["machine"]["cores"] >= 1
     assert not frame.measure(benchmark, [])["passed"]
     frame.write_json(report, tmp_path / "deep" / "report.json")

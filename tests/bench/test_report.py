@@ -16,13 +16,13 @@ CHECK = {"name": "a target", "rounds": [1.0, 1.1, 1.2], "target": 2.0, "at_least
 EARLIER: dict[str, Any] = {
     "date": "2026-11-21",
     "figures": [
-        CHECK | {"command": "sealring bench x", "said": "long ago"},
-        CHECK | {"name": "another", "rounds": [2.1], "command": "sealring bench y", "said": "once"},
+        CHECK | {"command": "python -m bench x", "said": "long ago"},
+        CHECK | {"name": "another", "rounds": [2.1], "command": "python -m bench y", "said": "once"},
     ],
 }
 MEASURED: dict[str, Any] = {
     "bench": "x",
-    "command": "sealring bench x -- --rounds 3",
+    "command": "python -m bench x -- --rounds 3",
     "commit": "abcdef0",
     "date": "2026-11-23T10:00:00+00:00",
     "machine": {"cores": 4, "processor": "P", "load_before": 0.1},

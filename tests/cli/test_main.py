@@ -73,7 +73,7 @@ def test_the_help_lists_every_command_by_what_it_is_for(here: Any, monkeypatch: 
             sections[list(sections)[-1]].append(name)
     assert sections == {
         "Start:": ["demo", "up", "join", "deploy", "chat", "proxy", "connect"],
-        "Look:": ["status", "dashboard", "doctor", "logs", "bugreport", "trace", "bench"],
+        "Look:": ["status", "dashboard", "doctor", "logs", "bugreport", "trace"],
         "Parts of a cluster:": [
             *("coordinator", "node", "gateway", "deployment", "model", "token", "key", "operator"),
             *("roster", "root", "audit", "service", "config"),
@@ -205,13 +205,6 @@ def test_a_group_without_a_command_shows_its_commands(here: Any, group: str) -> 
     done = here(group)
     assert done.status == 2
     assert "Commands" in done.out + done.err
-
-
-def test_benchmarks_are_listed(here: Any) -> None:
-    done = here("bench", "list")
-    assert done.status == 0, done.err
-    assert done.out.startswith("benchmark")
-    assert "\nring " in done.out
 
 
 def test_a_file_that_cannot_be_made_is_named(here: Any, home: Path) -> None:

@@ -250,9 +250,6 @@ def test_a_settings_file_that_cannot_be_looked_for_is_named(monkeypatch: pytest.
         config_file(None)
 
 
-BENCH = "bench"  # --json FILE
-
-
 def test_every_command_that_prints_data_has_json() -> None:
     missing = []
     for name, one in COMMANDS.items():
@@ -260,7 +257,7 @@ def test_every_command_that_prints_data_has_json() -> None:
         prints = any(said.lstrip("_").startswith("print") for said in _names(function))
         if prints and "as_json" not in inspect.signature(function).parameters:
             missing.append(name)
-    assert sorted(missing) == [BENCH, LINES_OF_A_LOG]
+    assert sorted(missing) == [LINES_OF_A_LOG]
 
 
 @pytest.mark.parametrize("file", [one for one in TRACKED if one.endswith(".md")])

@@ -1,4 +1,4 @@
-"""Clients that keep a connection and do nothing with it (`sealring bench clients` has thousands of them)."""
+"""Clients that keep a connection and do nothing with it (`python -m bench clients` has thousands of them)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Mutation runs: would a test fail if this line were another one?"""
