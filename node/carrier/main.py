@@ -187,7 +187,7 @@ def main() -> None:
     forbid_core_files()
     gc.freeze()
     gc.enable()
-    mx.set_default_device(mx.cpu)  # before any thread: buffers of records are no work for the engine's GPU
+    mx.set_default_device(mx.cpu)  # before any thread: the GPU is the engine's
     parser = argparse.ArgumentParser(prog="sealring carrier", description=__doc__)
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--channel-fds", required=True, help="four descriptors, comma-separated")

@@ -4,26 +4,24 @@ MLX forms its group over two connections inside this machine, which lead nowhere
 neighbours, made and confirmed by `node/carrier/neighbours.py`, are put in their place, under the descriptors
 that MLX uses.
 
-A receive that MLX has begun can neither be given up nor timed out and burns a core while it waits, so none
-is begun before the socket has data. The group cannot be left; the process ends with it.
-
-MLX puts nothing on its connections but the bytes themselves, so either end may use them without it. Short
-records do: MLX passes an operation through two threads on the way out and back through them on the way in,
-and their waking up takes longer than all the rest of a decode step's way between two members.
+MLX puts nothing on its connections but the bytes themselves, so records are written and read here, without
+MLX (docs/decisions/0009-records-without-mlx.md). Its two threads each way take longer to wake up than a
+decode step's record takes on its way, and on a Mac the buffers of its operations are those of the GPU. The
+group cannot be left; the process ends with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import select
 import socket
 import stat
 import struct
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -31,6 +29,7 @@ import mlx.core as mx
 from sealring.mesh.errors import EpochEnded, Unavailable
 from sealring.mesh.system.addresses import free_port
 from sealring.node.carrier.neighbours import Connections
+from sealring.node.ipc.arena import SLOT_BYTES
 from sealring.node.ipc.waiting import wait
 
 _LOOPBACK = "127.0.0.1"
@@ -44,25 +43,20 @@ _DARWIN_CONNECTION_INFO = 0x106
 _DARWIN_BYTES_RECEIVED = struct.Struct("=88xQ")
 """`tcpi_rxbytes` of macOS's struct tcp_connection_info (netinet/tcp.h), asked for by TCP_CONNECTION_INFO."""
 
-SHORT_BYTES = 1 << 20
-"""Up to this length a record is written and read here, above it by MLX."""
-
 
 class RingGroup:
     """Point-to-point bytes along the ring. One thread may send while another receives."""
 
     def __init__(self, connections: Connections, knock: Callable[[int], None]) -> None:
         """Takes the connections over. MLX waits without limit, and holds the interpreter, until somebody
-        connects to the port of loopback that `knock` is told: another process must, and the caller's
+        connects to the port of loopback that `knock` is given: another process must, and the caller's
         watchdog ends this one if none does.
 
         Raises Unavailable (RING_FAILED).
         """
         self._group = _form(connections, knock)
         self._incoming, self._outgoing = connections.incoming, connections.outgoing
-        self._received, self._to_send = bytearray(SHORT_BYTES), bytearray(SHORT_BYTES)
-        self._long: tuple[mx.array, memoryview] | None = None
-        self._streams = threading.local()  # a stream can be used by the thread that made it only
+        self._received, self._to_send = _record_buffer(), _record_buffer()
 
     @property
     def incoming(self) -> socket.socket:
@@ -71,40 +65,11 @@ class RingGroup:
 
     def send_buffer(self, length: int) -> memoryview:
         """Writable memory that the next `send(length)` puts on the ring, valid until the call after it."""
-        if length <= SHORT_BYTES:
-            return memoryview(self._to_send)[:length]
-        if self._long is None or self._long[0].size != length:
-            array = mx.zeros((length,), dtype=mx.uint8)
-            mx.eval(array)
-            self._long = array, _bytes_of(array)
-        return self._long[1]
+        return self._to_send[:length]
 
     def send(self, length: int) -> None:
         """Sends the buffer of that length; returns when the kernel has all of it. Raises EpochEnded."""
-        if length <= SHORT_BYTES:
-            self._write(memoryview(self._to_send)[:length])
-            return
-        assert self._long is not None
-        with _losses():
-            mx.eval(mx.distributed.send(self._long[0], _NEXT, group=self._group, stream=self._stream()))
-
-    def receive(self, length: int) -> memoryview:
-        """`length` bytes from the previous member, which must have begun to send, valid until the next call.
-
-        Raises EpochEnded.
-        """
-        if length <= SHORT_BYTES:
-            whole = memoryview(self._received)[:length]
-            self._read(whole)
-            return whole
-        with _losses():
-            array = mx.distributed.recv(
-                (length,), mx.uint8, _PREVIOUS, group=self._group, stream=self._stream()
-            )
-            mx.eval(array)
-        return _bytes_of(array)
-
-    def _write(self, rest: memoryview) -> None:
+        rest = self._to_send[:length]
         while rest:
             try:
                 rest = rest[self._outgoing.send(rest) :]
@@ -113,7 +78,9 @@ class RingGroup:
             except OSError:
                 raise _lost() from None
 
-    def _read(self, rest: memoryview) -> None:
+    def receive(self, length: int) -> memoryview:
+        """`length` bytes from the previous member, valid until the next call. Raises EpochEnded."""
+        whole = rest = self._received[:length]
         while rest:
             try:
                 count = self._incoming.recv_into(rest)
@@ -125,6 +92,7 @@ class RingGroup:
             if not count:
                 raise _lost()
             rest = rest[count:]
+        return whole
 
     def bytes_received(self) -> int | None:
         """Bytes that ever came from the previous member, or None where the system does not tell."""
@@ -150,16 +118,10 @@ class RingGroup:
                 raise _lost() from None
         return ready
 
-    def _stream(self) -> mx.Stream:
-        stream: mx.Stream | None = getattr(self._streams, "own", None)
-        if stream is None:
-            stream = self._streams.own = mx.new_stream(mx.cpu)
-        return stream
 
-
-def _bytes_of(array: mx.array) -> memoryview:
-    """The memory of an evaluated uint8 array itself, writable."""
-    return memoryview(array)  # type: ignore[arg-type]
+def _record_buffer() -> memoryview:
+    """Memory for the longest record; its pages are taken when they are first written."""
+    return memoryview(mmap.mmap(-1, SLOT_BYTES))
 
 
 def bytes_received(connection: socket.socket) -> int | None:
@@ -177,17 +139,6 @@ def _until(connection: socket.socket, event: int) -> None:
     poll = select.poll()
     poll.register(connection.fileno(), event)
     wait(poll)
-
-
-@contextlib.contextmanager
-def _losses() -> Iterator[None]:
-    """MLX's word for a lost peer as ours; any other error stays what it is."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "peer was lost" in str(error):
-            raise _lost() from None
-        raise
 
 
 def _form(connections: Connections, knock: Callable[[int], None]) -> mx.distributed.Group:

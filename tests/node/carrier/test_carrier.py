@@ -18,7 +18,6 @@ from sealring.mesh.errors import EpochEnded
 from sealring.node.carrier.main import RECORD_DEADLINE, _check_progress
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.carrier.pump import Counters
-from sealring.node.carrier.ring import SHORT_BYTES
 from sealring.node.ipc.channel import EngineChannel, create_channel
 from sealring.node.ipc.frames import FrameSocket
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
@@ -360,11 +359,11 @@ def test_a_record_that_is_held_back_ends_the_epoch(held):
     assert error.value.reason == "PEER_FROZEN"
 
 
-def test_records_of_either_kind_may_follow_each_other(make_ring):
-    """Short ones are written to the connections as they are, long ones by MLX: the bytes must not mix."""
+def test_records_of_all_lengths_follow_each_other(make_ring):
+    """Long ones do not fit the connection's buffers, so that either end has to wait in their middle."""
     ring = make_ring(2)
     ring.form()
-    lengths = [SHORT_BYTES - TAG_BYTES, 5, SHORT_BYTES, 77, 3 * SHORT_BYTES, SHORT_BYTES - TAG_BYTES + 1, 1]
+    lengths = [1 << 20, 5, 16 << 20, 77, 3 << 20, (1 << 20) - TAG_BYTES, 1]
     payloads = [os.urandom(length) for length in lengths]
     for step, payload in enumerate(payloads, start=1):
         ring.carriers[1].channel.expect(state(step, len(payload)))

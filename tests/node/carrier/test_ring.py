@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from sealring.mesh.errors import EpochEnded
 from sealring.node.carrier import ring
 from sealring.node.carrier.neighbours import Connections
-from sealring.node.carrier.ring import SHORT_BYTES, RingGroup, bytes_received
+from sealring.node.carrier.ring import RingGroup, bytes_received
+from sealring.node.ipc.arena import SLOT_BYTES
 
 DARWIN_INFO = struct.Struct("<BBBx13I7Q")
 """XNU, bsd/netinet/tcp.h, struct tcp_connection_info: state and window scales; options, flags, rto, maxseg,
@@ -30,7 +32,7 @@ def connected():
 
 
 class Mac:
-    """A connection as macOS tells of it."""
+    """A connection as macOS describes it."""
 
     def __init__(self, received: int, known: bool = True) -> None:
         self.info = DARWIN_INFO.pack(4, 6, 6, *range(13), 11, 22, 33, 44, received, 55, 66)
@@ -63,18 +65,26 @@ def test_bytes_received_here(connected: tuple[socket.socket, socket.socket]) -> 
         far.recv(5, socket.MSG_WAITALL)
 
 
-def test_short_records_need_no_array(
+def test_no_record_takes_memory_of_mlx(
     connected: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a Mac an array of a new length is a kernel on the GPU that the engine computes with."""
+    """On a Mac such memory is the GPU's, and MLX keeps what is freed of it: nobody plans with either."""
     monkeypatch.setattr(ring, "_form", lambda connections, knock: None)
-    monkeypatch.setattr(mx, "zeros", lambda *_, **__: pytest.fail("computed"))
-    near, far = connected
-    group = RingGroup(Connections(near, far), print)
-    for length in (1, 4096, SHORT_BYTES // 64, 3):
-        group.send_buffer(length)[:] = bytes([length % 251]) * length
-        group.send(length)
-        assert group.receive(length) == bytes([length % 251]) * length
+    limit = mx.set_cache_limit(100 << 30)
+    try:
+        before = mx.get_active_memory(), mx.get_cache_memory()
+        near, far = connected
+        group = RingGroup(Connections(near, far), print)
+        for number, length in enumerate((1, 4096, 3, *range(1 << 20, 3 << 20, 99_991), SLOT_BYTES, 5)):
+            payload = bytes([number + 1]) * length
+            group.send_buffer(length)[:] = payload
+            with ThreadPoolExecutor(1) as sender:
+                sent = sender.submit(group.send, length)
+                assert group.receive(length) == payload
+                sent.result(200)
+        assert (mx.get_active_memory(), mx.get_cache_memory()) == before
+    finally:
+        mx.set_cache_limit(limit)
 
 
 def test_a_descriptor_that_is_no_socket_is_left_alone(tmp_path) -> None:

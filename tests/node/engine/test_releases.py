@@ -23,8 +23,6 @@ USED = {
         "fast.cuda_kernel": "nvidia",
         "fast.scaled_dot_product_attention": "nvidia",
         "distributed.init": "carrier/ring",
-        "distributed.recv": "carrier/ring",
-        "distributed.send": "carrier/ring",
         "set_cache_limit": "device",
         "set_wired_limit": "device",
     },
