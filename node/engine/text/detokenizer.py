@@ -76,10 +76,13 @@ class WindowDetokenizer:
     """For any other vocabulary: decodes the last few tokens twice, with and without the new one.
 
     The tokens before the new one give decoders that look at neighbours (spaces between words) what they need;
-    text-generation-inference and vLLM do the same.
+    text-generation-inference and vLLM do the same. The window is bounded: a sampled answer may end in half a
+    character, or bring no text, for as long as it likes.
     """
 
     _CONTEXT = 6
+    _HELD = 8
+    """Tokens whose text is held back, at most; a character has four bytes, each of which may be a token."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
@@ -91,7 +94,8 @@ class WindowDetokenizer:
         self._tokens.append(token)
         known = self._decode(self._tokens[self._before : self._told])
         text = self._decode(self._tokens[self._before :])
-        if len(text) <= len(known) or text.endswith(_REPLACEMENT):
+        unfinished = len(text) <= len(known) or text.endswith(_REPLACEMENT)
+        if unfinished and len(self._tokens) - self._told < self._HELD:
             return ""
         self._told = len(self._tokens)
         self._before = max(self._before, self._told - self._CONTEXT)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import example, given
@@ -79,6 +80,23 @@ def test_the_window_joins_pieces_that_depend_on_their_neighbours(pieces: list[st
     detokenizer = WindowDetokenizer(decode)
     told = [*(detokenizer.add(token) for token in range(len(pieces))), detokenizer.flush()]
     assert "".join(told) == decode(list(range(len(pieces))))
+
+
+@pytest.mark.parametrize("said", ["half a character", "nothing"])
+def test_the_window_stays_small_whatever_is_sampled(said: str) -> None:
+    decoded: list[int] = []
+
+    def decode(tokens: Sequence[int]) -> str:
+        decoded.append(len(tokens))
+        return "a" * (0 in tokens) + (
+            "\N{REPLACEMENT CHARACTER}" * sum(map(bool, tokens)) if said != "nothing" else ""
+        )
+
+    detokenizer = WindowDetokenizer(decode)
+    told = [detokenizer.add(token) for token in (0, *range(1, 2000))]
+    assert max(decoded) < 20
+    assert "".join(told)[:1] == "a"
+    assert len("".join(told)) > 1900 or said == "nothing"
 
 
 def character_by_character(text: str, stops: list[str]) -> tuple[str, str]:
