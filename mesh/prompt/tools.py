@@ -17,6 +17,12 @@ MAX_JSON_BYTES = 1 << 20
 MAX_SCHEMA_BYTES = 64 << 10
 """Of a schema that an answer, or the arguments of a strict tool, are held to."""
 
+MAX_SCHEMA_MEMBERS = 512
+"""Of one object in a schema, as of one in an HTTP body: an object costs the square of its members."""
+
+MAX_MULTIPLE = 10_000
+"""Of `multipleOf`, in units of its last decimal: an automaton has a state for each remainder."""
+
 MAX_JSON_DEPTH = 32
 
 _OWN = {"messages", "tools", "documents", "add_generation_prompt"}
@@ -42,8 +48,11 @@ def parse_json_object(text: str, param: str) -> dict[str, Any]:
 
 
 def check_schema(text: str, param: str) -> None:
-    """Raises InvalidInput: BAD_JSON_FIELD, SCHEMA_TOO_LONG."""
-    parse_json_object(text, param)
+    """Bounds what a compiler gets, whichever way the schema came. What it costs within these bounds is found
+    out by trying (node.engine.trial).
+
+    Raises InvalidInput: BAD_JSON_FIELD, SCHEMA_TOO_LONG, SCHEMA_TOO_COSTLY.
+    """
     if len(text.encode()) > MAX_SCHEMA_BYTES:
         raise InvalidInput(
             f"{param} has a schema of more than {MAX_SCHEMA_BYTES} bytes",
@@ -52,6 +61,39 @@ def check_schema(text: str, param: str) -> None:
             param=param,
             limit=MAX_SCHEMA_BYTES,
         )
+    _check_objects(parse_json_object(text, param), param)
+
+
+def _check_objects(value: Any, param: str) -> None:
+    """Recurses no deeper than `parse_json_object` lets JSON be nested."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        if len(value) > MAX_SCHEMA_MEMBERS:
+            raise _too_costly(param, f"an object of more than {MAX_SCHEMA_MEMBERS} members")
+        if _units(value.get("multipleOf")) > MAX_MULTIPLE:
+            raise _too_costly(param, f"a multipleOf of more than {MAX_MULTIPLE} units of its last decimal")
+    for one in inner:
+        _check_objects(one, param)
+
+
+def _units(number: Any) -> int:
+    """A number without its exponent: 12 of 1200 and of 0.012."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return 0
+    mantissa = repr(number).lower().partition("e")[0]
+    digits = mantissa.replace(".", "").lstrip("-0").rstrip("0")
+    if not digits.isdecimal():  # 0, and what is no number
+        return 0
+    return int(digits[: len(str(MAX_MULTIPLE)) + 1])
+
+
+def _too_costly(param: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{param} has a schema with {why}",
+        hint="check this in your own program, and leave it out of the schema",
+        reason="SCHEMA_TOO_COSTLY",
+        param=param,
+    )
 
 
 def too_deep(value: Any, levels: int = MAX_JSON_DEPTH) -> bool:
@@ -71,10 +113,15 @@ def check_tool_name(name: str, param: str) -> None:
         )
 
 
-def check_tools(chat: inference.Chat) -> int:
-    """Checks the tools of a chat and the variables of its template; returns their length in bytes.
+def tools_size(chat: inference.Chat) -> int:
+    """The length in bytes of a chat's tools and of the variables of its template, before any is read."""
+    return sum(tool.ByteSize() for tool in chat.tools) + len(chat.template_arguments)
 
-    Raises InvalidInput: TOO_MANY_TOOLS, BAD_TOOL_NAME, BAD_JSON_FIELD.
+
+def check_tools(chat: inference.Chat) -> None:
+    """Checks the tools of a chat and the variables of its template.
+
+    Raises InvalidInput: TOO_MANY_TOOLS, BAD_TOOL_NAME, BAD_JSON_FIELD, and those of `check_schema`.
     """
     if len(chat.tools) > MAX_TOOLS:
         raise InvalidInput(
@@ -92,7 +139,6 @@ def check_tools(chat: inference.Chat) -> int:
     for name in parse_json_object(chat.template_arguments, "chat_template_kwargs"):
         if name in _OWN or name.endswith("_token") or not name.isidentifier():
             raise _bad_json("chat_template_kwargs", "it sets a variable that is the server's own")
-    return sum(tool.ByteSize() for tool in chat.tools) + len(chat.template_arguments)
 
 
 def check_calls(message: inference.ChatMessage, param: str) -> int:

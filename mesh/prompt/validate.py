@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import MAX_CHOICES
-from sealring.mesh.prompt.tools import check_calls, check_schema, check_tools
+from sealring.mesh.prompt.tools import check_calls, check_schema, check_tools, tools_size
 from sealring.v1 import inference_pb2 as inference
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -135,7 +135,9 @@ def _check_messages(chat: inference.Chat) -> None:
     many = f"there are more than {MAX_MESSAGES} messages"
     _at_most(MAX_MESSAGES, len(chat.messages), many, "TOO_MANY_MESSAGES", "messages")
     said = False
-    total = check_tools(chat)
+    total = tools_size(chat)
+    _check_length(total, "tools")  # before any of them is read
+    check_tools(chat)
     for index, message in enumerate(chat.messages):
         if message.role not in ROLES:
             raise InvalidInput(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from sealring.mesh.errors import InvalidInput
@@ -17,6 +20,14 @@ def nested(levels: int) -> str:
     return '{"a":' * levels + "1" + "}" * levels
 
 
+def schema(content: dict[str, Any]) -> str:
+    return json.dumps(content)
+
+
+def members(count: int) -> dict[str, Any]:
+    return {f"p{number}": {} for number in range(count)}
+
+
 def prompt(**fields: object) -> inference.Prompt:
     made = inference.Chat(messages=[inference.ChatMessage(role="user", content="x")], **fields)  # type: ignore[arg-type]
     return inference.Prompt(chat=made)
@@ -30,6 +41,14 @@ def test_json_is_an_object_of_bounded_depth() -> None:
         with pytest.raises(InvalidInput) as caught:
             parse_json_object(text, "x")
         assert (caught.value.reason, caught.value.metadata["param"]) == ("BAD_JSON_FIELD", "x")
+
+
+def test_the_length_of_tools_is_looked_at_before_they_are_read() -> None:
+    """A hundred times 1 MiB of what is no JSON: the first thing that is said is that they are too long."""
+    tool = inference.Tool(name="a", parameters="[" * (1 << 20))
+    with pytest.raises(InvalidInput) as caught:
+        validate_prompt(prompt(tools=[tool] * 5))
+    assert caught.value.reason == "CONTENT_TOO_LONG"
 
 
 def test_tools_are_checked() -> None:
@@ -62,15 +81,27 @@ def test_tools_are_checked() -> None:
         assert caught.value.reason == reason
 
 
-def test_a_schema_is_an_object_of_64_kib_at_most() -> None:
+def test_a_schema_is_an_object_of_bounded_length_width_and_cost() -> None:
     check_schema(SCHEMA, "response_format")
     for text, reason in (
         (SCHEMA + " ", "SCHEMA_TOO_LONG"),
         (SCHEMA[:-1].replace("x", "é", 1) + "}", "SCHEMA_TOO_LONG"),  # bytes, not characters
         ("1", "BAD_JSON_FIELD"),
         ("{", "BAD_JSON_FIELD"),
+        (schema({"properties": members(513)}), "SCHEMA_TOO_COSTLY"),
+        (schema({"anyOf": [{"items": members(513)}]}), "SCHEMA_TOO_COSTLY"),
+        (schema({"items": {"multipleOf": 10001}}), "SCHEMA_TOO_COSTLY"),
+        (schema({"multipleOf": 99.99}), ""),
+        (schema({"multipleOf": 1000.01}), "SCHEMA_TOO_COSTLY"),
+        (schema({"multipleOf": 10**300 + 1}), "SCHEMA_TOO_COSTLY"),
+        (schema({"multipleOf": 1e300, "properties": members(512)}), ""),
+        (schema({"properties": {"multipleOf": {"multipleOf": 0.001}}}), ""),
+        ('{"multipleOf": NaN}', ""),
     ):
         made = inference.Prompt(text="x", schema=text)
+        if not reason:
+            validate_prompt(made)
+            continue
         for check in (lambda text=text: check_schema(text, "response_format"), lambda: validate_prompt(made)):  # noqa: B023
             with pytest.raises(InvalidInput) as caught:
                 check()
