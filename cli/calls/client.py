@@ -67,14 +67,27 @@ class Client:
     address: str
     api_key: str | None = None
 
-    async def ask(self, question: Question, on_text: Callable[[str], None], *, seconds: float) -> Answer:
-        """Streams one answer; `on_text` gets every piece. Raises the error that the gateway answered with."""
+    async def ask(
+        self,
+        question: Question,
+        on_text: Callable[[str], None],
+        *,
+        seconds: float,
+        on_reasoning: Callable[[str], None] | None = None,
+    ) -> Answer:
+        """Streams one answer; `on_text` gets every piece of it. `on_reasoning` gets what the model thinks
+        before, and the empty line after that (None: `on_text` does).
+
+        Raises the error that the gateway answered with.
+        """
         import grpc
 
         from sealring.mesh.rpc.status import from_rpc_error
 
         try:
-            return await _stream(self.stub, question, on_text, seconds, _metadata(self.api_key))
+            return await _stream(
+                self.stub, question, on_text, seconds, _metadata(self.api_key), on_reasoning
+            )
         except grpc.RpcError as error:
             raise named(from_rpc_error(error), "the gateway", self.address) from None
 
@@ -170,10 +183,16 @@ def named(error: SealringError, who: str, address: str) -> SealringError:
 
 
 async def _stream(
-    stub: Any, question: Question, on_text: Callable[[str], None], seconds: float, metadata: Any
+    stub: Any,
+    question: Question,
+    on_text: Callable[[str], None],
+    seconds: float,
+    metadata: Any,
+    on_reasoning: Callable[[str], None] | None = None,
 ) -> Answer:
     from sealring.v1 import inference_pb2
 
+    on_reasoning = on_reasoning or on_text
     asked = time.monotonic()
     first = last = 0.0
     at_first = 0
@@ -190,11 +209,11 @@ async def _stream(
             if not first:
                 first, at_first = now, event.delta.tokens
             last = now
-            if event.delta.parsed.reasoning:  # shown, and no part of the answer
-                on_text(event.delta.parsed.reasoning)
+            if event.delta.parsed.reasoning:
+                on_reasoning(event.delta.parsed.reasoning)
                 thought = "\n\n"
             if event.delta.text and thought:
-                on_text(thought)
+                on_reasoning(thought)
                 thought = ""
             pieces.append(event.delta.text)
             logprobs += [{**_named(one), "top": list(map(_named, one.top))} for one in event.delta.logprobs]

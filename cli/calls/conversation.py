@@ -93,24 +93,30 @@ class Conversation:
             self._said = [*asked, ("assistant", text)]
 
     def _ask(self, messages: list[tuple[str, str]]) -> str | None:
-        """The answer as far as it was shown, or None when older messages stand in its way.
+        """The answer as far as it was shown, without reasoning, or None when older messages stand in its way.
 
         Raises SealringError.
         """
         pieces: list[str] = []
+        shown = False
 
         def show(text: str) -> None:
-            pieces.append(text)
+            nonlocal shown
+            shown = True
             self._show(text)
+
+        def take(text: str) -> None:
+            pieces.append(text)
+            show(text)
 
         question = replace(self._base, messages=[*self._base.messages, *messages])
         try:
-            answer = self._runner.run(self._client.ask(question, show, seconds=self._seconds))
+            answer = self._runner.run(self._client.ask(question, take, seconds=self._seconds, on_reasoning=show))
         except KeyboardInterrupt:
             say("\n(stopped)")
             return "".join(pieces)
         except SealringError as error:
-            if pieces:
+            if shown:
                 self._show("\n")
             if error.reason in _TOO_LONG and len(messages) > 1:
                 return None

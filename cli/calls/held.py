@@ -48,7 +48,8 @@ async def pull(
     With `to_plan` it is all but the weights, of which only the headers come. Without `nodes` it is one that
     is online: one with a part of it, else that with the most memory.
 
-    Raises NotFound, Unavailable (NO_NODE_ONLINE), FailedPrecondition (MODEL_NOT_FETCHED).
+    Raises NotFound (UNKNOWN_NODE: also of one that leaves meanwhile), Unavailable (NO_NODE_ONLINE),
+    FailedPrecondition (MODEL_NOT_FETCHED).
     """
     ids = [await find_node(admin, node) for node in nodes] or [await _best(admin, model)]
     for one in ids:
@@ -57,6 +58,12 @@ async def pull(
     started = loop.time()
     while True:
         known = {node.id: node for node in (await admin.call("ListNodes")).nodes if node.id in ids}
+        if len(known) < len(set(ids)):  # evicted meanwhile
+            raise NotFound(
+                f"a node that fetched {model} has left the cluster",
+                hint="see: sealring node list",
+                reason="UNKNOWN_NODE",
+            )
         found = {one: [held for held in known[one].models if held.name == model] for one in known}
         for one, there in found.items():
             for held in there:

@@ -18,8 +18,9 @@ from sealring.cli.calls.members import look
 from sealring.cli.calls.operator import run_admin
 from sealring.cli.commands.doctor import examine_machine
 from sealring.cli.terminal.command import ADMIN, command, load_settings
+from sealring.cli.terminal.options import cannot_write
 from sealring.cli.terminal.output import say
-from sealring.mesh.errors import NotFound, SealringError
+from sealring.mesh.errors import SealringError
 from sealring.mesh.system.files import write_atomic
 
 app = typer.Typer()
@@ -86,7 +87,7 @@ def bugreport(
     try:
         write_atomic(file, pack(f"sealring-bugreport-{moment}", found))
     except OSError as error:
-        raise NotFound(f"cannot write {file}: {error.strerror}", reason="CANNOT_WRITE") from None
+        raise cannot_write(file, error) from None
     say(f"wrote {file}")
 
 

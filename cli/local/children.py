@@ -104,7 +104,7 @@ class Children:
         """SIGKILL to one component, as a crash would be; it does not count as ended by itself."""
         child = self._children[name]
         self._expected.add(child.process.pid)
-        signal_group(child.process.pid, signal.SIGKILL)
+        _signal(child, signal.SIGKILL)
         await child.process.wait()
 
     async def failed(self) -> None:
@@ -117,10 +117,10 @@ class Children:
         if self._stopping:
             return
         self._stopping = True
-        family = _descendants(self.pids.values())
+        family = _descendants(self._children.values())
         for wave in _waves(list(self._children.values())):
             for child in wave:
-                signal_group(child.process.pid, signal.SIGTERM)
+                _signal(child, signal.SIGTERM)
             await _wait_all(wave, TERM_SECONDS)
         self.kill()
         await _wait_all(list(self._children.values()), 2.0)
@@ -134,8 +134,7 @@ class Children:
     def kill(self) -> None:
         """SIGKILL to every group that is still there."""
         for child in self._children.values():
-            if child.process.returncode is None:
-                signal_group(child.process.pid, signal.SIGKILL)
+            _signal(child, signal.SIGKILL)
 
     def _future(self) -> asyncio.Future[None]:
         if self._failure is None:
@@ -200,11 +199,18 @@ async def _wait_all(children: list[Child], seconds: float) -> None:
         await asyncio.wait([asyncio.ensure_future(one.process.wait()) for one in children], timeout=seconds)
 
 
-def _descendants(pids: Iterable[int]) -> list[psutil.Process]:
+def _signal(child: Child, number: signal.Signals) -> None:
+    """A signal to the child's group. Once the child has been reaped, its number may be another's."""
+    if child.process.returncode is None:
+        signal_group(child.process.pid, number)
+
+
+def _descendants(children: Iterable[Child]) -> list[psutil.Process]:
     found: list[psutil.Process] = []
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            found += psutil.Process(pid).children(recursive=True)
+    for child in children:
+        if child.process.returncode is None:
+            with contextlib.suppress(psutil.Error):
+                found += psutil.Process(child.process.pid).children(recursive=True)
     return found
 
 

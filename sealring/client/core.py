@@ -132,7 +132,10 @@ class ClientCore(ABC, Generic[R]):
         Raises InvalidInput (BAD_ADDRESS, BAD_ROOT_HASH, BAD_MIN_TRUST, BAD_USER), ConfigError
         (LOOPBACK_ONLY).
         """
-        self.gateways = Gateways([gateway] if isinstance(gateway, str) else gateway)
+        addresses = [gateway] if isinstance(gateway, str) else list(gateway)
+        if not addresses:
+            raise InvalidInput("no gateway is named", hint="give host:port of one", reason="BAD_ADDRESS")
+        self.gateways = Gateways(addresses)
         for address in self.gateways.addresses:
             parse_address(address)
             if api_key is not None and credentials is None:

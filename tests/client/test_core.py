@@ -52,6 +52,9 @@ def test_every_gateway_has_an_address(gateway: str) -> None:
         with pytest.raises(InvalidInput) as caught:
             Asked(gateways, root_sha256="ab" * 32)
         assert caught.value.reason == "BAD_ADDRESS"
+    with pytest.raises(InvalidInput) as caught:
+        Asked([], root_sha256="ab" * 32)
+    assert (caught.value.reason, caught.value.hint) == ("BAD_ADDRESS", "give host:port of one")
 
 
 def test_what_is_told_to_the_gateway() -> None:

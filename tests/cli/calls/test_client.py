@@ -83,9 +83,12 @@ async def test_what_the_model_thinks_is_shown_and_no_part_of_the_answer(
     gateway: tuple[str, Servicer],
 ) -> None:
     pieces: list[str] = []
+    said: list[str] = []
     async with inference(gateway[0]) as client:
-        answer = await client.ask(Question([("user", "hi")], "thinks"), pieces.append, seconds=200)
-    assert ("".join(pieces), answer.text) == ("hm\n\nParis.", "Paris.")
+        question = Question([("user", "hi")], "thinks")
+        answer = await client.ask(question, pieces.append, seconds=200)
+        await client.ask(question, said.append, seconds=200, on_reasoning=lambda text: None)
+    assert ("".join(pieces), answer.text, "".join(said)) == ("hm\n\nParis.", "Paris.", "Paris.")
 
 
 async def test_a_seed_is_sent_only_when_given(gateway: tuple[str, Servicer]) -> None:

@@ -33,15 +33,23 @@ class Talk:
     def show(self, text: str) -> None:
         self.shown += text
 
-    async def ask(self, question: Question, show: Callable[[str], None], *, seconds: float) -> Any:
+    async def ask(
+        self,
+        question: Question,
+        show: Callable[[str], None],
+        *,
+        seconds: float,
+        on_reasoning: Callable[[str], None],
+    ) -> Any:
         assert seconds == 9.0
         self.asked.append(list(question.messages))
         pieces, end = self.script.pop(0)
+        told = [piece for piece in pieces if not piece.startswith("(thinks")]
         for piece in pieces:
-            show(piece)
+            (show if piece in told else on_reasoning)(piece)
         if isinstance(end, BaseException):
             raise end
-        return SimpleNamespace(text="".join(pieces), finish=end)
+        return SimpleNamespace(text="".join(told), finish=end)
 
     def say(self, line: str, pieces: list[str], end: Any) -> None:
         self.script.append((pieces, end))
@@ -85,6 +93,15 @@ def test_what_came_before_ctrl_c_is_kept(talk: Talk, capsys: pytest.CaptureFixtu
     assert talk.asked[1][2] == ("assistant", "half")
 
 
+def test_reasoning_is_shown_and_never_kept(talk: Talk) -> None:
+    talk.say("one", ["(thinks)", "half"], KeyboardInterrupt())
+    talk.say("two", ["(thinks)"], KeyboardInterrupt())
+    talk.say("three", ["(thinks)"], Unavailable("the ring is gone", reason="RING_DOWN"))
+    talk.say("four", ["4"], "stop")
+    assert talk.asked[3][1:] == [("user", "one"), ("assistant", "half"), ("user", "four")]
+    assert talk.shown == "(thinks)half(thinks)(thinks)\n4\n"
+
+
 def test_the_oldest_question_is_left_out_until_the_rest_fits(
     talk: Talk, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +131,7 @@ def test_a_conversation_goes_on_until_it_is_left_and_leaves_nothing_open(
 
     @asynccontextmanager
     async def opened(address: str, **access: Any) -> AsyncIterator[Any]:
-        async def ask(question: Question, show: Any, *, seconds: float) -> Any:
+        async def ask(question: Question, show: Any, *, seconds: float, on_reasoning: Any) -> Any:
             said.append((list(question.messages), seconds))
             return SimpleNamespace(text="1", finish="stop")
 

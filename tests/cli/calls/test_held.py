@@ -87,6 +87,22 @@ async def test_what_an_earlier_fetch_came_to_is_no_failure(monkeypatch: pytest.M
     assert said == [f"fetching {MODEL} to big: 0% of 10 B"]
 
 
+async def test_a_node_that_leaves_while_it_fetches_has_not_fetched() -> None:
+    class Leaving(Admin):
+        async def call(self, method: str, **asked: Any) -> Any:
+            found = await super().call(method, **asked)
+            if method == "ListNodes" and self.ordered:
+                del found.nodes[-1]
+            return found
+
+    said: list[str] = []
+    for nodes in (["big"], ["small", "big"]):
+        with pytest.raises(NotFound) as caught:
+            await held.pull(Leaving(WHOLE), MODEL, nodes, said.append)  # type: ignore[arg-type]
+        assert (caught.value.reason, MODEL in caught.value.message) == ("UNKNOWN_NODE", True)
+    assert said == []
+
+
 class Nodes:
     """A coordinator that only tells of nodes: their models by name, those beginning with o offline."""
 

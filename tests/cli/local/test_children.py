@@ -210,7 +210,10 @@ def test_descendants_that_do_not_end_are_killed(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(module.psutil, "Process", Process)
     monkeypatch.setattr(module.psutil, "wait_procs", wait)
-    assert module._descendants([7, 8, 9]) == ["below 7", "below 9"]
+    alive: list[Any] = [
+        SimpleNamespace(process=SimpleNamespace(pid=pid, returncode=None)) for pid in (7, 8, 9)
+    ]
+    assert module._descendants(alive) == ["below 7", "below 9"]
     module._reap(family)
     assert did == [(2, 3.0), "kill", "kill", (2, 3.0)]
 
@@ -224,6 +227,21 @@ def test_only_what_is_still_there_is_killed(tmp_path: Path, monkeypatch: pytest.
         group._children[name] = SimpleNamespace(process=SimpleNamespace(pid=pid, returncode=status))
     group.kill()
     assert killed == [(7, signal.SIGKILL)]
+
+
+async def test_who_has_ended_gets_no_signal_and_neither_does_who_got_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Children(tmp_path, command=[sys.executable, "-c"])
+    await group.start("node-0", ["pass"])
+    with pytest.raises(Unavailable):
+        await group.failed()
+    touched: list[int] = []
+    monkeypatch.setattr(module, "signal_group", lambda pid, number: touched.append(pid))
+    monkeypatch.setattr(module.psutil, "Process", touched.append)
+    await group.kill_one("node-0")
+    await group.stop()
+    assert touched == []
 
 
 def test_gateways_end_first_and_the_coordinator_last() -> None:
