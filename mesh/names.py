@@ -9,7 +9,9 @@ import re
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import InvalidInput
 
-_DEPLOYMENT = re.compile(r"[A-Za-z0-9._/-]{1,128}\Z")
+MAX_DEPLOYMENT_NAME = 128
+
+_DEPLOYMENT = re.compile(rf"[A-Za-z0-9._/-]{{1,{MAX_DEPLOYMENT_NAME}}}\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
@@ -46,7 +48,7 @@ def check_deployment_name(name: str) -> str:
     """`name` if clients may call a deployment so. Raises InvalidInput (BAD_NAME)."""
     if _DEPLOYMENT.match(name) is None:
         raise InvalidInput(
-            "deployment name is not 1 to 128 of A-Z, a-z, 0-9, dot, underscore, slash and hyphen",
+            f"deployment name is not 1 to {MAX_DEPLOYMENT_NAME} of A-Z, a-z, 0-9, dot, underscore, slash and hyphen",
             reason="BAD_NAME",
             param="name",
         )

@@ -30,6 +30,7 @@ from sealring.mesh.clock import SKEW_SECONDS, Clock, wall_clock
 from sealring.mesh.crypto.encoding import FormatError, pack_fields, unpack_fields
 from sealring.mesh.crypto.uncopyable import Uncopyable
 from sealring.mesh.errors import EnvelopeError, InvalidInput, ResourceExhausted
+from sealring.mesh.names import MAX_DEPLOYMENT_NAME
 
 REQUEST_ID_BYTES = 16
 MAX_REQUEST_BYTES = 8 << 20
@@ -66,7 +67,7 @@ class RequestInfo:
 
     def __post_init__(self) -> None:
         sound = (
-            0 < len(self.deployment) <= 64
+            0 < len(self.deployment) <= MAX_DEPLOYMENT_NAME
             and len(self.request_id) == REQUEST_ID_BYTES
             and 0 < self.expires < 1 << 62
             and len(self.roster_hash) == _HASH_BYTES

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.errors import EnvelopeError, InvalidInput, RecordError, ResourceExhausted
+from sealring.mesh.names import MAX_DEPLOYMENT_NAME, check_deployment_name
 from sealring.mesh.prompt.sealed import (
     MAX_CHUNK_BYTES,
     MAX_REQUEST_BYTES,
@@ -243,12 +244,13 @@ def test_bounds(guard: ReplayGuard) -> None:
     KEY.open_request(largest, request, guard)
     assert refusal(KEY.open_request, bytes(MAX_REQUEST_BYTES + 1), info(), guard) == "ENVELOPE_TOO_LARGE"
     assert refusal(KEY.open_request, bytes(MAX_REQUEST_BYTES), info(), guard) == "ENVELOPE_REFUSED"
-    assert info(deployment="x" * 64).encode()
+    longest = "x" * MAX_DEPLOYMENT_NAME
+    assert info(deployment=check_deployment_name(longest)).encode()
     assert info(deployment="x").encode()
     assert info(expires=1).encode()
     ReplayGuard(clock=lambda: 0.0).check_times(info(expires=1))
     with pytest.raises(InvalidInput):
-        info(deployment="x" * 65)
+        info(deployment=longest + "x")
     sealer, opener = reply_pair(guard)
     assert refusal(sealer.seal, bytes(MAX_CHUNK_BYTES + 1)) == "CHUNK_TOO_LARGE"
     assert opener.open(sealer.seal(bytes(MAX_CHUNK_BYTES)))[0] == bytes(MAX_CHUNK_BYTES)
@@ -260,7 +262,7 @@ def test_bounds(guard: ReplayGuard) -> None:
             seal_request(key, info(), b"x")
     for changes in (
         {"deployment": ""},
-        {"deployment": "x" * 65},
+        {"deployment": "x" * (MAX_DEPLOYMENT_NAME + 1)},
         {"request_id": bytes(15)},
         {"expires": 0},
         {"expires": 1 << 62},
