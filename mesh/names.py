@@ -48,7 +48,8 @@ def check_deployment_name(name: str) -> str:
     """`name` if clients may call a deployment so. Raises InvalidInput (BAD_NAME)."""
     if _DEPLOYMENT.match(name) is None:
         raise InvalidInput(
-            f"deployment name is not 1 to {MAX_DEPLOYMENT_NAME} of A-Z, a-z, 0-9, dot, underscore, slash and hyphen",
+            f"deployment name is not 1 to {MAX_DEPLOYMENT_NAME}"
+            " of A-Z, a-z, 0-9, dot, underscore, slash and hyphen",
             reason="BAD_NAME",
             param="name",
         )

@@ -85,9 +85,7 @@ class Client:
         from sealring.mesh.rpc.status import from_rpc_error
 
         try:
-            return await _stream(
-                self.stub, question, on_text, seconds, _metadata(self.api_key), on_reasoning
-            )
+            return await _stream(self.stub, question, on_text, seconds, _metadata(self.api_key), on_reasoning)
         except grpc.RpcError as error:
             raise named(from_rpc_error(error), "the gateway", self.address) from None
 

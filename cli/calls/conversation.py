@@ -111,7 +111,8 @@ class Conversation:
 
         question = replace(self._base, messages=[*self._base.messages, *messages])
         try:
-            answer = self._runner.run(self._client.ask(question, take, seconds=self._seconds, on_reasoning=show))
+            asked = self._client.ask(question, take, seconds=self._seconds, on_reasoning=show)
+            answer = self._runner.run(asked)
         except KeyboardInterrupt:
             say("\n(stopped)")
             return "".join(pieces)

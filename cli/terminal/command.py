@@ -117,9 +117,13 @@ def settings_model(section: str) -> type[BaseModel]:
 def load_settings(context: typer.Context) -> Loaded[Any]:
     """The settings of this call's command: settings file, then environment, then options.
 
-    They have the fields that the command declares; any other raises AttributeError. Raises ConfigError.
+    They have the fields that the command declares; any other raises AttributeError. A command with a state
+    folder may write there, so that has to be its own.
+
+    Raises ConfigError, PermissionDenied (OTHERS_STATE).
     """
     from sealring.mesh.settings.config import load
+    from sealring.mesh.system.lock import require_own_state
 
     declared: Any = context.command
     file = config_file(context.find_root().params.get("config"))
@@ -127,6 +131,8 @@ def load_settings(context: typer.Context) -> Loaded[Any]:
     loaded = load(settings_model(declared.section), declared.section, file=file, flags=flags)
     for name in type(loaded.settings).model_fields.keys() - set(declared.fields):
         del loaded.settings.__dict__[name]
+    if "state_dir" in declared.fields:
+        require_own_state(loaded.settings.__dict__["state_dir"], line=context.command_path)
     return loaded
 
 

@@ -1,14 +1,15 @@
-"""One process per state folder."""
+"""One process, and one account, per state folder."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sealring.mesh.errors import Conflict
+from sealring.mesh.errors import Conflict, PermissionDenied
 from sealring.mesh.system.files import unwritable
 
 
@@ -16,8 +17,10 @@ from sealring.mesh.system.files import unwritable
 def lock_state(folder: Path) -> Iterator[None]:
     """Holds the folder until the end of the block; the lock goes with the process, however it ends.
 
-    Makes the folder with mode 0700. Raises Conflict (STATE_IN_USE), ConfigError (STATE_UNWRITABLE).
+    Makes the folder with mode 0700. Raises Conflict (STATE_IN_USE), ConfigError (STATE_UNWRITABLE),
+    PermissionDenied (OTHERS_STATE).
     """
+    require_own_state(folder)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -32,6 +35,34 @@ def lock_state(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def require_own_state(folder: Path, *, line: str = "sealring") -> None:
+    """Require that a state folder is this account's, or root's; of one that is to be made, the folder above.
+
+    Files have mode 0600: one that root makes in a service's folder keeps the service itself out. `line` is
+    the command that the hint shows. Raises PermissionDenied (OTHERS_STATE).
+    """
+    for place in (folder, *folder.absolute().parents):
+        try:
+            owner = place.stat().st_uid
+        except OSError:  # not there, or not to be looked at: then it cannot be written either
+            continue
+        if owner in (0, os.geteuid()):
+            return
+        name = _account(owner)
+        raise PermissionDenied(
+            f"{place} belongs to the account {name}, which could not read what another one puts there",
+            hint=f"run it as that account: sudo -H -u {name} {line} ...",
+            reason="OTHERS_STATE",
+        )
+
+
+def _account(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"#{number}"
 
 
 def state_in_use(folder: Path) -> Conflict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -76,3 +77,27 @@ def test_what_is_refused(here: Any, home: Path) -> None:
     for lifetime, status in (("0.5s", 2), ("1s", 0), ("315360000s", 0), ("315360001s", 2)):
         assert here("key", "create", "--state-dir", state, "--lifetime", lifetime).status == status
     assert "[BAD_LABEL]" in here("key", "create", "--label", "x" * 99, "--state-dir", state).err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can work in another account's folder")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "key create",
+        "key list",
+        "gateway leave",
+        "node nonce",
+        "coordinator promote",
+        "coordinator new-operator",
+    ],
+)
+def test_root_writes_nothing_into_a_services_folder(here: Any, home: Path, line: str) -> None:
+    """The service could not read it: one key that root makes would lock the gateway out."""
+    state = home / "service"
+    state.mkdir()
+    (state / "member.json").write_text("{}")
+    os.chown(state, 64_001, -1)
+    refused = here(*line.split(), "--state-dir", str(state))
+    assert (refused.status, "[OTHERS_STATE]" in refused.err, refused.out) == (6, True, "")
+    assert f"sudo -H -u #64001 sealring {line}" in refused.err
+    assert [file.name for file in state.iterdir()] == ["member.json"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from sealring.mesh.errors import ConfigError, Conflict
-from sealring.mesh.system.lock import lock_state
+from sealring.mesh.errors import ConfigError, Conflict, PermissionDenied
+from sealring.mesh.system.lock import lock_state, require_own_state
 
 
 def test_a_folder_has_one_holder(tmp_path: Path) -> None:
@@ -29,3 +30,26 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         pass
     assert caught.value.reason == "STATE_UNWRITABLE"
     assert str(tmp_path / "file" / "state") in caught.value.message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_what_is_another_accounts_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, 64_001, -1)
+    for folder in (theirs, theirs / "gateway", theirs / "a" / "b"):
+        with pytest.raises(PermissionDenied) as caught, lock_state(folder):
+            pass
+        assert caught.value.reason == "OTHERS_STATE"
+        assert "sudo -H -u #64001" in caught.value.hint
+    assert list(theirs.iterdir()) == []
+    os.seteuid(64_001)
+    try:
+        require_own_state(theirs / "gateway")
+        require_own_state(tmp_path / "of root")
+    finally:
+        os.seteuid(0)
+    own = tmp_path / "own"
+    own.mkdir()
+    require_own_state(own)
