@@ -62,6 +62,7 @@ lint: env
 	@$(BIN)/mypy
 	@$(BIN)/mypy --platform darwin
 	@cd protos && ../$(BIN)/buf lint
+	@$(BIN)/python .ci/prose.py --most 760
 
 format: env
 	@$(BIN)/ruff check --fix .
