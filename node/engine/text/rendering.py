@@ -1,4 +1,4 @@
-"""A model's chat template in a process of its own (`node/engine/text/template.py`), started by the front.
+"""A model's chat template in processes of their own (`node/engine/text/template.py`), started by the front.
 
 A template is a program that came with a model, and may run or grow without end. There it has so many seconds
 and so much memory, and takes nothing with it.
@@ -7,45 +7,34 @@ and so much memory, and takes nothing with it.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import select
-import subprocess
-import sys
-import threading
-import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.node.engine.helper import Helper
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 """As OpenAI's, but that a call's arguments are an object."""
 
-SECONDS = 5
-"""Of a processor, for each chat."""
+SECONDS = 2
+"""Of a processor, for each chat; one of 4 MB takes 0.1 s."""
 
-WALL_SECONDS = 60.0
-"""For each chat, however busy the machine is: a child that is stopped, or waits, needs no processor."""
-
-MEMORY_BYTES = 1 << 30
-"""Address space; not every system holds a process to it."""
-
-_ANSWER_BYTES = 64 << 20
-_PART_BYTES = 1 << 16
+ADDRESS_BYTES = 1 << 30
+"""Address space, where the system holds a process to it: a string of gigabytes is never begun there."""
 
 
 class RenderingProcess:
-    """As ChatTemplate, which runs in the child; it is started again when it has come to its limits.
+    """As ChatTemplate, which runs in children: as many as there are chats at once.
 
     Raises ModelError: CHAT_TEMPLATE_CORRUPT, or CHAT_TEMPLATE_ENDLESS where the shortest chat is too much.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
         self._first = {"source": source, "variables": dict(variables)}
-        self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._idle: deque[Helper] = deque()
+        self._closed = False
         with contextlib.suppress(InvalidInput):
             if self._ask({"messages": [{"role": "user", "content": "x"}]}) is None:
                 raise ModelError(
@@ -60,59 +49,44 @@ class RenderingProcess:
         """Raises InvalidInput (CHAT_TEMPLATE_REFUSED), without the template's own words, which may quote."""
         text = self._ask({"messages": messages, "tools": tools, "arguments": arguments})
         if text is None:
-            raise refused(f"it has {SECONDS} s for them")
+            raise refused(f"it has {SECONDS} s for them, and so much memory")
         return text
 
     def close(self) -> None:
-        """Ends the child."""
-        with self._lock:
-            self._end()
+        """Ends the children that are idle, and each other one when it has answered."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
 
     def _ask(self, chat: Mapping[str, Any]) -> str | None:
         """None where the child came to its limits."""
-        with self._lock:
-            try:
-                child = self._child or self._start()
-                answer = _exchange(child, chat)
-            except (OSError, ValueError):
-                self._end()
-                return None
+        try:
+            child = self._idle.pop()
+        except IndexError:
+            child = self._child()
+        answer = child.ask(chat)
+        self._idle.append(child)
+        if self._closed:
+            self.close()
+        if answer is None:
+            return None
         if "refused" in answer:
             raise refused()
         text: str = answer["text"]
         return text
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        """Raises ModelError, OSError."""
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "sealring.node.engine.text.template",
-            str(SECONDS),
-            str(MEMORY_BYTES),
-        ]
-        child = subprocess.Popen(  # noqa: S603  # our own module
-            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        self._child = child
-        assert child.stdin is not None
-        os.set_blocking(child.stdin.fileno(), False)  # a part of a long chat is written, not waited for
-        answer = _exchange(child, self._first)
-        if "corrupt" in answer:
-            self._end()
-            raise ModelError(
-                answer["corrupt"],
-                reason="CHAT_TEMPLATE_CORRUPT",
-                hint="download or convert the model again",
-            )
-        return child
+    def _child(self) -> Helper:
+        module = "sealring.node.engine.text.template"
+        return Helper(module, str(SECONDS), str(ADDRESS_BYTES), first=self._first, begun=_check)
 
-    def _end(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            child.communicate()
+
+def _check(answer: Mapping[str, Any]) -> None:
+    if "corrupt" in answer:
+        raise ModelError(
+            answer["corrupt"],
+            reason="CHAT_TEMPLATE_CORRUPT",
+            hint="download or convert the model again",
+        )
 
 
 def refused(why: str = "") -> InvalidInput:
@@ -123,34 +97,3 @@ def refused(why: str = "") -> InvalidInput:
         hint=why or "many want user and assistant in turns, beginning with user, and some no system message",
         param="messages",
     )
-
-
-def _exchange(child: subprocess.Popen[bytes], message: object) -> dict[str, Any]:
-    """Raises ValueError or OSError where the child ends, as it does when its time is up, and TimeoutError.
-
-    No thread keeps the time: at the end of memory Python waits for ever for one that could not begin.
-    """
-    assert child.stdin is not None
-    assert child.stdout is not None
-    until = time.monotonic() + WALL_SECONDS
-    unsent = memoryview(json.dumps(message).encode() + b"\n")
-    while unsent:
-        _wait(child.stdin.fileno(), select.POLLOUT, until)
-        unsent = unsent[os.write(child.stdin.fileno(), unsent) :]
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        _wait(child.stdout.fileno(), select.POLLIN, until)
-        part = os.read(child.stdout.fileno(), _PART_BYTES)
-        line += part
-        if not part or len(line) > _ANSWER_BYTES:
-            raise ValueError
-    answer: dict[str, Any] = json.loads(line)
-    return answer
-
-
-def _wait(descriptor: int, event: int, until: float) -> None:
-    """Raises TimeoutError, an OSError."""
-    poll = select.poll()
-    poll.register(descriptor, event)
-    if not poll.poll(max(until - time.monotonic(), 0) * 1000):
-        raise TimeoutError

@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import json
 import resource
-import signal
 import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -23,7 +22,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sealring.mesh.errors import ModelError, SealringError
-from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.node.engine.helper import serve
 from sealring.node.engine.text.rendering import Messages, Tools, refused
 
 
@@ -108,30 +107,27 @@ def _now(pattern: str) -> str:
 def main() -> None:
     """Answers until standard input ends; a signal ends the process where one answer takes too long.
 
-    Arguments: seconds of a processor for each answer, and bytes of memory. The first line of input describes
-    the template, each further one the messages of a chat; each is answered with one line. All are JSON.
+    Arguments: seconds of a processor for each answer, and bytes of address space. The first question
+    describes the template, each further one the messages of a chat.
     """
-    forbid_core_files()
-    seconds, memory = map(int, sys.argv[1:])
+    seconds, address = map(int, sys.argv[1:])
     with contextlib.suppress(ValueError, OSError):  # not every system holds a process to it
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_AS, (address, address))
     template: ChatTemplate | None = None
-    for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        told = json.loads(line)
-        answer: dict[str, Any] = {}
+
+    def answer(told: dict[str, Any]) -> dict[str, Any]:
+        nonlocal template
         try:
             if template is None:
                 template = ChatTemplate(told["source"], told["variables"])
-            else:
-                answer["text"] = template.render(**told)
+                return {}
+            return {"text": template.render(**told)}
         except ModelError as error:
-            answer["corrupt"] = error.message
+            return {"corrupt": error.message}
         except SealringError:
-            answer["refused"] = True
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
-        signal.setitimer(signal.ITIMER_PROF, 0)
+            return {"refused": True}
+
+    serve(answer, seconds)
 
 
 if __name__ == "__main__":

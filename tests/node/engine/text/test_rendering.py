@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.node.engine import helper
 from sealring.node.engine.text import rendering
 from sealring.node.engine.text.rendering import RenderingProcess
 
@@ -32,6 +33,10 @@ def start() -> Iterator[Callable[[str], RenderingProcess]]:
     yield starting
     for process in made:
         process.close()
+
+
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children())
 
 
 def chat(content: str) -> list[dict[str, str]]:
@@ -71,10 +76,11 @@ def test_a_child_that_stands_still_is_ended_and_the_next_chat_is_answered(
     start: Callable[[str], RenderingProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It uses no processor, which has a limit of its own."""
+    before = children()
     template = start(ECHO)
-    assert template._child is not None
-    os.kill(template._child.pid, signal.SIGSTOP)
-    monkeypatch.setattr(rendering, "WALL_SECONDS", 0.1)
+    (child,) = children() - before
+    child.suspend()
+    monkeypatch.setattr(helper, "WALL_SECONDS", 0.1)
     with pytest.raises(InvalidInput) as caught:
         template.render(chat("x"))
     assert caught.value.reason == "CHAT_TEMPLATE_REFUSED"
@@ -100,12 +106,40 @@ def test_a_template_that_refuses_the_shortest_chat_is_a_template(
     assert template.render(chat("x") * 2) == "ok"
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="macOS holds no process to its address space")
-def test_a_template_takes_no_more_memory_than_it_may(start: Callable[[str], RenderingProcess]) -> None:
-    template = start("{% if messages[0].content == 'grow' %}{{ 'a' * 4000000000 }}{% endif %}" + ECHO)
+@pytest.mark.parametrize("address", [rendering.ADDRESS_BYTES, 1 << 45], ids=["held to it", "not held to it"])
+def test_a_template_takes_no_more_memory_than_it_may(
+    start: Callable[[str], RenderingProcess], monkeypatch: pytest.MonkeyPatch, address: int
+) -> None:
+    """Also where the system holds no process to its address space, as macOS does not."""
+    monkeypatch.setattr(rendering, "ADDRESS_BYTES", address)
+    template = start(
+        "{% set said = messages[0].content %}{{ (said * 500000000) | length if said == 'grow' }}" + ECHO
+    )
     with pytest.raises(InvalidInput):
         template.render(chat("grow"))
     assert template.render(chat("x")) == "<x"
+
+
+def test_chats_are_rendered_at_once(start: Callable[[str], RenderingProcess]) -> None:
+    """A chat waits for no other: one that is stopped holds up itself alone."""
+    before = children()
+    template = start(ECHO)
+    (child,) = children() - before
+    child.suspend()
+    taken = threading.Event()
+
+    class Message(dict[str, str]):
+        def items(self) -> Any:
+            taken.set()
+            return super().items()
+
+    with ThreadPoolExecutor(1) as other:
+        held = other.submit(template.render, [Message(role="user", content="held")])
+        assert taken.wait(200)
+        assert template.render(chat("free")) == "<free"
+        assert not held.done()
+        child.resume()
+        assert held.result(200) == "<held"
 
 
 def test_a_template_that_does_not_compile_is_told(start: Callable[[str], RenderingProcess]) -> None:
