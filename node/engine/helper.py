@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sealring.mesh.system.coredumps import forbid_core_files
-
 WALL_SECONDS = 20.0
 """For each answer, however busy the machine is: a process that is stopped, or waits, needs no processor."""
 
@@ -132,7 +130,6 @@ def serve(answer: Callable[[dict[str, Any]], dict[str, Any]], seconds: float) ->
 
     A signal ends it where one answer takes more than `seconds` of a processor.
     """
-    forbid_core_files()
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")

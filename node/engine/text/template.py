@@ -22,6 +22,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sealring.mesh.errors import ModelError, SealringError
+from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.node.engine.helper import serve
 from sealring.node.engine.text.rendering import Messages, Tools, refused
 
@@ -110,6 +111,7 @@ def main() -> None:
     Arguments: seconds of a processor for each answer, and bytes of address space. The first question
     describes the template, each further one the messages of a chat.
     """
+    forbid_core_files()
     seconds, address = map(int, sys.argv[1:])
     with contextlib.suppress(ValueError, OSError):  # not every system holds a process to it
         resource.setrlimit(resource.RLIMIT_AS, (address, address))

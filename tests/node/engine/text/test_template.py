@@ -31,7 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(template, "forbid_core_files", lambda: done.append("no core files"))
         monkeypatch.setattr(template.resource, "setrlimit", lambda *args: done.append(args))
-        monkeypatch.setattr(template.signal, "setitimer", lambda *args: done.append(args))
+        monkeypatch.setattr(signal, "setitimer", lambda *args: done.append(args))
         template.main()
         return [json.loads(line) for line in out.getvalue().splitlines()], list(done)
 
