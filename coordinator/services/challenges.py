@@ -1,10 +1,11 @@
 """Challenges: on connecting and every few minutes, every node proves again who it is and what it runs.
 
-A node that lost a protection is out at once; one that fails three challenges in a row, by silence or with
-evidence that does not hold, is out then. Whoever is out comes back with a new token and into a new epoch
-only. One that was started again may run other software (decision 20). One whose files changed while it ran
-stays a member and is trusted no more, until it is started again. Evidence that grows old lowers the score
-(`coordinator/auth/standing.py`).
+A node that lost a protection is out at once, and one that fails three challenges in a row is out then. It
+fails by silence, with evidence that does not hold, or when it does not know whether a protection is still on.
+Anything else that it does not know lowers its level at the third. A node that is out comes back with a new
+token and into a new epoch only. One that was started again may run other software (decision 20). One whose
+files changed while it ran stays a member and is trusted no more, until it is started again. Evidence that
+grows old lowers the score (`coordinator/auth/standing.py`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from sealring.mesh.trust.attestation import (
     Verdict,
     check_continuity,
     decode_statement,
+    has_forgotten,
     verify_statement,
 )
 from sealring.mesh.trust.levels import TrustLevel
@@ -175,11 +177,18 @@ class Challenges:
         )
         before = decode_statement(member.evidence)
         check_continuity(before, verdict.statement)
+        lower = verdict.trust < member.trust and has_forgotten(before, verdict.statement)
+        if lower and not self._is_last(member):
+            raise AttestationError("the machine does not know all that it knew", reason="FACTS_UNKNOWN")
         if member.level is TrustLevel.NONE and before.sealing_key == member.sealing_key:
             raise AttestationError("not started again since its files changed", reason="MANIFEST_CHANGED")
         if self._rings.model_changed(member.id, verdict.statement.models):
             raise AttestationError("the model's files have changed", reason="MANIFEST_CHANGED")
         return verdict
+
+    def _is_last(self, member: StoredMember) -> bool:
+        """Whether one more failure puts the member out."""
+        return self._failures.get(member.id, 0) + 1 >= MAX_FAILURES
 
     def _device(self, member: StoredMember) -> Device | None:
         """What the chain that it brought says, while the chain holds."""

@@ -63,6 +63,8 @@ UNKNOWN_POSTURE = Posture()
 """A machine that knows nothing about itself."""
 
 _FLAGS = ("sip", "secure_boot", "authenticated_root", "filevault")
+_NEVER_LOST = ("sip", "secure_boot")
+"""Protections without which a member that had them is out; the others lower its level."""
 
 
 @dataclass(frozen=True)
@@ -209,16 +211,32 @@ def derive_level(statement: Statement, device: Device | None = None) -> TrustLev
 def check_continuity(before: Statement, after: Statement) -> None:
     """Require that a machine has lost no protection, and that a process of it runs what it ran before.
 
-    Every start has a sealing key of its own: under another one the machine may have been updated. Raises
-    AttestationError (PROTECTION_LOST, MANIFEST_CHANGED).
+    Every start has a sealing key of its own: under another one the machine may have been updated.
+
+    Raises AttestationError (PROTECTION_LOST, MANIFEST_CHANGED; PROTECTION_UNKNOWN for a protection that was
+    on and could not be measured this time).
     """
-    for name in ("sip", "secure_boot"):
-        if getattr(before.posture, name) is True and getattr(after.posture, name) is not True:
+    was_on = [name for name in _NEVER_LOST if getattr(before.posture, name) is True]
+    for name in was_on:
+        if getattr(after.posture, name) is False:
             raise AttestationError(f"the machine has lost {name}", reason="PROTECTION_LOST", protection=name)
     if after.sealing_key == before.sealing_key and after.manifest_hash != before.manifest_hash:
         raise AttestationError(
             "the installed software has changed under the running node", reason="MANIFEST_CHANGED"
         )
+    for name in was_on:
+        if getattr(after.posture, name) is None:
+            raise AttestationError(
+                f"the machine does not know its {name}", reason="PROTECTION_UNKNOWN", protection=name
+            )
+
+
+def has_forgotten(before: Statement, after: Statement) -> bool:
+    """Whether a fact that was known, or a protection that was on, could not be measured this time."""
+    return any(
+        getattr(before.posture, name) and getattr(after.posture, name) is None
+        for name in field_names(Posture)
+    )
 
 
 def sign_sealing_key(signer: Signer, cluster: str, sealing_key: bytes) -> bytes:

@@ -13,7 +13,7 @@ from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import SealringError
 from sealring.mesh.trust.attestation import NONCE_BYTES, Statement, sign_statement
-from sealring.node.identity.attestor import measure_posture
+from sealring.node.identity.attestor import Attestor
 from sealring.node.identity.manifest import manifest_hash
 from sealring.v1 import membership_pb2
 
@@ -34,9 +34,11 @@ class Prover:
         models: Callable[[], Awaitable[tuple[bytes, ...]]],
         *,
         serial: bool = False,
+        attestor: Attestor | None = None,
         clock: Clock = wall_clock,
     ) -> None:
         self._serial = serial
+        self._attestor = attestor or Attestor()
         self._cluster = cluster
         self._signer = signer
         self._sealing_key = sealing_key
@@ -44,13 +46,14 @@ class Prover:
         self._clock = clock
 
     async def answer(self, challenge: membership_pb2.Challenge) -> membership_pb2.MemberMessage | None:
-        """The answer, or None where there is none to give; the coordinator counts silence as a failure."""
+        """The answer, or None when it cannot be given; the coordinator counts silence as a failure."""
         if len(challenge.nonce) != NONCE_BYTES:
             log.warning("challenge_refused", reason="BAD_NONCE")
             return None
         try:
             posture, manifest = await asyncio.gather(
-                asyncio.to_thread(measure_posture, serial=self._serial), asyncio.to_thread(manifest_hash)
+                asyncio.to_thread(self._attestor.measure, serial=self._serial),
+                asyncio.to_thread(manifest_hash),
             )
             statement = Statement(
                 cluster=self._cluster,

@@ -1,9 +1,11 @@
 """The identity key in a Mac's Secure Enclave, behind a helper process (`deploy/enclave`).
 
-Frames both ways are a length (4 bytes, big endian) and so many bytes. A request is an operation (1 byte: 1
-for the public key, 2 to sign) and, to sign, the label's length (1 byte), the label and the content; an answer
-is a status (1 byte, 0 when done) and the key (65 bytes), the DER signature, or an error in ASCII. The helper
-prepends the domain itself, so that it signs under labels of sealring only, and never gives out a secret.
+Frames both ways are a length (4 bytes, big endian) and that number of bytes. A request is an operation (1
+byte: 1 for the public key, 2 to sign) and, to sign, the label's length (1 byte), the label and the content;
+an answer is a status (1 byte, 0 when done) and the key (65 bytes), the DER signature, or an error in ASCII.
+The
+helper prepends the domain itself, so that it signs under labels of sealring only, and never gives out a
+secret. It says on standard error why it ends.
 """
 
 from __future__ import annotations
@@ -17,17 +19,24 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
+
+import structlog
 
 from sealring.mesh.crypto.identity import load_public_key, member_id, verify
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import SealringError, Unavailable
 
+log = structlog.get_logger()
+
 MAX_REQUEST_BYTES = 64 << 10
 _MAX_RESPONSE_BYTES = 256
 _PUBLIC_KEY, _SIGN, _DONE = 1, 2, 0
 _STOP_SECONDS = 1.0
 _LENGTH = struct.Struct(">I")
+_MAX_LINE = 200
+_MAX_LINES = 20
 
 
 class EnclaveSigner:
@@ -48,6 +57,7 @@ class EnclaveSigner:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._notes: _Notes | None = None
         self._public_key = self._ask_key()
 
     @property
@@ -90,8 +100,9 @@ class EnclaveSigner:
             try:
                 response = self._exchange(request, time.monotonic() + self._seconds)
             except OSError as error:
+                said = self._said()
                 self._kill()
-                raise _failed(error.strerror or "its pipe broke") from None
+                raise _failed(f"{error.strerror or 'its pipe broke'}{said}") from None
             except BaseException:
                 self._kill()
                 raise
@@ -117,32 +128,41 @@ class EnclaveSigner:
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 bufsize=0,
                 env={},
             )
             assert process.stdin is not None
+            assert process.stderr is not None
             os.set_blocking(process.stdin.fileno(), False)
-            self._process = process
+            self._process, self._notes = process, _Notes(process.stderr)
+            self._notes.start()
         return self._process
 
     def _write(self, target: int, data: bytes, deadline: float) -> None:
         while data:
-            _wait([], [target], deadline)
+            _wait(target, select.POLLOUT, deadline)
             data = data[os.write(target, data) :]
 
     def _read(self, source: int, size: int, deadline: float) -> bytes:
         data = b""
         while len(data) < size:
-            _wait([source], [], deadline)
+            _wait(source, select.POLLIN, deadline)
             part = os.read(source, size - len(data))
             if not part:
-                raise _failed("it ended")
+                raise _failed(f"it ended{self._said()}")
             data += part
         return data
 
+    def _said(self) -> str:
+        """What a helper that has ended said last, as the end of a sentence."""
+        if self._notes is None:
+            return ""
+        self._notes.join(_STOP_SECONDS)
+        return f": {self._notes.last}" if self._notes.last else ""
+
     def _kill(self) -> None:
-        process, self._process = self._process, None
+        process, self._process, self._notes = self._process, None, None
         if process is None:
             return
         process.kill()
@@ -154,8 +174,29 @@ class EnclaveSigner:
             process.wait(_STOP_SECONDS)
 
 
-def _wait(sources: list[int], targets: list[int], deadline: float) -> None:
-    if not any(select.select(sources, targets, [], max(0.0, deadline - time.monotonic()))):
+class _Notes(threading.Thread):
+    """Logs the lines that a helper says on standard error, until it has ended."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__(name="enclave-notes", daemon=True)
+        self._stream = stream
+        self.last = ""
+
+    def run(self) -> None:
+        with self._stream, contextlib.suppress(OSError):
+            lines = 0
+            while line := self._stream.readline(_MAX_LINE):
+                shown = line.decode("ascii", errors="replace").strip()
+                if shown.isprintable() and shown and lines < _MAX_LINES:
+                    self.last, lines = shown, lines + 1
+                    log.warning("enclave_helper", said=shown)
+
+
+def _wait(descriptor: int, event: int, deadline: float) -> None:
+    """Waits for a pipe. `select.select` takes no descriptor above 1,023, and a daemon has more."""
+    poll = select.poll()
+    poll.register(descriptor, event)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
         raise _failed("it does not answer")
 
 

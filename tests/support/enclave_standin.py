@@ -42,6 +42,8 @@ def answer(request: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:
 def main() -> None:
     file = Path(sys.argv[sys.argv.index("--key") + 1])
     how, _, pem = file.read_bytes().partition(b"\n")
+    if how.startswith(b"refuses: "):
+        sys.exit(how.decode())
     key = serialization.load_pem_private_key(pem, None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     while True:

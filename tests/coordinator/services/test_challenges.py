@@ -217,19 +217,57 @@ async def shown(cluster: Cluster, node: FakeNode) -> admin_pb2.Node:
 
 
 @pytest.mark.parametrize("protection", ["sip", "secure_boot"])
-@pytest.mark.parametrize("after", [False, None])
-async def test_a_lost_protection_is_out_at_once(
-    cluster: Cluster, protection: str, after: bool | None
-) -> None:
+async def test_a_lost_protection_is_out_at_once(cluster: Cluster, protection: str) -> None:
     node = await enclave_node(cluster, "alpha")
     other = await cluster.node("beta")
-    node.said = {"posture": dataclasses.replace(GOOD, **{protection: after})}
+    node.said = {"posture": dataclasses.replace(GOOD, **{protection: False})}
     await challenge(cluster, node)
     error = await node.wait_closed()
     assert error is not None
     assert error.reason == "EVICTED"
     await eventually(lambda: node.id in {one.id for one in other.roster.revoked})
     assert audit(cluster, "evict_node") == [{"why": "PROTECTION_LOST"}]
+
+
+async def does_not_know(cluster: Cluster, node: FakeNode, name: str, failed: int) -> None:
+    """A challenge whose answer is that the node does not know `name`; it is the failure with that number."""
+    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges._open)
+    node.said = {"posture": dataclasses.replace(GOOD, **{name: None})}
+    await challenge(cluster, node)
+    await eventually(lambda: failures(cluster, node) == failed and not cluster.coordinator.challenges._open)
+
+
+@pytest.mark.parametrize("protection", ["sip", "secure_boot"])
+async def test_an_unknown_protection_is_a_failed_challenge_and_out_at_the_third(
+    cluster: Cluster, protection: str
+) -> None:
+    node = await enclave_node(cluster, "alpha")
+    for failed in (1, 2):
+        await does_not_know(cluster, node, protection, failed)
+        assert trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20)
+    node.said = {"posture": GOOD}
+    await challenge(cluster, node)
+    await eventually(lambda: failures(cluster, node) == 0)
+    for failed in (1, 2):
+        await does_not_know(cluster, node, protection, failed)
+    await challenge(cluster, node)
+    error = await node.wait_closed()
+    assert error is not None
+    assert error.reason == "EVICTED"
+    assert audit(cluster, "evict_node") == [{"why": "PROTECTION_UNKNOWN"}]
+
+
+@pytest.mark.parametrize("name", ["filevault", "chip"])
+async def test_what_else_it_does_not_know_lowers_the_level_at_the_third_challenge(
+    cluster: Cluster, name: str
+) -> None:
+    node = await enclave_node(cluster, "alpha")
+    for failed in (1, 2):
+        await does_not_know(cluster, node, name, failed)
+        assert trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20)
+    await does_not_know(cluster, node, name, 0)
+    assert trust_of(cluster, node) == (TrustLevel.SOFTWARE, 10)
+    assert enrolled(cluster, node)
 
 
 @pytest.mark.parametrize("protection", ["filevault", "authenticated_root"])
@@ -440,7 +478,7 @@ async def test_a_chain_to_the_pinned_root_makes_hardware(
         node.said = {"posture": dataclasses.replace(GOOD, serial="C02OTHER")}
         await challenge(cluster, node)
         await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20))
-        node.said = {"posture": dataclasses.replace(GOOD, filevault=None)}
+        node.said = {"posture": dataclasses.replace(GOOD, filevault=False)}
         await challenge(cluster, node)
         await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0))
         await eventually(lambda: not plain.roster.rings)
@@ -572,6 +610,7 @@ async def test_who_is_silent_for_so_many_looks_has_failed_and_is_asked_again_whe
     [
         ("a", "", ("_passed", "a", "verdict")),
         ("a", "PROTECTION_LOST", ("_throw_out", "a", "PROTECTION_LOST")),
+        ("a", "PROTECTION_UNKNOWN", ("_failed", "a", "PROTECTION_UNKNOWN")),
         ("a", "MANIFEST_CHANGED", ("_distrust", "a", b"said", "MANIFEST_CHANGED")),
         ("a", "STATEMENT_STALE", ("_failed", "a", "STATEMENT_STALE")),
     ],

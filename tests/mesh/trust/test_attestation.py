@@ -27,6 +27,7 @@ from sealring.mesh.trust.attestation import (
     decode_statement,
     derive_level,
     encode_statement,
+    has_forgotten,
     sign_sealing_key,
     sign_statement,
     verify_sealing_key,
@@ -123,12 +124,33 @@ def test_an_answer_to_a_challenge_is_no_attestation_and_the_other_way_round() ->
 
 
 @pytest.mark.parametrize("name", ["sip", "secure_boot"])
-@pytest.mark.parametrize("after", [False, None])
-def test_a_protection_that_was_there_is_not_lost_in_silence(name: str, after: bool | None) -> None:
+@pytest.mark.parametrize(("after", "reason"), [(False, "PROTECTION_LOST"), (None, "PROTECTION_UNKNOWN")])
+def test_a_protection_that_was_there_is_not_lost_in_silence_and_unknown_is_not_lost(
+    name: str, after: bool | None, reason: str
+) -> None:
     before = statement(posture=GOOD)
     with pytest.raises(AttestationError) as caught:
         check_continuity(before, statement(posture=dataclasses.replace(GOOD, **{name: after})))
+    assert (caught.value.reason, caught.value.metadata["protection"]) == (reason, name)
+
+
+def test_a_lost_protection_is_found_beside_one_that_is_unknown() -> None:
+    after = statement(posture=dataclasses.replace(GOOD, sip=None, secure_boot=False))
+    with pytest.raises(AttestationError) as caught:
+        check_continuity(statement(posture=GOOD), after)
     assert caught.value.reason == "PROTECTION_LOST"
+
+
+@pytest.mark.parametrize("name", ["chip", "boot_session", "sip", "filevault", "authenticated_root"])
+def test_only_a_fact_that_was_known_or_on_is_forgotten(name: str) -> None:
+    unknown = statement(posture=dataclasses.replace(GOOD, **{name: None}))
+    assert has_forgotten(statement(posture=GOOD), unknown)
+    assert not has_forgotten(unknown, unknown)
+    assert not has_forgotten(unknown, statement(posture=GOOD))
+    if isinstance(getattr(GOOD, name), bool):
+        off = statement(posture=dataclasses.replace(GOOD, **{name: False}))
+        assert not has_forgotten(statement(posture=GOOD), off)
+        assert not has_forgotten(off, unknown)
 
 
 def test_what_was_never_there_cannot_be_lost() -> None:

@@ -1,69 +1,43 @@
-import subprocess
+"""What a machine says of itself, by tools that are processes and answer as those of macOS do."""
+
+import plistlib
 import sys
+from pathlib import Path
 
 import pytest
+from macs_tools import ANSWERS, BOOT, FILEVAULT, SIP, Tools
 
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.trust.attestation import Posture
 from sealring.node.identity import attestor
+from sealring.node.identity.attestor import Attestor
 
-ANSWERS = {
-    ("/usr/sbin/sysctl", "-n", "hw.model"): "Mac16,5\n",
-    ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"): "Apple M4 Max\n",
-    ("/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"): "4C1F\n",
-    ("/usr/bin/csrutil", "status"): "System Integrity Protection status: enabled.\n",
-    ("/usr/bin/csrutil", "authenticated-root", "status"): "Authenticated Root status: enabled\n",
-    ("/usr/bin/fdesetup", "status"): "FileVault is On.\n",
-    ("/usr/sbin/system_profiler", "-json", "SPiBridgeDataType"): """{
-  "SPiBridgeDataType" : [
-    {
-      "_name" : "Controller Information",
-      "ibridge_boot_uuid" : "A904AC62-589E-450B-8829-96ADA16DE3DC",
-      "ibridge_build" : "mBoot-18000.120.36",
-      "ibridge_model_identifier_top" : "Mac16,5",
-      "ibridge_sb_boot_args" : "Enabled",
-      "ibridge_sb_ctrr" : "Enabled",
-      "ibridge_sb_device_mdm" : "No",
-      "ibridge_sb_manual_mdm" : "No",
-      "ibridge_sb_other_kext" : "No",
-      "ibridge_sb_sip" : "Enabled",
-      "ibridge_sb_ssv" : "Enabled",
-      "ibridge_secure_boot" : "Full Security"
-    }
-  ]
-}""",
-    ("/usr/sbin/system_profiler", "-json", "SPHardwareDataType"): """{
-  "SPHardwareDataType" : [ { "_name" : "hardware_overview", "serial_number" : "C02TEST12345" } ]
-}""",
-}
-BOOT = ("/usr/sbin/system_profiler", "-json", "SPiBridgeDataType")
+MODEL = "usr/sbin/sysctl -n hw.model"
 
 
-def posture(monkeypatch: pytest.MonkeyPatch, answers: dict[tuple[str, ...], str]) -> Posture:
-    def run(command: tuple[str, ...], **_: object) -> subprocess.CompletedProcess[bytes]:
-        if command not in answers:
-            raise FileNotFoundError(command[0])
-        return subprocess.CompletedProcess(command, 0, answers[command].encode())
-
-    monkeypatch.setattr(attestor.subprocess, "run", run)
-    monkeypatch.setattr(attestor.platform, "mac_ver", lambda: ("26.2", ("", "", ""), "arm64"))
-    monkeypatch.setattr(attestor.sys, "platform", "darwin")
-    return attestor.measure_posture()
+@pytest.fixture
+def tools(tmp_path: Path) -> Tools:
+    return Tools(tmp_path)
 
 
-def test_a_macs_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert posture(monkeypatch, ANSWERS) == Posture(
+@pytest.fixture
+def mac(tools: Tools) -> Attestor:
+    return Attestor(system="darwin", root=tools.root)
+
+
+def test_a_macs_facts(mac: Attestor) -> None:
+    found = mac.measure()
+    assert found == Posture(
         hardware_model="Mac16,5",
         chip="Apple M4 Max",
-        os_version="26.2",
+        os_version=found.os_version,  # by Python, of the machine that this runs on
         boot_session="4C1F",
         sip=True,
         secure_boot=True,
         authenticated_root=True,
         filevault=True,
     )
-    assert attestor.measure_posture().complete_and_good
-    assert attestor.measure_posture(serial=True).serial == "C02TEST12345"
+    assert mac.measure(serial=True).serial == "C02TEST12345"
 
 
 @pytest.mark.parametrize(
@@ -85,9 +59,58 @@ def test_a_macs_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_only_the_exact_boot_policy_counts(
-    monkeypatch: pytest.MonkeyPatch, answer: str, value: bool | None
+    tools: Tools, mac: Attestor, answer: str, value: bool | None
 ) -> None:
-    assert posture(monkeypatch, {**ANSWERS, BOOT: answer}).secure_boot is value
+    tools.say(BOOT, answer)
+    assert mac.measure().secure_boot is value
+
+
+TABLE = "System/Library/SystemProfiler/SPiBridgeReporter.spreporter/Contents/Resources/Localizable.loctable"
+TRANSLATIONS = {
+    "LocProvenance": {"fr": 1},
+    "en": {"Full Security": "Full Security", "ibridge_secure_boot": "Secure Boot"},
+    "fr": {"Full Security": "Sécurité maximale", "Medium Security": "Sécurité normale"},
+    "de": {"Full Security": "Volle Sicherheit", "No Security": "Keine Sicherheit"},
+    "xx": {"Full Security": "Sicher", "Reduced Security": "Sicher"},
+    "yy": {"Medium Security": "Halb", "Reduced Security": "Halb"},
+    "zz": {"Full Security": "An", "ibridge_on": "An"},
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("Sécurité maximale", True),
+        ("Volle Sicherheit", True),
+        ("Sécurité normale", False),
+        ("Keine Sicherheit", False),
+        ("Halb", False),
+        ("Sicher", None),
+        ("An", None),
+        ("Secure Boot", None),
+        ("Sécurité", None),
+    ],
+)
+def test_the_boot_policy_is_read_in_any_language(
+    tools: Tools, mac: Attestor, words: str, value: bool | None
+) -> None:
+    """By macOS's own translations; words with two meanings are unknown."""
+    file = tools.root / TABLE
+    file.parent.mkdir(parents=True)
+    file.write_bytes(plistlib.dumps(TRANSLATIONS, fmt=plistlib.FMT_BINARY))
+    tools.say(BOOT, f'{{"SPiBridgeDataType": [{{"ibridge_secure_boot": "{words}"}}]}}')
+    assert mac.measure().secure_boot is value
+
+
+@pytest.mark.parametrize("content", [b"", b"bplist00" + bytes(40), b"<plist>", plistlib.dumps([1])])
+def test_translations_that_cannot_be_read_leave_it_unknown(
+    tools: Tools, mac: Attestor, content: bytes
+) -> None:
+    file = tools.root / TABLE
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    tools.say(BOOT, '{"SPiBridgeDataType": [{"ibridge_secure_boot": "Volle Sicherheit"}]}')
+    assert mac.measure().secure_boot is None
 
 
 @pytest.mark.parametrize(
@@ -100,13 +123,42 @@ def test_only_the_exact_boot_policy_counts(
         ("x" * 100_000, None),
     ],
 )
-def test_only_exact_words_count(monkeypatch: pytest.MonkeyPatch, answer: str, value: bool | None) -> None:
-    found = posture(monkeypatch, {**ANSWERS, ("/usr/bin/csrutil", "status"): answer})
-    assert found.sip is value
+def test_only_exact_words_count(tools: Tools, mac: Attestor, answer: str, value: bool | None) -> None:
+    tools.say(SIP, answer)
+    assert mac.measure().sip is value
 
 
-def test_what_is_not_known_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert posture(monkeypatch, {}) == Posture(os_version="26.2")
+def test_what_is_not_known_is_null(tmp_path: Path) -> None:
+    found = Attestor(system="darwin", root=tmp_path).measure(serial=True)
+    assert found == Posture(os_version=found.os_version)
+
+
+def test_what_only_a_restart_changes_is_asked_until_it_is_known(tools: Tools, mac: Attestor) -> None:
+    tools.once(BOOT, "exit 1")
+    assert mac.measure().secure_boot is True
+    assert tools.asked(BOOT) == 2, "once more"
+    for command in ANSWERS:
+        tools.say(command, "")
+    tools.say(FILEVAULT, "FileVault is Off.")
+    found = mac.measure()
+    assert (found.sip, found.secure_boot, found.authenticated_root, found.chip) == (
+        *[True] * 3,
+        "Apple M4 Max",
+    )
+    assert found.filevault is False, "which can be turned off at any time"
+    assert (tools.asked(BOOT), tools.asked(MODEL), tools.asked(FILEVAULT)) == (2, 1, 2)
+    tools.say(FILEVAULT, "")
+    assert mac.measure().filevault is None
+
+
+def test_a_tool_that_hangs_holds_up_no_other(
+    tools: Tools, mac: Attestor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attestor, "SECONDS", 5.0)
+    tools.once(BOOT, "exec /bin/sleep 1000")
+    found = mac.measure()
+    assert (found.secure_boot, found.sip, found.boot_session) == (None, True, "4C1F")
+    assert mac.measure().secure_boot is True
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="says what other systems say")

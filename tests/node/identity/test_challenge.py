@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from macs_tools import FILEVAULT, Tools
 
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import AttestationError, Unavailable
-from sealring.mesh.trust.attestation import Expected, Posture, verify_statement
+from sealring.mesh.trust.attestation import Expected, verify_statement
 from sealring.node.identity import challenge as module
+from sealring.node.identity.attestor import Attestor
 from sealring.node.identity.challenge import Prover
 from sealring.v1 import membership_pb2
 
@@ -43,18 +46,19 @@ def expected(signer: SoftwareSigner) -> Expected:
 
 
 async def test_the_answer_is_measured_anew_and_signed_for_this_challenge(
-    signer: SoftwareSigner, monkeypatch: pytest.MonkeyPatch
+    signer: SoftwareSigner, tmp_path: Path
 ) -> None:
-    facts = [Posture(sip=True), Posture(sip=False)]
-    monkeypatch.setattr(module, "measure_posture", lambda **_: facts.pop(0))
-    for sip in (True, False):
-        message = await prover(signer).answer(membership_pb2.Challenge(nonce=NONCE))
+    tools = Tools(tmp_path)
+    asked = prover(signer, attestor=Attestor(system="darwin", root=tmp_path))
+    for filevault in (True, False):
+        tools.say(FILEVAULT, f"FileVault is {'On' if filevault else 'Off'}.")
+        message = await asked.answer(membership_pb2.Challenge(nonce=NONCE))
         assert message is not None
         said = message.challenge_answer
         verdict = verify_statement(
             said.statement, said.signature, expected(signer), now=time.time(), label=Label.CHALLENGE
         )
-        assert (verdict.statement.posture.sip, verdict.statement.models) == (sip, (MODEL,))
+        assert (verdict.statement.posture.filevault, verdict.statement.models) == (filevault, (MODEL,))
         with pytest.raises(AttestationError):
             verify_statement(said.statement, said.signature, expected(signer), now=time.time())
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealring.mesh.crypto.identity import (
@@ -102,6 +105,31 @@ def test_a_helper_that_misbehaves_is_refused_and_another_started(
     behave(tmp_path, "well")
     signer.close()
     verify(signer.public_key, Label.JOIN, b"x", signer.sign(Label.JOIN, b"x"))
+
+
+def test_why_a_helper_ended_is_in_the_error_and_the_log(make: Make) -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert refused(lambda: make("refuses: no key: interaction not allowed")).endswith(
+            "refuses: no key: interaction not allowed"
+        )
+    assert [(one["event"], one["said"]) for one in logs] == [
+        ("enclave_helper", "refuses: no key: interaction not allowed")
+    ]
+
+
+def test_a_daemon_with_more_descriptors_than_select_takes(make: Make) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
+    held: list[int] = []
+    try:
+        while not held or held[-1] < 1024:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        signer = make()
+        verify(signer.public_key, Label.JOIN, b"x", signer.sign(Label.JOIN, b"x"))
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize("how", ["hang", "half"])
