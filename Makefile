@@ -62,7 +62,7 @@ lint: env
 	@$(BIN)/mypy
 	@$(BIN)/mypy --platform darwin
 	@cd protos && ../$(BIN)/buf lint
-	@$(BIN)/python .ci/prose.py --most 760
+	@$(BIN)/python .ci/prose.py --most 720
 
 format: env
 	@$(BIN)/ruff check --fix .

@@ -44,6 +44,7 @@ _PHRASES = {
     }.items()
 }
 _RELATIVES = re.compile(r"\b(that|which|who|whose|whom|where)\b")
+_WORD = re.compile(r"\S*[A-Za-z]\S*")  # figures are no words
 _SENTENCE_END = re.compile(r"(?<=[.;:?!])\s+(?=[A-Z`*\[])")
 _LIST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s", re.MULTILINE)
 _UNREAD = re.compile(r"^sealring/v1/|_pb2")  # generated
@@ -76,7 +77,7 @@ def _broken(text: str, is_docstring: bool) -> Iterator[tuple[str, str]]:
         for hit in pattern.finditer(text):
             yield name, text[max(0, hit.start() - 40) : hit.end() + 50]
     for sentence in _sentences(text):
-        words, relatives = len(sentence.split()), len(_RELATIVES.findall(sentence))
+        words, relatives = len(_WORD.findall(sentence)), len(_RELATIVES.findall(sentence))
         if words > MOST_WORDS:
             yield f"{words} words in a sentence", sentence
         elif relatives > MOST_RELATIVES:
