@@ -12,7 +12,8 @@ from sealring.api.chat import chat_request, parse_chat, text_of
 from sealring.api.errors import error_body
 from sealring.api.fields import as_list, as_object, bad, unsupported
 from sealring.api.patterns import pattern_of
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.prompt.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from sealring.v1 import inference_pb2 as inference
 
 _SAME = frozenset(
@@ -87,9 +88,13 @@ class _Tools:
         self.functions: list[_Object] = []
         self.custom: set[str] = set()
         self.spaces: dict[str, tuple[str, str]] = {}
+        self._definitions = 0  # characters
 
     def add(self, tools: Any, param: str, space: str = "") -> None:
-        """Hosted tools, as web_search, are not there, and the model is not shown them."""
+        """Hosted tools, as web_search, are not there, and the model is not shown them.
+
+        Raises InvalidInput: BAD_FIELD, TOO_MANY_TOOLS, GRAMMARS_TOO_LONG.
+        """
         for index, tool in enumerate(as_list(tools, param)):
             kind, name = as_object(tool, f"{param}[{index}]").get("type"), tool.get("name")
             if kind not in ("function", "custom", "namespace"):
@@ -99,18 +104,39 @@ class _Tools:
             if kind == "namespace" and not space:
                 self.add(tool.get("tools"), f"{param}[{index}].tools", name)
                 continue
+            if len(self.functions) >= MAX_TOOLS:
+                raise InvalidInput(
+                    f"there are more than {MAX_TOOLS} tools",
+                    reason="TOO_MANY_TOOLS",
+                    param=param,
+                    limit=MAX_TOOLS,
+                )
             function = {"name": self._named(space, name), "description": tool.get("description")}
             function["parameters"] = tool.get("parameters")
             function["strict"] = tool.get("strict")
             if kind == "custom":
                 self.custom.add(function["name"])
                 form = as_object(tool.get("format") or {}, f"{param}[{index}].format")
+                self._count(form.get("definition"), f"{param}[{index}].format.definition")
                 pattern = pattern_of(form, f"{param}[{index}].format")
                 told = f"\n\n{form['definition']}" if pattern else ""
                 function["description"] = f"{function['description'] or ''}{told}"
                 function["parameters"] = _custom(pattern)
                 function["strict"] = bool(pattern)
             self.functions.append({"type": "function", "function": function})
+
+    def _count(self, definition: Any, param: str) -> None:
+        """Bounds all grammars of a request before one is translated: that holds the event loop for about
+        2 s a megabyte."""
+        self._definitions += len(definition) if isinstance(definition, str) else 0
+        if self._definitions > MAX_SCHEMA_BYTES:
+            raise InvalidInput(
+                f"the grammars of the tools are longer than {MAX_SCHEMA_BYTES} characters together",
+                hint="send shorter ones, or fewer",
+                reason="GRAMMARS_TOO_LONG",
+                param=param,
+                limit=MAX_SCHEMA_BYTES,
+            )
 
     def known(self, space: Any, name: Any) -> str:
         """The model's name for a tool that a client names."""
