@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -94,7 +94,7 @@ class Gate:
         self._wall = wall
         self._stamp: tuple[int, int, int] | None = None
         self._records: dict[str, KeyRecord] = {}
-        self._required = False
+        self._required = self._unreadable = False
         self._mac_key = secrets.token_bytes(32)
         self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
         self._checks: dict[bytes, asyncio.Task[None]] = {}
@@ -125,8 +125,9 @@ class Gate:
     ) -> AsyncIterator[Caller]:
         """Lets one request in for the length of the block, or not. `scopes` None: open to everybody.
 
-        `peer` is a `peer_name`. Raises Unauthenticated (INVALID_API_KEY), PermissionDenied (SCOPE_DENIED),
-        ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE).
+        `peer` is a `peer_name`, `authorization` what `presented` makes of the headers. Raises Unauthenticated
+        (INVALID_API_KEY, SEVERAL_API_KEYS), PermissionDenied (SCOPE_DENIED), ResourceExhausted (RATE_LIMITED,
+        TOO_MANY_AT_ONCE).
         """
         try:
             caller = await self._caller(peer, authorization, scopes)
@@ -187,7 +188,7 @@ class Gate:
                 or (record := self._records.get(key.id)) is None
                 or not record.usable(self._wall())
             ):
-                raise self._refuse(peer)
+                raise self._refuse(peer, several="," in authorization)
             if len(self._checks) >= _HASHES_WAITING:
                 raise too_fast(1.0)
             check = asyncio.ensure_future(self._check(key, record, tag, peer))
@@ -229,9 +230,16 @@ class Gate:
             return None
         return record
 
-    def _refuse(self, peer: str) -> Unauthenticated:
-        """Does not tell which check failed."""
+    def _refuse(self, peer: str, *, several: bool = False) -> Unauthenticated:
+        """Does not tell which check failed; `several` is what the caller can see for itself."""
         log.warning("api_key_refused", peer=peer)
+        if several:
+            return Unauthenticated(
+                "the request has several API keys that differ",
+                hint="send one, in authorization or in x-api-key (clients take them from their variables, as "
+                "ANTHROPIC_AUTH_TOKEN and ANTHROPIC_API_KEY)",
+                reason="SEVERAL_API_KEYS",
+            )
         return Unauthenticated(
             "the API key is missing or not valid",
             hint="send the header authorization: Bearer KEY (sealring's own commands: --api-key-file FILE); "
@@ -240,14 +248,20 @@ class Gate:
         )
 
     def _refresh(self) -> None:
-        """Takes up a changed file. One that cannot be read leaves no key valid."""
-        if self._file is None or self._file.stamp() == self._stamp:
+        """Takes up a changed file. One that cannot be read leaves no key valid, and a key needed."""
+        if self._file is None:
             return
         try:
-            self._read()
+            if self._file.stamp() != self._stamp:
+                self._read()
+            self._unreadable = False
         except (OSError, ConfigError) as error:
-            self._records = {}
-            log.error("api_keys_unreadable", error=error)
+            self._records, self._required = {}, True
+            if isinstance(error, OSError):  # the file may come back as it was
+                self._stamp = None
+            if not self._unreadable:
+                log.error("api_keys_unreadable", error=error)
+            self._unreadable = True
 
     def _read(self) -> None:
         if self._file is not None:
@@ -261,6 +275,12 @@ class Gate:
 
 def _buckets(rate: float, clock: Clock) -> Buckets:
     return Buckets(rate, max(1, round(rate * BURST_SECONDS)), clock=clock)
+
+
+def presented(headers: Iterable[str]) -> str | None:
+    """The credentials of a request's headers as one header; equal ones count once. Different ones are joined
+    by a comma (RFC 9110 section 5.3), which no credential holds."""
+    return ", ".join({_bearer(header) or header: header for header in headers}.values()) or None
 
 
 def _bearer(header: str) -> str:

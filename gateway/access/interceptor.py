@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from sealring.gateway.access.gate import ANY, LOOK, USE, WATCH, Caller, Gate
+from sealring.gateway.access.gate import ANY, LOOK, USE, WATCH, Caller, Gate, presented
 from sealring.gateway.access.keys import Scope
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.rpc.limits import grpc_peer_name
@@ -102,6 +102,5 @@ def _admitted(
 
 
 def _authorization(context: Context) -> str | None:
-    """The one header; two of them are none."""
     found = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
-    return found[0] if len(found) == 1 and isinstance(found[0], str) else None
+    return presented(value for value in found if isinstance(value, str))

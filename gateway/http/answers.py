@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -12,7 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from sealring.api.answers import Asked, Choice
 from sealring.gateway.inference.sending import SendWatch
-from sealring.mesh.errors import Cancelled, Internal, SealringError
+from sealring.gateway.inference.timings import CURRENT
+from sealring.mesh.errors import Cancelled, Internal, InvalidInput, SealringError, Unavailable
+from sealring.mesh.prompt.tools import parse_json_object
 from sealring.v1 import inference_pb2 as inference
 
 PING_SECONDS = 8.0
@@ -59,8 +62,26 @@ async def collect(events: Events, choices: int) -> tuple[inference.Started, list
         async for event in events:
             if event.WhichOneof("event") == "finished":
                 return begin, told, event.finished
+            check_calls(event.delta)
             told[event.delta.choice].add(event.delta)
     raise Internal("the answer does not end")
+
+
+def check_calls(delta: inference.Delta) -> None:
+    """Every API takes a call's arguments for an object, which a head that is not honest need not send.
+
+    Raises Unavailable (BAD_TOOL_CALL).
+    """
+    if delta.HasField("parsed"):
+        try:
+            for call in delta.parsed.tool_calls:
+                parse_json_object(call.arguments, "arguments")
+        except InvalidInput:
+            raise Unavailable(
+                "the arguments of a call are no JSON object of a size that is taken",
+                hint="send the request again",
+                reason="BAD_TOOL_CALL",
+            ) from None
 
 
 async def together(parts: Sequence[Events], choices: int) -> Events:
@@ -71,6 +92,9 @@ async def together(parts: Sequence[Events], choices: int) -> Events:
     told: asyncio.Queue[tuple[int, inference.GenerateResponse | Exception]] = asyncio.Queue(len(parts))
 
     async def read(number: int, events: Events) -> None:
+        timings = CURRENT.get()
+        if number and timings:  # the first prompt's are those of the whole
+            CURRENT.set(dataclasses.replace(timings))
         try:
             async with contextlib.aclosing(events):
                 async for event in events:
@@ -166,6 +190,7 @@ class EventStream(Response):
                 await writer.write(renderer.first())
                 async for event in self._events:
                     if event.HasField("delta"):
+                        check_calls(event.delta)
                         await writer.write(render(event.delta))
                     else:
                         await writer.write(renderer.last(event.finished))

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sealring.gateway.access.gate import ANY, LOOK, USE, WATCH, Gate
+from sealring.gateway.access.gate import ANY, LOOK, USE, WATCH, Gate, presented
 from sealring.gateway.access.keys import Scope as ApiScope
 from sealring.gateway.http.errors import error_response
 from sealring.mesh.errors import (
@@ -190,10 +190,9 @@ def _scopes(request: Request) -> Collection[ApiScope] | None:
 
 
 def _authorization(request: Request) -> str | None:
-    """The one header, or Anthropic's instead of it; two of them are none."""
+    """From the header, and from Anthropic's own."""
     found = request.headers.getlist("authorization")
-    found += [f"Bearer {key}" for key in request.headers.getlist("x-api-key")]
-    return found[0] if len(found) == 1 else None
+    return presented([*found, *(f"Bearer {key}" for key in request.headers.getlist("x-api-key"))])
 
 
 def _peer(scope: Scope) -> str:

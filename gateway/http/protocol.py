@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import h11
@@ -24,6 +25,10 @@ what the byte does."""
 
 MAX_CONNECTIONS = 8192
 
+_LOGGER = logging.getLogger("uvicorn.edge")
+_LOGGER.setLevel(logging.ERROR)
+"""uvicorn warns of every malformed request and every `upgrade`, before any limit has been asked."""
+
 
 class _Connection(h11.Connection):
     """A parser that takes no more headers, and no smaller chunks, than it should."""
@@ -43,6 +48,8 @@ class _Connection(h11.Connection):
 
 
 def _check_headers(request: h11.Request) -> None:
+    if request.http_version not in (b"1.1", b"1.0"):  # h11 takes any digits, as HTTP/2's preface has them
+        raise h11.RemoteProtocolError("another version")
     size = sum(len(name) + len(value) + 4 for name, value in request.headers)
     if len(request.headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
         raise h11.RemoteProtocolError("too many headers")
@@ -57,6 +64,7 @@ class EdgeProtocol(H11Protocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.conn = _Connection(h11.SERVER, MAX_HEADER_BYTES)
+        self.logger = _LOGGER
         self._header_timer: asyncio.TimerHandle | None = None
         self._refused = False
 

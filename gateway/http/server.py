@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from sealring.gateway.access.edge_tls import EdgeTls
 from sealring.gateway.http.protocol import EdgeProtocol
+from sealring.mesh.errors import ConfigError
 from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
 
 KEEP_ALIVE_SECONDS = 75
@@ -99,10 +100,17 @@ class HttpServer:
         return int(bound.getsockname()[1])
 
     async def start(self) -> None:
-        """Begins to serve; `listen` must have been called."""
+        """Begins to serve; `listen` must have been called. Raises what keeps the server from it."""
         assert self._socket is not None
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
-        await self._server.begun.wait()
+        begun = asyncio.create_task(self._server.begun.wait())
+        await asyncio.wait((self._task, begun), return_when=asyncio.FIRST_COMPLETED)
+        if not begun.done():
+            begun.cancel()
+            self._socket.close()
+            task, self._task = self._task, None
+            task.result()
+            raise ConfigError("the HTTP server ended before it listened", reason="CANNOT_LISTEN")
 
     async def stop(self) -> None:
         """Takes no more connections, ends those that are open, and returns when all is closed."""

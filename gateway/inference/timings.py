@@ -62,7 +62,7 @@ class Timings:
         if self.answered:
             found["open"] = self.answered - (self.sent or self.opened)
         if self.announced:
-            found["queue_wait"] += self.room - self.answered
+            found["queue_wait"] = found.get("queue_wait", 0.0) + self.room - self.answered
             found["reserve"] = self.announced - self.room
         if self.first and self.announced:
             found["coordinator_to_provider"] = self.first - self.announced

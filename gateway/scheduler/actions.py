@@ -80,6 +80,11 @@ class Request:
         return self.attempts + self.claimed
 
     @property
+    def resumes(self) -> bool:
+        """Whether a head has had it before: to its client the end of that epoch is a pause."""
+        return self.begun or self.attempts > 0
+
+    @property
     def progress(self) -> int:
         """Tokens that this epoch has brought."""
         return sum(len(answer.tokens) for answer in self.answers) - self.brought

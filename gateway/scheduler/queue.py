@@ -97,7 +97,7 @@ class FairQueue:
         if len(self._keys.get(key, ())) + 1 >= len(most):
             return None
         last = most[-1][2]
-        return None if last.begun or last.attempts else self.remove(last.id)
+        return None if last.resumes else self.remove(last.id)
 
     def expired(self, now: float) -> list[Request]:
         """Takes out the requests whose deadlines have passed, the earliest first."""

@@ -153,12 +153,12 @@ class Scheduler:
         return self._pump()
 
     def submit(self, request: Request, now: float) -> list[Action]:
-        """Queues a request, or fails it: the queue is full, or it is new and would wait for too long."""
+        """Queues a request, or fails it where it is new: the queue is full, or it would wait for too long."""
         self._now = now
         if (too_long := self._too_long(request)) is not None:
             self._actions.append(Fail(request, too_long))
             return self._take()
-        if self._queue.full:
+        if self._queue.full and not request.resumes:
             displaced = self._queue.displace(request.key)
             self._actions.append(Fail(displaced or request, self._queue_full()))
             if displaced is None:

@@ -411,6 +411,26 @@ async def test_a_remembered_key_counts_for_nothing_once_it_stands_otherwise(
             pass
 
 
+@pytest.mark.parametrize("ever", [True, False])
+async def test_a_folder_that_cannot_be_entered_leaves_no_key_valid(
+    tmp_path: Path, checks: Checks, ever: bool
+) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    keys = KeyFile(folder)
+    text = keys.create([Scope.INFERENCE])[0] if ever else None
+    gate = Gate(keys)
+    await enter(gate, text)
+    folder.rename(tmp_path / "away")
+    folder.touch()  # what no account may enter, root included
+    assert (await refused(gate, text)).reason == "INVALID_API_KEY"
+    assert (gate.required, gate.usable_keys) == (True, 0)
+    folder.unlink()
+    (tmp_path / "away").rename(folder)
+    if text:
+        await enter(gate, text)
+
+
 @pytest.mark.parametrize("fails", [None, OSError("full"), ConfigError("broken")])
 async def test_uses_are_written_down_once_and_where_there_are_any(fails: Exception | None) -> None:
     noted: list[Any] = []

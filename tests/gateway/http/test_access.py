@@ -130,10 +130,13 @@ async def test_what_each_path_needs(backend: Any, keys: KeyFile) -> None:
         health = await http.get("/health")
         assert (health.status_code, health.json()) == (200, {"status": "serving"})
         twice = [("authorization", f"Bearer {read}"), ("authorization", f"Bearer {read}")]
-        assert (await http.get("/metrics", headers=twice)).status_code == 401
+        assert (await http.get("/metrics", headers=twice)).status_code == 200
         assert (await http.get("/metrics", headers={"x-api-key": read})).status_code == 200
         both = {"x-api-key": read, "authorization": f"Bearer {read}"}
-        assert (await http.get("/metrics", headers=both)).status_code == 401
+        assert (await http.get("/metrics", headers=both)).status_code == 200, "as Anthropic's SDK sends them"
+        for other in (inference, "", "none"):
+            differ = await http.get("/metrics", headers={**both, "x-api-key": other})
+            assert (differ.status_code, differ.json()["error"]["code"]) == (401, "several_api_keys")
         for path in (
             "/v1/messages",
             "/v1/messages/count_tokens",
@@ -369,3 +372,10 @@ def test_json_of_errors_is_openais(keys: KeyFile) -> None:
     answer = error_response(Unauthenticated("no", reason="INVALID_API_KEY"))
     assert answer.status_code == 401
     assert json.loads(bytes(answer.body))["error"]["type"] == "authentication_error"
+
+
+async def test_with_tls_1_2_only_authenticated_suites_are_offered(tmp_path: Path) -> None:
+    tls = EdgeTls(*write_edge_certificate(tmp_path))
+    offered = [one["name"] for one in tls.context.get_ciphers() if one["protocol"] == "TLSv1.2"]
+    assert offered
+    assert all("GCM" in name or "CHACHA20" in name for name in offered)

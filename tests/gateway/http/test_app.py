@@ -499,3 +499,21 @@ async def test_pages_of_named_origins_and_no_others_may_ask(backend: Any) -> Non
                     assert (each.headers.get("access-control-allow-origin") == origin) is allowed
     finally:
         await server.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"])
+@pytest.mark.parametrize("arguments", ["no JSON", "[1]", '{"a":' * 100_000])
+async def test_a_call_without_an_object_is_an_error_of_the_answer_in_every_api(
+    port: int, calling: Any, path: str, stream: bool, arguments: str
+) -> None:
+    calling.parsed[2].tool_calls[0].arguments = arguments
+    body: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+    if path == "/v1/responses":
+        body = {"model": "demo", "input": "x"}
+    elif path == "/v1/messages":
+        body["max_tokens"] = 9
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as http:
+        answer = await http.post(path, json={**body, "stream": stream})
+    assert answer.status_code == (200 if stream else 503)
+    assert "arguments of a call are no JSON object" in answer.text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import httpx
+import openai
 import pytest
 
 from sealring.api.answers import Renderer
@@ -63,3 +65,35 @@ def test_what_an_error_names_is_told() -> None:
     assert plain.headers["content-type"] == "application/json"
     assert error_response(errors.Unauthenticated("x")).headers["www-authenticate"] == "Bearer"
     assert error_response(errors.InvalidInput("x", allow="GET")).headers["allow"] == "GET"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (errors.InvalidInput("x"), "false"),
+        (errors.Unauthenticated("x"), "false"),
+        (errors.PermissionDenied("x"), "false"),
+        (errors.NotFound("x"), "false"),
+        (errors.InvalidInput("x", reason="BODY_TOO_LARGE"), "false"),
+        (errors.FailedPrecondition("x"), "false"),
+        (errors.ResourceExhausted("x", retry_after=3), "true"),
+        (errors.Unavailable("x"), "true"),
+        (errors.Conflict("x"), None),
+        (errors.Internal("x"), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_sdks_are_told_whether_to_ask_again(error: SealringError, told: str | None) -> None:
+    answer = error_response(error)
+    assert answer.headers.get("x-should-retry") == told
+    asked = []
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(answer.status_code, headers={**answer.headers, "retry-after-ms": "1"})
+
+    http = httpx.Client(transport=httpx.MockTransport(reply))
+    client = openai.OpenAI(api_key="x", base_url="http://localhost", max_retries=1, http_client=http)
+    with client, pytest.raises(openai.APIStatusError):
+        client.models.list()
+    assert len(asked) == (1 if told == "false" else 2)

@@ -88,3 +88,40 @@ async def test_a_client_that_does_not_shake_hands_is_cut_off(
         writer.close()
     finally:
         await server.stop()
+
+
+async def test_a_server_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    """As where no more descriptors are left: its port is given back, and nobody waits for it."""
+
+    class Taken(HttpServer):
+        def listen(self, address: str) -> int:
+            port = super().listen(address)
+            assert self._socket is not None
+            self._socket.close()
+            return port
+
+    server = Taken(app)
+    port = server.listen("127.0.0.1:0")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        async with asyncio.timeout(60):
+            await server.start()
+    await server.stop()
+    bound(port).close()
+
+
+async def test_what_is_no_http_or_asks_for_another_protocol_writes_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = HttpServer(app)
+    port = server.listen("127.0.0.1:0")
+    await server.start()
+    try:
+        answer = await ask(port, "connection: upgrade", "upgrade: websocket")
+        assert answer.startswith(b"HTTP/1.1 200")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"PRI * HTTP/2.0\r\nhost: localhost\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400")
+        writer.close()
+    finally:
+        await server.stop()
+    assert not [record.getMessage() for record in caplog.records]

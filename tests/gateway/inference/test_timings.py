@@ -41,3 +41,9 @@ def test_room_is_never_before_the_heads_answer():
 
 def test_the_header_is_server_timing_in_milliseconds():
     assert whole().header().startswith("parse;dur=100.000, route;dur=200.000, queue_wait;dur=2200.000, ")
+
+
+def test_a_moment_that_was_never_noted_is_left_out():
+    timings = Timings(arrived=1.0, parsed=1.1, answered=2.5)
+    timings.room, timings.announced = 4.0, 4.25
+    assert timings.segments()["queue_wait"] == pytest.approx(1.5)

@@ -446,6 +446,21 @@ def test_a_full_queue_refuses_and_makes_room_for_a_new_key() -> None:
     assert driver.failed["greedy12"] == "QUEUE_FULL"
 
 
+def test_a_full_queue_takes_what_a_head_has_begun() -> None:
+    """From another ring, whose epoch ended: to its client that is a pause, and no refusal in mid-stream."""
+    driver = Driver(1, max_rows=1, queue=1)
+    for number in range(5):
+        driver.ask(f"old{number}", max_tokens=2)
+    assert driver.failed == {"old4": "QUEUE_FULL"}
+    begun = Request("begun", "", 8, inference.Envelope(), begun=True, brought=3, attempts=1)
+    tried = Request("tried", "", 8, inference.Envelope(), attempts=1)
+    for request in (begun, tried):
+        driver.prompts[request.id] = 10
+        driver.take(driver.scheduler.submit(request, driver.now))
+    driver.finish()
+    assert {"begun", "tried"} <= set(driver.finished)
+
+
 def one_each_ten_seconds() -> Driver:
     """A ring that runs one request at a time, ten seconds each, and has begun six of twenty."""
     driver = Driver(1, max_rows=1)
