@@ -126,6 +126,8 @@ class StageFailed(Internal):
     default_reason = "STAGE_FAILED"
     out_of_memory = "OUT_OF_MEMORY"
     """The reason where the member had no room for what the step needs: a smaller request may fit."""
+    gpu_reset = "GPU_RESET"
+    """The reason where macOS took a member's GPU away from the step: it may have run for too long."""
 
 
 class EpochEnded(Unavailable):

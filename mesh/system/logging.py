@@ -1,8 +1,9 @@
 """Logs of every process: structlog events, JSON when nobody watches, with content kept out of them.
 
 Nothing that a log call is handed is trusted to be free of content: fields with telling names are dropped,
-bytes become lengths, objects become type names, and an exception is told by its type and its frames; only
-errors of our own tree, whose messages hold no content by rule, are told in words.
+bytes become lengths, objects become type names, and an exception becomes its type and its frames. Only
+errors of our own tree, whose messages hold no content by rule, and those of MLX (`mlx_words.py`) keep their
+words.
 
 Handlers of the standard library write the lines, and never stop or block the process that logs. Their lock
 can be taken again by the thread that holds it: Python runs finalizers at any moment, and what these log
@@ -29,6 +30,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from sealring.mesh.errors import ConfigError, SealringError
+from sealring.mesh.system import mlx_words
 
 LEVELS = ("debug", "info", "warning", "error")
 SENSITIVE = frozenset(
@@ -122,13 +124,15 @@ def redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def describe_exception(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """A structlog processor: `exc_info` becomes `error`, with the frames if it is not one of ours."""
+    """A structlog processor: `exc_info` becomes `error`, with the frames of the error or of its cause,
+    whichever is not of our own tree."""
     info = event.pop("exc_info", None)
     error = _exception_of(info)
     if error is not None:
         event["error"] = _error_name(error)
-        if not isinstance(error, SealringError):
-            event["exception"] = _frames(error)
+        foreign = error.__cause__ if isinstance(error, SealringError) else error
+        if foreign is not None and not isinstance(foreign, SealringError):
+            event["exception"] = _frames(foreign)
     return event
 
 
@@ -214,8 +218,9 @@ def _type_name(value: object) -> str:
 def _error_name(error: BaseException) -> str:
     if isinstance(error, SealringError):
         return f"{error.reason}: {error}"[:_MAX_STRING]
-    number = f" errno {error.errno}" if isinstance(error, OSError) and error.errno is not None else ""
-    return f"{type(error).__name__}{number}"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{type(error).__name__} errno {error.errno}"
+    return mlx_words.named(error)
 
 
 def _exception_of(info: object) -> BaseException | None:

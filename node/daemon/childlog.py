@@ -2,7 +2,9 @@
 
 Children log JSON through `mesh/system/logging.py`, which keeps content out; even so only the event, an
 error's reason or type and its frames are taken over. Of any other line only what cannot hold content is
-kept: a traceback's places and exception types, and the ring's own notices.
+kept: a traceback's places and exception types, sentences of MLX, and those of macOS about a process that
+ends. A sentence counts at a line's beginning, behind what the runtime puts there. Further behind it may be
+part of a prompt that a library quotes.
 """
 
 from __future__ import annotations
@@ -13,15 +15,31 @@ import re
 
 import structlog
 
+from sealring.mesh.system.mlx_words import SENTENCE
+
 log = structlog.get_logger()
 
 _CHUNK = 16384
 _MAX_LINE = 8192
 _MAX_EVENT = 200
 _PLACE = re.compile(r'\s*File "[^"]{1,300}", line \d{1,7}, in [\w<>.]{1,80}')
+_RUNTIME_ERROR = re.compile(rf"RuntimeError: {SENTENCE}")
 _EXCEPTION = re.compile(r"((?:\w+\.){0,6}\w{0,80}(?:Error|Exception|Exit|Interrupt|Ended|Input|Exhausted))\b")
-_RING = re.compile(r"\[(?:ring|jaccl|metal|cuda)\][ -~]{0,160}")
-_ERROR = re.compile(r"[A-Z][A-Z0-9_]{2,60}(?=: )|\w{1,80}(?: errno \d{1,5})?\Z")
+_STAMP = r"(?:\d{4}-\d\d-\d\d [\d:.+-]{1,24} [\w.-]{1,40}\[[\da-fx:]{1,24}\] )?"
+"""What macOS puts in front of a line of the system's log that goes to standard error."""
+_ABI = r"libc\+\+abi: terminating(?:(?: [a-z]{1,20}){0,5} of type [\w:]{1,80}|(?: [a-z]{1,20}){0,5})"
+_MLX = re.compile(rf"{_STAMP}(?:{_ABI}[: ]{{1,2}}|  what\(\):  )?{SENTENCE}")
+_MACOS = re.compile(
+    rf"{_STAMP}(?:{_ABI}|Fatal Python error: [\w ]{{1,80}}"
+    r"|objc\[\d{1,7}\]: Class \w{1,80} is implemented in both [ -~]{1,300}"
+    r"|dyld\[\d{1,7}\]: (?:Library not loaded|Symbol not found): [ -~]{1,200}"
+    r"|(?:[-+]\[\w{1,80} [\w:]{1,160}\]:\d{1,5}: )?failed assertion [ -~]{1,200}"
+    r"|(?:MTLCompiler: |Compiler failed to |Execution of the command buffer was )[ -~]{1,200})"
+)
+"""Lines of C++, Python, the Objective-C runtime, the linker, and Metal with its compiler."""
+_ERROR = re.compile(
+    rf"[A-Z][A-Z0-9_]{{2,60}}(?=: )|RuntimeError: {SENTENCE}\Z|\w{{1,80}}(?: errno \d{{1,5}})?\Z"
+)
 _FRAME = re.compile(r"  [^\s\"']{1,300}:\d{1,7} [\w<>.]{1,80}\Z")
 _MAX_FRAMES = 20
 _LEVELS = frozenset({"debug", "info", "warning", "error"})
@@ -55,7 +73,7 @@ class ChildLog:
             level, fields = entry
             getattr(self._log, level)("child_log", **fields)
             return
-        for pattern in (_PLACE, _EXCEPTION, _RING):
+        for pattern in (_PLACE, _RUNTIME_ERROR, _EXCEPTION, _MLX, _MACOS):
             match = pattern.match(text)
             if match is not None:
                 self._log.warning("child_log", said=match[0].strip())

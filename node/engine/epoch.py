@@ -17,6 +17,7 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from sealring.mesh.errors import (
     DeadlineExceeded,
@@ -39,6 +40,7 @@ from sealring.mesh.prompt.composition import (
     ResolvedStep,
     Settling,
 )
+from sealring.mesh.system import mlx_words
 from sealring.node.engine import params, records
 from sealring.node.engine.drafts import Runs
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
@@ -52,13 +54,15 @@ from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.staging.layout import TOKENS
-from sealring.node.engine.threads import Inbox, Intake, Outbox, StepTimes, step_us
+from sealring.node.engine.threads import LAUNCHES, Inbox, Intake, Outbox, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
 from sealring.node.engine.transfer import Departure, Landing, SharedDeparture, transfer
 from sealring.node.ipc.channel import EngineChannel
 from sealring.node.link.headers import Kind, RecordHeader
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import trace_pb2
+
+log = structlog.get_logger()
 
 RECORD_DEADLINE = 120.0
 """Seconds that a member waits for a record whose step was announced."""
@@ -78,6 +82,10 @@ _NO_MEMORY = re.compile(
     r"unable to allocate|attempting to allocate|out ?of ?memory|insufficient memory|::malloc", re.I
 )
 """How MLX says so, which has one kind of error for everything; on a CPU the process ends instead."""
+
+_GPU_RESET = re.compile(r"kIOGPUCommandBufferCallbackError(?!OutOfMemory)(\w{1,40})")
+"""How Metal says that it broke off what it computed: Timeout, Hang, PageFault, ImpactingInteractivity, or
+InnocentVictim of another program's."""
 
 
 class Prompts(Protocol):
@@ -295,7 +303,7 @@ class StageEpoch:
             self._channel.shut()
 
     def _stage_failed(self, error: BaseException) -> StageFailed:
-        """Without the error's own words, which may quote what was computed."""
+        """The error without its own words, which may quote what was computed, unless they are MLX's."""
         spec = self._spec
         where = f"in layers {spec.lo} to {spec.hi - 1}"
         if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
@@ -304,9 +312,16 @@ class StageEpoch:
                 hint="send shorter prompts, or lower the node's memory_limit so that less is planned there",
                 reason=StageFailed.out_of_memory,
             )
+        elif (reset := _GPU_RESET.search(str(error))) is not None:
+            failed = StageFailed(
+                f"macOS reset the GPU during a step {where} ({reset[1]})",
+                hint="if it happens again, end what else uses this GPU, deploy with a smaller prefill chunk, "
+                "for shorter steps, or restart the machine",
+                reason=StageFailed.gpu_reset,
+            )
         else:
             failed = StageFailed(
-                f"the code of {spec.model_type} failed {where} ({type(error).__name__})",
+                f"the code of {spec.model_type} failed {where} ({mlx_words.named(error)})",
                 hint="the engine's log says where; if `sealring model check` fails too, it cannot be served",
             )
         failed.__cause__ = error
@@ -342,7 +357,23 @@ class StageEpoch:
         self._lanes.clear()
         if self._failed:
             self._prefixes.clear()
+            if self._shard is None:  # a rank's sums wait for other ranks, maybe for ever
+                self._forget_errors()
         mx.clear_cache()
+
+    def _forget_errors(self) -> None:
+        """Waits until nothing is under way any more, and until MLX has handed out what failed of it.
+
+        MLX raises an error in whoever waits for the stream next, once, and each launch that fails leaves
+        another: the first step of the next epoch would raise it.
+        """
+        for _ in range(LAUNCHES + 1):
+            try:
+                with self._outbox.waits.one():
+                    mx.synchronize()
+                return
+            except RuntimeError as error:
+                log.info("gpu_error_forgotten", exc_info=error)
 
     def execute(self, step: ResolvedStep) -> None:
         """Computes a step; a failure ends the epoch."""

@@ -144,6 +144,11 @@ def test_harmless_fields_stay() -> None:
         (ValueError(MARK), "ValueError"),
         (OSError(28, MARK), "OSError errno 28"),
         (OSError(MARK), "OSError"),
+        (RuntimeError(f"[{MARK}] {MARK}"), "RuntimeError"),
+        (RuntimeError("[METAL] failed (2)\n" + MARK), "RuntimeError: [METAL] failed (2)"),
+        (RuntimeError("[metal::malloc] too large"), "RuntimeError: [metal::malloc] too large"),
+        (RuntimeError("[Gather::eval_gpu] no such type"), "RuntimeError: [Gather::eval_gpu] no such type"),
+        (ValueError(f"[METAL] {MARK}"), "ValueError"),
         (NotFound("no node", hint="look"), "NOT_FOUND: no node (hint: look)"),
         (NotFound("n" * 600), "NOT_FOUND: " + "n" * 489),
         ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 1}}}),
@@ -213,6 +218,22 @@ def test_our_errors_are_told_in_words(out: io.StringIO) -> None:
     line = last(out)
     assert line["error"] == "NOT_FOUND: no node abc (hint: see nodes list)"
     assert "exception" not in line
+
+
+def test_of_our_error_the_foreign_cause_is_placed(out: io.StringIO) -> None:
+    """What a model's code raised is told to clients without its place; the log has to say where."""
+    try:
+        try:
+            raise KeyError(MARK)
+        except KeyError as cause:
+            raise NotFound("no node abc") from cause
+    except NotFound as error:
+        structlog.get_logger().warning("refused", exc_info=error)
+    line = last(out)
+    assert line["error"] == "NOT_FOUND: no node abc"
+    assert line["exception"][0] == "KeyError"
+    assert "test_of_our_error" in line["exception"][1]
+    assert MARK not in out.getvalue()
 
 
 def test_libraries_are_quoted_without_arguments(out: io.StringIO) -> None:

@@ -6,10 +6,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from patience import PATIENCE_SECONDS
+from stagering import Prompts, Ring, compute_thread, prompt_of, stages_of
 
 from sealring.mesh.errors import EpochEnded, InvalidInput, StageFailed
+from sealring.node.engine import params
 from sealring.node.engine.check import check
 from sealring.node.engine.epoch import Allowance, StageEpoch
+from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.engine.warm_up import warm_up
@@ -90,6 +94,50 @@ def test_a_step_without_memory_is_told_as_one(llama: dict[str, Any], error: Exce
     assert isinstance(fault, StageFailed)
     assert fault.reason == "OUT_OF_MEMORY"
     assert "no memory left for a step in layers 0 to 4" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "words"),
+    [
+        ("GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)", "GPU_RESET", "Timeout"),
+        (
+            "victim of GPU error/recovery (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)",
+            "GPU_RESET",
+            "InnocentVictim",
+        ),
+        ("Other", "STAGE_FAILED", "RuntimeError: [METAL] Command buffer execution failed: Other"),
+    ],
+)
+def test_what_metal_says_of_a_step_is_told(llama: dict[str, Any], said: str, reason: str, words: str) -> None:
+    faults: list[BaseException] = []
+    epoch = epoch_of(random_stage(llama, 0, 5, seed=0), faults)
+    epoch.fail(RuntimeError(f"[METAL] Command buffer execution failed: {said}"))
+    epoch.close()
+    (fault,) = faults
+    assert isinstance(fault, StageFailed)
+    assert fault.reason == reason
+    assert words in fault.message
+
+
+def test_a_fault_of_the_device_costs_one_epoch() -> None:
+    """What was under way behind the launch that failed fails as well, and leaves an error for whoever waits
+    next on that thread."""
+    stages, rows = stages_of("llama", 1), {1: (prompt_of("llama", 1, 4), RowParameters())}
+    ring = Ring(stages, Prompts(rows))
+    ring.epochs[0].fail(RuntimeError("[METAL] Command buffer execution failed"))
+
+    def launch() -> None:
+        mx.async_eval(mx.linalg.inv(mx.zeros((64, 64)), stream=mx.cpu))  # type: ignore[no-untyped-call]
+
+    compute_thread(0).submit(launch).result(PATIENCE_SECONDS)
+    ring.close()
+    again = Ring(stages, Prompts(rows), number=2)
+    chunk = control.Chunk(row=1, start=0, end=4, prompt_tokens=4, params_bytes=params.BLOCK)
+    try:
+        again.announce(control.Step(number=1, prefill=control.Prefill(chunks=[chunk])))
+        again.wait_for(1)
+    finally:
+        again.close()
 
 
 def test_a_named_end_stays_what_it_is(llama: dict[str, Any]) -> None:

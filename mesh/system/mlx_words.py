@@ -1,0 +1,24 @@
+"""MLX's own sentences, told apart from what could quote a prompt.
+
+MLX puts the name of the part that speaks in brackets in front. What follows are sizes, shapes, numbers of
+errors and names of files, kernels and devices, never what is computed with, so it may be logged and sent.
+"""
+
+from __future__ import annotations
+
+import re
+
+SENTENCE = (
+    r"\[(?:METAL|malloc|ring|jaccl|nccl|(?:cuda|metal|load|gpu|distributed|Compile|Event)[\w:]{0,60}"
+    r"|\w{1,60}::eval(?:_cpu|_gpu)?)\] ?[ -~]{0,200}"
+)
+"""A regular expression for one, up to the end of its line."""
+
+_OWN = re.compile(SENTENCE)
+
+
+def named(error: BaseException) -> str:
+    """The error's type, and where MLX raised it what it says."""
+    name = type(error).__name__
+    own = _OWN.match(str(error)) if type(error) is RuntimeError else None
+    return f"{name}: {own[0].rstrip()}" if own is not None else name
