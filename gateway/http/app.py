@@ -17,10 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sealring.api import described
-from sealring.api.answers import Asked, model_object
+from sealring.api.answers import Asked, Loading, model_object
 from sealring.api.anthropic import ask_count, ask_messages
 from sealring.api.chat import ask_chat
 from sealring.api.completions import ask_completion
+from sealring.api.fields import bad, renamed
 from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, show, tags
 from sealring.api.responses import ask_responses
 from sealring.gateway.access.gate import Gate
@@ -30,10 +31,11 @@ from sealring.gateway.http.guard import Guard
 from sealring.gateway.inference.kept import KeptAnswers
 from sealring.gateway.inference.service import InferenceBackend
 from sealring.gateway.inference.timings import CURRENT, HEADER
+from sealring.mesh.errors import SealringError
 from sealring.mesh.rpc.protocol import software_version
 from sealring.v1 import inference_pb2 as inference
 
-Ask = Callable[[dict[str, Any], str], Asked]
+Ask = Callable[[dict[str, Any], str], Asked | Loading]
 
 _ASKED: dict[str, Ask] = {
     "/v1/chat/completions": ask_chat,
@@ -79,6 +81,8 @@ def create_app(
             Route("/api/ps", edge.tags, methods=["GET"]),
             Route("/api/show", edge.show, methods=["POST"]),
             Route("/api/version", edge.version, methods=["GET"]),
+            Route("/ping", edge.health, methods=["GET"]),  # SageMaker's and vLLM's
+            Route("/version", edge.software, methods=["GET"]),  # vLLM's
             Route("/health", edge.health, methods=["GET"]),
             Route("/health/live", edge.live, methods=["GET"]),
             Route("/metrics", edge.metrics, methods=["GET"]),
@@ -120,17 +124,27 @@ class _Edge:
         async def endpoint(request: Request) -> Response:
             body = await read_json(request)
             asked = ask(body, request.state.request_id)
-            events = self._answer(request, asked, body)
-            if asked.stream:
-                stream = EventStream(events, asked, _headers)
-                await stream.begin(request.receive)
-                return stream
-            collected = collect(events, asked.choices)
-            begin, choices, finished = await unless_disconnected(request.receive, collected)
-            answer = asked.render(begin).whole(choices, finished)
-            return Response(answer, headers=_headers(begin), media_type="application/json")
+            if isinstance(asked, Loading):
+                await self._backend.get_model(asked.model)
+                return _json(asked.answer)
+            try:
+                return await self._told(request, asked, body)
+            except SealringError as error:
+                raise renamed(error, asked.names) from error.__cause__
 
         return endpoint
+
+    async def _told(self, request: Request, asked: Asked, body: dict[str, Any]) -> Response:
+        """The answer, or the stream that it comes in."""
+        events = self._answer(request, asked, body)
+        if asked.stream:
+            stream = EventStream(events, asked, _headers)
+            await stream.begin(request.receive)
+            return stream
+        collected = collect(events, asked.choices)
+        begin, choices, finished = await unless_disconnected(request.receive, collected)
+        answer = asked.render(begin).whole(choices, finished)
+        return Response(answer, headers=_headers(begin), media_type="application/json")
 
     def _answer(
         self, request: Request, asked: Asked, body: dict[str, Any]
@@ -183,11 +197,16 @@ class _Edge:
 
     async def show(self, request: Request) -> Response:
         body = await read_json(request)
-        name = body.get("model") or body.get("name")
-        return _json(show(await self._backend.get_model(str(name).removesuffix(":latest"))))
+        name = body.get("model") or body.get("name") or ""
+        if not isinstance(name, str):
+            raise bad("model", "it is not a text")
+        return _json(show(await self._backend.get_model(name.removesuffix(":latest"))))
 
     async def version(self, request: Request) -> Response:
         return _json({"version": VERSION})
+
+    async def software(self, request: Request) -> Response:
+        return _json({"version": software_version()})
 
     async def health(self, request: Request) -> Response:
         """200 while some ring serves: whoever balances over gateways sends requests then."""

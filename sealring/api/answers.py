@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -30,10 +30,14 @@ class Choice:
     stop: str = ""
     """The stop string that ended it."""
 
+    begun: int = 0
+    """When its first piece came, in nanoseconds of the monotonic clock."""
+
     logprobs: list[inference.TokenLogprob] = field(default_factory=list)
 
     def add(self, delta: inference.Delta) -> None:
         """Takes the next piece in."""
+        self.begun = self.begun or time.monotonic_ns()
         self.text += delta.text
         self.logprobs.extend(delta.logprobs)
         if delta.HasField("parsed"):
@@ -57,10 +61,21 @@ class Asked:
     others: tuple[inference.GenerateRequest, ...] = ()
     """More prompts, whose answers follow those of `request`."""
 
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The client's own names of fields that errors name (fields.renamed)."""
+
     @property
     def choices(self) -> int:
         """Answers to all prompts."""
         return self.request.choices * (1 + len(self.others))
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A request for nothing but that a model is there, and the answer where it is."""
+
+    model: str
+    answer: dict[str, Any]
 
 
 class Renderer:

@@ -6,130 +6,262 @@ import json
 from typing import Any
 
 from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces
-from sealring.api.chat import chat_request, parse_chat
+from sealring.api.chat import ask_as_chat, loaded_tool
 from sealring.api.errors import anthropic_error
-from sealring.api.fields import as_list, as_object, bad, unsupported
+from sealring.api.fields import (
+    BOOKKEEPING,
+    Rule,
+    Rules,
+    Translated,
+    as_list,
+    as_object,
+    bad,
+    only,
+    own,
+    same,
+    taken_as,
+    translate,
+    unsupported,
+)
 from sealring.mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference
 
-_SAME = ("max_tokens", "temperature", "top_p", "top_k", "stream")
-"""Fields that mean what OpenAI's of the same name do."""
-
-_IGNORED = frozenset(
-    {"cache_control", "context_management", "inference_geo", "metadata", "service_tier", "speed"}
-)
-"""Bookkeeping: no answer depends on it here."""
+_Object = dict[str, Any]
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOPS = {"stop": "end_turn", "length": "max_tokens"}
 
+_HOSTED = frozenset(
+    {
+        "bash_code_execution_tool_result",
+        "code_execution_tool_result",
+        "container_upload",
+        "mcp_tool_result",
+        "mcp_tool_use",
+        "redacted_thinking",
+        "server_tool_use",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "web_fetch_tool_result",
+        "web_search_tool_result",
+    }
+)
+"""Blocks of an assistant that its maker's servers made: nothing of them was said."""
 
-def ask_messages(value: dict[str, Any], request_id: str) -> Asked:
-    """Raises InvalidInput with `param`, which names the field."""
-    if "max_tokens" not in value:
-        raise bad("max_tokens", "it is missing")
-    body = parse_chat(_chat(value))
-    return Asked(chat_request(body, request_id), MessageRenderer, bool(body.stream))
+
+def _model(item: Any, param: str) -> Any:
+    """Claude Code asks in the background for models that are served nowhere but at its maker's."""
+    return "" if isinstance(item, str) and item.startswith("claude-") else item
 
 
-def ask_count(value: dict[str, Any], request_id: str) -> Asked:
-    """The shortest answer to the same: its start, or else its end, tells how long the prompt is."""
-    body = parse_chat({**_chat(value), "max_tokens": 1, "stream": False})
-    return Asked(chat_request(body, request_id), MessageRenderer)
-
-
-def _chat(value: dict[str, Any]) -> dict[str, Any]:
-    """The body of a chat completion that asks the same."""
-    chat: dict[str, Any] = {}
-    thinking: Any = {}
-    for name, item in value.items():
-        if item is None or name in _IGNORED:
-            continue
-        if name in _SAME:
-            chat[name] = item
-        elif name == "model":
-            # Claude Code asks in the background for models that are served nowhere but at its maker's
-            chat["model"] = "" if isinstance(item, str) and item.startswith("claude-") else item
-        elif name == "stop_sequences":
-            chat["stop"] = item
-        elif name == "thinking":
-            thinking = as_object(item, name)
-        elif name == "output_config":
-            if unknown := set(as_object(item, name)) - {"effort", "format"}:
-                raise unsupported(f"output_config.{min(unknown)[:64]}")
-            if item.get("format") is not None:
-                form = as_object(item["format"], "output_config.format")
-                chat["response_format"] = {
-                    "type": form.get("type"),
-                    "json_schema": {"schema": form.get("schema")},
-                }
-            effort = item.get("effort")
-            chat["reasoning_effort"] = "xhigh" if effort == "max" else effort
-        elif name not in ("messages", "system", "tools", "tool_choice"):
-            raise unsupported(name[:64])
+def _thinking(item: Any, param: str) -> _Object:
+    """A budget is a variable of the template: few templates know it, and nothing else limits thinking."""
+    thinking = as_object(item, param)
+    found: _Object = {}
     if thinking.get("type") in ("enabled", "disabled"):
-        chat["enable_thinking"] = thinking["type"] == "enabled"
-    chat["messages"] = _messages(value)
-    chat["tools"] = [
-        _tool(tool, f"tools[{index}]")
-        for index, tool in enumerate(as_list(value.get("tools") or [], "tools"))
-    ]
-    choice = as_object(value.get("tool_choice") or {"type": "auto"}, "tool_choice")
-    chosen = str(choice.get("type"))
-    if chosen == "tool":
-        chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
-    elif chosen in _CHOICES:
-        chat["tool_choice"] = _CHOICES[chosen]
-    else:
-        raise bad("tool_choice.type", "it is none of auto, any, tool and none")
-    chat["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use")
-    return chat
-
-
-def _messages(value: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    if value.get("system"):
-        found.append({"role": "system", "content": _texts(value["system"], "system")})
-    for index, item in enumerate(as_list(value.get("messages") or [], "messages")):
-        param = f"messages[{index}]"
-        message = as_object(item, param)
-        role, content = message.get("role"), message.get("content")
-        if role not in ("user", "assistant", "system"):
-            raise bad(f"{param}.role", "it is none of user, assistant and system")
-        if isinstance(content, str):
-            found.append({"role": role, "content": content})
-        elif isinstance(content, list):
-            blocks = [as_object(block, f"{param}.content[{at}]") for at, block in enumerate(content)]
-            found += _assistant(blocks) if role == "assistant" else _user(role, blocks, param)
-        else:
-            raise bad(f"{param}.content", "it is neither text nor a list of blocks")
+        found["enable_thinking"] = thinking["type"] == "enabled"
+    if isinstance(budget := thinking.get("budget_tokens"), int) and found.get("enable_thinking"):
+        found["chat_template_kwargs"] = {"thinking_budget": budget}
     return found
 
 
-def _user(role: str, blocks: list[dict[str, Any]], param: str) -> list[dict[str, Any]]:
-    """The results of tools come first, each as a message of its own."""
-    results: list[dict[str, Any]] = []
-    rest = []
-    for block in blocks:
-        if block.get("type") == "tool_result":
-            content = _texts(block.get("content") or "", f"{param}.content")
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
+def _format(item: Any, param: str) -> _Object:
+    form = as_object(item, param)
+    return {"type": form.get("type"), "json_schema": {"schema": form.get("schema")}}
+
+
+_FORMAT = taken_as("response_format", _format)
+
+MESSAGES: Rules = {
+    "model": taken_as("model", _model),
+    **same("max_tokens", "temperature", "top_p", "top_k", "stream"),
+    "messages": own(type="array", minItems=1, items={"type": "object", "required": ["role", "content"]}),
+    "system": own(type=["string", "array", "null"]),
+    "stop_sequences": taken_as("stop"),
+    "tools": own(type=["array", "null"]),
+    "tool_choice": own(type=["object", "null"]),
+    "thinking": Rule(spread=_thinking),
+    "output_config": Rule(
+        parts={"effort": taken_as("reasoning_effort"), "format": _FORMAT, "task_budget": BOOKKEEPING}
+    ),
+    "output_format": _FORMAT,
+    "betas": BOOKKEEPING,
+    "cache_control": BOOKKEEPING,  # prefixes are cached without being asked
+    "container": only({}, because="no code is run here"),
+    "context_management": BOOKKEEPING,
+    "diagnostics": BOOKKEEPING,
+    "fallbacks": only([]),
+    "inference_geo": BOOKKEEPING,
+    "mcp_servers": only([], because="call the tools of these servers yourself"),
+    "metadata": BOOKKEEPING,
+    "safeguards": BOOKKEEPING,
+    "service_tier": BOOKKEEPING,
+    "speed": BOOKKEEPING,
+    "user_profile_id": BOOKKEEPING,
+}
+"""What becomes of the fields of `/v1/messages`."""
+
+
+def ask_messages(value: _Object, request_id: str) -> Asked:
+    """Raises InvalidInput with `param`, which names the field."""
+    if value.get("max_tokens") is None:
+        raise bad("max_tokens", "it is missing")
+    return ask_as_chat(_chat(value), request_id, MessageRenderer)
+
+
+def ask_count(value: _Object, request_id: str) -> Asked:
+    """The shortest answer to the same: its start, or else its end, tells how long the prompt is."""
+    chat = _chat(value)
+    chat.fields |= {"max_tokens": 1, "stream": False}
+    return ask_as_chat(chat, request_id, MessageRenderer)
+
+
+def _chat(value: _Object) -> Translated:
+    """The body of a chat completion that asks the same."""
+    chat = translate(value, MESSAGES)
+    _add_choice(chat, value.get("tool_choice"))
+    tools = _tools(value.get("tools"))
+    if value.get("system"):
+        chat.add_message(
+            {"role": "system", "content": _texts(value["system"], "system")}, "system", {"content": "system"}
+        )
+    for index, item in enumerate(as_list(value.get("messages") or [], "messages")):
+        _add_message(chat, as_object(item, f"messages[{index}]"), f"messages[{index}]", tools)
+    _add_tools(chat, tools)
+    return chat
+
+
+def _add_choice(chat: Translated, item: Any) -> None:
+    choice = as_object({"type": "auto"} if item is None else item, "tool_choice")
+    chosen = str(choice.get("type"))
+    if chosen == "tool":
+        called = {"type": "function", "function": {"name": choice.get("name")}}
+        chat.put("tool_choice", called, "tool_choice")
+    elif chosen in _CHOICES:
+        chat.put("tool_choice", _CHOICES[chosen], "tool_choice")
+    else:
+        raise bad("tool_choice.type", "it is none of auto, any, tool and none")
+    chat.put("parallel_tool_calls", not choice.get("disable_parallel_tool_use"), "tool_choice")
+
+
+def _tools(given: Any) -> dict[str, tuple[str, _Object]]:
+    """The tools by name: where in the body each is, and what it says.
+
+    Those that its maker's servers run are not there, and the model is not shown them beside others. Raises
+    InvalidInput (BAD_FIELD), UNSUPPORTED_FIELD where there are no others.
+    """
+    found: dict[str, tuple[str, _Object]] = {}
+    hosted = ""
+    for index, item in enumerate(as_list([] if given is None else given, "tools")):
+        param = f"tools[{index}]"
+        tool = as_object(item, param)
+        if tool.get("type") not in (None, "custom"):
+            hosted = hosted or f"{param}.type"
+            continue
+        if not isinstance(name := tool.get("name"), str):
+            raise bad(f"{param}.name", "it is not a text")
+        if name in found:
+            raise bad(f"{param}.name", "another tool has it")
+        found[name] = param, tool
+    if hosted and not found:
+        raise unsupported(hosted, "only tools with an input_schema are")
+    return found
+
+
+def _function(tool: _Object) -> _Object:
+    return {
+        "name": tool["name"],
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema"),
+        "strict": tool.get("strict"),
+    }
+
+
+def _add_tools(chat: Translated, tools: dict[str, tuple[str, _Object]]) -> None:
+    """A tool whose loading is deferred is left out until a message refers to it, where it is then defined."""
+    chosen = chat.fields.get("tool_choice")
+    called = chosen["function"]["name"] if isinstance(chosen, dict) else ""
+    for name, (param, tool) in tools.items():
+        if tool.get("defer_loading") and name not in chat.loaded and name != called:
+            continue
+        chat.add_tool(_function(tool), param, {"parameters": "input_schema"})
+
+
+def _add_message(
+    chat: Translated, message: _Object, param: str, tools: dict[str, tuple[str, _Object]]
+) -> None:
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise bad(f"{param}.role", "it is none of user, assistant and system")
+    if isinstance(content, str):
+        chat.add_message({"role": role, "content": content}, param)
+    elif isinstance(content, list):
+        blocks = [(f"{param}.content[{at}]", block) for at, block in enumerate(content)]
+        for path, block in blocks:
+            as_object(block, path)
+        if role == "assistant":
+            _add_assistant(chat, blocks, param)
         else:
+            _add_user(chat, role, blocks, param, tools)
+    else:
+        raise bad(f"{param}.content", "it is neither text nor a list of blocks")
+
+
+_Blocks = list[tuple[str, _Object]]
+"""Each with where it is."""
+
+
+def _add_user(
+    chat: Translated, role: str, blocks: _Blocks, param: str, tools: dict[str, tuple[str, _Object]]
+) -> None:
+    """The results of tools come first, each as a message of its own."""
+    rest, places = list[_Object](), dict[str, str]()
+    for path, block in blocks:
+        if block.get("type") != "tool_result":
+            places[f"content[{len(rest)}]"] = path
             rest.append(_part(block))
-    return [*results, *([{"role": role, "content": rest}] if rest else [])]
+            continue
+        content = _texts(block.get("content") or "", f"{path}.content")
+        if isinstance(content, list):
+            content = [_referred(chat, part, tools) for part in content]
+        if block.get("is_error"):
+            said = content if isinstance(content, list) else [{"type": "text", "text": content}]
+            content = [{"type": "text", "text": "the tool failed:"}, *said]
+        chat.add_message({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}, path)
+    if rest:
+        chat.add_message({"role": role, "content": rest}, param, places)
 
 
-def _assistant(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    message: dict[str, Any] = {"role": "assistant"}
-    texts, calls, thoughts = [], [], []
-    for block in blocks:
+def _referred(chat: Translated, part: _Object, tools: dict[str, tuple[str, _Object]]) -> _Object:
+    """A reference to a tool is its definition: the prompt goes on with it, and its beginning stays."""
+    if part.get("type") != "tool_reference":
+        return part
+    name = str(part.get("tool_name"))
+    if name not in tools:
+        return {"type": "text", "text": f"there is no tool {name}"}
+    _, tool = tools[name]
+    if not tool.get("defer_loading") or name in chat.loaded:  # its definition is there already
+        return {"type": "text", "text": f"tool {name} is loaded"}
+    chat.loaded.add(name)
+    return {"type": "text", "text": loaded_tool(_function(tool))}
+
+
+def _add_assistant(chat: Translated, blocks: _Blocks, param: str) -> None:
+    message: _Object = {"role": "assistant"}
+    texts, calls, thoughts = list[_Object](), list[_Object](), list[str]()
+    places = dict[str, str]()
+    for path, block in blocks:
         kind = block.get("type")
         if kind == "thinking":
             thoughts.append(str(block.get("thinking", "")))
         elif kind == "tool_use":
+            at = f"tool_calls[{len(calls)}]"
+            places |= {f"{at}.function": path, at: path}
+            places |= dict.fromkeys((f"{at}.function.arguments", f"{at}.arguments"), f"{path}.input")
             function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind != "redacted_thinking":
+        elif kind not in _HOSTED:
+            places[f"content[{len(texts)}]"] = path
             texts.append(_part(block))
     if texts:
         message["content"] = texts
@@ -137,27 +269,36 @@ def _assistant(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         message["tool_calls"] = calls
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
-    return [message]
+    chat.add_message(message, param, places)
 
 
-def _part(block: dict[str, Any]) -> dict[str, Any]:
-    """A text without what else may stand beside it; anything else is refused by who reads the chat."""
-    return {name: item for name, item in block.items() if name in ("type", "text")}
+def _part(block: _Object) -> _Object:
+    """A block as a part of a chat's message: a text without what else may stand beside it.
+
+    Documents and search results of plain text are texts; anything else is for the chat's reader to judge.
+    """
+    kind, source = block.get("type"), block.get("source")
+    texts = [block.get("title")]
+    if kind == "document" and isinstance(source, dict) and source.get("type") in ("text", "content"):
+        texts += [block.get("context"), *_strings(source.get("data") or source.get("content"))]
+    elif kind == "search_result":
+        texts += [source, *_strings(block.get("content"))]
+    else:
+        return {name: item for name, item in block.items() if name in ("type", "text", "tool_name")}
+    return {"type": "text", "text": "\n".join(text for text in texts if isinstance(text, str) and text)}
+
+
+def _strings(content: Any) -> list[Any]:
+    """The texts of a text, or of a list of blocks."""
+    if isinstance(content, list):
+        return [part.get("text") if isinstance(part, dict) else None for part in content]
+    return [content]
 
 
 def _texts(content: Any, param: str) -> Any:
     if isinstance(content, list):
         return [_part(as_object(block, f"{param}[{at}]")) for at, block in enumerate(content)]
     return content
-
-
-def _tool(tool: Any, param: str) -> dict[str, Any]:
-    tool = as_object(tool, param)
-    if tool.get("type") not in (None, "custom"):
-        raise unsupported(f"{param}.type", "only tools with an input_schema are")
-    function = {"name": tool.get("name"), "description": tool.get("description")}
-    function |= {"parameters": tool.get("input_schema"), "strict": tool.get("strict")}
-    return {"type": "function", "function": function}
 
 
 class MessageRenderer(Renderer):

@@ -6,12 +6,24 @@ The other APIs' conversations are translated to this one's body first, so that t
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from sealring.api.answers import Asked, Choice, Logprobs, Renderer, call_id, event, usage_of
-from sealring.api.fields import DUMPED, MAX_STRING, Body, bad, check_body
+from sealring.api.fields import (
+    BOOKKEEPING,
+    MAX_STRING,
+    Body,
+    Rule,
+    Rules,
+    Translated,
+    as_object,
+    bad,
+    check_body,
+    only,
+)
 from sealring.api.logprobs import chat_logprobs
 from sealring.api.sampling import CommonBody, clean, make_request
 from sealring.mesh.errors import InvalidInput
@@ -22,8 +34,60 @@ from sealring.v1 import inference_pb2 as inference
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Kinds of content parts that are text, and the field that holds it."""
 
+_KINDS = {
+    "image": "an image",
+    "image_url": "an image",
+    "input_image": "an image",
+    "audio": "a sound",
+    "audio_url": "a sound",
+    "input_audio": "a sound",
+    "video": "a video",
+    "video_url": "a video",
+    "document": "a document",
+    "file": "a file",
+    "input_file": "a file",
+}
+"""Kinds of parts that are no text, and what the model is told of them."""
+
 _Part = dict[str, Any]
-_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+def _effort(said: Any) -> Any:
+    return {"max": "xhigh", "default": None}.get(said, said) if isinstance(said, str) else said
+
+
+_Effort = Annotated[
+    Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None, BeforeValidator(_effort)
+]
+"""`max` is the highest that templates know; `default` is not said."""
+
+_MaxTokens = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None,
+    BeforeValidator(lambda said: None if type(said) is int and said == -1 else said),
+]
+"""-1, as llama.cpp and LM Studio have it, is as many as the context holds."""
+
+
+def _old_call(item: Any, param: str) -> list[dict[str, Any]]:
+    return [{"function": as_object(item, param)}]
+
+
+_MARKS: Rules = {"cache_control": BOOKKEEPING}
+"""Fields of messages and tools: prefixes are cached without being asked."""
+
+_MESSAGE: Rules = {
+    **_MARKS,
+    "annotations": BOOKKEEPING,  # this and the next ones are what SDKs pass back; no template reads them
+    "id": BOOKKEEPING,
+    "images": BOOKKEEPING,
+    "parsed": BOOKKEEPING,
+    "provider_specific_fields": BOOKKEEPING,
+    "reasoning_details": BOOKKEEPING,
+    "thinking_blocks": BOOKKEEPING,
+    "function_call": Rule("tool_calls", _old_call, ignored_when=({},)),  # OpenAI's before there were tools
+    "partial": only(False),
+    "prefix": only(False),
+}
 
 
 class FunctionCall(Body):
@@ -39,26 +103,21 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[_Part], Field(fail_fast=True, min_length=1, max_length=1024)] | None = None
+    rules: ClassVar[Rules] = _MESSAGE
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[_Part], Field(fail_fast=True, max_length=1024)] | None = None
     name: Annotated[str, Field(max_length=64)] | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     tool_call_id: Annotated[str, Field(max_length=MAX_STRING)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
-    function_call: None = None
-    audio: None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_dumped(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or DUMPED.isdisjoint(value):
-            return value
-        return {name: item for name, item in value.items() if name not in DUMPED}
 
 
 class Function(Body):
+    rules: ClassVar[Rules] = _MARKS
+
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -66,6 +125,8 @@ class Function(Body):
 
 
 class Tool(Body):
+    rules: ClassVar[Rules] = _MARKS
+
     type: Literal["function"]
     function: Function
 
@@ -82,7 +143,13 @@ class NamedTool(Body):
 class Reasoning(Body):
     """OpenRouter's and the Responses API's."""
 
-    effort: _Effort | None = None
+    rules: ClassVar[Rules] = {
+        "exclude": BOOKKEEPING,
+        "generate_summary": BOOKKEEPING,
+        "max_tokens": BOOKKEEPING,
+    }
+
+    effort: _Effort = None
     enabled: bool | None = None
     summary: str | None = None  # the reasoning is told as it is
 
@@ -103,14 +170,15 @@ class ChatBody(CommonBody):
     """docs/sampling.md tells which fields are not OpenAI's."""
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_tokens: _MaxTokens = None
+    max_completion_tokens: _MaxTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: _Effort | None = None
+    reasoning_effort: _Effort = None
     reasoning: Reasoning | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
@@ -126,8 +194,6 @@ def parse_chat(value: dict[str, Any]) -> ChatBody:
         if too_deep(value.get(name), MAX_JSON_DEPTH + 4):
             raise InvalidInput(f"{name} is nested too deep", reason="BAD_FIELD", param=name)
     body = check_body(value, ChatBody)
-    if body.stream_options is not None and not body.stream:
-        raise InvalidInput("stream_options needs stream", reason="BAD_FIELD", param="stream_options")
     if body.top_logprobs and not body.logprobs:
         raise InvalidInput("top_logprobs needs logprobs", reason="BAD_FIELD", param="top_logprobs")
     return body
@@ -144,8 +210,9 @@ def chat_request(body: ChatBody, request_id: str) -> inference.GenerateRequest:
             param="max_completion_tokens",
         )
     prompt = inference.Prompt()
+    asked = _asked(body.messages)
     for index, message in enumerate(body.messages):
-        _add_message(prompt.chat, message, f"messages[{index}]")
+        _add_message(prompt.chat, message, f"messages[{index}]", asked=index in asked)
     _add_tools(prompt.chat, body)
     prompt.schema = _schema(body.response_format)
     if arguments := _template_arguments(body):
@@ -153,40 +220,56 @@ def chat_request(body: ChatBody, request_id: str) -> inference.GenerateRequest:
     return make_request(body, prompt, max(limits, default=0), request_id)
 
 
-def text_of(content: str | list[_Part], param: str) -> str:
+def _text_of(content: str | list[_Part], param: str, *, asked: bool) -> str:
     """The content as one string; parts are joined by a line break, as chat templates do.
 
-    Raises InvalidInput: UNSUPPORTED_CONTENT for parts that are no text, BAD_FIELD, BAD_UTF8.
+    What is no text is named instead, so that one image in a tool's result does not end a conversation, and
+    refused in what the user has just `asked`. Raises InvalidInput: UNSUPPORTED_CONTENT, BAD_FIELD, BAD_UTF8.
     """
     if isinstance(content, str):
         return clean(content, param)
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type")
-        if not isinstance(kind, str) or kind not in _TEXTS:
+        if isinstance(kind, str) and kind in _TEXTS:
+            text = part.get(_TEXTS[kind])
+            if not isinstance(text, str):
+                raise InvalidInput("a part has no text", reason="BAD_FIELD", param=f"{param}[{index}].text")
+            texts.append(clean(text, param))
+        elif isinstance(kind, str) and kind in _KINDS and not asked:
+            texts.append(f"[{_KINDS[kind]}; this model reads text only]")
+        else:
             raise InvalidInput(
                 "a part of the content is no text; images, sounds and files are not supported",
                 hint='send parts as {"type": "text", "text": "..."}',
                 reason="UNSUPPORTED_CONTENT",
                 param=f"{param}[{index}]",
             )
-        text = part.get(_TEXTS[kind])
-        if not isinstance(text, str):
-            raise InvalidInput("a part has no text", reason="BAD_FIELD", param=f"{param}[{index}].text")
-        texts.append(clean(text, param))
     return "\n".join(texts)
 
 
-def _add_message(chat: inference.Chat, message: Message, param: str) -> None:
-    if message.content is None and message.role != "assistant":
-        raise InvalidInput(f"{param}.content is missing", reason="BAD_FIELD", param=f"{param}.content")
+def _asked(messages: list[Message]) -> set[int]:
+    """The places of the messages that the user has just asked with: no tool has answered between them."""
+    found = set[int]()
+    for index in reversed(range(len(messages))):
+        role = messages[index].role
+        if role in ("tool", "function"):
+            return set()
+        if role == "assistant":
+            break
+        found.add(index)
+    return found
+
+
+def _add_message(chat: inference.Chat, message: Message, param: str, *, asked: bool) -> None:
     reasoning = message.reasoning_content or message.reasoning or ""
+    role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
     added = chat.messages.add(
-        role="system" if message.role == "developer" else message.role,
-        content=text_of(message.content or message.refusal or "", f"{param}.content"),
+        role=role,
+        content=_text_of(message.content or message.refusal or "", f"{param}.content", asked=asked),
         tool_call_id=clean(message.tool_call_id or "", f"{param}.tool_call_id"),
         reasoning=clean(reasoning, f"{param}.reasoning"),
-        name=clean(message.name or "", f"{param}.name") if message.role == "tool" else "",
+        name=clean(message.name or "", f"{param}.name") if role == "tool" else "",
     )
     for call in message.tool_calls or ():
         added.tool_calls.add(
@@ -240,17 +323,35 @@ def _template_arguments(body: ChatBody) -> dict[str, Any]:
     return {**arguments, **(body.chat_template_kwargs or {})}
 
 
+def ask_as_chat(chat: Translated, request_id: str, render: Callable[[inference.Started], Renderer]) -> Asked:
+    """What a body of another API asks. Raises InvalidInput with `param`, in that body's names."""
+    with chat.naming():
+        body = parse_chat(chat.fields)
+        request = chat_request(body, request_id)
+    for tool in request.envelope.clear.chat.tools:
+        tool.in_conversation = tool.name in chat.loaded
+    return Asked(request, render, bool(body.stream), body.user or "", names=chat.names)
+
+
+def loaded_tool(function: dict[str, Any]) -> str:
+    """The text that defines a tool in the conversation, from where on the model may call it."""
+    shown = {name: item for name, item in function.items() if name != "strict" and item is not None}
+    return f"tool {shown['name']} is loaded\n{json.dumps({'type': 'function', 'function': shown})}"
+
+
 def ask_chat(value: dict[str, Any], request_id: str) -> Asked:
     """Raises InvalidInput with `param`, which names the field."""
-    body = parse_chat(value)
-    request = chat_request(body, request_id)
+    names = Translated(names=ChatBody.names(value))
+    with names.naming():
+        body = parse_chat(value)
+        request = chat_request(body, request_id)
 
     def render(started: inference.Started) -> Renderer:
         return ChatRenderer(
             started, request.choices, include_usage=body.include_usage, likeliest=body.likeliest
         )
 
-    return Asked(request, render, bool(body.stream), body.user or "")
+    return Asked(request, render, bool(body.stream), body.user or "", names=names.names)
 
 
 class ChatRenderer(Renderer):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 from pydantic import Field
 
 from sealring.api.answers import Asked, Choice, Logprobs, Renderer, event, usage_of
-from sealring.api.fields import check_body, unsupported
+from sealring.api.fields import Translated, check_body, unsupported
 from sealring.api.logprobs import CompletionLogprobs
 from sealring.api.sampling import CommonBody, clean, make_request
 from sealring.mesh.errors import InvalidInput
@@ -40,11 +40,8 @@ class CompletionBody(CommonBody):
 
 
 def parse_completion(value: dict[str, Any]) -> CompletionBody:
-    """Raises InvalidInput with `param`: as check_body, BAD_FIELD."""
-    body = check_body(value, CompletionBody)
-    if body.stream_options is not None and not body.stream:
-        raise InvalidInput("stream_options needs stream", reason="BAD_FIELD", param="stream_options")
-    return body
+    """Raises InvalidInput with `param`: as check_body."""
+    return check_body(value, CompletionBody)
 
 
 def completion_requests(body: CompletionBody, request_id: str) -> list[inference.GenerateRequest]:
@@ -90,7 +87,9 @@ def _echoed(body: CompletionBody) -> list[str]:
 
 def ask_completion(value: dict[str, Any], request_id: str) -> Asked:
     """Raises InvalidInput with `param`, which names the field."""
-    body = parse_completion(value)
+    names = Translated(names=CompletionBody.names(value))
+    with names.naming():
+        body = parse_completion(value)
     echoed = _echoed(body)
     request, *others = completion_requests(body, request_id)
     return Asked(
@@ -99,6 +98,7 @@ def ask_completion(value: dict[str, Any], request_id: str) -> Asked:
         bool(body.stream),
         body.user or "",
         tuple(others),
+        names.names,
     )
 
 

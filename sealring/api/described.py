@@ -28,6 +28,8 @@ _SERVED = (
     ("get", "/api/version", "of Ollama's API"),
     ("get", "/v1/models", "what is served"),
     ("get", "/v1/models/{model}", "one of these"),
+    ("get", "/ping", "as /health"),
+    ("get", "/version", "of this software"),
     ("get", "/health", "200 while some model is served"),
     ("get", "/health/live", "200 while this process answers"),
     ("get", "/metrics", "for Prometheus"),

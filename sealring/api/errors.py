@@ -59,7 +59,20 @@ def anthropic_error(error: SealringError) -> dict[str, Any]:
     kind = _ANTHROPIC.get(
         error_status(error), "invalid_request_error" if error_status(error) < 500 else "api_error"
     )
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    return {"type": "error", "error": {"type": kind, "message": _length_words(error) or str(error)}}
+
+
+def _length_words(error: SealringError) -> str:
+    """What is too long, in the words of Anthropic's own servers: by them Claude Code knows when to summarize
+    the conversation, and when to ask for a shorter answer. Empty for other errors."""
+    told = error.metadata
+    prompt, most = told.get("prompt_tokens", ""), told.get("context") or told.get("capacity_tokens")
+    if error.reason not in _CODES or not prompt or most is None:
+        return ""
+    if told.get("param") == "max_tokens":
+        answer = told.get("max_tokens", "")
+        return f"input length and max_tokens exceed context limit: {prompt} + {answer} > {most}"
+    return f"prompt is too long: {prompt} tokens > {most} maximum"
 
 
 def ollama_error(error: SealringError) -> dict[str, Any]:

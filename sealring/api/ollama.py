@@ -2,99 +2,173 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from typing import Any
 
-from sealring.api.answers import Asked, Choice, Renderer, pieces
-from sealring.api.chat import chat_request, parse_chat
+from sealring.api.answers import Asked, Choice, Loading, Renderer, pieces
+from sealring.api.chat import ask_as_chat
 from sealring.api.errors import ollama_error
-from sealring.api.fields import as_list, as_object, bad, unsupported
+from sealring.api.fields import (
+    BOOKKEEPING,
+    Rule,
+    Rules,
+    Translated,
+    as_list,
+    as_object,
+    bad,
+    only,
+    own,
+    same,
+    taken_as,
+    translate,
+)
+from sealring.api.sampling import THINK
 from sealring.mesh.errors import SealringError
+from sealring.mesh.prompt.validate import MAX_REPETITION_CONTEXT_SIZE
 from sealring.v1 import inference_pb2 as inference
 
 VERSION = "0.12.0"
 """Of Ollama, whose API this is; clients compare versions."""
 
-_OPTIONS = {
-    "num_predict": "max_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "stop": "stop",
-    "repeat_penalty": "repetition_penalty",
-    "repeat_last_n": "repetition_context_size",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
-"""What the options are called in a chat completion."""
-
-_MACHINE = frozenset(
-    {"low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread", "numa", "use_mmap"}
-)
-"""Options of one machine's runner, which a ring sets by itself."""
-
 _Object = dict[str, Any]
 
 
-def ask_ollama_chat(value: _Object, request_id: str) -> Asked:
-    """Raises InvalidInput with `param`, which names the field."""
-    chat = _common(value, {"messages", "tools"})
-    messages = as_list(value.get("messages"), "messages")
-    chat["messages"] = [_message(one, f"messages[{at}]") for at, one in enumerate(messages)]
-    chat["tools"] = value.get("tools")
+def _model(item: Any, param: str) -> Any:
+    return item.removesuffix(":latest") if isinstance(item, str) else item
+
+
+def _form(item: Any, param: str) -> _Object:
+    schema = {"type": "object"} if item == "json" else as_object(item, param)
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def _most(item: Any, param: str) -> Any:
+    """Below 0: as many as there is room for."""
+    return None if isinstance(item, int) and item < 0 else item
+
+
+def _last(item: Any, param: str) -> _Object:
+    """-1 looks at all that there is. 0 takes the penalty off, which is done when all fields are known."""
+    size = MAX_REPETITION_CONTEXT_SIZE if item == -1 else item
+    return {} if size == 0 else {"repetition_context_size": size}
+
+
+_OPTIONS: Rules = {
+    **same("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"),
+    "num_predict": taken_as("max_tokens", _most),
+    "repeat_penalty": taken_as("repetition_penalty"),
+    "repeat_last_n": Rule(spread=_last),
+    "mirostat": only(0),
+    "mirostat_eta": BOOKKEEPING,  # means something with mirostat only, like the next one
+    "mirostat_tau": BOOKKEEPING,
+    "penalize_newline": only(True),
+    "tfs_z": only(1),
+    "typical_p": only(1),
+    "f16_kv": BOOKKEEPING,  # what follows is the ring's own choice
+    "low_vram": BOOKKEEPING,
+    "main_gpu": BOOKKEEPING,
+    "num_batch": BOOKKEEPING,
+    "num_ctx": BOOKKEEPING,
+    "num_gpu": BOOKKEEPING,
+    "num_keep": BOOKKEEPING,
+    "num_thread": BOOKKEEPING,
+    "numa": BOOKKEEPING,
+    "use_mlock": BOOKKEEPING,
+    "use_mmap": BOOKKEEPING,
+}
+
+_BOTH: Rules = {
+    "model": taken_as("model", _model, ""),
+    "stream": own(type=["boolean", "null"]),
+    "think": THINK,
+    "format": taken_as("response_format", _form, ""),
+    "options": Rule(parts=_OPTIONS, ignored_when=([],)),
+    "keep_alive": BOOKKEEPING,  # what is deployed is loaded
+    "logprobs": only(False),
+    "shift": BOOKKEEPING,  # a prompt that is too long is refused, whatever this one and the next one say
+    "top_logprobs": only(0),
+    "truncate": BOOKKEEPING,
+}
+
+CHAT: Rules = {
+    **_BOTH,
+    "messages": own(type=["array", "null"], items={"type": "object", "required": ["role"]}),
+    "tools": taken_as("tools"),
+}
+"""What becomes of the fields of `/api/chat`."""
+
+GENERATE: Rules = {
+    **_BOTH,
+    "prompt": own(type=["string", "null"]),
+    "system": own(type=["string", "null"]),
+    "context": only([]),
+    "images": only([]),
+    "raw": only(False),
+    "suffix": only(""),
+    "template": only(""),
+}
+"""What becomes of the fields of `/api/generate`."""
+
+
+def ask_ollama_chat(value: _Object, request_id: str) -> Asked | Loading:
+    """Without messages it loads the model. Raises InvalidInput with `param`, which names the field."""
+    chat = translate(value, CHAT)
+    messages = as_list(value.get("messages") or [], "messages")
+    if not messages:
+        return _loading(chat, value, "message")
+    for at, one in enumerate(messages):
+        _add_message(chat, one, f"messages[{at}]")
     return _asked(chat, value, request_id, "message")
 
 
-def ask_ollama_generate(value: _Object, request_id: str) -> Asked:
-    """A prompt in the model's chat template, with `system` before it. Raises InvalidInput with `param`."""
-    chat = _common(value, {"prompt", "system"})
-    system = [{"role": "system", "content": value["system"]}] if value.get("system") else []
-    chat["messages"] = [*system, {"role": "user", "content": value.get("prompt") or ""}]
+def ask_ollama_generate(value: _Object, request_id: str) -> Asked | Loading:
+    """A prompt in the model's chat template, with `system` before it; without one it loads the model.
+
+    Raises InvalidInput with `param`, which names the field.
+    """
+    chat = translate(value, GENERATE)
+    if not value.get("prompt") and not value.get("system"):
+        return _loading(chat, value, "response")
+    if value.get("system"):
+        chat.add_message({"role": "system", "content": value["system"]}, "system")
+    chat.add_message({"role": "user", "content": value.get("prompt") or ""}, "prompt")
+    chat.names |= {
+        "messages[0].content": "system",
+        f"messages[{len(chat.fields['messages']) - 1}].content": "prompt",
+    }
     return _asked(chat, value, request_id, "response")
 
 
-def _asked(chat: _Object, value: _Object, request_id: str, field: str) -> Asked:
-    request = chat_request(parse_chat(chat), request_id)
+def _asked(chat: Translated, value: _Object, request_id: str, field: str) -> Asked:
+    options = value.get("options")
+    if isinstance(options, dict) and options.get("repeat_last_n") == 0:
+        chat.fields.pop("repetition_penalty", None)
     stream, now = value.get("stream"), time.monotonic_ns()
-    return Asked(request, lambda started: OllamaRenderer(started, field, now), stream is None or bool(stream))
+    asked = ask_as_chat(chat, request_id, lambda started: OllamaRenderer(started, field, now))
+    return dataclasses.replace(asked, stream=stream is None or bool(stream))
 
 
-def _common(value: _Object, own: set[str]) -> _Object:
-    chat: _Object = {"model": value.get("model")}
-    for name, item in value.items():
-        if item in (None, "", [], {}) or name in {"model", "stream", "keep_alive", *own}:
-            continue
-        if name == "think":
-            chat["enable_thinking"] = item is not False
-            if isinstance(item, str):
-                chat["reasoning_effort"] = item
-        elif name == "format":
-            schema = {"type": "object"} if item == "json" else as_object(item, name)
-            chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
-        elif name == "options" and isinstance(item, dict):
-            for option, number in item.items():
-                if option in _OPTIONS:
-                    chat[_OPTIONS[option]] = number
-                elif option not in _MACHINE:
-                    raise unsupported(f"options.{option[:64]}")
-        else:
-            raise unsupported(name[:64])
-    if isinstance(chat.get("max_tokens"), int) and chat["max_tokens"] < 0:  # as many as there is room for
-        del chat["max_tokens"]
-    if isinstance(name := chat["model"], str):
-        chat["model"] = name.removesuffix(":latest")
-    return chat
+def _loading(chat: Translated, value: _Object, field: str) -> Loading:
+    """The answer to who only wants the model to be loaded, which it is as long as it is deployed."""
+    name = chat.fields.get("model", "")
+    if not isinstance(name, str):
+        raise bad("model", "it is not a text")
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    done = "unload" if value.get("keep_alive") in (0, "0", "0s") else "load"
+    said: _Object = {"role": "assistant", "content": ""} if field == "message" else ""  # type: ignore[assignment]
+    return Loading(name, {"model": name, "created_at": now, field: said, "done": True, "done_reason": done})
 
 
-def _message(message: Any, param: str) -> _Object:
-    """A call has no id, and its arguments are an object; results name their tool."""
+def _add_message(chat: Translated, message: Any, param: str) -> None:
+    """A call has no id, and its arguments are an object; results name their tool; images are a field."""
     message = as_object(message, param)
-    if message.get("images"):
-        raise unsupported(f"{param}.images")
     told = {name: message[name] for name in ("role", "content") if name in message}
+    if images := message.get("images"):
+        shown = [{"type": "image"} for _ in as_list(images, f"{param}.images")]
+        text = message.get("content") or ""
+        told["content"] = [{"type": "text", "text": text}, *shown]
     if message.get("thinking"):
         told["reasoning_content"] = message["thinking"]
     if message.get("role") == "tool":
@@ -105,7 +179,10 @@ def _message(message: Any, param: str) -> _Object:
         raise bad(f"{param}.tool_calls", "it is not a list of objects")
     if calls:
         told["tool_calls"] = [{"id": call.get("id"), "function": _function(call)} for call in calls]
-    return told
+    places = {f"content[{at}]": f"{param}.images[{at - 1}]" for at in range(1, 1 + len(images or ()))}
+    chat.add_message(
+        told, param, {"reasoning_content": f"{param}.thinking", "reasoning": f"{param}.thinking", **places}
+    )
 
 
 def _function(call: _Object) -> _Object:
@@ -169,6 +246,7 @@ class OllamaRenderer(Renderer):
 
     def whole(self, answers: list[Choice], finished: inference.Finished) -> bytes:
         (answer,) = answers
+        self._begun = max(answer.begun, self._asked)
         delta = inference.Delta(text=answer.text)
         delta.parsed.reasoning = answer.reasoning
         delta.parsed.tool_calls.extend(answer.calls)

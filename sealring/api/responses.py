@@ -8,36 +8,75 @@ import time
 from typing import Any
 
 from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces
-from sealring.api.chat import chat_request, parse_chat, text_of
+from sealring.api.chat import ask_as_chat, loaded_tool
 from sealring.api.errors import error_body
-from sealring.api.fields import as_list, as_object, bad, unsupported
+from sealring.api.fields import (
+    BOOKKEEPING,
+    Rule,
+    Rules,
+    Translated,
+    as_list,
+    as_object,
+    bad,
+    only,
+    own,
+    same,
+    taken_as,
+    translate,
+    unsupported,
+)
 from sealring.api.patterns import pattern_of
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.prompt.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from sealring.v1 import inference_pb2 as inference
 
-_SAME = frozenset(
-    {
-        "model",
-        "temperature",
-        "top_p",
-        "stream",
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "reasoning",
-        "safety_identifier",
-        "service_tier",
-        "metadata",
-        "user",
-    }
-)
-"""Fields that mean what the chat completions' of the same name do."""
+_Object = dict[str, Any]
 
-_IGNORED = frozenset({"client_metadata", "include", "prompt_cache_retention", "store", "stream_options"})
-"""Bookkeeping: nothing is stored, and reasoning is told in clear."""
 
-_NEUTRAL: dict[str, Any] = {"background": False, "truncation": "disabled", "top_logprobs": 0}
-"""Fields that would change the answer, taken with this value, or null."""
+def _format(item: Any, param: str) -> _Object:
+    """As a chat completion has it: all but the type is one level deeper."""
+    form = as_object(item, param)
+    rest = {name: each for name, each in form.items() if name != "type"}
+    return {"type": form.get("type"), **({"json_schema": rest} if rest else {})}
+
+
+_ALONE = "nothing is stored: send the whole conversation in input"
+
+RESPONSES: Rules = {
+    **same("model", "temperature", "top_p", "stream", "parallel_tool_calls", "prompt_cache_key", "user"),
+    **same("presence_penalty", "frequency_penalty", "top_k", "min_p", "seed", "repetition_penalty"),
+    **same("chat_template_kwargs", "priority", "deadline_ms", "min_trust"),
+    "input": own(type=["string", "array"]),
+    "instructions": own(type=["string", "array", "null"]),
+    "tools": own(type=["array", "null"]),
+    "tool_choice": own(type=["string", "object", "null"]),
+    "max_output_tokens": taken_as("max_tokens"),
+    "text": Rule(parts={"format": taken_as("response_format", _format, {}), "verbosity": BOOKKEEPING}),
+    "reasoning": Rule(
+        parts={
+            "effort": taken_as("reasoning_effort"),
+            "context": BOOKKEEPING,
+            "generate_summary": BOOKKEEPING,  # the reasoning is told as it is
+            "summary": BOOKKEEPING,
+        }
+    ),
+    "background": only(False),
+    "client_metadata": BOOKKEEPING,
+    "conversation": only(because=_ALONE),
+    "include": BOOKKEEPING,  # reasoning is told in clear
+    "max_tool_calls": BOOKKEEPING,  # of hosted tools, which are not there
+    "metadata": BOOKKEEPING,
+    "previous_response_id": only(because=_ALONE),
+    "prompt_cache_options": BOOKKEEPING,
+    "prompt_cache_retention": BOOKKEEPING,
+    "safety_identifier": BOOKKEEPING,
+    "service_tier": BOOKKEEPING,
+    "store": BOOKKEEPING,
+    "stream_options": BOOKKEEPING,
+    "top_logprobs": only(0),
+    "truncation": only("disabled"),
+}
+"""What becomes of the fields of `/v1/responses`."""
 
 _ECHOED: dict[str, Any] = {
     "background": False,
@@ -75,55 +114,65 @@ _CALLS = {
 }
 """Items that are calls, and the field that tells of what."""
 
+_NAMELESS = {"local_shell_call": "local_shell", "tool_search_call": "tool_search"}
+"""Calls whose items have no name, and what the model calls their tools."""
+
 _HOSTED = frozenset({"web_search_call", "image_generation_call", "ghost_snapshot"})
 """Items of what its maker's servers did or Codex notes for itself: nothing of them was said."""
-
-_Object = dict[str, Any]
 
 
 class _Tools:
     """The tools of one request: under which name the model knows each, and what its client calls it."""
 
-    def __init__(self) -> None:
-        self.functions: list[_Object] = []
+    def __init__(self, chat: Translated) -> None:
+        self._chat = chat
+        self._names = set[str]()
         self.custom: set[str] = set()
         self.spaces: dict[str, tuple[str, str]] = {}
         self._definitions = 0  # characters
 
-    def add(self, tools: Any, param: str, space: str = "") -> None:
-        """Hosted tools, as web_search, are not there, and the model is not shown them.
+    def add(self, tools: Any, param: str, space: str = "") -> list[_Object]:
+        """Adds to the chat's tools, and returns those that are new.
 
-        Raises InvalidInput: BAD_FIELD, TOO_MANY_TOOLS, GRAMMARS_TOO_LONG.
+        Hosted tools, as web_search, are not there, and the model is not shown them. Raises InvalidInput:
+        BAD_FIELD, TOO_MANY_TOOLS, GRAMMARS_TOO_LONG.
         """
+        added = []
         for index, tool in enumerate(as_list(tools, param)):
-            kind, name = as_object(tool, f"{param}[{index}]").get("type"), tool.get("name")
+            path = f"{param}[{index}]"
+            kind, name = as_object(tool, path).get("type"), tool.get("name")
             if kind not in ("function", "custom", "namespace"):
                 continue
             if not isinstance(name, str):
-                raise bad(f"{param}[{index}].name", "it is missing")
-            if kind == "namespace" and not space:
-                self.add(tool.get("tools"), f"{param}[{index}].tools", name)
-                continue
-            if len(self.functions) >= MAX_TOOLS:
-                raise InvalidInput(
-                    f"there are more than {MAX_TOOLS} tools",
-                    reason="TOO_MANY_TOOLS",
-                    param=param,
-                    limit=MAX_TOOLS,
-                )
-            function = {"name": self._named(space, name), "description": tool.get("description")}
-            function["parameters"] = tool.get("parameters")
-            function["strict"] = tool.get("strict")
-            if kind == "custom":
-                self.custom.add(function["name"])
-                form = as_object(tool.get("format") or {}, f"{param}[{index}].format")
-                self._count(form.get("definition"), f"{param}[{index}].format.definition")
-                pattern = pattern_of(form, f"{param}[{index}].format")
-                told = f"\n\n{form['definition']}" if pattern else ""
-                function["description"] = f"{function['description'] or ''}{told}"
-                function["parameters"] = _custom(pattern)
-                function["strict"] = bool(pattern)
-            self.functions.append({"type": "function", "function": function})
+                raise bad(f"{path}.name", "it is missing")
+            if kind != "namespace":
+                added += self._add(tool, kind, self._named(space, name), path)
+            elif space:
+                raise bad(f"{path}.type", "a namespace holds no other one")
+            else:
+                added += self.add(tool.get("tools"), f"{path}.tools", name)
+        return added
+
+    def _add(self, tool: _Object, kind: str, name: str, path: str) -> list[_Object]:
+        if name in self._names:  # found by a search, and declared
+            return []
+        if len(self._names) >= MAX_TOOLS:
+            raise InvalidInput(
+                f"there are more than {MAX_TOOLS} tools", reason="TOO_MANY_TOOLS", param=path, limit=MAX_TOOLS
+            )
+        self._names.add(name)
+        function = {"name": name, "description": tool.get("description")}
+        function |= {"parameters": tool.get("parameters"), "strict": tool.get("strict")}
+        if kind == "custom":
+            self.custom.add(name)
+            form = as_object(tool.get("format") or {}, f"{path}.format")
+            self._count(form.get("definition"), f"{path}.format.definition")
+            pattern = pattern_of(form, f"{path}.format")
+            told = f"\n\n{form['definition']}" if pattern else ""
+            function["description"] = f"{function['description'] or ''}{told}"
+            function |= {"parameters": _custom(pattern), "strict": bool(pattern)}
+        self._chat.add_tool(function, path, {})
+        return [function]
 
     def _count(self, definition: Any, param: str) -> None:
         """Bounds all grammars of a request before one is translated: that holds the event loop for about
@@ -137,6 +186,12 @@ class _Tools:
                 param=param,
                 limit=MAX_SCHEMA_BYTES,
             )
+
+    def load(self, tools: Any, param: str) -> str:
+        """Adds tools that a search has found, and returns the text that defines them from here on."""
+        found = self.add(tools, param)
+        self._chat.loaded |= {function["name"] for function in found}
+        return "\n".join(map(loaded_tool, found)) or "no tools found"
 
     def known(self, space: Any, name: Any) -> str:
         """The model's name for a tool that a client names."""
@@ -161,17 +216,14 @@ def _flat(space: str, name: Any) -> str:
 
 def ask_responses(value: _Object, request_id: str) -> Asked:
     """Raises InvalidInput with `param`, which names the field."""
-    tools = _Tools()
-    body = parse_chat(_chat(value, tools))
+    chat = translate(value, RESPONSES)
+    tools = _Tools(chat)
+    tools.add(value.get("tools") or [], "tools")
+    _add_choice(chat, value.get("tool_choice"), tools)
+    _add_messages(chat, value, tools)
     given = {name: item for name, item in value.items() if name in _ECHOED and item is not None}
     echoed = {**_ECHOED, **given, "tools": [_whole_tool(tool) for tool in value.get("tools") or []]}
-    request = chat_request(body, request_id)
-    return Asked(
-        request,
-        lambda started: ResponseRenderer(started, tools, echoed),
-        bool(body.stream),
-        body.user or "",
-    )
+    return ask_as_chat(chat, request_id, lambda started: ResponseRenderer(started, tools, echoed))
 
 
 def _custom(pattern: str) -> _Object:
@@ -192,125 +244,97 @@ def _whole_tool(tool: _Object) -> _Object:
     return {"description": None, "parameters": None, "strict": None, **tool}
 
 
-def _chat(value: _Object, tools: _Tools) -> _Object:
-    """The body of a chat completion that asks the same."""
-    chat: _Object = {}
-    for name, item in value.items():
-        if item is None or name in _IGNORED:
-            continue
-        if name in _SAME:
-            chat[name] = item
-        elif name == "max_output_tokens":
-            chat["max_tokens"] = item
-        elif name == "text":
-            settings = as_object(item, name)
-            chat["response_format"] = _format(
-                as_object(settings.get("format") or {"type": "text"}, "text.format")
-            )
-        elif name in _NEUTRAL:
-            if item != _NEUTRAL[name]:
-                raise unsupported(name)
-        elif name not in ("input", "instructions", "tools", "tool_choice"):
-            raise unsupported(name[:64])
-    reasoning = as_object(value.get("reasoning") or {}, "reasoning")
-    chat["reasoning"] = {name: item for name, item in reasoning.items() if name in ("effort", "summary")}
-    if reasoning.get("effort") == "max":
-        chat["reasoning"]["effort"] = "xhigh"
-    if value.get("tools"):
-        tools.add(value["tools"], "tools")
-    chat["messages"] = _messages(value, tools)
-    chat["tools"] = tools.functions
-    choice = value.get("tool_choice") or "auto"
+def _add_choice(chat: Translated, choice: Any, tools: _Tools) -> None:
     if isinstance(choice, dict):
         if choice.get("type") not in ("function", "custom"):
             raise unsupported("tool_choice")
         name = tools.known(choice.get("namespace"), choice.get("name"))
         choice = {"type": "function", "function": {"name": name}}
-    chat["tool_choice"] = choice
-    return chat
+    chat.put("tool_choice", choice or "auto", "tool_choice")
 
 
-def _format(form: _Object) -> _Object:
-    """As a chat completion has it: all but the type is one level deeper."""
-    rest = {name: item for name, item in form.items() if name != "type"}
-    return {"type": form.get("type"), **({"json_schema": rest} if rest else {})}
-
-
-def _messages(value: _Object, tools: _Tools) -> list[_Object]:
-    """Whatever the system says at the beginning is one message. What a developer says later, many templates
-    take from a user only."""
+def _add_messages(chat: Translated, value: _Object, tools: _Tools) -> None:
+    """Whatever the system says at the beginning is one message."""
     given = value.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list):
         raise bad("input", "it is neither text nor a list of items")
     system = [value["instructions"]] if value.get("instructions") else []
-    found: list[_Object] = []
+    found: list[tuple[_Object, str]] = []
     for index, each in enumerate(items):
         param = f"input[{index}]"
         item = as_object(each, param)
-        kind = str(item.get("type") or "message")
-        if kind == "message":
-            role, content = item.get("role"), item.get("content")
-            if content and isinstance(content, list):
-                content = text_of(
-                    [as_object(part, f"{param}.content") for part in content], f"{param}.content"
-                )
-            if role in ("system", "developer") and not found:
-                system += content if isinstance(content, list) else [content]
-            elif role == "assistant" and found and set(found[-1]) == {"role", "tool_calls"}:
-                found[-1]["content"] = content  # templates take nothing between calls and their results
-            else:
-                later = role in ("system", "developer")
-                found.append({"role": "user" if later else role, "content": content})
-        elif kind == "agent_message":  # what another agent of the same conversation says
-            found.append({"role": "user", "content": item.get("content")})
-        elif kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
-            output = item.get("output") or ""
-            found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
-        elif kind in ("additional_tools", "tool_search_output"):
-            tools.add(item.get("tools") or [], f"{param}.tools")
-            if kind == "tool_search_output":
-                names = ", ".join(str(tool.get("name")) for tool in item.get("tools") or [])
-                listed = f"tools found: {names or 'none'}"
-                found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": listed})
-        elif kind in _CALLS:
-            arguments = item.get(_CALLS[kind]) or {}
-            if kind == "custom_tool_call":
-                arguments = {"input": arguments or ""}
-            name = item.get("name") or kind.removesuffix("_call")
-            function = {
-                "name": tools.known(item.get("namespace"), name),
-                "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
-            }
-            message = _speaking(found)
-            message.setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
-        elif kind == "reasoning":
-            parts = as_list(item.get("content") or item.get("summary") or [], f"{param}.content")
-            told = [str(as_object(part, param).get("text", "")) for part in parts]
-            found.append({"role": "assistant", "reasoning_content": "\n".join(told)})
-        elif kind not in _HOSTED:
-            raise unsupported(f"{param}.type", "send messages, reasoning, calls and their outputs")
-    said = [part if isinstance(part, dict) else {"type": "input_text", "text": part} for part in system]
-    return [*([{"role": "system", "content": said}] if said else []), *_joined(found)]
-
-
-def _speaking(found: list[_Object]) -> _Object:
-    """The assistant's message that goes on, or a new one."""
-    if not found or found[-1]["role"] != "assistant":
-        found.append({"role": "assistant"})
-    return found[-1]
-
-
-def _joined(found: list[_Object]) -> list[_Object]:
-    """Reasoning and what came of it are one message; of reasoning alone nothing is left."""
-    joined: list[_Object] = []
-    for message in found:
-        before = joined[-1] if joined else {}
-        if message["role"] == "assistant" and set(before) == {"role", "reasoning_content"}:
-            joined[-1] = {**before, **message}
+        role = item.get("role")
+        if str(item.get("type") or "message") == "message" and role in ("system", "developer") and not found:
+            content = item.get("content")
+            system += content if isinstance(content, list) else [content]
         else:
-            joined.append(message)
-    return [one for one in joined if set(one) != {"role", "reasoning_content"}]
+            _add_item(found, item, param, tools)
+    if system:
+        said = [part if isinstance(part, dict) else {"type": "input_text", "text": part} for part in system]
+        source = "instructions" if value.get("instructions") else "input"
+        chat.add_message({"role": "system", "content": said}, source, {"content": source})
+    for message, param in _joined(found):
+        chat.add_message(message, param)
+    chat.fields.setdefault("messages", [])
+
+
+def _add_item(found: list[tuple[_Object, str]], item: _Object, param: str, tools: _Tools) -> None:
+    """Adds what an item of the input says to the messages that were `found`, each with where it is."""
+    kind = str(item.get("type") or "message")
+    before = found[-1][0] if found else {}
+    if kind == "message" and item.get("role") == "assistant" and set(before) == {"role", "tool_calls"}:
+        before["content"] = item.get("content")  # templates take nothing between calls and their results
+    elif kind == "message":
+        found.append(({"role": item.get("role"), "content": item.get("content")}, param))
+    elif kind == "agent_message":  # what another agent of the same conversation says
+        found.append(({"role": "user", "content": item.get("content")}, param))
+    elif kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
+        found.append((_result(item, item.get("output") or ""), param))
+    elif kind == "additional_tools":
+        tools.add(item.get("tools") or [], f"{param}.tools")
+    elif kind == "tool_search_output":
+        found.append((_result(item, tools.load(item.get("tools") or [], f"{param}.tools")), param))
+    elif kind in _CALLS:
+        if before.get("role") != "assistant":
+            found.append(({"role": "assistant"}, param))
+        found[-1][0].setdefault("tool_calls", []).append(_call_of(item, kind, param, tools))
+    elif kind == "reasoning":
+        parts = as_list(item.get("content") or item.get("summary") or [], f"{param}.content")
+        told = [str(as_object(part, param).get("text", "")) for part in parts]
+        found.append(({"role": "assistant", "reasoning_content": "\n".join(told)}, param))
+    elif kind not in _HOSTED:
+        raise unsupported(f"{param}.type", "send messages, reasoning, calls and their outputs")
+
+
+def _result(item: _Object, content: Any) -> _Object:
+    return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+
+
+def _call_of(item: _Object, kind: str, param: str, tools: _Tools) -> _Object:
+    arguments = item.get(_CALLS[kind]) or {}
+    if kind == "custom_tool_call":
+        arguments = {"input": arguments or ""}
+    name = item.get("name") or _NAMELESS.get(kind)
+    if not isinstance(name, str):
+        raise bad(f"{param}.name", "it is missing")
+    function = {
+        "name": tools.known(item.get("namespace"), name),
+        "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+    }
+    return {"id": item.get("call_id"), "function": function}
+
+
+def _joined(found: list[tuple[_Object, str]]) -> list[tuple[_Object, str]]:
+    """Reasoning and what came of it are one message; of reasoning alone nothing is left."""
+    joined: list[tuple[_Object, str]] = []
+    for message, param in found:
+        before = joined[-1][0] if joined else {}
+        if message["role"] == "assistant" and set(before) == {"role", "reasoning_content"}:
+            joined[-1] = {**before, **message}, param
+        else:
+            joined.append((message, param))
+    return [one for one in joined if set(one[0]) != {"role", "reasoning_content"}]
 
 
 class ResponseRenderer(Renderer):

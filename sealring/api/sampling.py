@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from sealring.api.fields import MAX_STRING, Body
+from sealring.api.fields import BOOKKEEPING, MAX_STRING, Body, Rule, Rules, bad, only, taken_as
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import MAX_CHOICES
+from sealring.mesh.prompt.tools import parse_json_object, too_deep
 from sealring.mesh.prompt.validate import (
     MAX_DEADLINE_MS,
     MAX_DRAFT_TOKENS,
@@ -21,11 +22,151 @@ from sealring.mesh.prompt.validate import (
     MAX_TOKEN_ID,
     MAX_TOKENS,
 )
+from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 
 _INT64 = 1 << 63
+_DEFAULT = "default_model"
+"""What mlx_lm.server calls the model that it has."""
+
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
+
+
+_LEAST_TOP_P = 2.0**-20
+"""Leaves the most probable token alone, as OpenAI reads a `top_p` of 0."""
+
+
+def held_to(schema: Any, param: str) -> dict[str, Any]:
+    """The fields of a chat that is answered by an instance of a schema, which may be a text."""
+    if isinstance(schema, str):
+        schema = parse_json_object(schema, param)
+    if too_deep(schema):
+        raise bad(param, "it is nested too deep")
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+
+def _thought(item: Any, param: str) -> dict[str, Any]:
+    """Ollama's `think`: whether, or how much."""
+    return {
+        "enable_thinking": item is not False,
+        **({"reasoning_effort": item} if isinstance(item, str) else {}),
+    }
+
+
+def _kind_of_thinking(item: Any, param: str) -> dict[str, Any]:
+    """DeepSeek's, GLM's and Kimi's `thinking`, which Anthropic's is like."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    return {"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else {}
+
+
+THINK = Rule(spread=_thought)
+THINKING = Rule(spread=_kind_of_thinking)
+
+_SCHEMA = Rule(spread=held_to)
+
+OPENAI: Rules = {
+    # OpenAI's
+    "audio": only(),
+    "best_of": only(1),
+    "echo": only(False),  # of chats
+    "function_call": only("none", "auto"),
+    "functions": only([]),
+    "metadata": BOOKKEEPING,
+    "modalities": only(["text"]),
+    "moderation": BOOKKEEPING,
+    "prediction": BOOKKEEPING,
+    "prompt_cache_options": BOOKKEEPING,
+    "prompt_cache_retention": BOOKKEEPING,
+    "response_format": only({"type": "text"}),  # of completions
+    "safety_identifier": BOOKKEEPING,
+    "service_tier": BOOKKEEPING,
+    "store": BOOKKEEPING,  # nothing is stored
+    "suffix": only(""),
+    "top_logprobs": only(0),
+    "verbosity": BOOKKEEPING,  # a hint that no open model knows
+    "web_search_options": only(),
+    # OpenRouter's
+    "include_reasoning": BOOKKEEPING,
+    "provider": BOOKKEEPING,
+    "transforms": BOOKKEEPING,
+    "usage": BOOKKEEPING,
+    # the Vercel AI SDK's
+    "promptCacheKey": taken_as("prompt_cache_key"),
+    # DeepSeek's, GLM's, Kimi's
+    "thinking": THINKING,
+    # vLLM's and SGLang's
+    "add_generation_prompt": only(True),
+    "add_special_tokens": only(),
+    "allowed_token_ids": only(),
+    "bad_words": only([]),
+    "cache_salt": only("", because="prefixes are shared within one API key only: use a key of its own"),
+    "chat_template": only(),
+    "continue_final_message": only(False),
+    "guided_choice": only(),
+    "guided_grammar": only(),
+    "guided_json": _SCHEMA,
+    "guided_regex": only(),
+    "ignore_eos": only(False),
+    "include_stop_str_in_output": only(False),
+    "length_penalty": only(1),
+    "logits_processors": only([]),
+    "min_tokens": only(0),
+    "prompt_logprobs": only(),
+    "request_id": BOOKKEEPING,
+    "return_token_ids": only(False),
+    "return_tokens_as_token_ids": only(False),
+    "separate_reasoning": only(True),
+    "skip_special_tokens": only(True),
+    "spaces_between_special_tokens": only(True),
+    "stop_token_ids": only([]),
+    "stream_reasoning": only(True),
+    "structured_outputs": Rule(
+        parts={
+            "json": _SCHEMA,
+            "choice": only(),
+            "grammar": only(),
+            "regex": only(),
+            "structural_tag": only(),
+        }
+    ),
+    "truncate_prompt_tokens": only(),
+    "use_beam_search": only(False),
+    # llama.cpp's and LM Studio's
+    "cache_prompt": BOOKKEEPING,
+    "grammar": only(""),
+    "id_slot": BOOKKEEPING,
+    "json_schema": _SCHEMA,
+    "n_predict": taken_as("max_tokens"),
+    "timings_per_token": BOOKKEEPING,
+    "ttl": BOOKKEEPING,
+    # Ollama's, as Open WebUI sends them
+    "keep_alive": BOOKKEEPING,  # what is deployed is loaded
+    "mirostat": only(0),
+    "mirostat_eta": BOOKKEEPING,  # means something with mirostat only, like the next one
+    "mirostat_tau": BOOKKEEPING,
+    "num_batch": BOOKKEEPING,  # the ring's own choice, like the next ones
+    "num_ctx": BOOKKEEPING,
+    "num_gpu": BOOKKEEPING,
+    "num_keep": BOOKKEEPING,
+    "num_thread": BOOKKEEPING,
+    "repeat_last_n": taken_as("repetition_context_size"),
+    "repeat_penalty": taken_as("repetition_penalty"),
+    "tfs_z": only(1),
+    "think": THINK,
+    "typical_p": only(1),
+    "use_mlock": BOOKKEEPING,
+    "use_mmap": BOOKKEEPING,
+    # mlx_lm.server's
+    "adapters": only(),
+    "draft_model": only(),
+    "frequency_context_size": only(),
+    "presence_context_size": only(),
+    "role_mapping": only(),
+    "xtc_probability": only(0),
+    "xtc_threshold": only(0.1),
+}
+"""The fields of chats and completions that are none of their classes' below."""
 
 
 class StreamOptions(Body):
@@ -36,6 +177,8 @@ class StreamOptions(Body):
 class CommonBody(Body):
     """Fields of every API, by the names that OpenAI, vLLM or mlx_lm.server have for them."""
 
+    rules: ClassVar[Rules] = OPENAI
+
     model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -43,7 +186,7 @@ class CommonBody(Body):
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -57,7 +200,7 @@ class CommonBody(Body):
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=16)] | None = None
     user: Annotated[str, Field(max_length=MAX_STRING)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=MAX_PROMPT_CACHE_KEY)] | None = None
-    min_trust: Annotated[int, Field(ge=0, le=100)] | None = None
+    min_trust: Annotated[int, Field(ge=0, le=MAX_SCORE)] | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -76,7 +219,7 @@ def make_request(
     sampling = prompt.sampling
     sampling.temperature = 1.0 if body.temperature is None else body.temperature
     if body.top_p is not None:
-        sampling.top_p = body.top_p
+        sampling.top_p = body.top_p or _LEAST_TOP_P
     if body.top_k is not None:
         sampling.top_k = max(0, body.top_k)
     if body.min_p is not None:
@@ -98,7 +241,7 @@ def make_request(
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     prompt.stop.extend(clean(stop, "stop") for stop in stops)
     return inference.GenerateRequest(
-        model=clean(body.model, "model"),
+        model=clean("" if body.model == _DEFAULT else body.model, "model"),
         request_id=request_id,
         envelope=inference.Envelope(clear=prompt),
         max_tokens=max_tokens,

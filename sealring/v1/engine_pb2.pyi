@@ -1081,6 +1081,9 @@ class RowParameters(_message.Message):
     PROMPT_TAIL_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
     SCORED_FIELD_NUMBER: _builtins.int
+    MASKED_UNTIL_FIELD_NUMBER: _builtins.int
+    MASKED_FIELD_NUMBER: _builtins.int
+    MASKED_ALWAYS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
@@ -1094,6 +1097,8 @@ class RowParameters(_message.Message):
     position: _builtins.int
     """tokens of the answer that an earlier epoch has generated"""
     logprobs: _builtins.int
+    masked_until: _builtins.int
+    """tokens that the answer has at least before one of `masked` may come"""
     grammar: _builtins.str
     """Lark, in llguidance's dialect; empty: any answer"""
     @_builtins.property
@@ -1111,6 +1116,14 @@ class RowParameters(_message.Message):
     @_builtins.property
     def scored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt, where its log-probabilities are told"""
+
+    @_builtins.property
+    def masked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rising"""
+
+    @_builtins.property
+    def masked_always(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rising"""
 
     def __init__(
         self,
@@ -1131,11 +1144,14 @@ class RowParameters(_message.Message):
         prompt_tail: _abc.Iterable[_builtins.int] | None = ...,
         answered: _abc.Iterable[_builtins.int] | None = ...,
         scored: _abc.Iterable[_builtins.int] | None = ...,
+        masked_until: _builtins.int = ...,
+        masked: _abc.Iterable[_builtins.int] | None = ...,
+        masked_always: _abc.Iterable[_builtins.int] | None = ...,
         grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logprobs", b"logprobs", "min_p", b"min_p", "position", b"position", "presence_penalty", b"presence_penalty", "prompt_tail", b"prompt_tail", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "scored", b"scored", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logprobs", b"logprobs", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "min_p", b"min_p", "position", b"position", "presence_penalty", b"presence_penalty", "prompt_tail", b"prompt_tail", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "scored", b"scored", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

@@ -461,6 +461,7 @@ class Tool(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
+    IN_CONVERSATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """[A-Za-z0-9_.-], at most 128 characters"""
     description: _builtins.str
@@ -468,6 +469,8 @@ class Tool(_message.Message):
     """a JSON schema, which is an object; empty: none"""
     strict: _builtins.bool
     """the arguments of a call are held to it"""
+    in_conversation: _builtins.bool
+    """a message defines it: the template is not shown it, and the prompt's beginning stays"""
     def __init__(
         self,
         *,
@@ -475,10 +478,11 @@ class Tool(_message.Message):
         description: _builtins.str = ...,
         parameters: _builtins.str = ...,
         strict: _builtins.bool = ...,
+        in_conversation: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "in_conversation", b"in_conversation", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -577,6 +581,9 @@ class Sampling(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0: greedy; at most 2"""
     top_p: _builtins.float
@@ -602,9 +609,17 @@ class Sampling(_message.Message):
     """
     num_draft_tokens: _builtins.int
     """[0, 256] guessed in one step at most, where the deployment speculates"""
+    min_tokens: _builtins.int
+    """the answer does not end before: its end and stop_token_ids are masked"""
+    ignore_eos: _builtins.bool
+    """the model's own end is masked all the time; the answer ends by max_tokens or a stop"""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """token id -> [-100, 100], at most 300"""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """at most 16 more tokens that end the answer, and are not told"""
 
     def __init__(
         self,
@@ -622,10 +637,13 @@ class Sampling(_message.Message):
         logprobs: _builtins.int | None = ...,
         prompt_logprobs: _builtins.bool = ...,
         num_draft_tokens: _builtins.int | None = ...,
+        min_tokens: _builtins.int = ...,
+        ignore_eos: _builtins.bool = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_min_p", b"_min_p", "_num_draft_tokens", b"_num_draft_tokens", "_repetition_context_size", b"_repetition_context_size", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_k", b"_top_k", "_top_p", b"_top_p", "logprobs", b"logprobs", "min_p", b"min_p", "num_draft_tokens", b"num_draft_tokens", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_min_p", b"_min_p", "_num_draft_tokens", b"_num_draft_tokens", "_repetition_context_size", b"_repetition_context_size", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "num_draft_tokens", b"num_draft_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_min_p", b"_min_p", "_num_draft_tokens", b"_num_draft_tokens", "_repetition_context_size", b"_repetition_context_size", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_draft_tokens", b"num_draft_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -952,6 +970,7 @@ class Model(_message.Message):
     RINGS_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model_type: _builtins.str
     context: _builtins.int
@@ -964,6 +983,10 @@ class Model(_message.Message):
     """unix seconds"""
     rows: _builtins.int
     """sequences decoded at once, over all rings"""
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """tools, thinking; empty also where no ring has told yet"""
+
     def __init__(
         self,
         *,
@@ -974,10 +997,11 @@ class Model(_message.Message):
         rings: _builtins.int = ...,
         created: _builtins.int = ...,
         rows: _builtins.int = ...,
+        capabilities: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "created", b"created", "min_trust", b"min_trust", "model_type", b"model_type", "name", b"name", "rings", b"rings", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "context", b"context", "created", b"created", "min_trust", b"min_trust", "model_type", b"model_type", "name", b"name", "rings", b"rings", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

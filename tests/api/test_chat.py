@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from sealring.api.chat import ChatBody, ask_chat, chat_request, parse_chat
 from sealring.api.completions import CompletionBody, ask_completion, completion_requests, parse_completion
+from sealring.api.fields import renamed
 from sealring.gateway.http.body import MAX_DIGITS, parse_object
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.validate import validate_request
@@ -22,9 +23,12 @@ GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content"
 
 def parse(body: dict[str, Any]) -> inference.GenerateRequest:
     """What the edge and the backend do with a chat's body."""
-    request = chat_request(parse_chat(body), "id")
-    validate_request(request)
-    return request
+    asked = ask_chat(body, "id")
+    try:
+        validate_request(asked.request)
+    except InvalidInput as error:
+        raise renamed(error, asked.names) from None
+    return asked.request
 
 
 def test_a_developer_speaks_as_the_system_and_nobody_else_does() -> None:
@@ -40,7 +44,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": "hello"}, "bad_field", "messages"),
     ({"messages": [{"role": "robot", "content": "SECRET"}]}, "bad_field", "messages[0].role"),
     ({"messages": [{"role": "user", "content": ""}]}, "empty_prompt", "messages"),
-    ({"messages": [{"role": "user", "content": None}]}, "bad_field", "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "empty_prompt", "messages"),
+    ({"messages": [{"role": "user", "content": []}]}, "empty_prompt", "messages"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "unsupported_content",
@@ -52,7 +57,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": 1e400}, "bad_field", "temperature"),
     ({"temperature": "hot"}, "bad_field", "temperature"),
     ({"temperature": True}, "bad_field", "temperature"),
-    ({"top_p": 0}, "bad_field", "top_p"),
+    ({"top_p": -1}, "bad_field", "top_p"),
     ({"top_p": 1e-60}, "bad_sampling", "top_p"),
     ({"top_k": -2}, "bad_field", "top_k"),
     ({"min_p": 1.5}, "bad_field", "min_p"),
@@ -67,7 +72,17 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ["x" * 257]}, "bad_stop", "stop[0]"),
     ({"stop": [1]}, "bad_field", "stop[0]"),
     ({"stream": "yes"}, "bad_field", "stream"),
-    ({"stream_options": {"include_usage": True}}, "bad_field", "stream_options"),
+    ({"stream_options": {"include_used": True}}, "unknown_field", "stream_options.include_used"),
+    ({"repeat_penalty": "x"}, "bad_field", "repeat_penalty"),
+    ({"repeat_penalty": 0.05}, "bad_sampling", "repeat_penalty"),
+    ({"repeat_penalty": 1.5, "repetition_penalty": 1.25}, "bad_field", "repeat_penalty"),
+    ({"guided_json": [1]}, "bad_field", "guided_json"),
+    ({"structured_outputs": {"regex": "a"}}, "unsupported_field", "structured_outputs.regex"),
+    (
+        {"messages": [{"role": "user", "content": "x", "prefix": True}]},
+        "unsupported_field",
+        "messages[0].prefix",
+    ),
     ({"n": 9}, "bad_field", "n"),
     ({"n": 0}, "bad_field", "n"),
     ({"n": True}, "bad_field", "n"),
@@ -94,7 +109,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {str(token): 1 for token in range(301)}}, "bad_field", "logit_bias"),
     ({"logit_bias": [1]}, "bad_field", "logit_bias"),
     ({"presence_context_size": 20}, "unsupported_field", "presence_context_size"),
-    ({"guided_json": {}}, "unsupported_field", "guided_json"),
+    ({"guided_regex": "a"}, "unsupported_field", "guided_regex"),
     ({"ignore_eos": True}, "unsupported_field", "ignore_eos"),
     ({"priority": 11}, "bad_field", "priority"),
     ({"priority": -11}, "bad_field", "priority"),
@@ -120,23 +135,22 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
 
 LIMITS: list[tuple[str, list[Any], list[Any]]] = [
     ("temperature", [0, 2], [-0.01, 2.01]),
-    ("top_p", [0.01, 1], [0, 1.01]),
+    ("top_p", [0, 0.01, 1], [-0.01, 1.01]),
     ("top_k", [-1, 0, 1 << 20], [-2, (1 << 20) + 1]),
     ("min_p", [0, 1], [-0.01, 1.01]),
     ("n", [1, 8], [0, 9]),
     ("seed", [-(1 << 63), (1 << 64) - 1], [-(1 << 63) - 1, 1 << 64]),
-    ("max_tokens", [1, (1 << 31) - 1], [0, 1 << 31]),
-    ("max_completion_tokens", [1, (1 << 31) - 1], [0, 1 << 31]),
+    ("max_tokens", [-1, 1, (1 << 31) - 1], [0, -2, 1 << 31]),
+    ("max_completion_tokens", [-1, 1, (1 << 31) - 1], [0, -2, 1 << 31]),
     ("presence_penalty", [-2, 2], [-2.01, 2.01]),
     ("frequency_penalty", [-2, 2], [-2.01, 2.01]),
     ("repetition_penalty", [0, 10], [-0.01, 10.01]),
     ("repetition_context_size", [1, 4096], [0, 4097]),
     ("priority", [-10, 10], [-11, 11]),
     ("deadline_ms", [1, 86_400_000], [0, 86_400_001]),
-    ("min_trust", [0, 100], [-1, 101]),
+    ("min_trust", [0, 30], [-1, 31]),
     ("stop", ["x", ["x"] * 16], [["x"] * 17]),
     ("user", ["x" * 256], ["x" * 257]),
-    ("safety_identifier", ["x" * 256], ["x" * 257, 7]),
     ("prompt_cache_key", ["x" * 256], ["x" * 257]),
     ("logit_bias", [{str(token): 1 for token in range(300)}, {"2147483647": 1}], [{"2147483648": 1}]),
     ("messages", [[{"role": "user", "content": "x"}] * 4096], [[{"role": "user", "content": "x"}] * 4097]),
@@ -159,7 +173,6 @@ def test_a_message_has_so_many_parts_and_so_long_a_name() -> None:
     for message, good in (
         ({"content": [part] * 1024}, True),
         ({"content": [part] * 1025}, False),
-        ({"content": []}, False),
         ({"content": "x", "name": "n" * 64}, True),
         ({"content": "x", "name": "n" * 65}, False),
     ):
@@ -180,14 +193,17 @@ NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
     "modalities": ([["text"]], [["audio"], []]),
     "audio": ([], [{}]),
     "web_search_options": ([], [{}]),
-    "verbosity": ([], ["low"]),
+    "cache_salt": ([""], ["x"]),
+    "guided_choice": ([], [["a"], []]),
+    "mirostat": ([0], [1, 2, False]),
+    "tfs_z": ([1, 1.0], [0.5]),
+    "separate_reasoning": ([True], [False]),
     "add_generation_prompt": ([True], [False]),
     "add_special_tokens": ([], [True, False]),
     "allowed_token_ids": ([], [[]]),
     "bad_words": ([[]], [["x"]]),
     "chat_template": ([], ["x"]),
     "continue_final_message": ([False], [True]),
-    "guided_choice": ([], [[]]),
     "ignore_eos": ([False], [True]),
     "include_stop_str_in_output": ([False], [True]),
     "length_penalty": ([1, 1.0], [0, 2]),
@@ -535,9 +551,8 @@ def test_a_tool_is_chosen_as_asked(choice: Any, tools: int, required: bool, one:
         ({"tools": [TOOL] * 129}, "BAD_FIELD", "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "BAD_TOOL_NAME", "tools[0].name"),
         ({"chat_template_kwargs": {"messages": []}}, "BAD_JSON_FIELD", "chat_template_kwargs"),
-        ({"messages": [{"role": "user", "content": None}]}, "BAD_FIELD", "messages[0].content"),
         (
-            {"messages": [{"role": "assistant", "content": "x", "function_call": {}}]},
+            {"messages": [{"role": "assistant", "content": "x", "function_call": {"name": 1}}]},
             "BAD_FIELD",
             "messages[0]",
         ),
@@ -575,3 +590,79 @@ def test_a_schema_that_is_nested_too_deep_is_refused() -> None:
 def test_how_much_to_think_reaches_the_template(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     told = parse({**GOOD, **fields}).envelope.clear.chat.template_arguments
     assert json.loads(told or "{}") == expected
+
+
+NOTHING_ASKED: list[dict[str, Any]] = [
+    {"documents": None, "extra_body": {}, "made_up": [], "another": False, "one_more": ""},
+    {"metadata": "x", "safety_identifier": 7, "service_tier": ["a"]},
+    {"num_ctx": 4096, "keep_alive": "5m", "num_keep": 24, "num_batch": 512, "mirostat_tau": 5.0},
+    {"request_id": "r", "id_slot": 3, "ttl": 300, "provider": {"order": ["a"]}, "usage": {"include": True}},
+    {"verbosity": "low", "reasoning_effort": "default", "stream_options": {"include_usage": True}},
+    {"thinking": {"type": "adaptive"}, "max_tokens": -1, "stream": False},
+    {"messages": [{"role": "user", "content": "hello", "id": "m1", "cache_control": {"type": "ephemeral"}}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {}}]}]},
+    {"messages": [{"role": "user", "content": "hello", "prefix": False, "made_up": None}]},
+]
+
+
+@pytest.mark.parametrize("change", NOTHING_ASKED, ids=lambda change: str(change)[:40])
+def test_what_asks_for_nothing_changes_nothing(change: dict[str, Any]) -> None:
+    assert parse({**GOOD, **change}) == parse(GOOD)
+
+
+FUNCTION = {"type": "function", "function": {"name": "a"}}
+OBJECT = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"repeat_penalty": 1.5, "repeat_last_n": 9}, {"repetition_penalty": 1.5, "repetition_context_size": 9}),
+    ({"promptCacheKey": "ses"}, {"prompt_cache_key": "ses"}),
+    ({"think": False}, {"enable_thinking": False}),
+    ({"think": "high"}, {"enable_thinking": True, "reasoning_effort": "high"}),
+    ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+    ({"reasoning_effort": "max"}, {"reasoning_effort": "xhigh"}),
+    ({"n_predict": 7}, {"max_tokens": 7}),
+    ({"model": "default_model"}, {"model": ""}),
+    ({"guided_json": {"type": "object"}}, {"response_format": OBJECT}),
+    ({"guided_json": '{"type": "object"}'}, {"response_format": OBJECT}),
+    ({"structured_outputs": {"json": {"type": "object"}}}, {"response_format": OBJECT}),
+    ({"tools": [{**FUNCTION, "cache_control": {"type": "x"}}]}, {"tools": [FUNCTION]}),
+]
+
+
+@pytest.mark.parametrize(("change", "other"), SAME, ids=lambda change: str(change)[:40])
+def test_what_other_servers_call_it_is_taken(change: dict[str, Any], other: dict[str, Any]) -> None:
+    assert parse({**GOOD, **change}) == parse({**GOOD, **other})
+
+
+def test_functions_are_called_and_answer_as_before_there_were_tools() -> None:
+    call = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
+    answer = {"role": "function", "name": "look", "content": "ok"}
+    messages = parse({**GOOD, "messages": [*GOOD["messages"], call, answer]}).envelope.clear.chat.messages
+    assert [one.name for one in messages[1].tool_calls] == ["look"]
+    assert (messages[2].role, messages[2].name, messages[2].content) == ("tool", "look", "ok")
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+SEEN = "[an image; this model reads text only]"
+SHOWN = {"role": "user", "content": [IMAGE]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([SHOWN, {"role": "assistant", "content": "no"}, *GOOD["messages"]], SEEN),
+        ([{"role": "tool", "content": [{"type": "text", "text": "a"}, IMAGE]}], f"a\n{SEEN}"),
+        ([{"role": "tool", "tool_call_id": "c", "content": "ok"}, SHOWN], SEEN),
+        ([{"role": "tool", "content": [{"type": "input_audio"}]}], "[a sound; this model reads text only]"),
+    ],
+)
+def test_an_image_in_the_history_does_not_end_a_conversation(messages: list[Any], said: str) -> None:
+    found = parse({**GOOD, "messages": messages}).envelope.clear.chat.messages
+    assert said in [one.content for one in found]
+
+
+@pytest.mark.parametrize("after", [[], [{"role": "system", "content": "x"}], GOOD["messages"]])
+def test_an_image_that_the_user_has_just_sent_is_refused_by_name(after: list[Any]) -> None:
+    shown = {"role": "user", "content": [{"type": "text", "text": "see"}, IMAGE]}
+    with pytest.raises(InvalidInput) as caught:
+        parse({**GOOD, "messages": [shown, *after]})
+    assert caught.value.metadata["param"] == "messages[0].content[1]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,10 +10,13 @@ import httpx
 import pytest
 
 from sealring.mesh.errors import EpochEnded, Unauthenticated, Unavailable
+from sealring.node.engine.text.chat import in_turns
 from sealring.v1 import inference_pb2 as inference
 
 ASK: dict[str, Any] = {"model": "demo", "max_tokens": 50, "messages": [{"role": "user", "content": "hello"}]}
 TOOL = {"name": "look", "description": "looks", "input_schema": {"type": "object"}}
+JSON = {"content-type": "application/json"}
+NESTED = {"type": "object", "properties": {str(number): {} for number in range(511)}, "x": ["y" * 70_000]}
 
 
 @pytest.fixture
@@ -100,30 +104,38 @@ async def test_tokens_are_counted_with_tools_and_without_max_tokens(client: Any,
 
 
 @pytest.mark.parametrize(
-    ("change", "param"),
+    ("change", "words"),
     [
-        ({"mcp_servers": []}, "mcp_servers"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"tool_choice": {"type": []}}, "tool_choice.type"),
-        ({"output_config": {"effort": {}}}, "reasoning_effort"),
-        ({"output_config": {"format": {}}}, "response_format"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
-        ({"messages": 7}, "messages"),
-        ({"max_tokens": None}, "max_tokens"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is"),
+        ({"surprise": 1}, "unknown field 'surprise'"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type is"),
+        ({"tool_choice": {"type": []}}, "tool_choice.type is"),
+        ({"tool_choice": {"type": "tool", "name": "x"}, "tools": [TOOL]}, "tool_choice names"),
+        ({"output_config": {"effort": {}}}, "output_config.effort is"),
+        ({"output_config": {"format": {}}}, "output_config.format.type is"),
+        ({"output_config": {"surprise": 1}}, "unknown field 'output_config.surprise'"),
+        ({"stop_sequences": [1]}, "stop_sequences[0] is"),
+        ({"top_k": -5}, "top_k is"),
+        ({"system": "\ud800"}, "system holds"),
+        ({"system": "s", "messages": [{"role": "user", "content": [{"type": "text"}]}]}, "has no text"),
+        ({"tools": [{**TOOL, "input_schema": 7}]}, "tools[0].input_schema is"),
+        ({"tools": [{**TOOL, "strict": True, "input_schema": NESTED}]}, "tools[0].input_schema has"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "images"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content is"),
+        ({"messages": 7}, "messages is"),
+        ({"max_tokens": None}, "max_tokens is"),
     ],
 )
-async def test_what_is_refused_is_named(port: int, change: dict[str, Any], param: str) -> None:
-    body = {name: value for name, value in {**ASK, **change}.items() if value is not None}
+async def test_what_is_refused_is_named(port: int, change: dict[str, Any], words: str) -> None:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
-        answer = await http.post("/v1/messages", json=body)
+        answer = await http.post("/v1/messages", content=json.dumps({**ASK, **change}), headers=JSON)
     told = answer.json()
     assert (answer.status_code, told["type"], told["error"]["type"]) == (
         400,
         "error",
         "invalid_request_error",
     )
-    assert param.partition("[")[0] in told["error"]["message"] or "content" in told["error"]["message"]
+    assert words in told["error"]["message"]
 
 
 async def test_errors_have_anthropics_form_before_and_within_a_stream(
@@ -149,3 +161,122 @@ async def test_a_model_of_its_makers_is_the_one_that_there_is(
 ) -> None:
     with pytest.raises(anthropic.NotFoundError):  # the scripted backend has no default
         await client.messages.create(**{**ASK, "model": "claude-haiku-9"})
+
+
+BOOKKEPT: dict[str, Any] = {
+    "safeguards": {"dangerous_tool_use": "block"},
+    "betas": ["one-2026-01-01"],
+    "container": None,
+    "mcp_servers": [],
+    "fallbacks": [],
+    "diagnostics": {"level": "full"},
+    "user_profile_id": "u",
+    "thinking": {"type": "adaptive", "display": "summarized"},
+    "output_config": {"effort": "max", "task_budget": {"total": 9}},
+    "metadata": "x",
+    "context_management": {"edits": []},
+}
+
+
+async def test_what_claude_code_notes_for_its_makers_servers_is_taken(client: Any, backend: Any) -> None:
+    await client.messages.create(**ASK, extra_body={**BOOKKEPT, "output_config": {"effort": "max"}})
+    await client.messages.create(**ASK, extra_body=BOOKKEPT)
+    first, second = (request.envelope.clear.chat for request in backend.requests)
+    assert json.loads(first.template_arguments)["reasoning_effort"] == "xhigh"
+    assert first == second
+
+
+async def test_thinking_is_turned_off_or_has_a_budget(client: Any, backend: Any) -> None:
+    for thinking in ({"type": "disabled"}, {"type": "enabled", "budget_tokens": 2048}):
+        await client.messages.create(**{**ASK, "max_tokens": 4096, "thinking": thinking})
+    told = [json.loads(request.envelope.clear.chat.template_arguments) for request in backend.requests]
+    assert told == [{"enable_thinking": False}, {"enable_thinking": True, "thinking_budget": 2048}]
+
+
+async def test_the_system_may_speak_after_the_user(client: Any, backend: Any) -> None:
+    """As Claude Code has it: the folder, the skills and the tools to be found, in each first turn."""
+    notes = {"role": "system", "content": [{"type": "text", "text": "the folder is empty"}]}
+    await client.messages.create(
+        **{**ASK, "messages": [*ASK["messages"], notes, {"role": "user", "content": "go"}]}
+    )
+    (said,) = in_turns(backend.requests[0].envelope.clear.chat.messages)
+    assert (said.role, said.content) == ("user", "hello\n\nthe folder is empty\n\ngo")
+
+
+FETCH = {
+    "name": "fetch",
+    "description": "fetches a page",
+    "input_schema": {"type": "object", "properties": {"url": {"type": "string"}}},
+    "defer_loading": True,
+}
+
+
+async def test_a_tool_whose_loading_is_deferred_is_defined_where_it_is_found(
+    client: Any, backend: Any
+) -> None:
+    asked: dict[str, Any] = {**ASK, "tools": [TOOL, FETCH, {**FETCH, "name": "other"}]}
+    await client.messages.create(**asked)
+    search = {"type": "tool_use", "id": "t1", "name": "look", "input": {"query": "pages"}}
+    found = [
+        {"type": "tool_reference", "tool_name": "fetch"},
+        {"type": "tool_reference", "tool_name": "gone"},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": found}
+    messages = [
+        *ASK["messages"],
+        {"role": "assistant", "content": [search]},
+        {"role": "user", "content": [result]},
+    ]
+    await client.messages.create(**{**asked, "messages": messages})
+    before, after = (request.envelope.clear.chat for request in backend.requests)
+    assert [tool.name for tool in before.tools] == ["look"]
+    assert [(tool.name, tool.in_conversation) for tool in after.tools] == [("look", False), ("fetch", True)]
+    first, definition, last = after.messages[2].content.split("\n")
+    assert (first, last) == ("tool fetch is loaded", "there is no tool gone")
+    assert json.loads(definition)["function"]["parameters"] == FETCH["input_schema"]
+    await client.messages.create(**{**asked, "tool_choice": {"type": "tool", "name": "other"}})
+    (chosen,) = backend.requests[-1].envelope.clear.chat.tools
+    assert (chosen.name, chosen.in_conversation) == ("other", False)
+
+
+async def test_a_tool_that_failed_says_so(client: Any, backend: Any) -> None:
+    content = [{"type": "tool_result", "tool_use_id": "t", "content": "boom", "is_error": True}]
+    await client.messages.create(**{**ASK, "messages": [{"role": "user", "content": content}]})
+    (said,) = backend.requests[0].envelope.clear.chat.messages
+    assert (said.role, said.content) == ("tool", "the tool failed:\nboom")
+
+
+PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+
+
+async def test_pictures_of_tools_are_named_and_documents_of_text_are_read(client: Any, backend: Any) -> None:
+    seen = {"type": "tool_result", "tool_use_id": "t", "content": [PNG]}
+    plain = {"type": "text", "media_type": "text/plain", "data": "once"}
+    read = [
+        {"type": "document", "title": "tale", "source": plain},
+        {
+            "type": "search_result",
+            "source": "a.txt",
+            "title": "b",
+            "content": [{"type": "text", "text": "c"}],
+        },
+        {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}},
+    ]
+    await client.messages.create(**{**ASK, "messages": [{"role": "user", "content": [seen, *read]}]})
+    result, question = backend.requests[0].envelope.clear.chat.messages
+    assert result.content == "[an image; this model reads text only]"
+    assert question.content == "tale\nonce\nb\na.txt\nc\n[a document; this model reads text only]"
+
+
+async def test_tools_of_its_makers_servers_are_not_shown_beside_others(client: Any, backend: Any) -> None:
+    searched = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "text", "text": "found"},
+    ]
+    messages = [*ASK["messages"], {"role": "assistant", "content": searched}, *ASK["messages"]]
+    tools = [{"type": "web_search_20250305", "name": "web_search"}, TOOL]
+    await client.messages.create(**{**ASK, "messages": messages, "tools": tools})
+    chat = backend.requests[0].envelope.clear.chat
+    assert [tool.name for tool in chat.tools] == ["look"]
+    assert [one.content for one in chat.messages] == ["hello", "found", "hello"]

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from sealring.mesh.errors import EpochEnded, SealringError
+from sealring.node.engine.text import chat as head
 from sealring.v1 import inference_pb2 as inference
 
 ASK: dict[str, Any] = {"model": "demo", "input": "hello", "stream": True, "store": False}
@@ -222,8 +223,9 @@ async def tool_search(edge: Edge) -> None:
         {"type": "tool_search_output", "call_id": "c", "tools": [SPACE], "execution": "client"},
         tools=[{"type": "tool_search"}],
     )
-    assert [tool.name for tool in chat.tools] == ["mcp__fs__read"]
+    assert [(tool.name, tool.in_conversation) for tool in chat.tools] == [("mcp__fs__read", True)]
     assert [one.role for one in chat.messages] == ["user", "assistant", "tool"]
+    assert '"name": "mcp__fs__read"' in chat.messages[2].content
 
 
 async def local_shell_call(edge: Edge) -> None:
@@ -262,7 +264,7 @@ async def reasoning_replay(edge: Edge) -> None:
 async def developer_after_user(edge: Edge) -> None:
     later = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]}
     chat = await edge.replayed(later, instructions="You are Codex.")
-    assert [one.role for one in chat.messages] == ["system", "user", "user"]
+    assert [one.role for one in head.in_turns(chat.messages)] == ["system", "user"]
 
 
 async def model_catalogue(edge: Edge) -> None:

@@ -67,7 +67,7 @@ async def test_what_is_served_is_told(client: Any, port: int) -> None:
 
 
 async def test_errors_have_ollamas_form(client: Any, backend: Any) -> None:
-    with pytest.raises(ollama.ResponseError, match="not supported") as caught:
+    with pytest.raises(ollama.ResponseError, match=r"options\.mirostat is not supported") as caught:
         await client.chat(model="demo", messages=MESSAGES, options={"mirostat": 1})
     assert caught.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match="no model"):
@@ -76,3 +76,65 @@ async def test_errors_have_ollamas_form(client: Any, backend: Any) -> None:
     with pytest.raises(ollama.ResponseError, match="lost"):
         async for _ in await client.chat(model="demo", messages=MESSAGES, stream=True):
             pass
+
+
+NOTHING: list[dict[str, Any]] = [
+    {"raw": False, "template": "", "suffix": "", "context": [], "images": []},
+    {"logprobs": False, "top_logprobs": 0, "truncate": True, "shift": True, "keep_alive": "5m"},
+    {"options": {"mirostat": 0, "mirostat_tau": 5.0, "tfs_z": 1, "typical_p": 1.0, "num_predict": -1}},
+    {"options": {"num_ctx": 8192, "num_keep": 24, "num_batch": 512, "penalize_newline": True}},
+]
+
+
+@pytest.mark.parametrize("change", NOTHING, ids=lambda change: str(change)[:40])
+async def test_what_asks_for_nothing_changes_nothing(port: int, backend: Any, change: dict[str, Any]) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        for more in ({}, change):
+            body = {"model": "demo", "prompt": "hello", "stream": False, **more}
+            assert (await http.post("/api/generate", json=body)).status_code == 200
+    first, second = (request.envelope for request in backend.requests)
+    assert first == second
+
+
+async def test_a_penalty_looks_at_all_that_there_is_or_is_off(client: Any, backend: Any) -> None:
+    for last in (-1, 0):
+        options = {"repeat_penalty": 1.5, "repeat_last_n": last}
+        await client.generate(model="demo", prompt="hello", options=options)
+    wide, off = (request.envelope.clear.sampling for request in backend.requests)
+    assert (wide.repetition_penalty, wide.repetition_context_size) == (1.5, 4096)
+    assert not off.HasField("repetition_penalty")
+
+
+async def test_a_model_is_loaded_without_being_asked(client: Any, backend: Any) -> None:
+    chat = await client.chat(model="demo:latest", messages=[])
+    made = await client.generate(model="demo")
+    gone = await client.generate(model="demo", keep_alive=0)
+    assert [one.done_reason for one in (chat, made, gone)] == ["load", "load", "unload"]
+    assert (chat.message.content, made.response, backend.requests) == ("", "", [])
+    with pytest.raises(ollama.ResponseError, match="no model"):
+        await client.generate(model="other")
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"options": {"num_predict": 0}}, "options.num_predict is"),
+        ({"options": {"repeat_penalty": 11}}, "options.repeat_penalty is"),
+        ({"options": {"surprise": 1}}, "unknown field 'options.surprise'"),
+        ({"raw": True}, "raw is"),
+        ({"prompt": 7}, "prompt is"),
+        ({"format": 7}, "format is"),
+    ],
+)
+async def test_what_is_refused_has_the_clients_name(port: int, change: dict[str, Any], param: str) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        answer = await http.post("/api/generate", json={"model": "demo", "prompt": "hello", **change})
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(param)
+
+
+async def test_a_whole_answer_has_the_times_of_its_first_piece_and_its_end(client: Any, backend: Any) -> None:
+    backend.pause = 0.05
+    whole = await client.generate(model="demo", prompt="hello")
+    assert 0 < whole.prompt_eval_duration < whole.total_duration
+    assert whole.eval_duration == whole.total_duration - whole.prompt_eval_duration

@@ -201,7 +201,7 @@ async def test_what_codex_sends_is_taken(port: int, backend: Any) -> None:
         ("system", "You are Codex.\nrules", ""),
         ("user", "fix it", ""),
         ("assistant", "on it", "hm"),
-        ("user", "later", ""),
+        ("system", "later", ""),  # whose the head makes it
     ]
     assert ([tool.name for tool in chat.tools], chat.one_call) == (["shell", "look"], True)
     assert request.prompt_cache_key == "thread-1"
@@ -216,7 +216,24 @@ async def test_what_codex_sends_is_taken(port: int, backend: Any) -> None:
         ({"previous_response_id": "x"}, "previous_response_id"),
         ({"conversation": "x"}, "conversation"),
         ({"background": True}, "background"),
-        ({"text": {"format": {"type": "xml"}}}, "response_format.type"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"max_output_tokens": "x"}, "max_output_tokens"),
+        ({"max_output_tokens": 1 << 31}, "max_output_tokens"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace", "name": "k"}]}]},
+            "tools[0].tools[0].type",
+        ),
+        ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
+        (
+            {
+                "instructions": "s",
+                "input": [{"role": "developer", "content": "t"}, {"role": "user", "content": 7}],
+            },
+            "input[1].content",
+        ),
+        ({"tools": [{"type": "web_search"}, {"type": "function", "name": "a b"}]}, "tools[1].name"),
+        ({"tools": [{"type": "function", "name": "a", "parameters": 7}]}, "tools[0].parameters"),
         ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": 5}, "input"),

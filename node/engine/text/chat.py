@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sealring.mesh.prompt.tools import parse_json_object
@@ -17,8 +17,9 @@ def encode_chat(tokenizer: Tokenizer, chat: inference.Chat) -> list[int]:
     Raises InvalidInput: NO_TOOL_CALLS, and those of `Tokenizer.encode_chat`.
     """
     call = _required_call(tokenizer, chat)
-    messages = [_message(message) for message in chat.messages]
-    tools = [{"type": "function", "function": _function(tool)} for tool in chat.tools]
+    messages = [_message(message) for message in in_turns(chat.messages)]
+    shown = [tool for tool in chat.tools if not tool.in_conversation]
+    tools = [{"type": "function", "function": _function(tool)} for tool in shown]
     arguments = parse_json_object(chat.template_arguments, "chat_template_kwargs")
     ids = tokenizer.encode_chat(messages, tools, arguments)
     if call:
@@ -27,6 +28,26 @@ def encode_chat(tokenizer: Tokenizer, chat: inference.Chat) -> list[int]:
         thinks = begin and said.rfind(begin) > said.rfind(end)
         ids += tokenizer.encode_markers((f"{end}\n\n" if thinks else "") + call)
     return ids
+
+
+def in_turns(messages: Iterable[inference.ChatMessage]) -> list[inference.ChatMessage]:
+    """The messages as every template takes them: one system message, which is the first, and never two of a
+    user in a row.
+
+    What the system says later becomes the user's, at the same place. Many templates refuse anything else, and
+    some leave it out without a word.
+    """
+    found = list[inference.ChatMessage]()
+    for message in messages:
+        said = inference.ChatMessage()
+        said.CopyFrom(message)
+        if said.role == "system" and any(one.role != "system" for one in found):
+            said.role = "user"
+        if found and found[-1].role == said.role and said.role in ("system", "user"):
+            found[-1].content = "\n\n".join(text for text in (found[-1].content, said.content) if text)
+        else:
+            found.append(said)
+    return found
 
 
 def sections_of(tokenizer: Tokenizer, prompt: inference.Prompt, ids: Sequence[int]) -> Sections | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
 from sealring.api.answers import Renderer
-from sealring.api.errors import error_body, error_status
+from sealring.api.errors import error_body, error_of, error_status
 from sealring.gateway.http.errors import error_response
 from sealring.mesh import errors
 from sealring.mesh.errors import SealringError
@@ -46,6 +47,29 @@ def test_an_error_has_its_status_and_kind(error: SealringError, status: int, kin
         Renderer(inference.Started()).error(error)
         == b"data: " + json.dumps(error_body(error)).encode() + b"\n\n"
     )
+
+
+LONG = {"reason": "CONTEXT_TOO_LONG", "prompt_tokens": 2100, "context": 2048, "param": "messages"}
+LARGE = {"reason": "TOO_LARGE_FOR_RING", "prompt_tokens": 900, "max_tokens": 200, "capacity_tokens": 1000}
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (LONG, "prompt is too long: 2100 tokens > 2048 maximum"),
+        ({**LARGE, "param": "messages"}, "prompt is too long: 900 tokens > 1000 maximum"),
+        (
+            {**LARGE, "param": "max_tokens"},
+            "input length and max_tokens exceed context limit: 900 + 200 > 1000",
+        ),
+        ({"reason": "CONTEXT_TOO_LONG"}, "too long (hint: shorten it)"),
+        ({"reason": "BAD_FIELD", "prompt_tokens": 1, "context": 1}, "too long (hint: shorten it)"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_refused_in_anthropics_words(error: dict[str, Any], words: str) -> None:
+    """By these words Claude Code summarizes its conversation, or asks for a shorter answer."""
+    told = error_of("/v1/messages", errors.InvalidInput("too long", hint="shorten it", **error))
+    assert told["error"]["message"] == words
 
 
 def test_what_an_error_names_is_told() -> None:

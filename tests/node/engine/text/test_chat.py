@@ -10,6 +10,7 @@ import pytest
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.text.chat import encode_chat, sections_of
 from sealring.node.engine.text.sections import Format
+from sealring.node.engine.text.template import ChatTemplate
 from sealring.v1 import inference_pb2 as inference
 
 CALL = ("<tool_call>", "</tool_call>")
@@ -119,3 +120,39 @@ def test_only_a_model_that_can_call_has_to(thinking: tuple[str, str] | None) -> 
 def test_only_answers_to_chats_are_divided(form: Format, prompt: inference.Prompt, divided: bool) -> None:
     template: Any = Template(form)
     assert (sections_of(template, prompt, []) is not None) is divided
+
+
+STRICT = """{%- for message in messages -%}
+{%- if message.role == 'system' and not loop.first -%}
+{{ raise_exception('the system speaks first') }}
+{%- elif message.role == 'user' and loop.index0 > 0 and messages[loop.index0 - 1].role == 'user' -%}
+{{ raise_exception('users speak in turns') }}
+{%- endif -%}
+<{{ message.role }}>{{ message.content }}
+{%- endfor -%}"""
+
+
+@pytest.mark.parametrize(
+    ("said", "rendered"),
+    [
+        ("system:a user:b system:c", "<system>a<user>b\n\nc"),
+        ("user:a system:b user:c assistant:d system:e", "<user>a\n\nb\n\nc<assistant>d<user>e"),
+        ("system:a system:b user:c user:d", "<system>a\n\nb<user>c\n\nd"),
+        ("user:a assistant:b tool:c tool:d system:e", "<user>a<assistant>b<tool>c<tool>d<user>e"),
+    ],
+)
+def test_a_strict_template_takes_a_system_that_speaks_again(said: str, rendered: str) -> None:
+    chat = inference.Chat()
+    for role, _, content in (one.partition(":") for one in said.split()):
+        chat.messages.add(role=role, content=content)
+    (messages, *_), _ = told(chat)
+    assert ChatTemplate(STRICT, {}).render(messages) == rendered
+    assert [one.role for one in chat.messages] == [one.partition(":")[0] for one in said.split()]
+
+
+def test_the_template_is_not_shown_a_tool_that_a_message_defines() -> None:
+    chat = inference.Chat()
+    chat.tools.add(name="look")
+    chat.tools.add(name="fetch", in_conversation=True)
+    (_, tools, _), _ = told(chat)
+    assert [tool["function"]["name"] for tool in tools] == ["look"]
