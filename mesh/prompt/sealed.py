@@ -7,9 +7,11 @@ and then chunks under a counter. The gateway in between sees lengths and the `Re
 from __future__ import annotations
 
 import hashlib
+import itertools
 import secrets
 import struct
-from collections import OrderedDict
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -35,7 +37,9 @@ from sealring.mesh.names import MAX_DEPLOYMENT_NAME
 REQUEST_ID_BYTES = 16
 MAX_REQUEST_BYTES = 8 << 20
 MAX_CHUNK_BYTES = 1 << 20
-MAX_LIFETIME_SECONDS = 3600
+MAX_LIFETIME_SECONDS = 300
+"""An envelope has to be opened by then. Longer than a gateway lets a request wait knowingly (240 s); a head
+remembers each id for as long, so that less of them can be alive with every second more."""
 
 _PROTOCOL = b"sealring/v1 envelope"
 _REPLY_PROTOCOL = b"sealring/v1 reply"
@@ -45,6 +49,7 @@ _MLKEM_BYTES = 1184
 _TAG_BYTES = 16
 _MORE, _LAST = b"\x00", b"\x01"
 _U64 = struct.Struct(">Q")
+_FORGOTTEN_AT_ONCE = 1000
 
 _CLASSIC = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _HYBRID = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
@@ -56,8 +61,8 @@ _PublicKey: TypeAlias = X25519PublicKey | MLKEM768X25519PublicKey
 class RequestInfo:
     """What a sealed request is bound to and travels beside it in clear.
 
-    `request_id` is 16 random bytes, `expires` seconds since 1970 (at most an hour ahead), `roster_hash` that
-    of the roster by which the client chose the head.
+    `request_id` is 16 random bytes, `expires` seconds since 1970 (at most MAX_LIFETIME_SECONDS ahead),
+    `roster_hash` that of the roster by which the client chose the head.
     """
 
     deployment: str
@@ -101,13 +106,14 @@ class SealingKey(Uncopyable):
             self.public_key = mlkem.public_key().public_bytes_raw() + self.public_key
 
     def open_request(
-        self, sealed: bytes, info: RequestInfo, guard: ReplayGuard, *, epoch: int = 0
+        self, sealed: bytes, info: RequestInfo, guard: ReplayGuard, *, epoch: int = 0, client: str = ""
     ) -> OpenedRequest:
         """Open a request at the head.
 
         `guard` is one per node; `epoch` counts the ring's lives, so that the same envelope may come again
-        after a fault, and only then. Raises EnvelopeError (ENVELOPE_EXPIRED, ENVELOPE_REPLAYED,
-        ENVELOPE_REFUSED, ENVELOPE_TOO_LARGE), ResourceExhausted (REPLAY_GUARD_FULL).
+        after a fault, and only then. `client` is whose ids it counts among. Raises EnvelopeError
+        (ENVELOPE_EXPIRED, ENVELOPE_REPLAYED, ENVELOPE_REFUSED, ENVELOPE_TOO_LARGE), ResourceExhausted
+        (REPLAY_GUARD_FULL).
         """
         if len(sealed) > MAX_REQUEST_BYTES:
             raise EnvelopeError("sealed request is too large", reason="ENVELOPE_TOO_LARGE")
@@ -120,8 +126,8 @@ class SealingKey(Uncopyable):
         except (InvalidTag, ValueError):
             raise _refused() from None
         digest = hashlib.sha256(sealed).digest()
-        guard.claim(info, digest, epoch)
-        return OpenedRequest(body, ReplySealer(reply_key, info, digest))
+        reply = ReplySealer(reply_key, info, digest)
+        return OpenedRequest(body, reply, guard.claim(info, digest, epoch, client))
 
     def __repr__(self) -> str:
         return f"SealingKey(hybrid={self._hybrid})"
@@ -129,10 +135,14 @@ class SealingKey(Uncopyable):
 
 @dataclass(frozen=True, repr=False)
 class OpenedRequest:
-    """What a head gets from a sealed request: the body, and how to answer."""
+    """What a head gets from a sealed request: the body, and how to answer.
+
+    `unclaim` gives the request's id back: for a request that is refused before anything of it is answered.
+    """
 
     body: bytes
     reply: ReplySealer
+    unclaim: Callable[[], None]
 
 
 def seal_request(sealing_key: bytes, info: RequestInfo, body: bytes) -> tuple[bytes, ReplyOpener]:
@@ -218,21 +228,38 @@ class ReplyOpener(Uncopyable):
         return plain[1:], self._complete
 
 
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """An id that was taken for an envelope: its end, its hash, the last epoch and the client."""
+
+    expires: int
+    digest: bytes
+    epoch: int
+    client: str
+
+
 class ReplayGuard:
     """Request ids that a head has taken: single use per epoch until they expire.
 
-    Bounded: when it is full of live ids, new requests are refused rather than old ids forgotten.
+    Bounded: while there is no room, new requests are refused rather than old ids forgotten. A client may have
+    as many as are free, so one takes half of the room at most, and any other still finds some.
     """
 
     def __init__(self, capacity: int = 65536, *, clock: Clock = wall_clock) -> None:
+        """`capacity` is of all clients together: half of it is a key that makes 100 requests a second, as
+        many as gateways allow unless they are set otherwise, for MAX_LIFETIME_SECONDS. An id takes 350 bytes.
+        """
         self._capacity = capacity
         self._clock = clock
         self._forgotten = 0
         """Nothing that expires by then is taken: of these, ids were forgotten."""
-        self._seen: OrderedDict[bytes, tuple[int, bytes, int]] = OrderedDict()
+        self._seen: dict[bytes, _Claim] = {}
+        self._ending: dict[int, set[bytes]] = {}
+        """The ids by the second in which they expire: as many seconds as an envelope may live, at most."""
+        self._held: Counter[str] = Counter()
 
     def check_times(self, info: RequestInfo) -> None:
-        """Require a request that lives, and for an hour at most. Raises EnvelopeError (ENVELOPE_EXPIRED)."""
+        """Require a request that lives, and not for too long. Raises EnvelopeError (ENVELOPE_EXPIRED)."""
         now = self._clock()
         if not max(now, self._forgotten) < info.expires <= now + MAX_LIFETIME_SECONDS + SKEW_SECONDS:
             raise EnvelopeError(
@@ -241,28 +268,55 @@ class ReplayGuard:
                 hint="compare the clocks",
             )
 
-    def claim(self, info: RequestInfo, digest: bytes, epoch: int) -> None:
+    def claim(self, info: RequestInfo, digest: bytes, epoch: int, client: str = "") -> Callable[[], None]:
         """Take a request's id: once, or again in a later epoch if the envelope is the very same.
 
-        Raises EnvelopeError (ENVELOPE_REPLAYED), ResourceExhausted (REPLAY_GUARD_FULL).
+        The result undoes it. Raises EnvelopeError (ENVELOPE_REPLAYED), ResourceExhausted (REPLAY_GUARD_FULL).
         """
-        seen = self._seen.get(info.request_id)
-        if seen is not None:
-            _, known, last_epoch = seen
-            if known != digest or epoch <= last_epoch:
+        self._forget_expired()
+        before = self._seen.get(info.request_id)
+        if before is not None:
+            if before.digest != digest or epoch <= before.epoch:
                 raise EnvelopeError("sealed request was taken before", reason="ENVELOPE_REPLAYED")
-        elif len(self._seen) >= self._capacity:
-            self._forget_expired()
-            if len(self._seen) >= self._capacity:
-                raise ResourceExhausted(
-                    "too many sealed requests are alive", reason="REPLAY_GUARD_FULL", hint="try again later"
-                )
-        self._seen[info.request_id] = (info.expires, digest, epoch)
+            self._remove(info.request_id)
+        elif self._held[client] >= self._capacity - len(self._seen):
+            raise ResourceExhausted(
+                "too many sealed requests are alive", reason="REPLAY_GUARD_FULL", hint="try again later"
+            )
+        made = _Claim(info.expires, digest, epoch, client if before is None else before.client)
+        self._add(info.request_id, made)
+
+        def undo() -> None:
+            if self._seen.get(info.request_id) is made:
+                self._remove(info.request_id)
+                if before is not None:
+                    self._add(info.request_id, before)
+
+        return undo
+
+    def _add(self, request_id: bytes, claim: _Claim) -> None:
+        self._seen[request_id] = claim
+        self._ending.setdefault(claim.expires, set()).add(request_id)
+        self._held[claim.client] += 1
+
+    def _remove(self, request_id: bytes) -> None:
+        claim = self._seen.pop(request_id)
+        ending = self._ending[claim.expires]
+        ending.discard(request_id)
+        if not ending:
+            del self._ending[claim.expires]
+        self._held[claim.client] -= 1
+        if not self._held[claim.client]:
+            del self._held[claim.client]
 
     def _forget_expired(self) -> None:
-        now = self._clock()
-        for request_id in [name for name, (expires, _, _) in self._seen.items() if expires <= now]:
-            self._forgotten = max(self._forgotten, self._seen.pop(request_id)[0])
+        """Forgets ids that have expired, a thousand at most: others wait for this on the same event loop."""
+        now, left = self._clock(), _FORGOTTEN_AT_ONCE
+        while left > 0 and self._ending and (first := min(self._ending)) <= now:
+            self._forgotten = max(self._forgotten, first)
+            for request_id in list(itertools.islice(self._ending[first], left)):
+                self._remove(request_id)
+                left -= 1
 
 
 def _recipient(sealing_key: bytes) -> tuple[Suite, _PublicKey]:

@@ -232,10 +232,13 @@ class GatewayStream:
 
     def _open(self, open_row: control_pb2.OpenRow) -> None:
         self._sealed.check(open_row.row, open_row.choices or 1)
+        reply = None
         try:
             command, reply = self._command(open_row)
             self._sealed.add(open_row.row, reply, open_row.choices or 1)
         except SealringError as error:
+            if reply is not None:
+                reply.unclaim()
             refused = control_pb2.RowRefused(row=open_row.row, problem=to_problem(error))
             self._put(control_pb2.ScheduleResponse(refused=refused).SerializeToString())
             return

@@ -7,6 +7,7 @@ opened sealed brings leaves the daemon sealed or not at all, whatever a gateway 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -17,6 +18,7 @@ from sealring.mesh.errors import (
     FailedPrecondition,
     InvalidInput,
     ResourceExhausted,
+    SealringError,
     Unavailable,
 )
 from sealring.mesh.prompt.sealed import ReplayGuard, ReplySealer, RequestInfo, SealingKey
@@ -81,26 +83,15 @@ class Unsealer:
         to = open_row.envelope.sealed_for
         info = RequestInfo(plan.deployment, to.request_id, to.expires, to.roster_hash)
         trust = self._current_trust(info.roster_hash, plan)
-        opened = self._key.open_request(open_row.envelope.sealed, info, self._guard, epoch=plan.epoch)
+        opened = self._key.open_request(
+            open_row.envelope.sealed, info, self._guard, epoch=plan.epoch, client=open_row.prefix_scope
+        )
         try:
-            body = inference_pb2.SealedPrompt.FromString(opened.body)
-        except DecodeError:
-            raise EnvelopeError("sealed request holds no prompt") from None
-        if body.max_tokens != open_row.max_tokens:
-            raise EnvelopeError("max_tokens is not what the client sealed", reason="ENVELOPE_CHANGED")
-        if (body.choices or 1) != (open_row.choices or 1):
-            raise EnvelopeError(
-                "the number of choices is not what the client sealed", reason="ENVELOPE_CHANGED"
-            )
-        if trust < body.min_trust:
-            raise FailedPrecondition(
-                f"the request demands a trust of {body.min_trust} and the ring has {trust}",
-                hint="lower min_trust, or ask for a model on members of a higher trust level",
-                reason="TRUST_BELOW_FLOOR",
-                param="min_trust",
-                min_trust=trust,
-            )
-        return body, SealedReply(opened.reply, open_row.row, open_row.choices or 1)
+            body = _sealed_prompt(opened.body, open_row, trust)
+        except SealringError:
+            opened.unclaim()
+            raise
+        return body, SealedReply(opened.reply, open_row.row, open_row.choices or 1, opened.unclaim)
 
     def _current_trust(self, roster_hash: bytes, plan: EpochPlan) -> int:
         """The ring's trust by the newest roster, if those who serve are those of whom the sender knew."""
@@ -120,11 +111,36 @@ class Unsealer:
         return now[1]
 
 
+def _sealed_prompt(data: bytes, open_row: control_pb2.OpenRow, trust: int) -> inference_pb2.SealedPrompt:
+    """What was sealed, if it is what the row asks for. Raises EnvelopeError, FailedPrecondition."""
+    try:
+        body = inference_pb2.SealedPrompt.FromString(data)
+    except DecodeError:
+        raise EnvelopeError("sealed request holds no prompt") from None
+    if body.max_tokens != open_row.max_tokens:
+        raise EnvelopeError("max_tokens is not what the client sealed", reason="ENVELOPE_CHANGED")
+    if (body.choices or 1) != (open_row.choices or 1):
+        raise EnvelopeError("the number of choices is not what the client sealed", reason="ENVELOPE_CHANGED")
+    if trust < body.min_trust:
+        raise FailedPrecondition(
+            f"the request demands a trust of {body.min_trust} and the ring has {trust}",
+            hint="lower min_trust, or ask for a model on members of a higher trust level",
+            reason="TRUST_BELOW_FLOOR",
+            param="min_trust",
+            min_trust=trust,
+        )
+    return body
+
+
 class SealedReply:
     """The reply to one sealed prompt: the answers of as many rows as it has choices, from `row` on."""
 
-    def __init__(self, sealer: ReplySealer, row: int, choices: int) -> None:
+    def __init__(
+        self, sealer: ReplySealer, row: int, choices: int, unclaim: Callable[[], None] = lambda: None
+    ) -> None:
+        """`unclaim` gives the request's id back, if the row is refused."""
         self.prompt_tokens = 0
+        self.unclaim = unclaim
         self._row = row
         self._unfinished = choices
         self._sealer = sealer
@@ -211,6 +227,9 @@ class SealedRows:
             if opened.reply is not None:
                 opened.reply.prompt_tokens = parsed.opened.prompt_tokens - parsed.opened.answered
         elif kind == "refused":
+            refused = self._rows.get(parsed.refused.row)
+            if refused is not None and refused.reply is not None and not refused.begun:
+                refused.reply.unclaim()
             self.discard(parsed.refused.row)
         return event
 

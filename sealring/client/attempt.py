@@ -27,7 +27,7 @@ from sealring.client.types import (
     TopLogprob,
     Usage,
 )
-from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
 from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, SealringError, Unavailable
 from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS, REQUEST_ID_BYTES, RequestInfo, seal_request
 from sealring.mesh.roster.model import Roster
@@ -110,7 +110,9 @@ class Attempt:
             self._asked = range(choice, choice + 1)
             one = self._answers[choice]
             prompt.resume.CopyFrom(inference.Resume(tokens=one.token_ids, held=one.held, choice=choice))
-        expires = int(time.time() + min(ceil(lifetime), MAX_LIFETIME_SECONDS))
+        self.lifetime = min(ceil(lifetime), MAX_LIFETIME_SECONDS)
+        self.sealed_at = time.time()
+        expires = int(self.sealed_at + self.lifetime)
         info = RequestInfo(ring.deployment, secrets.token_bytes(REQUEST_ID_BYTES), expires, roster.hash)
         body = inference.SealedPrompt(
             prompt=prompt,
@@ -328,7 +330,8 @@ class Attempts:
             self._count, self._failed, self._gone_since = 0, 0, None
         self._failed += 1
         self._last = error
-        self._count += error.reason != _STALE
+        stale = error.reason == _STALE or _outlived(error, attempt)
+        self._count += not stale
         if attempt is not None:
             told = error.metadata.get("attempts", "")
             if told.isdecimal() and len(told) < _DIGITS:
@@ -345,13 +348,20 @@ class Attempts:
             again = now - self._gone_since < GATEWAY_SECONDS
         else:
             self._gone_since = None
-            retried = error.reason == _STALE or (error.reason in _RETRIED and self._count < MAX_ATTEMPTS)
-            again = retried and isinstance(error, Unavailable)
+            retried = error.reason in _RETRIED and self._count < MAX_ATTEMPTS
+            again = stale or (retried and isinstance(error, Unavailable))
         if not again:
             raise error
         if attempt is not None and error.reason in ("RING_GONE", "RING_DOWN"):
             self._avoid.add(attempt.ring.id)
         return float(min(_FIRST_BACKOFF * 2 ** min(self._failed - 1, 9), _LAST_BACKOFF, self.seconds_left))
+
+
+def _outlived(error: SealringError, attempt: Attempt | None) -> bool:
+    """Whether a request waited for as long as its envelope lived. Where it did not, a clock is wrong."""
+    if attempt is None or error.reason != "ENVELOPE_EXPIRED":
+        return False
+    return time.time() - attempt.sealed_at >= max(attempt.lifetime - SKEW_SECONDS, attempt.lifetime / 2)
 
 
 def _logprob(told: inference.TokenLogprob) -> TokenLogprob:

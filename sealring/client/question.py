@@ -10,7 +10,6 @@ from sealring.client.options import SamplingOptions
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import MAX_CHOICES
 from sealring.mesh.prompt.routing import routing_key
-from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS
 from sealring.mesh.prompt.validate import (
     MAX_DEADLINE_MS,
     MAX_PRIORITY,
@@ -20,6 +19,9 @@ from sealring.mesh.prompt.validate import (
 )
 from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
+
+MAX_TIMEOUT_SECONDS = 3600
+"""How long a question may take in all. Its envelope lives for minutes: what waits longer is sealed anew."""
 
 Messages = Sequence[Mapping[str, str]]
 """Messages of a chat: `{"role": "system" | "user" | "assistant", "content": "..."}`."""
@@ -59,8 +61,8 @@ class Question:
             raise _bad("priority", "PRIORITY", f"a number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
         if not 0 <= self.deadline_ms <= MAX_DEADLINE_MS:
             raise _bad("deadline_ms", "DEADLINE", f"milliseconds, at most {MAX_DEADLINE_MS}")
-        if not 0 < self.timeout <= MAX_LIFETIME_SECONDS:
-            raise _bad("timeout", "TIMEOUT", f"seconds, at most {MAX_LIFETIME_SECONDS}")
+        if not 0 < self.timeout <= MAX_TIMEOUT_SECONDS:
+            raise _bad("timeout", "TIMEOUT", f"seconds, at most {MAX_TIMEOUT_SECONDS}")
 
 
 def routing_key_of(secret: bytes, key: str | None, prompt: inference.Prompt) -> bytes:

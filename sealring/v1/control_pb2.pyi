@@ -490,7 +490,9 @@ class OpenRow(_message.Message):
     max_tokens: _builtins.int
     """0: as many as the context holds"""
     prefix_scope: _builtins.str
-    """Prompts in clear of one scope may share prefixes; a sealed prompt brings a scope of its own."""
+    """Prompts in clear of one scope may share prefixes; a sealed prompt brings a scope of its own, and its request id
+    counts among those of this one.
+    """
     choices: _builtins.int
     """Rows that share the prompt: this one and those of the next numbers, which are then opened with it; 0: 1."""
     @_builtins.property

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rostertest import PaperCluster
 from scriptedgateway import PIECES, answer
 
-from sealring.client.attempt import GATEWAY_SECONDS, Attempt, Attempts
+from sealring.client.attempt import GATEWAY_SECONDS, MAX_ATTEMPTS, Attempt, Attempts
 from sealring.client.choice import Loads
 from sealring.client.question import Question, text_prompt
 from sealring.client.types import Ring, Usage
@@ -20,7 +20,7 @@ from sealring.mesh.errors import (
     FailedPrecondition,
     Unavailable,
 )
-from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo
+from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS, ReplayGuard, RequestInfo
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import inference_pb2 as inference
 
@@ -295,6 +295,21 @@ def test_nothing_comes_before_the_start_or_after_the_end() -> None:
         assert attempt.delivered
         with pytest.raises(EnvelopeError):
             attempt.take(after)
+
+
+def test_an_envelope_lives_for_minutes_and_a_question_goes_on_in_the_next_one() -> None:
+    expired = EnvelopeError("too late", reason="ENVELOPE_EXPIRED")
+    attempts = Attempts(question(timeout=3600.0), clock=lambda: 0.0)
+    for _ in range(2 * MAX_ATTEMPTS):
+        attempt = attempts.next(CLUSTER.roster, Loads())
+        lived = attempt.request.envelope.sealed_for.expires - attempt.sealed_at
+        assert lived <= MAX_LIFETIME_SECONDS
+        attempt.sealed_at -= lived  # it waited that long
+        assert attempts.pause_after(expired, attempt) <= 1.0
+    with pytest.raises(EnvelopeError):
+        attempts.pause_after(expired, attempts.next(CLUSTER.roster, Loads()))
+    with pytest.raises(EnvelopeError):
+        attempts.pause_after(expired)
 
 
 def test_a_reply_in_clear_is_refused_and_one_that_holds_nothing_is_not_shown() -> None:

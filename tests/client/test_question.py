@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from sealring.client.options import SamplingOptions
-from sealring.client.question import Question, set_sampling, text_prompt
+from sealring.client.question import MAX_TIMEOUT_SECONDS, Question, set_sampling, text_prompt
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import MAX_CHOICES
-from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS
 from sealring.mesh.prompt.validate import MAX_DEADLINE_MS, MAX_PRIORITY, MAX_TOKENS
 from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
@@ -99,7 +98,7 @@ def test_where_a_question_waits_reaches_the_request_or_is_refused() -> None:
         ("min_trust", 0, MAX_SCORE),
         ("priority", -MAX_PRIORITY, MAX_PRIORITY),
         ("deadline_ms", 0, MAX_DEADLINE_MS),
-        ("timeout", 1e-9, MAX_LIFETIME_SECONDS),
+        ("timeout", 1e-9, MAX_TIMEOUT_SECONDS),
     ],
 )
 def test_numbers_of_a_question_go_from_their_least_to_their_most(

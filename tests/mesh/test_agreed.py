@@ -91,7 +91,7 @@ DAY = 24 * 3600
                 "REQUEST_ID_BYTES": 16,
                 "MAX_REQUEST_BYTES": 8 << 20,
                 "MAX_CHUNK_BYTES": 1 << 20,
-                "MAX_LIFETIME_SECONDS": 3600,
+                "MAX_LIFETIME_SECONDS": 300,
             },
         ),
         (

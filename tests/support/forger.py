@@ -50,7 +50,7 @@ class Forger:
         info: dict[str, Any] = {
             "deployment": self._ring.model,
             "request_id": secrets.token_bytes(16),
-            "expires": int(time.time()) + 600,
+            "expires": int(time.time()) + 200,
             "roster_hash": self._roster.hash,
         }
         info |= bound or {}

@@ -192,7 +192,7 @@ def test_codes_and_bounds() -> None:
     assert (session_module.MAX_NOTE_BYTES, session_module._CARRIER_BYTES) == (4096, 1024)
     assert (EphemeralLedger()._capacity, roster_codec.SEALING_KEY_SIZES) == (4096, (32, 1216))
     assert (envelope.MAX_REQUEST_BYTES, envelope.MAX_CHUNK_BYTES) == (8388608, 1048576)
-    assert envelope.MAX_LIFETIME_SECONDS == 3600
+    assert envelope.MAX_LIFETIME_SECONDS == 300
     assert (roster_codec.MAX_MEMBERS, roster_codec.BYTES_PER_HUNDRED) == (1000, 65536)
     assert (roster_codec._MAX_LAYERS, roster_codec._MAX_CONTEXT) == (10_000, 1 << 24)
     assert (roster_reader.MAX_VERSION_JUMP, suites._P25519) == (2**40, 2**255 - 19)

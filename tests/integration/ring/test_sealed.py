@@ -131,7 +131,7 @@ async def test_an_envelope_outlives_nothing(forger):
     now = int(time.time())
     for expires in (now - 1, now + 7200):
         assert await forger.outcome(forger.request(bound={"expires": expires})) == "ENVELOPE_EXPIRED"
-    longer = forger.request(shown={"expires": now + 900})
+    longer = forger.request(shown={"expires": now + 100})
     assert await forger.outcome(longer) == "ENVELOPE_REFUSED"
 
 

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.errors import EnvelopeError, InvalidInput, RecordError, ResourceExhausted
 from sealring.mesh.names import MAX_DEPLOYMENT_NAME, check_deployment_name
 from sealring.mesh.prompt.sealed import (
     MAX_CHUNK_BYTES,
+    MAX_LIFETIME_SECONDS,
     MAX_REQUEST_BYTES,
     ReplayGuard,
     ReplySealer,
@@ -121,7 +123,8 @@ def test_a_sealed_request_without_a_reply_key_is_refused(guard: ReplayGuard) -> 
 
 
 def test_times(guard: ReplayGuard, clock: Any) -> None:
-    for expires, fits in ((NOW, False), (NOW + 1, True), (NOW + 3660, True), (NOW + 3661, False)):
+    longest = NOW + MAX_LIFETIME_SECONDS + SKEW_SECONDS
+    for expires, fits in ((NOW, False), (NOW + 1, True), (longest, True), (longest + 1, False)):
         request = info(expires=expires)
         sealed, _ = seal_request(KEY.public_key, request, b"x")
         if fits:
@@ -163,17 +166,55 @@ def test_request_ids_are_single_use_within_an_epoch(guard: ReplayGuard) -> None:
     assert opener.open(again.reply.seal(b"whole", last=True)) == (b"whole", True)
 
 
+def claim(guard: ReplayGuard, client: str, *, expires: int = NOW + 100) -> Any:
+    """Takes an id for a client; what gives it back."""
+    return guard.claim(info(expires=expires, request_id=secrets.token_bytes(16)), bytes(32), 1, client)
+
+
 def test_the_guard_is_bounded_and_refuses_rather_than_forgets(clock: Any) -> None:
-    guard = ReplayGuard(capacity=2, clock=clock)
-    requests = [info(expires=NOW + 10), info(expires=NOW + 100), info(expires=NOW + 200)]
-    sealed = [seal_request(KEY.public_key, request, b"x")[0] for request in requests]
-    KEY.open_request(sealed[0], requests[0], guard)
-    KEY.open_request(sealed[1], requests[1], guard)
-    with pytest.raises(ResourceExhausted):
-        KEY.open_request(sealed[2], requests[2], guard)
+    guard = ReplayGuard(capacity=4, clock=clock)
+    first, second = info(expires=NOW + 10), info(expires=NOW + 100)
+    guard.claim(first, b"a", 1)
+    guard.claim(second, b"b", 1)
+    for _ in range(2):
+        with pytest.raises(ResourceExhausted):
+            claim(guard, "")
     clock.advance(10)
-    KEY.open_request(sealed[2], requests[2], guard)
-    assert refusal(KEY.open_request, sealed[1], requests[1], guard) == "ENVELOPE_REPLAYED"
+    claim(guard, "")
+    with pytest.raises(EnvelopeError) as caught:
+        guard.claim(second, b"b", 1)
+    assert caught.value.reason == "ENVELOPE_REPLAYED"
+
+
+def test_a_client_who_floods_the_guard_leaves_room_for_any_other(clock: Any) -> None:
+    guard = ReplayGuard(capacity=64, clock=clock)
+    for client in ("greedy", "greedy too"):
+        with pytest.raises(ResourceExhausted):
+            for _ in range(65):
+                claim(guard, client)
+    for _ in range(5):
+        claim(guard, "modest")
+    clock.advance(100)
+    for _ in range(32):  # each forgets some that have expired
+        claim(guard, "greedy", expires=NOW + 200)
+
+
+def test_an_id_that_is_given_back_is_as_it_was_before(clock: Any) -> None:
+    guard = ReplayGuard(capacity=2, clock=clock)
+    request = info()
+    for _ in range(3):
+        guard.claim(request, b"a", 1, "client")()  # refused by the engine, again and again
+    undo = guard.claim(request, b"a", 1, "client")
+    with pytest.raises(ResourceExhausted):
+        claim(guard, "client")
+    guard.claim(request, b"a", 2, "client")()
+    for epoch in (1, 0):
+        with pytest.raises(EnvelopeError):
+            guard.claim(request, b"a", epoch, "client")
+    guard.claim(request, b"a", 2, "client")
+    undo()  # too late: a later epoch has it
+    with pytest.raises(EnvelopeError):
+        guard.claim(request, b"a", 2, "client")
 
 
 def test_a_refused_request_uses_up_nothing(guard: ReplayGuard) -> None:

@@ -232,7 +232,7 @@ async def test_a_row_that_cannot_be_opened_is_refused_and_the_epoch_goes_on(conn
 def sealed_row(desk: Desk, row: int, **changes: Any) -> tuple[control_pb2.OpenRow, Any]:
     fields = {
         "request_id": secrets.token_bytes(16),
-        "expires": int(time.time()) + 3000,
+        "expires": int(time.time()) + 200,
         "roster_hash": desk.roster.hash,
     }
     info = RequestInfo(deployment="demo", **{**fields, **changes})

@@ -191,6 +191,27 @@ def evict(step: int, row: int) -> control.Step:
     return control.Step(number=step, changes=[control.Change(evict=control.Evict(row=row))])
 
 
+def test_a_prompt_that_is_refused_uses_up_no_id() -> None:
+    """Else whoever seals nonsense fills the head's table of ids, and shuts everybody's prompts out."""
+    head, rows = Head(), SealedRows()
+    for changes in ({"max_tokens": 8}, {"choices": 2}, {"min_trust": 20}, {"body": b"\xff"}):
+        row, _ = head.seal(**changes)
+        for _ in range(2):
+            with pytest.raises((EnvelopeError, FailedPrecondition)) as caught:
+                head.unsealer.open(row, head.plan)
+            assert caught.value.reason != "ENVELOPE_REPLAYED"
+    row, _ = head.seal()
+    for number in (1, 2):  # the engine refuses it: it is too long
+        rows.add(number, head.unsealer.open(row, head.plan)[1])
+        rows.seal(engine.EngineEvent(refused=control.RowRefused(row=number)).SerializeToString())
+    rows.add(3, head.unsealer.open(row, head.plan)[1])
+    told = control.RowOutput(row=3, text=SECRET, tokens=1)
+    rows.seal(engine.EngineEvent(done=control.StepDone(step=1, outputs=[told])).SerializeToString())
+    rows.seal(engine.EngineEvent(refused=control.RowRefused(row=3)).SerializeToString())
+    with pytest.raises(EnvelopeError, match="taken before"):
+        head.unsealer.open(row, head.plan)
+
+
 def test_nothing_is_touched_before_a_sealed_row() -> None:
     rows = SealedRows()
     rows.check(1)
