@@ -94,5 +94,26 @@ class AwakeClock:
         return self._awake
 
 
+class PausableClock:
+    """Counts the seconds of another clock while it runs; it stands still at first."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._counted = 0.0
+
+    def __call__(self) -> float:
+        return self._counted + (0.0 if self._since is None else self._clock() - self._since)
+
+    def run(self) -> None:
+        """Goes on. Changes nothing while it runs."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def pause(self) -> None:
+        """Stands still. Changes nothing while it does."""
+        self._counted, self._since = self(), None
+
+
 awake_clock = AwakeClock()
 """The process's own. For its event loop alone."""

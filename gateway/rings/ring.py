@@ -30,7 +30,7 @@ from sealring.gateway.scheduler.actions import (
 )
 from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.scheduler import Load, Scheduler
-from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.clock import Clock, awake_clock, monotonic_clock
 from sealring.mesh.errors import (
     EpochEnded,
     FailedPrecondition,
@@ -51,7 +51,7 @@ from sealring.v1 import inference_pb2 as inference
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 60.0
-"""How long requests wait for a ring that is down, until the coordinator has told how long (`RingState`)."""
+"""How long a ring that is down takes new requests, until the coordinator names the time (`RingState`)."""
 
 RETRY_SECONDS = 5
 """After which a client may ask again for a model that no ring serves."""
@@ -106,8 +106,10 @@ class Ring:
         on_lost: Callable[[Ring], None],
         refused: Refused | None = None,
         clock: Clock = monotonic_clock,
+        formable: Clock = awake_clock,
     ) -> None:
-        """`on_lost` may take away what waits, for other rings. These share `refused`."""
+        """`on_lost` may take away what waits, for other rings. These share `refused`. `formable` counts the
+        seconds in which the ring could have formed, as far as this gateway knows."""
         self.name = name
         self.deployment = deployment
         self.patience = PATIENCE_SECONDS
@@ -122,7 +124,8 @@ class Ring:
         self._unstarted: dict[int, Answer] = {}  # of rows given to the head, until their first step
         self._event = 0.0
         self._streams: ControlStreams | None = None
-        self._down_since = clock()
+        self._formable = formable
+        self._down_since = formable()
         self._over = 0  # the last epoch that was used and lost
         self._yields = False  # in the next one
         self._on_lost = on_lost
@@ -146,8 +149,9 @@ class Ring:
 
     @property
     def patient(self) -> bool:
-        """Whether a request may still be given to this ring."""
-        return self.attached or self._clock() - self._down_since < self.patience
+        """Whether a new request may still be given to this ring. One that was accepted waits for as long as
+        its client does: it goes on when the machines wake that were asleep."""
+        return self.attached or self._formable() - self._down_since < self.patience
 
     def serve(self, serving: ServingEpoch) -> None:
         """Attaches to an epoch, leaving an earlier one. Changes nothing when it is the current one."""
@@ -212,13 +216,9 @@ class Ring:
         return [(one, waiting.answer, waiting.min_trust) for one, waiting in taken if ":" not in one.id]
 
     def tick(self) -> None:
-        """Fails requests that have waited too long. Must be called about every second."""
+        """Fails requests whose own deadlines have passed. Must be called about every second."""
+        self._formable()  # a clock that counts looks
         self._perform(self.scheduler.expire(self._clock()))
-        if not self.patient:
-            error = ring_down(f"the ring has been down for {self.patience:g} s")
-            for request, answer, _ in self.take_waiting():
-                log.info("request_given_up", request_id=request.id, ring=self.name)
-                answer.fail(error)
 
     def fail_all(self, error: SealringError) -> None:
         self._perform(self.scheduler.end_epoch(EpochEnded(error.message, hint=error.hint)))
@@ -291,7 +291,7 @@ class Ring:
         if self._streams is not streams:
             return False
         self._streams = None
-        self._down_since = self._clock()
+        self._down_since = self._formable()
         used = self.scheduler.used
         if used:
             self._over = streams.epoch

@@ -15,6 +15,7 @@ from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.guests import Refused
 from sealring.gateway.rings.ring import Ring, ServingEpoch, below_floor, ring_down
 from sealring.gateway.scheduler.actions import Request
+from sealring.mesh.clock import Clock, PausableClock, awake_clock
 from sealring.mesh.errors import NotFound, Unavailable
 from sealring.mesh.member.proof import Identity
 from sealring.mesh.pki.certificates import PeerIdentity, Role
@@ -48,7 +49,10 @@ class Rings:
         queue_limit: int,
         metrics: Metrics,
         signed_roster: Callable[[], tuple[bytes, bytes]],
+        awake: Clock = awake_clock,
     ) -> None:
+        self._formable = PausableClock(awake)
+        """Runs while the coordinator is heard: without it no ring can form."""
         self._identity = identity
         self._store = store
         self._queue_limit = queue_limit
@@ -105,6 +109,11 @@ class Rings:
         """All that there is is told anew; until then what was known goes on."""
         self._told.clear()
         self.complete = False
+        self._formable.run()
+
+    def end_watch(self) -> None:
+        """The coordinator is not heard any more."""
+        self._formable.pause()
 
     def all_told(self) -> None:
         """What stands in no roster, and was not told, is gone."""
@@ -142,6 +151,7 @@ class Rings:
                 metrics=self._metrics,
                 on_lost=self._lost,
                 refused=self._refused,
+                formable=self._formable,
             )
             self._rings[ring.id] = mine
             self._of_model.setdefault(ring.deployment, []).append(mine)
@@ -265,7 +275,11 @@ class Rings:
             if ready:
                 return self._preferred(model, request, ready)
         drawn = [ring for ring in _draw(rings) if ring.attached and self._trust(ring) >= min_trust]
-        return min(drawn, key=_busy) if drawn else self._search(model, rings, min_trust)
+        return (
+            min(drawn, key=_busy)
+            if drawn
+            else self._search(model, rings, min_trust, goes_on=request.tried > 0)
+        )
 
     def _preferred(self, model: str, request: Request, rings: Sequence[Ring]) -> Ring:
         """The ring that keeps what the request's key has left, or the next that the key would prefer."""
@@ -275,15 +289,18 @@ class Rings:
             self._metrics.routed_away.labels(model).inc()
         return order[at]
 
-    def _search(self, model: str, rings: Sequence[Ring], min_trust: int) -> Ring:
-        """The least busy of all that may have a request, or the error that tells why there is none."""
+    def _search(self, model: str, rings: Sequence[Ring], min_trust: int, *, goes_on: bool) -> Ring:
+        """The least busy of all that may have a request, or the error that tells why there is none. One that
+        `goes_on` was accepted before its epoch ended, and waits for a ring however long that is down."""
         # Of a ring that is planned anew it is not known yet; what waits for it is checked when it serves.
         trusted = [ring for ring in rings if self._trust_of.get(ring.name, min_trust) >= min_trust]
         if not trusted:
             if all(ring.name in self._in_clear for ring in rings):
                 raise links_in_clear(model)
             raise below_floor(min_trust, max(map(self._trust, rings)))
-        ready = [ring for ring in trusted if ring.attached] or [ring for ring in trusted if ring.patient]
+        ready = [ring for ring in trusted if ring.attached] or [
+            ring for ring in trusted if ring.patient or goes_on
+        ]
         if not ready:
             raise ring_down(f"no ring serves {model!r} at the moment")
         return min(ready, key=_busy)

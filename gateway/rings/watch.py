@@ -106,6 +106,7 @@ class Watch:
                 if not renewing.cancelled() and (failure := renewing.exception()) is not None:
                     log.error("watch_ends_with_certificate", exc_info=failure)
             self._call = None
+            self._rings.end_watch()
             if call is not None:
                 call.cancel()
 

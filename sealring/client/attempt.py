@@ -35,7 +35,7 @@ from sealring.v1 import inference_pb2 as inference
 
 MAX_ATTEMPTS = 4
 GATEWAY_SECONDS = 30.0
-"""How long a question waits for any gateway at all: longer than one takes to start again."""
+"""How long a question that no gateway has taken waits for any: longer than one takes to start again."""
 
 _FIRST_BACKOFF, _LAST_BACKOFF = 0.2, 1.0
 GONE = frozenset({"UNAVAILABLE", "STOPPING", "NO_ROSTER", "ROSTER_EXPIRED", "ROSTER_ROLLBACK"})
@@ -44,7 +44,8 @@ GONE = frozenset({"UNAVAILABLE", "STOPPING", "NO_ROSTER", "ROSTER_EXPIRED", "ROS
 _DIGITS = 4
 """In what a gateway counts."""
 
-_RETRIED = frozenset({"EPOCH_ENDED", "RING_GONE", "RING_DOWN"})
+_NO_RING = frozenset({"RING_GONE", "RING_DOWN"})
+_RETRIED = _NO_RING | {"EPOCH_ENDED"}
 _STALE = "SEALED_BY_OTHER_ROSTER"
 """The head is another one than when it was sealed, maybe long ago: a request in a queue has ended no ring."""
 
@@ -277,8 +278,8 @@ class Attempts:
         self._failed = 0  # of these, and of those that did not get as far as a ring
         self._told = 0  # of these, as the gateways count them
         self._met = met
+        self._taken = False
         self._gone_since: float | None = None
-        self._begun = 0.0  # the last attempt
         self._last: SealringError | None = None
         self._counted: tuple[Loads, str] | None = None
 
@@ -310,7 +311,6 @@ class Attempts:
         attempt = Attempt(question, roster, ring, self.seconds_left, self._answers, self._told)
         loads.sent(ring.id)
         self._met = True
-        self._begun = self._clock()
         self._counted = loads, ring.id
         return attempt
 
@@ -324,37 +324,44 @@ class Attempts:
     def pause_after(self, error: SealringError, attempt: Attempt | None = None) -> float:
         """Seconds to wait before the next attempt. Raises `error` where there must not be another one.
 
-        Without an `attempt` there was no gateway to make one with.
+        Without an `attempt` there was no gateway to make one with. A question that a gateway has taken waits
+        for as long as its user does: gateways and rings come back, and the answer goes on.
         """
-        if attempt is not None and attempt.delivered:
-            self._count, self._failed, self._gone_since = 0, 0, None
+        if attempt is not None:
+            self._gone_since = None
+            if attempt.delivered:
+                self._count, self._failed = 0, 0
         self._failed += 1
         self._last = error
+        self._taken |= attempt is not None and error.reason not in _NO_RING
         stale = error.reason == _STALE or _outlived(error, attempt)
-        self._count += not stale
+        waits = stale or (self._taken and error.reason in GONE | _NO_RING)
+        self._count += not waits
         if attempt is not None:
-            told = error.metadata.get("attempts", "")
-            if told.isdecimal() and len(told) < _DIGITS:
-                self._told = int(told)
-            elif attempt.delivered:
-                self._told = 1
-            self._told = max(1, self._told)
-        if self._met and error.reason in GONE:
+            self._tell(error, attempt)
+        if waits:
+            again = True
+        elif self._met and error.reason in GONE:
             now = self._clock()
-            if self._gone_since is None:
-                self._gone_since = now
-            elif attempt is not None:  # maybe in a queue for long: a gateway was there
-                self._gone_since += now - self._begun
+            self._gone_since = now if self._gone_since is None else self._gone_since
             again = now - self._gone_since < GATEWAY_SECONDS
         else:
-            self._gone_since = None
-            retried = error.reason in _RETRIED and self._count < MAX_ATTEMPTS
-            again = stale or (retried and isinstance(error, Unavailable))
+            again = error.reason in _RETRIED and self._count < MAX_ATTEMPTS and isinstance(error, Unavailable)
         if not again:
             raise error
-        if attempt is not None and error.reason in ("RING_GONE", "RING_DOWN"):
+        if attempt is not None and error.reason in _NO_RING:
             self._avoid.add(attempt.ring.id)
         return float(min(_FIRST_BACKOFF * 2 ** min(self._failed - 1, 9), _LAST_BACKOFF, self.seconds_left))
+
+    def _tell(self, error: SealringError, attempt: Attempt) -> None:
+        """What the next envelope says of the attempts before it; nothing of one that was refused as new."""
+        told = error.metadata.get("attempts", "")
+        if told.isdecimal() and len(told) < _DIGITS:
+            self._told = int(told)
+        elif attempt.delivered:
+            self._told = 1
+        if self._taken or "retry_after" not in error.metadata:
+            self._told = max(1, self._told)
 
 
 def _outlived(error: SealringError, attempt: Attempt | None) -> bool:

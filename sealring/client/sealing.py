@@ -10,7 +10,7 @@ from sealring.client.asynchronous import AsyncClient
 from sealring.client.types import Completion, Delta, Ring
 from sealring.gateway.inference.service import model_not_found
 from sealring.gateway.metrics import Metrics
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
 _REASONS = {"stop": inference.FINISH_REASON_STOP, "length": inference.FINISH_REASON_LENGTH}
@@ -62,8 +62,13 @@ class SealingBackend:
                 yield finished
 
     async def _label(self, name: str) -> str:
-        """A model's name for the metrics: whatever a caller makes up is one and the same."""
-        return name if any(model.name == name for model in await self._client.models()) else "other"
+        """A model's name for the metrics: whatever a caller makes up is one and the same, and whatever is
+        asked while no gateway is there, for which the question itself waits."""
+        try:
+            models = await self._client.models()
+        except Unavailable:
+            return "other"
+        return name if any(model.name == name for model in models) else "other"
 
     async def list_models(self) -> list[inference.Model]:
         """The models of the verified roster."""

@@ -479,25 +479,48 @@ def begin(attempt: Attempt) -> tuple[Any, inference.SealedPrompt]:
     return seal, inference.SealedPrompt.FromString(opened.body)
 
 
-def test_an_answer_under_way_waits_for_a_gateway_and_not_for_ever() -> None:
+def test_a_question_that_no_gateway_has_taken_waits_for_one_and_not_for_ever() -> None:
     now = 0.0
-    attempts = Attempts(question(), clock=lambda: now)
     gone = Unavailable("no")
     with pytest.raises(Unavailable):
-        attempts.pause_after(gone)  # nobody was ever there
+        Attempts(question(), clock=lambda: now).pause_after(gone)  # nobody was ever there
     attempts = Attempts(question(), met=True, clock=lambda: now)
-    assert attempts.pause_after(gone) == 0.2
-    attempts = Attempts(question(), clock=lambda: now)
-    attempt = attempts.next(CLUSTER.roster, Loads())
     waited = 0
     while now < GATEWAY_SECONDS:
-        now += attempts.pause_after(gone, attempt if waited == 0 else None)
+        now += attempts.pause_after(gone)
         waited += 1
     assert 30 < waited < 40
     with pytest.raises(Unavailable):
         attempts.pause_after(gone)
-    attempt.delivered = True
-    assert attempts.pause_after(gone, attempt) == 0.2
+
+
+@pytest.mark.parametrize("reason", ["UNAVAILABLE", "RING_DOWN", "RING_GONE", "NO_ROSTER"])
+def test_a_question_that_was_taken_waits_as_long_as_its_user_for_gateway_and_ring(reason: str) -> None:
+    """Machines sleep for as long as their lids are closed."""
+    now, seconds = 0.0, 3000.0
+    attempts = Attempts(question(timeout=seconds), clock=lambda: now)
+    attempt = attempts.next(CLUSTER.roster, Loads())
+    attempts.pause_after(Unavailable("asleep"), attempt)
+    away = Unavailable("no", reason=reason, retry_after=5)
+    for later in range(int(seconds) - 1):
+        now = float(later)
+        assert attempts.pause_after(away, attempt if reason in ("RING_DOWN", "RING_GONE") else None) <= 1.0
+    assert attempts.next(CLUSTER.roster, Loads()).request.attempts == 1
+    now = seconds
+    with pytest.raises(DeadlineExceeded, match=f"longer than 3000 s; before that: no .{reason}."):
+        attempts.next(CLUSTER.roster, Loads())
+
+
+def test_a_new_question_that_is_refused_claims_no_place() -> None:
+    """Else a ring that is down for long would keep it, as it keeps what it had accepted."""
+    attempts = Attempts(question(), clock=lambda: 0.0)
+    down = Unavailable("down", reason="RING_DOWN", retry_after=5)
+    for _ in range(3):
+        attempt = attempts.next(CLUSTER.roster, Loads())
+        assert attempt.request.attempts == 0
+        attempts.pause_after(down, attempt)
+    with pytest.raises(Unavailable):
+        attempts.pause_after(down, attempt)
 
 
 def test_a_sealed_request_outlives_any_number_of_heads_that_it_waits_for() -> None:
@@ -511,28 +534,3 @@ def test_a_sealed_request_outlives_any_number_of_heads_that_it_waits_for() -> No
         attempts.pause_after(EpochEnded("gone"), attempt)
     with pytest.raises(EpochEnded):
         attempts.pause_after(EpochEnded("gone"), attempt)
-
-
-def test_only_time_without_any_gateway_counts_as_such() -> None:
-    """A sealed request may wait in the queue of one for long, and outlive several that start again."""
-    now = 0.0
-    attempts = Attempts(question(timeout=600.0), clock=lambda: now)
-    gone = Unavailable("no")
-    for _ in range(5):
-        attempt = attempts.next(CLUSTER.roster, Loads())
-        now += 60.0
-        attempts.pause_after(gone, attempt)
-        now += 3.0
-        attempts.pause_after(gone)
-    now += GATEWAY_SECONDS - 8.0
-    stale = Unavailable("sealed for another", reason="SEALED_BY_OTHER_ROSTER")
-    attempts.pause_after(stale, attempts.next(CLUSTER.roster, Loads()))
-    attempts.pause_after(gone)
-    now += GATEWAY_SECONDS - 1.0
-    attempts.pause_after(gone)
-    now += 1.0
-    with pytest.raises(Unavailable):
-        attempts.pause_after(gone)
-    now = 600.0
-    with pytest.raises(DeadlineExceeded, match="longer than 600 s; before that: no "):
-        attempts.next(CLUSTER.roster, Loads())

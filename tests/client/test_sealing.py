@@ -20,7 +20,7 @@ from sealring.client.types import (
     Usage,
 )
 from sealring.gateway.metrics import Metrics
-from sealring.mesh.errors import InvalidInput, NotFound
+from sealring.mesh.errors import InvalidInput, NotFound, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -138,6 +138,16 @@ async def test_an_answer_is_passed_on_and_counted(shown: int, choices: int) -> N
     assert counted(metrics, "prompt_tokens_total") == 5
     assert counted(metrics, "generation_tokens_total") == 4
     assert counted(metrics, "request_success_total", finished_reason="stop") == 1
+
+
+async def test_a_question_waits_for_its_gateway_though_no_roster_can_be_fetched() -> None:
+    class Away(Answering):
+        async def models(self) -> Any:
+            raise Unavailable("the gateway sleeps")
+
+    metrics = Metrics()
+    await answered(Away(), metrics)
+    assert counted(metrics, "prompt_tokens_total", "other") == 5
 
 
 async def test_a_model_that_there_is_not_is_counted_as_other() -> None:

@@ -14,7 +14,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import foreign
@@ -68,6 +69,43 @@ async def stop(place: Place, *words: str) -> None:
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGCONT)
+
+
+async def sleep(place: Place, *words: str) -> None:
+    """Machines sleep: all of their processes are stopped, and go on after that many seconds.
+
+    Words are components (`gateway`, `daemon 1`), `nodes` for all of them, or `all`.
+    """
+    *parts, seconds = words
+    machines = [psutil.Process(place.cluster.processes[name]) for name in _machines(place, parts)]
+    asleep: list[psutil.Process] = []
+    try:
+        for machine in machines:  # the parent first: it starts nothing more, and its children stay its own
+            machine.send_signal(signal.SIGSTOP)
+            asleep.append(machine)
+            for child in machine.children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.send_signal(signal.SIGSTOP)
+                    asleep.append(child)
+        await asyncio.sleep(float(seconds))
+    finally:
+        for process in reversed(asleep):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+    place.woken = time.monotonic()
+
+
+def _machines(place: Place, words: Sequence[str]) -> list[str]:
+    """The names of the components that words stand for."""
+    nodes = list(place.cluster.node_names)
+    named = {"nodes": nodes, "all": ["coordinator", "gateway", *nodes]}
+    found: list[str] = []
+    for word in words:
+        if word.isdecimal():
+            found.append(place.order[int(word)])
+        elif word != "daemon":
+            found += named.get(word, [word])
+    return found
 
 
 async def wait(place: Place, seconds: str) -> None:
@@ -398,6 +436,7 @@ ACTS: dict[str, Callable[..., Awaitable[str | None]]] = {
             kill,
             gone,
             stop,
+            sleep,
             wait,
             freeze,
             memory,

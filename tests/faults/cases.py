@@ -79,6 +79,12 @@ STARTS = [
     case("decode", "leave"),
     case("prefill", "leave"),
 ]
+SLEPT = [
+    case("decode", f"sleep {machines} {seconds}")
+    for machines in ("daemon 1", "daemon 0", "gateway", "coordinator daemon 1", "nodes", "all")
+    for seconds in (20, 100)
+]
+"""Lids that are closed and opened, within the limits by which things are given up and beyond them."""
 RENEWED = [Case("decode", ("wait 330",), certificates=300)]
 USURPED = [Case("decode", (f"usurp {part} 8",), standby=True) for part in ("coordinator", "standby")]
 CASES = [
@@ -92,6 +98,7 @@ CASES = [
     *DISK,
     *CLOCK,
     *STARTS,
+    *SLEPT,
     *RENEWED,
     *USURPED,
 ]

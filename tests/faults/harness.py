@@ -18,7 +18,7 @@ from typing import Any
 
 import hasty
 import psutil
-from answering import Answer, Told, ask_all, ask_clear
+from answering import ASKED_SECONDS, Answer, Told, ask_all, ask_clear
 from cases import Case
 from following import follow
 from namespaces import joined
@@ -61,6 +61,8 @@ class Outcome:
     full: int = 0
     """How often a client was told that the queue is full."""
     pause: float = 0.0
+    first: float = 0.0
+    """Seconds from waking until any client was told a piece, where machines slept."""
     back: float = 0.0
     """Seconds until the ring served, all of it being there."""
     left: list[str] = field(default_factory=list)
@@ -99,6 +101,8 @@ class Place:
         self.ring, self.client, self.expected = ring, client, expected
         self.order: list[str] = []
         """The nodes of the ring, by rank."""
+        self.woken: float | None = None
+        """When the machines of a case woke that had slept, on the monotonic clock."""
         self._met = ring.cluster.processes["gateway"]
 
     @property
@@ -232,6 +236,7 @@ async def suffer(place: Place, case: Case) -> Outcome:
     await place.ready()
     await place.meet()
     await place.ring.idle()
+    place.woken = None
     before = Things.of(place.cluster)
 
     async def happen() -> None:
@@ -274,6 +279,9 @@ async def suffer(place: Place, case: Case) -> Outcome:
         causes = error.exceptions if isinstance(error, ExceptionGroup) else [error]
         outcome.lacking = "; ".join(str(one) for one in causes if isinstance(one, Lacking))
         outcome.broken = "; ".join(f"{type(one).__name__}: {one}" for one in causes)[:300]
+    if place.woken is not None:
+        pieces = (at for one in told for times in one.times.values() for at in times if at > place.woken)
+        outcome.first = min(pieces, default=float("inf")) - place.woken
     outcome.pause = max((_pause(times, at[0]) for one in told for times in one.times.values()), default=0.0)
     return outcome
 
@@ -497,7 +505,7 @@ async def separate_place(folder: Path, **settings: dict[str, Any]) -> AsyncItera
         stack.callback(_unmount, folder, names)
         cluster = await stack.enter_async_context(SeparateCluster(folder, spaces, **settings))
         ring = await stack.enter_async_context(started(cluster, stages=3, prefill_chunk=PREFILL_CHUNK))
-        client = await stack.enter_async_context(ring.sealing())
+        client = await stack.enter_async_context(ring.sealing(timeout=ASKED_SECONDS))
         place = SeparatePlace(ring, client, {})
         await place.ready()
         place.expected = await place.ask()

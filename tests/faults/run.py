@@ -112,6 +112,7 @@ def line(case: Case, outcome: Outcome) -> str:
         f"{case.name}: {'good' if outcome.good else 'BAD'}, of {outcome.requests} lost {outcome.lost}, wrong "
         f"{outcome.wrong}, asked again {outcome.again}, pause {outcome.pause:.1f} s, whole after "
         f"{outcome.back:.1f} s, errors: {errors}",
+        *([f"first piece {outcome.first:.1f} s after waking"] if outcome.first else []),
         *(f"left {one}" for one in outcome.left),
         *outcome.notes,
         *([f"broken: {outcome.broken}"] if outcome.broken else []),

@@ -265,6 +265,8 @@ async def test_a_ring_that_leaves_the_roster_is_left(cluster: Any) -> None:
         cluster.serve(patience=1)
         cluster.publish(rings=())
         await gateway.ready(0)
+        waiting = asyncio.create_task(gateway.ask("waits"))
+        await asyncio.sleep(1.5)  # longer than its patience
         with pytest.raises(SealringError) as caught:
             await gateway.ask("x")
         assert caught.value.reason == "RING_DOWN", "the coordinator still plans it"
@@ -274,7 +276,7 @@ async def test_a_ring_that_leaves_the_roster_is_left(cluster: Any) -> None:
         assert int(refused.headers["retry-after"]) > 0
         assert (await gateway.http.get("/health")).status_code == 503
         cluster.publish()
-        await gateway.ready()
+        assert (await waiting)[0] == "waits ", "it was accepted"
 
 
 async def test_a_ring_that_is_down_is_left_and_taken_up_again(cluster: Any) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from sealring.mesh.clock import BELIEVED_SECONDS, AwakeClock, SteadyClock
+from sealring.mesh.clock import BELIEVED_SECONDS, AwakeClock, PausableClock, SteadyClock
 
 
 def test_a_pause_of_the_process_itself_counts_little() -> None:
@@ -11,6 +11,16 @@ def test_a_pause_of_the_process_itself_counts_little() -> None:
     for passed, counted in ((0.5, 0.5), (1.5, 2.0), (60.0, 4.0), (0.25, 4.25)):
         now += passed
         assert clock() == counted
+
+
+def test_a_clock_counts_only_while_it_runs() -> None:
+    now = 100.0
+    clock = PausableClock(lambda: now)
+    for act, shown in ((None, 0.0), (clock.run, 1.0), (clock.run, 2.0), (clock.pause, 2.0), (clock.run, 3.0)):
+        if act is not None:
+            act()
+        now += 1
+        assert clock() == shown
 
 
 class Machine:

@@ -21,6 +21,9 @@ from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 
 TOKENS = 24
+ASKED_SECONDS = 3 * LIMIT_SECONDS
+"""How long a client waits for an answer: longer than machines sleep here."""
+
 END = 2
 """The demo model's end of sequence, which these answers are not to choose."""
 
@@ -101,7 +104,7 @@ async def ask_all(
     """
     told = told or Told()
     plain, closed, http = {name: Answer() for name in clear}, {name: Answer() for name in sealed}, Answer()
-    async with asyncio.timeout(2 * LIMIT_SECONDS):
+    async with asyncio.timeout(ASKED_SECONDS):
         await asyncio.gather(
             *(ask_clear(ring, name, answer, told, again=again) for name, answer in plain.items()),
             *(ask_sealed(client, name, answer, told) for name, answer in closed.items()),
@@ -128,7 +131,7 @@ async def ask_sealed(
 async def _ended(
     asking: Callable[[str], Awaitable[None]], answer: Answer, *, again: bool = False, patient: bool = False
 ) -> None:
-    key, until = secrets.token_hex(8) if again else "", time.monotonic() + LIMIT_SECONDS
+    key, until = secrets.token_hex(8) if again else "", time.monotonic() + ASKED_SECONDS
     while True:
         before, answer.error, after = answer.texts, "", 0.0
         answer.texts, answer.logprobs = {}, []
@@ -171,7 +174,7 @@ async def _clear(ring: Ring, name: str, answer: Answer, told: Told, key: str) ->
     tokens = dict[int, int]()
     started = 0
     metadata = (*(ring.metadata() or ()), *_keyed(key).items())
-    call = ring.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=metadata, wait_for_ready=True)
+    call = ring.stub.Generate(request, timeout=ASKED_SECONDS, metadata=metadata, wait_for_ready=True)
     async for event in call:
         if event.HasField("delta"):
             delta = event.delta

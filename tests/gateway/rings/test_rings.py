@@ -16,6 +16,7 @@ from sealring.gateway.rings.guests import Refused
 from sealring.gateway.rings.ring import Ring
 from sealring.gateway.rings.rings import SAMPLE, Rings
 from sealring.gateway.scheduler.actions import Request
+from sealring.mesh.clock import AwakeClock
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.v1 import inference_pb2 as inference
@@ -484,6 +485,45 @@ async def test_a_ring_that_was_told_of_anew_is_not_gone_and_one_that_never_was_i
     rings.use_roster(roster_of())
     await settle(rings)
     assert ring.events[-1] == "close"
+
+
+def test_only_time_in_which_the_coordinator_is_heard_counts_against_a_ring() -> None:
+    """Nobody could form it while the coordinator slept, or this machine did."""
+    now, step = 1000.0, 2.0
+    awake = AwakeClock(lambda: now, step=step)
+    rings = Rings(
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        queue_limit=9,
+        metrics=Metrics(),
+        signed_roster=lambda: (b"", b""),
+        awake=awake,
+    )
+    rings.use_roster(roster_of("ring-0"))
+
+    def passes(seconds: int, *, asleep: bool = False) -> None:
+        nonlocal now
+        for _ in range(1 if asleep else seconds):
+            now += seconds if asleep else 1
+            rings.tick()
+
+    def ask_anew(number: int, **fields: Any) -> None:
+        request = Request(f"r{number}", "key", 1, inference.Envelope(), "model", **fields)
+        rings.submit("model", request, Answer(Timings()), min_trust=0)
+
+    passes(1000)  # the coordinator sleeps
+    ask_anew(1)
+    rings.begin_watch()
+    passes(1000, asleep=True)  # this machine does
+    passes(50)
+    rings.end_watch()
+    passes(1000)
+    ask_anew(2)
+    rings.begin_watch()
+    passes(10)
+    with pytest.raises(Unavailable, match="at the moment"):
+        ask_anew(3)
+    ask_anew(4, claimed=1)  # was accepted before, and goes on
 
 
 async def test_what_waits_for_a_ring_that_is_closed_goes_to_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,7 @@ class Rings:
     def __init__(self) -> None:
         self.states: asyncio.Queue[str] = asyncio.Queue()
         self.rosters: list[Any] = []
+        self.ended = 0
         self.on_tick: Callable[[], None] = lambda: None
 
     def use_roster(self, roster: Any) -> None:
@@ -64,6 +65,9 @@ class Rings:
 
     def begin_watch(self) -> None:
         self.states.put_nowait("begin")
+
+    def end_watch(self) -> None:
+        self.ended += 1
 
     def ring_state(self, state: membership.RingState) -> None:
         self.states.put_nowait(state.ring)
@@ -174,10 +178,11 @@ async def serving(watching: Watching) -> None:
 
 async def test_a_channel_that_is_replaced_does_not_end_the_watch(watching: Watching) -> None:
     """Its certificate has ended; the gateway went down with it once."""
-    for _ in range(2):
+    for lost in range(2):
         async with asyncio.timeout(200):
             await watching.coordinator.watched.get()
             await serving(watching)
+        assert watching.rings.ended == lost
         await watching.channel.retire()
     async with asyncio.timeout(200):
         await watching.coordinator.watched.get()
