@@ -42,10 +42,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler. Handlers read requests from their iterator, not with `context.read`.
 
     With `counting`, a request of more fields than `mesh/rpc/wire.py` takes is refused before it is decoded.
+    `vouch` is told the peer of each call whose caller has a certificate.
     """
 
-    def __init__(self, *, counting: bool = False) -> None:
+    def __init__(self, *, counting: bool = False, vouch: Callable[[str], None] = lambda peer: None) -> None:
         self._counting = counting
+        self._vouch = vouch
 
     async def intercept_service(
         self,
@@ -63,7 +65,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         )
         guard = _guard_stream if found.response_streaming else _guard_call
         make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
-        guarded = guard(getattr(found, kind), decode, method)
+        guarded = guard(getattr(found, kind), decode, method, self._vouch)
         encode = _encoder(found.response_serializer)
         return make(guarded, request_deserializer=None, response_serializer=encode)
 
@@ -103,11 +105,14 @@ def _decoder(decode: Decoder | None, *, streaming: bool, counting: bool) -> Call
 
 
 def _guard_call(
-    call: Callable[..., Awaitable[Any]], decode: Callable[[Any], Any], method: str
+    call: Callable[..., Awaitable[Any]],
+    decode: Callable[[Any], Any],
+    method: str,
+    vouch: Callable[[str], None],
 ) -> Callable[[Any, Context], Awaitable[Any]]:
     async def guarded(request: Any, context: Context) -> Any:
         try:
-            _certificate_ends(context)
+            _certificate_ends(context, vouch)
             return await call(decode(request), context)
         except Exception as error:
             await _abort(error, context, method)
@@ -143,12 +148,15 @@ class _Requests:
 
 
 def _guard_stream(
-    call: Callable[..., Any], decode: Callable[[Any], Any], method: str
+    call: Callable[..., Any],
+    decode: Callable[[Any], Any],
+    method: str,
+    vouch: Callable[[str], None],
 ) -> Callable[[Any, Context], AsyncIterator[Any]]:
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
         requests = _Requests(request) if isinstance(request, AsyncIterator) else None
         try:
-            ends = _certificate_ends(context)
+            ends = _certificate_ends(context, vouch)
             async with asyncio.timeout(None) as limit:
                 _lease.set(Lease(limit, ends))
                 responses = call(decode(requests or request), context)
@@ -194,8 +202,10 @@ def current_lease() -> Lease:
     return _lease.get()
 
 
-def _certificate_ends(context: Context) -> float:
+def _certificate_ends(context: Context, vouch: Callable[[str], None]) -> float:
     """When the caller's certificate ends, in seconds since 1970; never where callers have none.
+
+    Of a certificate that is valid `vouch` is told the peer.
 
     Raises Unauthenticated (CERTIFICATE_EXPIRED).
     """
@@ -203,6 +213,8 @@ def _certificate_ends(context: Context) -> float:
     ends = min((one.not_valid_after_utc.timestamp() for one in found), default=math.inf)
     if ends + SKEW_SECONDS <= wall_clock():
         raise _expired()
+    if found:
+        vouch(context.peer())
     return ends
 
 

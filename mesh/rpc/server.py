@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES
+from sealring.mesh.rpc.door import Door
 from sealring.mesh.rpc.heads import bound_heads
 from sealring.mesh.rpc.interceptor import ErrorInterceptor
 from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
@@ -28,21 +29,40 @@ MAX_MESSAGE = 16 << 20
 class Port:
     """What a server's port takes of those who connect, whoever they are.
 
-    `connections` of all together, `streams` of each connection at once, `message` bytes at most, and with
-    `counting` no more fields in one than `mesh/rpc/wire.py` says. Clients keep to the number of streams by
-    themselves: what is more waits in the client.
+    `connections` of all together and `share` of them of one address, those not counted over which a caller
+    with a certificate has called (`mesh/rpc/door.py`); `streams` of each connection at once, `message` bytes
+    at most, and with `counting` no more fields in one than `mesh/rpc/wire.py` says. Clients keep to the
+    number of streams by themselves: what is more waits in the client. A connection ends after `idle` seconds
+    without a call, and after `age` seconds with calls; 0: never.
     """
 
     connections: int = 2048
+    share: int = 64
     streams: int = 32
     message: int = MAX_MESSAGE
     counting: bool = False
+    idle: float = 0.0
+    age: float = 0.0
+
+    @property
+    def options(self) -> list[tuple[str, Any]]:
+        """As gRPC names them."""
+        ends = {"grpc.max_connection_idle_ms": self.idle, "grpc.max_connection_age_ms": self.age}
+        return [
+            ("grpc.max_allowed_incoming_connections", self.connections),
+            ("grpc.max_concurrent_streams", self.streams),
+            ("grpc.max_receive_message_length", self.message),
+            *((name, int(seconds * 1000)) for name, seconds in ends.items() if seconds),
+            *([("grpc.max_connection_age_grace_ms", int(self.age * 1000))] if self.age else []),
+        ]
 
 
-JOINING = Port(connections=256, streams=4, message=1 << 18, counting=True)
-"""Open to whoever can reach it."""
+JOINING = Port(share=16, streams=4, message=1 << 18, counting=True, idle=10.0, age=20.0)
+"""Open to whoever can reach it, for two calls within seconds: machines join and renew certificates here."""
 
-INFERENCE = Port(connections=4096, streams=256, message=MAX_ENVELOPE_BYTES + (1 << 16), counting=True)
+INFERENCE = Port(
+    connections=4096, share=1024, streams=256, message=MAX_ENVELOPE_BYTES + (1 << 16), counting=True
+)
 """For clients with many requests at once."""
 
 SERVER_OPTIONS: list[tuple[str, Any]] = [
@@ -90,15 +110,13 @@ class Server:
         options: Sequence[tuple[str, Any]] = (),
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
-        limits = [
-            ("grpc.max_allowed_incoming_connections", port.connections),
-            ("grpc.max_concurrent_streams", port.streams),
-            ("grpc.max_receive_message_length", port.message),
-        ]
         bound_heads()
+        self._door = Door(port.share)
+        self._port = 0
+        self._watching: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(counting=port.counting), *interceptors],
-            options=[*SERVER_OPTIONS, *limits, *options],
+            interceptors=[ErrorInterceptor(counting=port.counting, vouch=self._door.vouch), *interceptors],
+            options=[*SERVER_OPTIONS, *port.options, *options],
         )
         self._health = health.aio.HealthServicer()
         names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -119,10 +137,12 @@ class Server:
             require_loopback(address)
         try:
             if credentials is None:
-                return self._server.add_insecure_port(address)
-            return self._server.add_secure_port(address, credentials)
+                self._port = self._server.add_insecure_port(address)
+            else:
+                self._port = self._server.add_secure_port(address, credentials)
         except RuntimeError:
             raise listen_error(address) from None
+        return self._port
 
     async def start(self) -> None:
         """Starts to answer, and says so in its health. Cancelled meanwhile, it has not started."""
@@ -133,6 +153,7 @@ class Server:
             await starting
             await self._server.stop(None)
             raise
+        self._watching = asyncio.create_task(self._door.watch(self._port))
         await self.set_serving(True)
 
     async def set_serving(self, serving: bool) -> None:
@@ -146,6 +167,9 @@ class Server:
     async def stop(self, grace: float) -> None:
         """NOT_SERVING first; streams must have been told goodbye by their own handlers."""
         await self.set_serving(False)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait((self._watching,))
         await self._server.stop(grace)
 
     async def wait(self) -> None:

@@ -108,6 +108,9 @@ class Call:
         self.asked = 0
         self.reason = ""
 
+    def peer(self) -> str:
+        return "ipv4:192.0.2.1:1"
+
     def auth_context(self) -> dict[str, list[bytes]]:
         return self._shown
 
@@ -129,7 +132,9 @@ class Call:
         """What the handler answers until it ends, or is ended."""
         request: Any = self if streaming else b"only"
         context: Any = self
-        answers = interceptor._guard_stream(handler, lambda found: found, "/x")(request, context)
+        answers = interceptor._guard_stream(handler, lambda found: found, "/x", lambda peer: None)(
+            request, context
+        )
         found = []
         with contextlib.suppress(Aborted):
             async for answer in answers:

@@ -1,0 +1,139 @@
+"""Bounds how many of a port's connections one address has, which gRPC for Python leaves to its callers.
+
+gRPC counts the connections of all together, half-open ones included, and calls no code of ours before a call
+has come. One address could have them all. So this process looks at its own sockets, and shuts down what an
+address has beyond its share; gRPC sees a connection that its peer has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import urllib.parse
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import structlog
+
+from sealring.mesh.rpc.limits import peer_name
+
+QUIET_SECONDS = 1.0
+BUSY_SECONDS = 0.1
+"""Between two looks, while no address has too much and while one has. A look costs about 10 us a descriptor,
+and 2,048 connections, which a port takes at most, cannot be opened again in the shorter time."""
+
+_DESCRIPTORS = "/dev/fd"
+"""Lists a process's own descriptors, on Linux and on macOS."""
+
+log = structlog.get_logger()
+
+_End: TypeAlias = tuple[str, int]
+"""Address and port."""
+
+
+class Door:
+    """Watches the connections of one listening port."""
+
+    def __init__(self, share: int) -> None:
+        """`share`: connections of one IPv4 address, or IPv6 network of 64 bits, that nobody vouches for."""
+        self._share = share
+        self._vouched: set[_End] = set()
+        self._seen: dict[_End, None] = {}
+        self._crowded: set[str] = set()
+
+    def vouch(self, peer: str) -> None:
+        """A caller with a certificate has called over the connection of this peer, which counts no more."""
+        end = _end(peer)
+        if end is not None:
+            self._vouched.add(end)
+
+    async def watch(self, port: int) -> None:
+        """Looks until it is cancelled."""
+        while True:  # noqa: ASYNC110 (nothing tells of a connection)
+            await asyncio.sleep(BUSY_SECONDS if self.look(port) else QUIET_SECONDS)
+
+    def look(self, port: int) -> int:
+        """Shuts down what is too much, the oldest first, and returns how many those were.
+
+        A connection that keeps to the protocol is vouched for within a round trip or two, so what is old is
+        what does not.
+        """
+        found = dict(_connections(port))
+        self._vouched &= found.keys()
+        # the order in which they were first seen
+        self._seen = dict.fromkeys([*(end for end in self._seen if end in found), *found])
+        networks: defaultdict[str, list[_End]] = defaultdict(list)
+        for end in self._seen:
+            if end not in self._vouched:
+                networks[peer_name(end[0])].append(end)
+        crowded = {
+            name: ends[: len(ends) - self._share]
+            for name, ends in networks.items()
+            if len(ends) > self._share
+        }
+        for name in crowded.keys() - self._crowded:
+            log.warning("connections_refused", peer=name, port=port, share=self._share)
+        self._crowded = set(crowded)
+        return sum(_shut(found[end], end) for ends in crowded.values() for end in ends)
+
+
+def _connections(port: int) -> Iterator[tuple[_End, int]]:
+    """The other ends of the connections to a port of this process, each with its descriptor."""
+    for name in os.listdir(_DESCRIPTORS):
+        end = _peer_of(int(name), port)
+        if end is not None:
+            yield end, int(name)
+
+
+def _peer_of(descriptor: int, port: int) -> _End | None:
+    """The other end of a connection to the port; None of any other descriptor, and of one that was closed
+    meanwhile."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return None
+        one = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        if one.family not in (socket.AF_INET, socket.AF_INET6) or one.getsockname()[1] != port:
+            return None
+        peer = one.getpeername()
+        return _plain(peer[0]), peer[1]
+    except OSError:
+        return None
+    finally:
+        one.detach()
+
+
+def _shut(descriptor: int, end: _End) -> bool:
+    """gRPC may have closed it in another thread, and its number may be another's: the copy is looked at."""
+    try:
+        copy = socket.socket(fileno=os.dup(descriptor))
+    except OSError:
+        return False
+    with copy:
+        try:
+            peer = copy.getpeername()
+            if (_plain(peer[0]), peer[1]) != end:
+                return False
+            copy.shutdown(socket.SHUT_RDWR)
+        except (OSError, IndexError):
+            return False
+    return True
+
+
+def _plain(address: str) -> str:
+    """The address, an IPv4 one without the prefix that a socket for both versions gives it."""
+    return address.removeprefix("::ffff:") if "." in address else address
+
+
+def _end(peer: str) -> _End | None:
+    """Parses what gRPC calls a peer, such as "ipv4:192.0.2.7:41234" or "ipv6:%5B::1%5D:41234"."""
+    kind, _, rest = urllib.parse.unquote(peer).partition(":")
+    address, _, port = rest.rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    return _plain(address.strip("[]")), int(port)

@@ -1,0 +1,148 @@
+"""One address cannot have all of a port's connections; whoever called with a certificate keeps its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from patience import PATIENCE_SECONDS
+
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
+from sealring.mesh.rpc.door import Door
+from sealring.mesh.rpc.server import JOINING, Port, Server
+from sealring.mesh.rpc.tls import (
+    TlsMaterial,
+    TlsStore,
+    channel_credentials,
+    channel_options,
+    server_credentials,
+)
+
+SHARE = 3
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+def connected(listening: socket.socket, stack: contextlib.ExitStack) -> socket.socket:
+    """The caller's end of a connection that this process has accepted."""
+    end = stack.enter_context(socket.create_connection(listening.getsockname()))
+    stack.enter_context(listening.accept()[0])
+    end.settimeout(PATIENCE_SECONDS)
+    return end
+
+
+def test_the_oldest_beyond_an_addresss_share_are_shut_and_what_is_vouched_for_is_not(
+    listening: socket.socket,
+) -> None:
+    door, port = Door(SHARE), listening.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        member = connected(listening, stack)
+        door.vouch(f"ipv4:127.0.0.1:{member.getsockname()[1]}")
+        old = [connected(listening, stack) for _ in range(SHARE)]
+        assert door.look(port) == 0
+        new = [connected(listening, stack) for _ in range(SHARE)]
+        assert door.look(port) == SHARE
+        assert [each.recv(1) for each in old] == [b""] * SHARE
+        for each in (member, *new):
+            each.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                each.recv(1)
+
+
+def test_connections_of_other_ports_are_left_alone(listening: socket.socket) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(SHARE + 1):
+            connected(listening, stack)
+        assert Door(SHARE).look(listening.getsockname()[1] + 1) == 0
+
+
+def test_an_end_that_is_vouched_for_is_forgotten_with_its_connection(listening: socket.socket) -> None:
+    """Another caller may have its number next."""
+    door, port = Door(0), listening.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        first = connected(listening, stack)
+        number = first.getsockname()[1]
+        door.vouch(f"ipv4:127.0.0.1:{number}")
+        door.vouch("unix:")
+        assert door.look(port) == 0
+        reset = struct.pack("ii", 1, 0)  # so that its number is free at once
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    assert door.look(port) == 0
+    with contextlib.ExitStack() as stack:
+        again = stack.enter_context(socket.create_connection(listening.getsockname(), None, ("", number)))
+        stack.enter_context(listening.accept()[0])
+        assert again.getsockname()[1] == number
+        assert door.look(port) == 1
+
+
+async def healthy(channel: grpc.aio.Channel) -> None:
+    answer = await health_pb2_grpc.HealthStub(channel).Check(
+        health_pb2.HealthCheckRequest(), timeout=PATIENCE_SECONDS
+    )
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_half_open_connections_of_one_address_keep_no_member_out(tmp_path: Path) -> None:
+    """As many as the port takes of all, again and again: who was there stays, who is new gets in."""
+    ca = ClusterCA.create(tmp_path, "demo", now=time.time())
+    leaf, peer = LeafKey(), PeerIdentity("demo", Role.MEMBER, "one")
+    certificate = ca.issue(leaf.csr(), peer, lifetime=3600, now=time.time())
+    material = TlsMaterial(leaf.private_pem(), certificate, (ca.certificate,))
+    slow = [("grpc.server_handshake_timeout_ms", 10_000 * 1000)]
+    server = Server([], port=Port(connections=40, share=SHARE), options=slow)
+    address = f"127.0.0.1:{server.listen('127.0.0.1:0', server_credentials(TlsStore(material)))}"
+    await server.start()
+    strangers: list[asyncio.StreamWriter] = []
+
+    def channel() -> grpc.aio.Channel:
+        options = channel_options(peer.server_name)
+        return grpc.aio.secure_channel(address, channel_credentials(material), options=options)
+
+    async with channel() as member:
+        await healthy(member)
+        watching = health_pb2_grpc.HealthStub(member).Watch(health_pb2.HealthCheckRequest())
+        await watching.read()
+        host, _, port = address.rpartition(":")
+        for _ in range(3):
+            strangers += [(await asyncio.open_connection(host, int(port)))[1] for _ in range(60)]
+            async with channel() as newcomer, asyncio.timeout(PATIENCE_SECONDS):
+                await newcomer.channel_ready()
+                await healthy(newcomer)
+        assert not watching.done()
+        watching.cancel()
+    for one in strangers:
+        one.close()
+    await server.stop(0)
+
+
+def test_a_connection_to_the_port_for_joining_ends_with_and_without_calls() -> None:
+    options = dict(JOINING.options)
+    assert 0 < options["grpc.max_connection_idle_ms"] < options["grpc.max_connection_age_ms"]
+    assert options["grpc.max_connection_age_grace_ms"] > 0
+    assert not {"grpc.max_connection_idle_ms", "grpc.max_connection_age_ms"} & dict(Port().options).keys()
+
+
+async def test_an_idle_connection_ends() -> None:
+    """Though its client answers all that is asked of it."""
+    server = Server([], port=Port(idle=0.2))
+    port = server.listen("127.0.0.1:0", None)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await channel.channel_ready()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+    await server.stop(0)
