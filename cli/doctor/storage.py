@@ -68,11 +68,20 @@ def _folder(system: System, folder: Path) -> Finding:
             "make it and put a model into it, or take it out of the setting models",
             f"mkdir -p {quoted}",
         )
+    if not found.readable and found.why not in ("EACCES", "EPERM"):
+        return problem(
+            "models.folders",
+            f"the model folder {folder} cannot be read ({found.why})",
+            "models in it are unknown to this node while its volume does not answer",
+            "check the volume that it is on",
+            f"df -h {quoted}",
+        )
     if not found.readable:
         return problem(
             "models.folders",
-            f"the model folder {folder} cannot be read by user id {system.user()}",
-            "models in it are unknown to this node; folders below a user's home are closed to services",
+            f"the model folder {folder} cannot be read by user id {system.user()} ({found.why})",
+            "models in it are unknown to this node. Home folders are closed to other accounts, and macOS "
+            "keeps services from Desktop, Documents, Downloads, removable and network volumes",
             "move the models to a folder that the node's account may read",
             f"sudo chmod -R a+rX {quoted}",
         )
@@ -92,7 +101,9 @@ def _planned(system: System, view: View, model: str, digest: str) -> Finding:
 
     try:
         path = local_model(model, view.settings.models)
-    except SealringError:
+    except SealringError as error:
+        if error.reason == "MODEL_FOLDER_UNREADABLE":
+            return unknown("models.planned", f"whether {model} of this node's ring is here", error.message)
         path = None
     if path is None:
         if view.settings.allow_downloads:

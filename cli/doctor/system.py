@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,12 +46,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder as this account sees it; `models` counts the model folders inside."""
+    """A folder as this account sees it; `models` counts the model folders inside.
+
+    `why` is the name of the errno with which it cannot be read. Its owner may be unknown then, which is -1.
+    """
 
     readable: bool
     owner: int
     writable_by_others: bool
     models: int = 0
+    why: str = ""
 
 
 class System:
@@ -113,17 +118,20 @@ class System:
 
     def folder(self, path: Path) -> Folder | None:
         """None where there is no such folder."""
+        owner, open_to_others, count, why = -1, False, 0, ""
         try:
             found = path.stat()
-            if not path.is_dir():
-                return None
-            readable = os.access(path, os.R_OK | os.X_OK)
-            count = (
-                sum(_is_model(inner) for inner in sorted(path.iterdir())[:_MAX_ENTRIES]) if readable else 0
-            )
-        except OSError:
+            owner, open_to_others = found.st_uid, bool(found.st_mode & 0o022)
+            with os.scandir(path) as entries:
+                inner = sorted(entry.path for entry in islice(entries, _MAX_ENTRIES))
+            if not os.access(path, os.X_OK):
+                why = "EACCES"
+            count = sum(_is_model(Path(one)) for one in inner)
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        return Folder(readable, found.st_uid, bool(found.st_mode & 0o022), count)
+        except OSError as error:
+            why = error_name(error)
+        return Folder(not why, owner, open_to_others, count, why)
 
     def owner(self, path: Path) -> str:
         """The name of the account that a file or folder belongs to; a number where it has none."""

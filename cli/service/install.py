@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -32,11 +34,13 @@ from sealring.mesh.settings.config import load
 from sealring.mesh.system.addresses import listens, parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
 from sealring.mesh.system.paths import state_root_of
+from sealring.node.models.folders import unreadable
 
 if TYPE_CHECKING:
     from sealring.cli.service.launchctl import Launchctl
 
 _START_SECONDS = 60.0
+_READ_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _ROLE_ACCOUNTS = range(200, 401)
 """User ids that macOS keeps for accounts of services (sysadminctl(8))."""
@@ -109,16 +113,18 @@ class Installation:
         self._rules = under(root, NEWSYSLOG_FOLDER / service.rules_name)
 
     def check(self, *, start: bool) -> None:
-        """What can be seen before anything is done.
+        """Finds what is wrong before anything is done.
 
         Raises ConfigError (NOT_ENROLLED), FailedPrecondition (ADDRESS_IN_USE, STATE_IN_THE_WAY,
-        UNSAFE_PLACE).
+        UNSAFE_PLACE, MODEL_FOLDER_UNREADABLE).
         """
         component = self.service.component
         if "enclave_helper" in self._chosen:  # chosen by a user, run by the account whose keys it would see
             require_of_root(Path(self._chosen["enclave_helper"]))
         if self._adopt is not None and self.state.is_dir() and any(self.state.iterdir()):
             raise in_the_way(str(self.state))
+        if component == "node":
+            self._check_models(self._settings().models)
         if not start:
             return
         if self._adopt is None and not _is_there(component, self.state):
@@ -218,16 +224,32 @@ class Installation:
         log = under(self._root, self.service.log_file)
         wait_until_up(self._control, self.service.label, self._address(), log)
 
-    def _address(self) -> tuple[str, int]:
-        """Where the component is to listen, as this machine reaches it. Raises ConfigError."""
+    def _check_models(self, folders: Sequence[Path]) -> None:
+        """Tries each folder as the account. That macOS keeps services from a place cannot be seen here: who
+        calls sudo has Terminal's rights."""
+        for folder in folders:
+            if folder.is_dir() and not _may_read(folder, self._owner):
+                error = unreadable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+                raise FailedPrecondition(
+                    f"the account {self.service.user} cannot read the model folder {folder}",
+                    hint=error.hint,
+                    reason=error.reason,
+                )
+
+    def _settings(self) -> Any:
+        """What the service is to be set to. Raises ConfigError."""
         component, file = self.service.component, None if self._chosen else self.service.config
-        settings = load(
+        return load(
             settings_model(component),
             component,
             file=None if file is None else Path(file),
             flags=self._chosen,
             environment={},
         ).settings
+
+    def _address(self) -> tuple[str, int]:
+        """The address of the component as this machine reaches it. Raises ConfigError."""
+        component, settings = self.service.component, self._settings()
         listen = getattr(settings, "grpc_listen" if component == "gateway" else "listen")
         host, port = parse_address(listen)
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port  # noqa: S104 - compared
@@ -253,6 +275,24 @@ def wait_until_up(control: Launchctl, label: str, address: tuple[str, int], log:
         hint="everything was put back as it was",
         reason="SERVICE_DID_NOT_START",
     )
+
+
+def _may_read(folder: Path, account: int | None) -> bool:
+    """Whether an account (None: this one) may list a folder and enter it."""
+    try:
+        tried = subprocess.run(  # noqa: S603 - fixed words, and the folder as an argument
+            ["/bin/sh", "-c", 'cd -- "$0" && [ -r . ]', str(folder)],
+            user=account,
+            extra_groups=None if account is None else [],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_READ_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return tried.returncode == 0
 
 
 def account_id(user: str, root: Path) -> int | None:

@@ -28,11 +28,7 @@ class Answer:
     @property
     def would_fetch(self) -> bool:
         """Whether it does not have the model, and would get it from a member that does."""
-        return (
-            self.error is not None
-            and self.error.reason == "MODEL_NOT_FOUND"
-            and self.error.metadata.get("fetchable") == "yes"
-        )
+        return isinstance(self.error, NotFound) and self.error.metadata.get("fetchable") == "yes"
 
 
 class Profiles:

@@ -16,7 +16,6 @@ import structlog
 
 from sealring.mesh.crypto.identity import Signer
 from sealring.mesh.errors import (
-    Conflict,
     EpochEnded,
     FailedPrecondition,
     ModelError,
@@ -305,17 +304,20 @@ class Daemon:
         self._session.send(membership_pb2.MemberMessage(model_changed=answer))
 
     async def _remove_model(self, name: str) -> None:
-        place = self._fetcher.place(name)
-        for seat in self._seats.values():
-            loaded = seat.stage is not None and Path(seat.stage.path) == place
-            if loaded or (
-                seat.epoch is not None and seat.phase is not Phase.ENDED and seat.epoch.plan.model == name
-            ):
-                raise Conflict(
-                    f"{name} is being served", hint="delete its deployment first", reason="MODEL_IN_USE"
-                )
-        await self._fetcher.remove(name)
+        await self._fetcher.remove(name, self._models_in_use)
         await self._fetcher.look()
+
+    def _models_in_use(self) -> list[Path]:
+        """The folders of models that are loaded, or may be for an epoch that has begun."""
+        stages = [seat.stage for seat in self._seats.values() if seat.stage is not None]
+        epochs = [
+            seat.epoch
+            for seat in self._seats.values()
+            if seat.epoch is not None and seat.phase is not Phase.ENDED
+        ]
+        names = {epoch.plan.model for epoch in epochs}
+        names |= {name.rpartition("/")[2] for name in names if not name.startswith("/")}
+        return [*(Path(stage.path) for stage in stages), *map(self._fetcher.place, sorted(names))]
 
     async def _look_for_models(self) -> None:
         while True:
@@ -327,13 +329,19 @@ class Daemon:
         files are gone. Two rings whose files are alike state it twice: the coordinator counts them."""
         stages = [seat.stage for seat in self._seats.values() if seat.phase is Phase.UP]
         digests = [await self._digest(stage.path) for stage in stages if stage is not None]
-        return tuple(sorted(digests))
+        return tuple(sorted(digest for digest in digests if digest is not None))
 
-    async def _digest(self, path: str) -> bytes:
+    async def _digest(self, path: str) -> bytes | None:
+        """None where nobody can tell now: the weights are in memory, and the ring goes on."""
         try:
             return bytes.fromhex((await self._engines.profile(path)).digest)
         except (NotFound, ModelError):
             return bytes(32)
+        except Unavailable as error:
+            if error.reason != "MODEL_FOLDER_UNREADABLE":
+                raise
+            log.warning("served_model_unreadable", why=error.message)
+            return None
 
     def _trace(self, question: membership_pb2.TraceQuestion) -> None:
         """A question with no window is one about the clock, and answered at once."""

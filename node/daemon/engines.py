@@ -117,13 +117,14 @@ class EngineKeeper:
     async def find(self, name: str) -> Path:
         """A model's folder.
 
-        Raises NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME). A NotFound says with `fetchable`
-        that the node would fetch the model.
+        Raises NotFound (MODEL_NOT_FOUND, MODEL_FOLDER_UNREADABLE), InvalidInput (BAD_MODEL_NAME), and
+        Unavailable (MODEL_FOLDER_UNREADABLE) for a path. A NotFound says with `fetchable` that the node would
+        fetch the model.
         """
         if not name or len(name) > _MAX_NAME:
             raise InvalidInput("a model's name is empty or too long", reason="BAD_MODEL_NAME", param="model")
         try:
-            path = await asyncio.to_thread(local_model, name, self._folders)
+            path = await asyncio.to_thread(self._find, name)
             if path is not None:
                 return path
             missing = not_found(name, f"fetch it: sealring model pull {name}, or copy it to the node")
@@ -132,6 +133,12 @@ class EngineKeeper:
         if self._fetcher.allowed and not name.startswith("/"):
             missing.metadata["fetchable"] = "yes"
         raise missing
+
+    def _find(self, name: str) -> Path | None:
+        path = local_model(name, self._folders)
+        if path is not None and self._fetcher.leaves(path):
+            raise not_found(name, "it is being removed: try again")
+        return path
 
     async def stop(self) -> None:
         """Ends everything, whatever is under way."""

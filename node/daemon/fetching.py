@@ -14,7 +14,9 @@ from pathlib import Path
 
 import structlog
 
+from sealring.mesh.clock import awake_clock
 from sealring.mesh.errors import (
+    Conflict,
     FailedPrecondition,
     InvalidInput,
     ModelError,
@@ -27,7 +29,7 @@ from sealring.mesh.system.files import write_atomic
 from sealring.node.daemon.supervisor import Child, variables
 from sealring.node.models.asking import ModelAsker, Needs
 from sealring.node.models.fetch import WANTED
-from sealring.node.models.folders import HUB_ID, NAME, local_model, not_found
+from sealring.node.models.folders import HUB_ID, NAME, local_model, models_in, not_found, unreadable
 from sealring.node.models.kept import check_commit, commit_of, is_part, note_of
 from sealring.node.models.landing import Landing, places
 from sealring.v1 import engine_pb2, membership_pb2
@@ -44,8 +46,13 @@ _FOR_HUB = (
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _MAX_PROBLEM = 500
 _TELL_SECONDS = 1.0
+_LISTEN_SECONDS = 10.0
+_LET_GO_SECONDS = 10.0
+SILENT_SECONDS = 600.0
+"""A child that fetches says something every few seconds, and between two tries of a request after 150 s."""
+
 MAX_MODELS = 64
-"""So many are told of."""
+"""Models that a heartbeat names."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,9 @@ class Fetcher:
         self.pulls: dict[str, Pull] = {}
         self._held: list[Held] = []
         self._found: dict[Path, tuple[Held, bool, tuple[int, int]]] = {}
+        self._unread: dict[Path, str] = {}
+        self._removing: set[Path] = set()
+        self._ending: set[asyncio.Task[int]] = set()
         self._turn = asyncio.Lock()
         self._running: dict[tuple[str, bool], asyncio.Task[Path]] = {}
         """By the model's name, and whether it is all of it that is asked for."""
@@ -142,50 +152,70 @@ class Fetcher:
         progress(pull.done / pull.size if pull is not None and pull.size else 0.0)
 
     def place(self, name: str) -> Path:
-        """Where a model lies once it has been fetched."""
+        """The folder of a model that has been fetched."""
         return self._home / name
 
-    async def remove(self, name: str) -> None:
-        """Deletes a model that was fetched, or what has come of it.
+    def leaves(self, path: Path) -> bool:
+        """Whether a folder is about to be deleted; looks at the disk."""
+        return any(_same(path, one) for one in tuple(self._removing))
 
-        Raises NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME), and FailedPrecondition
-        (MODEL_NOT_FETCHED_HERE) for a folder that the owner put there.
+    async def remove(self, name: str, in_use: Callable[[], Sequence[Path]] = lambda: ()) -> None:
+        """Deletes a model that was fetched, or the part of it that is here, unless its folder is `in_use`.
+
+        Raises Conflict (MODEL_IN_USE), NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME), and
+        FailedPrecondition (MODEL_NOT_FETCHED_HERE) for a folder that the owner put there.
         """
-        tasks = self._under_way(_checked(name))
+        place = self.place(_checked(name))
+        self._removing.add(place)  # an epoch that is prepared from here on does not find it
+        used = in_use()
+        try:
+            if await asyncio.to_thread(lambda: any(_same(place, one) for one in used)):
+                raise Conflict(
+                    f"{name} is being served", hint="delete its deployment first", reason="MODEL_IN_USE"
+                )
+            await self._remove(name)
+        finally:
+            self._removing.discard(place)
+
+    async def _remove(self, name: str) -> None:
+        tasks = self._under_way(name)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         self.pulls.pop(name, None)
         partial, target = places(self._home, name)
-        if not partial.exists() and not target.exists():
-            found = await asyncio.to_thread(local_model, name, self._folders)
-            if found is None:
-                raise not_found(name, "list what there is: sealring model list")
-            raise FailedPrecondition(
-                f"{name} was not fetched by sealring",
-                hint=f"remove it there by hand: {found}",
-                reason="MODEL_NOT_FETCHED_HERE",
-            )
-        await asyncio.to_thread(_delete, partial, target)
+        async with self._turn:  # nothing is fetched to the place meanwhile
+            if partial.exists() or target.exists():
+                await asyncio.to_thread(_delete, partial, target)
+                return
+        found = await asyncio.to_thread(local_model, name, self._folders)
+        if found is None:
+            raise not_found(name, "list what there is: sealring model list")
+        raise FailedPrecondition(
+            f"{name} was not fetched by sealring",
+            hint=f"remove it there by hand: {found}",
+            reason="MODEL_NOT_FETCHED_HERE",
+        )
 
     def messages(self) -> list[membership_pb2.HeldModel]:
-        """The models that are here, as they were when `look` looked, and those on their way."""
-        coming = {pull.name: pull for pull in self.pulls.values()}
-        here = [
-            membership_pb2.HeldModel(name=one.name, size=one.size, done=one.done, fetched=one.fetched)
+        """At most MAX_MODELS: models on their way, those that are here, as they were when `look` looked, and
+        last those whose fetch failed and of which nothing is here."""
+        here = {
+            one.name: membership_pb2.HeldModel(
+                name=one.name, size=one.size, done=one.done, fetched=one.fetched
+            )
             for one in self._held
-            if one.name not in coming
-        ]
-        return [
-            *(
-                membership_pb2.HeldModel(
-                    name=one.name, size=one.size, done=min(one.done, one.size), problem=one.problem
-                )
-                for one in coming.values()
-            ),
-            *here,
-        ][:MAX_MODELS]
+        }
+        pulls = {
+            one.name: membership_pb2.HeldModel(
+                name=one.name, size=one.size, done=min(one.done, one.size), problem=one.problem
+            )
+            for one in self.pulls.values()
+        }
+        coming = {name: message for name, message in pulls.items() if not message.problem}
+        held = {name: pulls.get(name, message) for name, message in here.items()}
+        return list((coming | held | pulls).values())[:MAX_MODELS]
 
     async def look(self) -> None:
         """Looks for model folders."""
@@ -197,8 +227,7 @@ class Fetcher:
         found: dict[Path, tuple[Held, bool, tuple[int, int]]] = {}
         names: set[str] = set()
         for folder in self._folders:
-            for config in sorted((*folder.glob("*/config.json"), *folder.glob("*/*/config.json"))):
-                path = config.parent
+            for path in self._models_in(folder):
                 name = path.relative_to(folder).as_posix()
                 if name in names or not (HUB_ID.fullmatch(name) or NAME.fullmatch(name)):
                     continue
@@ -206,7 +235,7 @@ class Fetcher:
                     break
                 names.add(name)
                 with contextlib.suppress(OSError):
-                    times = path.stat().st_mtime_ns, config.stat().st_mtime_ns
+                    times = path.stat().st_mtime_ns, (path / "config.json").stat().st_mtime_ns
                     held, settled, before = self._found.get(path, (None, False, times))
                     if held is None or not settled or before != times:
                         now = _look_into(path, name, folder == self._home)
@@ -214,6 +243,22 @@ class Fetcher:
                     found[path] = held, settled, times
         self._found = found
         return [held for held, _, _ in found.values()]
+
+    def _models_in(self, folder: Path) -> list[Path]:
+        """The model folders in a folder, none where it cannot be read; the log says so once."""
+        why = ""
+        try:
+            return models_in(folder)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            why = unreadable(folder, error).message
+            return []
+        finally:
+            if why != self._unread.get(folder, ""):
+                event = "model_folder_unreadable" if why else "model_folder_readable"
+                log.warning(event, folder=str(folder), why=why)
+            self._unread[folder] = why
 
     async def stop(self) -> None:
         """Ends what is under way; it goes on from there the next time."""
@@ -232,6 +277,9 @@ class Fetcher:
             error = task.exception()
             told = str(error) if isinstance(error, SealringError) else "an internal error"
             pull.problem = "".join(one if one.isprintable() else " " for one in told)[:_MAX_PROBLEM]
+            failed = [one.name for one in self.pulls.values() if one.problem]
+            for name in failed[:-MAX_MODELS]:
+                del self.pulls[name]
             log.warning("model_not_fetched", model=pull.name, why=pull.problem)
 
     async def _fetch(self, pull: Pull, needs: Needs | None, commit: str) -> Path:
@@ -288,14 +336,38 @@ class Fetcher:
             environment={**_QUIET, **variables(_FOR_HUB)},
         )
         try:
-            await ended.wait()
+            await _until_ended(child, ended)
         finally:
-            status = await child.stop()
+            status = await self._let_go(child)
         if problems:
             raise problems[0]
         if status:
             raise Unavailable(
                 "the process that fetches ended", hint="see the node's log", reason="MODEL_NOT_FETCHED"
+            )
+
+    async def _let_go(self, child: Child) -> int:
+        """Ends the child; its exit status. One that the system does not let go, as it waits for a volume that
+        does not answer, holds up nobody."""
+        ending = asyncio.get_running_loop().create_task(child.stop())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        done, _ = await asyncio.wait((ending,), timeout=_LET_GO_SECONDS)
+        return ending.result() if done else -1
+
+
+async def _until_ended(child: Child, ended: asyncio.Event) -> None:
+    """Raises Unavailable (MODEL_NOT_FETCHED) for a child that says nothing for too long."""
+    while not ended.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LISTEN_SECONDS):
+                await ended.wait()
+        if awake_clock() - child.last_heard > SILENT_SECONDS:
+            child.kill()
+            raise Unavailable(
+                "the process that fetches stood still",
+                hint="check the volume of the node's state folder, and try again: what has come is kept",
+                reason="MODEL_NOT_FETCHED",
             )
 
 
@@ -341,6 +413,13 @@ def _size(folder: Path) -> int:
             except OSError:
                 continue
     return total
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one folder: most Macs' disks take "Demo" and "demo" for the same name."""
+    with contextlib.suppress(OSError):
+        return one == other or os.path.samefile(one, other)
+    return False
 
 
 def _delete(partial: Path, target: Path) -> None:

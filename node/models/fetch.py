@@ -56,6 +56,7 @@ WANTED = ".wanted"
 _RUN = 128
 """Parts of one request; an address that the hub gives out expires."""
 
+_BEAT_SECONDS = 5.0
 _KEEP_SECONDS = 2.0
 """What came since the last note is fetched again after a crash."""
 
@@ -94,7 +95,7 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
         note = note_of(landing.path)
         here = commit_of(landing.path, note)
         check_commit(model, here, commit)
-        repository = Repository(model, here or commit)
+        repository = Repository(model, here or commit, _Beat(frames))
         manifest = repository.manifest()
         if note is not None:
             if _shape(note.manifest) != _shape(manifest):
@@ -122,6 +123,19 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
         raise
     except Exception as error:
         raise _refusal(error, model) from error
+
+
+class _Beat:
+    """Shows the daemon that this process is at work, also while it has nothing to report."""
+
+    def __init__(self, frames: FrameSocket) -> None:
+        self._frames = frames
+        self._sent = time.monotonic()
+
+    def __call__(self) -> None:
+        if time.monotonic() >= self._sent + _BEAT_SECONDS:
+            self._frames.send(engine_pb2.HubEvent())
+            self._sent = time.monotonic()
 
 
 class _Fetching:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sealring.mesh.errors import NotFound
+from sealring.mesh.errors import NotFound, SealringError, Unavailable
 from sealring.mesh.names import is_commit
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -26,21 +29,35 @@ def local_model(name: str, folders: Sequence[Path]) -> Path | None:
 
     A name is an absolute path, a folder's name in one of `folders`, "demo" for the bundled model, or a hub id
     `org/name`, which is looked up in `folders` as `org/name` and as `name`, then in the Hugging Face cache.
-    Raises NotFound (MODEL_NOT_FOUND).
+    A folder that cannot be read is passed over.
+
+    Raises NotFound (MODEL_NOT_FOUND), or MODEL_FOLDER_UNREADABLE for a name that is in no other place and may
+    be in a folder that cannot be read.
     """
     if name.startswith("/"):
         return _absolute(name)
     is_hub_id = HUB_ID.fullmatch(name) is not None and ".." not in name
     if not is_hub_id and (NAME.fullmatch(name) is None or ".." in name):
         raise not_found(name, "a model is an absolute path, a folder's name or a hub id org/name")
+    unread: SealringError | None = None
     for folder in folders:
         for inner in dict.fromkeys((name, name.rpartition("/")[2])):
-            if (folder / inner / "config.json").is_file():
-                return folder / inner
+            try:
+                if is_file(folder / inner / "config.json"):
+                    return folder / inner
+            except OSError as error:
+                unread = unread or unreadable(folder, error)
+    elsewhere = _cached(name) if is_hub_id else bundled_model() if name == BUNDLED else None
+    if elsewhere is not None:
+        return elsewhere
+    if unread is not None:
+        raise NotFound(
+            f"there is no model {name[:200]} in any folder that can be read; {unread.message}",
+            reason=unread.reason,
+            hint=unread.hint,
+        )
     if is_hub_id:
-        return _cached(name)
-    if name == BUNDLED:
-        return bundled_model()
+        return None
     raise not_found(name, "put it in a models folder, or name it by its path or hub id")
 
 
@@ -48,13 +65,27 @@ def bundled_model() -> Path:
     """The demo model, as installed or in the checkout. Raises NotFound (MODEL_NOT_FOUND)."""
     above = Path(__file__).resolve().parents[2]
     for folder in (above / "cli" / "demo_model", above / "examples" / "demo_model" / "model"):
-        if (folder / "config.json").is_file():
+        if is_file(folder / "config.json"):
             return folder
     raise not_found(BUNDLED, "the bundled demo model is not here: install sealring again")
 
 
 def not_found(name: str, hint: str) -> NotFound:
     return NotFound(f"there is no model {name[:200]}", reason="MODEL_NOT_FOUND", hint=hint)
+
+
+def unreadable(folder: Path, error: OSError) -> Unavailable:
+    """The error for a folder that is there, as far as anybody can tell, and cannot be read now."""
+    hint = "check the volume that it is on"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        hint = (
+            "home folders are closed to other accounts, and macOS keeps services from Desktop, Documents, "
+            "Downloads, removable and network volumes: move the models, or open the folder to the node's "
+            "account"
+        )
+    return Unavailable(
+        f"the folder {folder} cannot be read: {error.strerror}", hint=hint, reason="MODEL_FOLDER_UNREADABLE"
+    )
 
 
 @dataclass(frozen=True)
@@ -66,11 +97,14 @@ class FolderState:
 
     @classmethod
     def read(cls, path: Path) -> FolderState:
-        """Raises NotFound (MODEL_NOT_FOUND) when the folder cannot be read."""
+        """Raises NotFound (MODEL_NOT_FOUND) when the folder is gone, Unavailable (MODEL_FOLDER_UNREADABLE)
+        when its content is not known."""
         try:
             return cls(path, tuple(sorted(_files(path))))
-        except OSError:
-            raise not_found(str(path), "check that the folder can be read") from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise not_found(str(path), "check the model's path") from None
+        except OSError as error:
+            raise unreadable(path, error) from None
 
 
 def _files(path: Path) -> Iterator[tuple[str, int, int]]:
@@ -85,9 +119,47 @@ def _files(path: Path) -> Iterator[tuple[str, int, int]]:
 
 def _absolute(name: str) -> Path:
     path = Path(name)
-    if len(name) > _MAX_PATH or "\0" in name or ".." in path.parts or not path.is_dir():
+    if len(name) > _MAX_PATH or "\0" in name or ".." in path.parts:
         raise not_found(name, "check the model's path")
-    return path
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            return path
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise unreadable(path, error) from None
+    raise not_found(name, "check the model's path")
+
+
+def models_in(folder: Path) -> list[Path]:
+    """The folders with a model, one and two below `folder`, by name. A folder between that cannot be read, or
+    that goes away meanwhile, is passed over.
+
+    Raises OSError where `folder` itself cannot be read.
+    """
+    found = []
+    for outer in _folders_in(folder):
+        inner: list[Path] = []
+        with contextlib.suppress(OSError):
+            inner = _folders_in(outer)
+        for one in (outer, *inner):
+            with contextlib.suppress(OSError):
+                if is_file(one / "config.json"):
+                    found.append(one)
+    return sorted(found)
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        return [folder / entry.name for entry in entries if entry.is_dir()]
+
+
+def is_file(path: Path) -> bool:
+    """As `Path.is_file`. Raises OSError where nobody can know, which that does in some releases of Python."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _cached(hub_id: str) -> Path | None:
@@ -95,12 +167,10 @@ def _cached(hub_id: str) -> Path | None:
     folder = _cache_root() / f"models--{hub_id.replace('/', '--')}"
     try:
         revision = (folder / "refs" / "main").read_text(encoding="ascii")[:64].strip()
+        snapshot = folder / "snapshots" / revision
+        return snapshot if is_commit(revision) and is_file(snapshot / "config.json") else None
     except (OSError, ValueError):
         return None
-    snapshot = folder / "snapshots" / revision
-    if not is_commit(revision) or not (snapshot / "config.json").is_file():
-        return None
-    return snapshot
 
 
 def _cache_root() -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ _WAIT_SECONDS = 1.0
 _TOLD = ("x-error-code", "x-error-message", "x-request-id")
 """Headers that say what an error is."""
 
+_READ = 8 << 20
 _SLOW_SECONDS = 60.0
 _LEAST = 64 << 10
 """Bytes that have to come in that time."""
@@ -36,12 +37,13 @@ _LEAST = 64 << 10
 class Repository:
     """Raises what huggingface_hub raises, ModelError (BAD_HUB_ANSWER)."""
 
-    def __init__(self, model: str, commit: str = "") -> None:
-        """As it was at `commit`, else as it is now. Raises as `files_of`, too."""
+    def __init__(self, model: str, commit: str = "", beat: Callable[[], None] = lambda: None) -> None:
+        """As it was at `commit`, else as it is now. `beat` is called while files are read and hashed, for as
+        long as that goes on. Raises as `files_of`, too."""
+        self._beat = beat
         from huggingface_hub import constants
-        from huggingface_hub.utils._headers import build_hf_headers
 
-        with _get(address(constants.ENDPOINT, model, commit), build_hf_headers()) as response:
+        with _get(address(constants.ENDPOINT, model, commit), _authorization()) as response:
             self.commit, self.files = files_of(model, commit, steady(response.iter_bytes()))
         self._model = model
 
@@ -61,6 +63,7 @@ class Repository:
             try:
                 for piece in self._stream(self.files[index], at, end):
                     at, tries = at + len(piece), 0
+                    self._beat()
                     yield piece
                 tries += at < end
             except SealringError:
@@ -84,13 +87,16 @@ class Repository:
 
     def check(self, index: int, path: Path) -> None:
         """Raises ModelError (MODEL_PART_DAMAGED) for a file that has all its bytes and another hash."""
+        digest = hashlib.sha256()
         with path.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != self.files[index].sha256:
-                raise damaged(self.files[index].name)
+            while data := stream.read(_READ):
+                digest.update(data)
+                self._beat()
+        if digest.hexdigest() != self.files[index].sha256:
+            raise damaged(self.files[index].name)
 
     def _stream(self, file: HubFile, first: int, end: int) -> Iterator[bytes]:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
-        from huggingface_hub.utils._headers import build_hf_headers
 
         url = hf_hub_url(self._model, file.name, revision=self.commit)
         found = get_hf_file_metadata(url)
@@ -100,7 +106,7 @@ class Repository:
         ours, theirs = urlsplit(url), urlsplit(found.location)
         if theirs.scheme not in ("https", ours.scheme):
             raise bad_answer(f"it leads to an address that is not encrypted for {file.name}")
-        headers = build_hf_headers()
+        headers = _authorization()
         if theirs.netloc != ours.netloc:
             headers.pop("authorization", None)  # the storage's address is signed
         whole = first == 0 and end == file.size
@@ -118,20 +124,22 @@ class Repository:
                 yield piece
 
 
+def _authorization() -> dict[str, str]:
+    """The header with the user's token, if there is one."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
 @contextmanager
 def _get(url: str, headers: dict[str, str]) -> Iterator[Any]:
     """The answer of the hub, as it is sent."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils._http import hf_raise_for_status, http_stream_backoff
+    from huggingface_hub import constants, get_session, hf_raise_for_status
 
-    with http_stream_backoff(
-        "GET",
-        url,
-        headers=headers | {"Accept-Encoding": "identity"},
-        timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-        retry_on_exceptions=(),
-        retry_on_status_codes=(),  # its waits have no bound; `read` tries again
-    ) as response:
+    headers = headers | {"Accept-Encoding": "identity"}
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:  # `read` tries again
         if not response.is_success:  # its body is not read: nothing bounds it
             told = {name: response.headers[name] for name in _TOLD if name in response.headers}
             bare = type(response)(response.status_code, headers=told, request=response.request)

@@ -438,7 +438,9 @@ def test_disk(view: View, free: int | None, severity: Severity, words: str) -> N
     ("folder", "severity", "command"),
     [
         (None, Severity.PROBLEM, "mkdir"),
-        (Folder(False, 0, False), Severity.PROBLEM, "chmod"),
+        (Folder(False, 0, False, why="EACCES"), Severity.PROBLEM, "chmod"),
+        (Folder(False, -1, False, why="EPERM"), Severity.PROBLEM, "chmod"),
+        (Folder(False, -1, False, why="EIO"), Severity.PROBLEM, "df"),
         (Folder(True, 0, True), Severity.WARNING, "chown"),
         (Folder(True, 777, False), Severity.WARNING, "chown"),
         (Folder(True, 501, True), Severity.WARNING, "chown"),

@@ -8,9 +8,11 @@ import os
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
+from closed import closed, make_sick
 
 from sealring.cli.doctor import system as system_module
 from sealring.cli.doctor.system import Answer, Folder, System, _run, error_name
@@ -114,10 +116,23 @@ def test_a_folder_that_may_not_be_read_or_holds_very_much(
     model.mkdir()
     (model / "config.json").touch()
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(Path, "iterdir", lambda _: iter([model] * 4097))
+    entries = [SimpleNamespace(path=str(model))] * 4097
+    monkeypatch.setattr(os, "scandir", lambda _: contextlib.nullcontext(iter(entries)))
     assert System().folder(tmp_path) == Folder(True, os.geteuid(), False, 4096)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert System().folder(tmp_path) == Folder(False, os.geteuid(), False)
+    assert System().folder(tmp_path) == Folder(False, os.geteuid(), False, 4096, "EACCES")
+
+
+def test_a_folder_that_is_closed_is_there_and_so_is_one_of_a_sick_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home" / "models").mkdir(parents=True)
+    with closed(tmp_path / "home"):
+        assert System().folder(tmp_path / "home" / "models") == Folder(False, -1, False, why="EACCES")
+        assert System().folder(tmp_path / "home") == Folder(False, os.geteuid(), False, why="EACCES")
+        assert System().folder(tmp_path / "none") is None
+    make_sick(monkeypatch, tmp_path / "home")
+    assert System().folder(tmp_path / "home") == Folder(False, -1, False, why="EIO")
 
 
 def test_a_folder_whose_content_is_closed_is_no_model(

@@ -287,6 +287,27 @@ def test_a_helper_that_others_can_change_is_not_run_by_the_service(
     assert service("install", "node", "--adopt", str(own)).status == 0
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root tries as another account")
+def test_a_model_folder_that_the_account_may_not_enter_is_named_before_anything_is_done(
+    root: Path, tmp_path: Path
+) -> None:
+    """As a user's home folder; tried as the account, for root may enter everything."""
+    control: Any = None
+    closed = tmp_path / "home" / "models"
+    closed.mkdir(parents=True)
+    (tmp_path / "home").chmod(0o700)
+
+    def check(*folders: Path) -> None:
+        chosen = {"models": [str(folder) for folder in folders]}
+        Installation(control, Service("node", user="nobody"), root, chosen=chosen).check(start=False)
+
+    check(Path("/"), tmp_path / "missing")
+    with pytest.raises(FailedPrecondition) as raised:
+        check(Path("/"), closed)
+    assert raised.value.reason == "MODEL_FOLDER_UNREADABLE"
+    assert (str(closed) in raised.value.message, "home folders" in raised.value.hint) == (True, True)
+
+
 def test_a_service_that_ran_before_a_join_that_fails_runs_again(
     here: Any, launchctl: Any, root: Path, home: Path, up: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

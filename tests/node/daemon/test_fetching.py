@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
+from closed import make_sick
 from localhub import COMMIT, LocalHub, local_hub
 
 from sealring.mesh.errors import (
+    Conflict,
     FailedPrecondition,
     InvalidInput,
     ModelError,
@@ -273,6 +277,97 @@ async def test_only_what_was_fetched_is_removed(tmp_path: Path) -> None:
         await fetcher.remove("model")
     with pytest.raises(InvalidInput):
         await fetcher.remove("../own/mine")
+
+
+async def test_nothing_in_use_is_removed_and_what_is_being_removed_is_not_found(tmp_path: Path) -> None:
+    """In use by whatever path leads there: "Demo" and "demo" are one folder on most Macs."""
+    members = Members("model")
+    fetcher = make(tmp_path, members)
+    keeper = EngineKeeper([tmp_path / "own", tmp_path / "fetched"], MemoryMeter(None), fetcher)
+    place = await fetcher.fetch("model")
+    (tmp_path / "fetched" / "Model").symlink_to(place)
+    with pytest.raises(Conflict) as used:
+        await fetcher.remove("model", lambda: [tmp_path / "fetched" / "Model"])
+    assert used.value.reason == "MODEL_IN_USE"
+    assert await keeper.find("model") == place
+    members.may.clear()
+    other = fetcher.begin("other")  # which has the turn
+    while members.asked[-1] != "other":
+        await asyncio.sleep(0)
+    asked = asyncio.Event()
+    removing = asyncio.create_task(fetcher.remove("model", lambda: asked.set() or []))  # type: ignore[func-returns-value]
+    await asked.wait()
+    for name in ("model", "Model"):
+        with pytest.raises(NotFound):
+            await keeper.find(name)
+    assert place.exists()
+    members.may.set()
+    await asyncio.wait([other])
+    await removing
+    assert not place.exists()
+
+
+async def test_failed_fetches_hide_no_model_that_is_here(tmp_path: Path) -> None:
+    members = Members()
+    members.error = Unavailable("they are gone")
+    fetcher = make(tmp_path, members)
+    for name in ("here", "other"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        (tmp_path / "own" / name / "config.json").write_text("{}")
+    await fetcher.look()
+    names = [f"failed-{number}" for number in range(fetching.MAX_MODELS + 3)]
+    for name in names:
+        with pytest.raises(Unavailable):
+            await fetcher.fetch(name)
+    told = fetcher.messages()
+    assert [one.name for one in told[:2]] == ["here", "other"]
+    assert [one.name for one in told[2:]] == names[3:][: fetching.MAX_MODELS - 2], "the oldest are forgotten"
+    members.error = None
+    members.may.clear()
+    coming = fetcher.begin("coming")
+    while members.asked[-1] != "coming":
+        await asyncio.sleep(0)
+    assert fetcher.messages()[0].name == "coming"
+    members.may.set()
+    await asyncio.wait([coming])
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOENT])
+async def test_a_folder_of_a_sick_volume_is_passed_over_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    fetcher = make(tmp_path, Members())
+    for where in ("own", "fetched"):
+        (tmp_path / where / "model").mkdir(parents=True)
+        (tmp_path / where / "model" / "config.json").write_text("{}")
+        (tmp_path / where / f"of-{where}").mkdir()
+        (tmp_path / where / f"of-{where}" / "config.json").write_text("{}")
+    with monkeypatch.context() as sick, structlog.testing.capture_logs() as logs:
+        make_sick(sick, tmp_path / "own", error)
+        for _ in range(3):
+            await fetcher.look()
+        assert [one.name for one in fetcher.messages()] == ["model", "of-fetched"]
+    said = [one["event"] for one in logs if one["event"].startswith("model_folder")]
+    assert said == ([] if error == errno.ENOENT else ["model_folder_unreadable"])
+    await fetcher.look()
+    assert {one.name for one in fetcher.messages()} == {"model", "of-own", "of-fetched"}
+
+
+async def test_a_process_that_fetches_and_stands_still_holds_up_nobody(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = tmp_path / "stopped.py"
+    stopped.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n")
+    monkeypatch.setattr(fetching, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(fetching, "_LISTEN_SECONDS", 0.1)
+    fetcher = make(tmp_path, Members("other"))
+    with monkeypatch.context() as still:
+        still.setattr(fetching, "FETCH_MODULE", "stopped")
+        still.setattr(fetching, "_QUIET", {"PYTHONPATH": str(tmp_path)})
+        with pytest.raises(Unavailable) as raised:
+            await fetcher.fetch("org/model")
+        assert (raised.value.reason, "stood still" in raised.value.message) == ("MODEL_NOT_FETCHED", True)
+    assert await fetcher.fetch("other") == tmp_path / "fetched" / "other"
 
 
 async def test_folders_are_read_again_only_when_files_came_or_went(
