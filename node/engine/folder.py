@@ -92,6 +92,8 @@ class Loaded:
         """Gives the weights' memory back; the stage is of no use afterwards."""
         if self.front is not None:
             self.front.stop()
+        if self.grammars is not None:
+            self.grammars.close()
         self.prefixes.clear()
         del self.stage
         gc.collect()
@@ -114,7 +116,13 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
     else:
         measured, stage = _cut(path, lo, hi, command.kv_bits)
     is_head = lo == 0 and command.rank == 0
-    front = Front(path, command.context, measured["vocab_size"], emit) if is_head else None
+    is_tail = command.rank == command.ranks - 1 if stage is None else stage.spec.is_tail
+    words = measured["vocab_size"]
+    front = Front(path, command.context, words, emit) if is_head else None
+    grammars = front.grammars if front is not None else None
+    if grammars is None and is_tail:
+        grammars = Grammars(partial(load_tokenizer, path, chats=False), words)
+    reading = grammars.begin() if front is None and grammars is not None else None
     try:
         told = _teller(command.id, emit)
         if stage is None:
@@ -132,12 +140,15 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             raise not_runnable(stage.spec.model_type, error) from error
         if front is not None:
             front.wait_loaded()
+        if reading is not None:
+            reading.result()
     except BaseException:
         if front is not None:
             front.stop()
+        if grammars is not None:
+            grammars.close()
         raise
     log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
-    grammars = front.grammars if front else Grammars(partial(load_tokenizer, path), measured["vocab_size"])
     return Loaded(stage, front, command, measured, grammars, times)
 
 

@@ -1,8 +1,9 @@
 """Answers that are held to a grammar: what may come next, as a mask over the vocabulary (llguidance).
 
-The head makes a grammar of what a request asks for (node.engine.text.constraints), compiles it before the row
-starts, and sends it to the tail, sealed, in the row's parameter record. The tail masks logits by it while its
-stage computes; the head follows the tokens that come round, and ends a row whose answer has left its grammar.
+The head makes a grammar of what a request asks for (node.engine.text.constraints), tries out what it costs
+(node.engine.trial), compiles it before the row starts, and sends it to the tail, sealed, in the row's
+parameter record. The tail masks logits by it while its stage computes; the head follows the tokens that come
+round, and ends a row whose answer has left its grammar.
 A matcher that fails in the middle lets nothing pass but the end of the answer,
 which the head does not take for one.
 """
@@ -10,6 +11,7 @@ which the head does not take for one.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,81 +20,119 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
-from sealring.mesh.errors import FailedPrecondition, Internal, InvalidInput
+from sealring.mesh.errors import FailedPrecondition, Internal, ModelError
+from sealring.node.engine.trial import Trial, compiled
 
 if TYPE_CHECKING:
     from sealring.node.engine.text.tokenizer import Tokenizer
 
-_KEPT = 64
-"""Compiled grammars that are kept for later rows."""
+_KEPT_BYTES = 64 << 20
+"""What compiled grammars take that are kept for later rows."""
 
-_LIMITS: dict[str, Any] = {
-    "initial_lexer_fuel": 200_000,  # 4 ms
-    "step_lexer_fuel": 50_000,  # 4 ms
-    "step_max_items": 20_000,  # 1 ms
-    "max_items_in_row": 500,
-    "max_lexer_states": 50_000,  # 100 MB
-    "max_grammar_size": 100_000,
-}
-"""What a stranger's schema may cost: less than llguidance's defaults, whose figures of time these are."""
+_BYTES_PER_SECOND = 512 << 20
+"""What one takes at most, by the processor time that it took to compile: measured 0.1 to 0.3 MiB for each
+millisecond. llguidance does not say it, and a process that computes meanwhile cannot tell by its own size."""
+
+_COMPILING = 4
+"""Grammars that a tail compiles at once, beside its steps."""
 
 
 class Grammars:
-    """Compiles the grammars of one model's rows. `load` gives its tokenizer when the first one comes."""
+    """Compiles the grammars of one model's rows."""
 
     def __init__(self, load: Callable[[], Tokenizer], vocabulary: int) -> None:
-        """`vocabulary` is the number of tokens that the model may sample."""
+        """`load` gives the model's tokenizer, and `vocabulary` is the number of tokens that it may sample."""
         self._load = load
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._compiled: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+        self._kept_bytes = 0
         self._library: Any = None
-        self._thread = ThreadPoolExecutor(1, "grammars")
-        self._thread.submit(
-            int
-        )  # begins now: at the end of memory Python waits for ever for a thread to begin
+        self._trial = Trial(vocabulary)
+        self._threads = ThreadPoolExecutor(_COMPILING, "grammars")
+        begun = threading.Barrier(_COMPILING + 1)  # at the end of memory Python waits for ever for a thread
+        for _ in range(_COMPILING):
+            self._threads.submit(begun.wait)
+        begun.wait()
+
+    def prepare(self) -> None:
+        """Reads the vocabulary; to be called before anything is served, for it takes a second for a large one
+        and holds up all threads. Where the tokenizer cannot be read for grammars, `compile` says so."""
+        with self._lock:
+            if self._library is None:
+                self._library = self._start()
+
+    def begin(self) -> Future[None]:
+        """`prepare` in a thread of its own."""
+        return self._threads.submit(self.prepare)
+
+    def try_out(self, grammar: str) -> None:
+        """Finds out in another process whether a grammar can be compiled within limits; for the head, before
+        it compiles one and has the tail compile it. Raises InvalidInput (BAD_GRAMMAR), FailedPrecondition
+        (NO_GRAMMARS)."""
+        self._usable()
+        with self._lock:
+            known = grammar in self._compiled
+        if not known:
+            self._trial.run(grammar)
 
     def compile(self, grammar: str) -> Any:
-        """The LLMatcher of a Lark grammar in llguidance's dialect, to be copied.
+        """The LLMatcher of a Lark grammar in llguidance's dialect, to be copied. Several threads at once.
 
-        Raises InvalidInput (BAD_GRAMMAR) for one that is too large or not possible, FailedPrecondition
-        (NO_GRAMMARS) where the model's tokenizer cannot be read.
+        Raises InvalidInput (BAD_GRAMMAR) for one that is not possible, FailedPrecondition (NO_GRAMMARS) where
+        the model's tokenizer cannot be read.
         """
+        library = self._usable()
         with self._lock:
             if (found := self._compiled.get(grammar)) is not None:
                 self._compiled.move_to_end(grammar)
-                return found
-            if self._library is None:
-                self._library = self._start()
-            import llguidance
-
-            # errors that were verbose would quote the schema and the answer
-            limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
-            made = llguidance.LLMatcher(self._library, grammar, log_level=0, limits=limits)
-            if made.is_error():
-                raise _bad_grammar(made.get_error())
-            self._compiled[grammar] = made
-            if len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-            return made
+                return found[0]
+        begun = time.thread_time()
+        made = compiled(library, grammar)
+        taken = len(grammar) + int(_BYTES_PER_SECOND * (time.thread_time() - begun))
+        with self._lock:
+            if grammar not in self._compiled:
+                self._compiled[grammar] = made, taken
+                self._kept_bytes += taken
+            while self._kept_bytes > _KEPT_BYTES:
+                _, (_, freed) = self._compiled.popitem(last=False)
+                self._kept_bytes -= freed
+        return made
 
     def start(self, grammar: str, answered: Sequence[int]) -> Matcher:
         """A row's matcher, which is compiled beside what goes on, for an answer that has begun with these."""
-        return Matcher(self._thread.submit(self.compile, grammar), answered)
+        return Matcher(self._threads.submit(self.compile, grammar), answered)
 
-    def _start(self) -> Any:
-        import llguidance
+    def close(self) -> None:
+        """Ends the process of trials and the threads that wait."""
+        self._trial.close()
+        self._threads.shutdown(wait=False)
 
-        tokenizer = self._load()
-        text = tokenizer.vocabulary()
-        if text is None:
+    def _usable(self) -> Any:
+        self.prepare()
+        if self._library is _UNREADABLE:
             raise FailedPrecondition(
                 "this model's answers cannot be held to a schema: its tokenizer cannot be read for it",
                 hint="leave response_format and strict tools out",
                 reason="NO_GRAMMARS",
             )
-        size, ends = max(self._vocabulary, tokenizer.size), sorted(tokenizer.end_tokens)
-        return llguidance.LLTokenizer(text, n_vocab=size, eos_token=ends)
+        return self._library
+
+    def _start(self) -> Any:
+        import llguidance
+
+        try:
+            tokenizer = self._load()
+            text = tokenizer.vocabulary()
+            if text is None:
+                return _UNREADABLE
+            size, ends = max(self._vocabulary, tokenizer.size), sorted(tokenizer.end_tokens)
+            return llguidance.LLTokenizer(text, n_vocab=size, eos_token=ends)
+        except (ModelError, ValueError):  # a tail needs a tokenizer for nothing else
+            return _UNREADABLE
+
+
+_UNREADABLE = object()
 
 
 class Matcher:
@@ -176,15 +216,4 @@ def left_its_grammar() -> Internal:
         "the answer could not be held to its schema",
         hint="use a simpler schema, above all simpler patterns in it",
         reason="GRAMMAR_FAILED",
-    )
-
-
-def _bad_grammar(why: str) -> InvalidInput:
-    """The library's own words are about the schema, which is the sender's."""
-    said = why.splitlines()[0] if why else "it cannot be compiled"
-    return InvalidInput(
-        f"the schema cannot be used: {said.split('JSON schema: ')[-1][:200]}",
-        hint="leave out what is named; docs/clients.md tells what a schema may hold",
-        reason="BAD_GRAMMAR",
-        param="response_format",
     )

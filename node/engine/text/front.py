@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,7 @@ from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
 from sealring.node.engine.text.sections import Sections
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
+from sealring.node.engine.trial import bad_grammar
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -312,6 +314,7 @@ class Front:
     def _run(self, path: Path) -> None:
         try:
             self._tokenizer = load_tokenizer(path, context=self._context)
+            self.grammars.prepare()
         except BaseException as error:
             self._failure = error
             return
@@ -375,7 +378,7 @@ class Front:
         if scores:
             _check_scored(len(ids), prompt.sampling)
         grammar = grammar_of(prompt, tokenizer.format, tokenizer.special, said)
-        matcher = self.grammars.compile(grammar) if grammar else None
+        matcher = self._compiled(grammar) if grammar else None
         sampled = params.from_sampling(prompt.sampling, ids, answered, resume.choice, grammar)
         record = params.encode(sampled)
         if len(record) > MAX_PARAMS_BYTES or len(answered) >= max_tokens:
@@ -410,6 +413,13 @@ class Front:
         row.answer.resume(resume)
         copies = (OpenRow(None, b"", answer(), None, lookup and lookup.copy()) for _ in row.copies)
         return opened, [row, *copies]
+
+    def _compiled(self, grammar: str) -> Any:
+        """Raises InvalidInput (BAD_GRAMMAR), FailedPrecondition (NO_GRAMMARS)."""
+        if len(grammar) > MAX_PARAMS_BYTES // 4:  # a character may take four bytes in the row's record
+            raise bad_grammar("with all that it refers to it is too long")
+        self.grammars.try_out(grammar)
+        return self.grammars.compile(grammar)
 
     def _room(self, prompt_tokens: int, param: str) -> int:
         """Tokens that the context leaves for the answer, at least one."""

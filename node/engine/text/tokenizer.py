@@ -86,25 +86,28 @@ class Tokenizer(Protocol):
         """The content of a `tokenizer.json`, for who knows how to read one; None where there is none."""
 
 
-def load_tokenizer(path: Path, *, context: int = sys.maxsize) -> Tokenizer:
+def load_tokenizer(path: Path, *, context: int = sys.maxsize, chats: bool = True) -> Tokenizer:
     """The tokenizer of the model folder `path`, whose files are files. Raises ModelError.
 
-    Prompts of `context` tokens or more are only counted: what they hold is not looked into.
+    Prompts of `context` tokens or more are only counted: what they hold is not looked into. Without `chats`
+    it encodes none, and no process is started for their template.
     """
     settings = _read_json(path / "tokenizer_config.json")
     if "chat_template_type" in settings or not (path / "tokenizer.json").is_file():
-        return LoadedTokenizer(path, context)
+        return LoadedTokenizer(path, context, chats=chats)
     backend = _read_backend(path)
     as_it_stands = _decoder_kind(backend) == "byte level" or settings.get("tokenizer_class") in _GENERIC
     if as_it_stands:
-        return FileTokenizer(path, settings, backend, context)
-    return LoadedTokenizer(path, context)
+        return FileTokenizer(path, settings, backend, context, chats=chats)
+    return LoadedTokenizer(path, context, chats=chats)
 
 
 class FileTokenizer:
     """A `tokenizer.json` and the chat template beside it."""
 
-    def __init__(self, path: Path, settings: dict[str, Any], backend: Any, context: int) -> None:
+    def __init__(
+        self, path: Path, settings: dict[str, Any], backend: Any, context: int, *, chats: bool
+    ) -> None:
         self._backend = backend
         self._spelling = Spelling(backend)
         self.size = backend.get_vocab_size(with_added_tokens=True)
@@ -113,7 +116,8 @@ class FileTokenizer:
         self.end_tokens = frozenset(_end_tokens(path) | ({end} if end is not None else set()))
         thinks = any(self._has(first) and self._has(last) for first, last in THINKING)
         source = _template_source(path, settings)
-        self._template = _template(source, special | {"enable_thinking": thinks}) if source else None
+        wanted = bool(source) and chats
+        self._template = _template(source, special | {"enable_thinking": thinks}) if wanted else None
         controls = _controls(backend.get_added_tokens_decoder(), source, special)
         self._plain = PlainText(self._encode, controls, _normalizer(backend), context)
         parser = settings.get("tool_parser_type")
@@ -164,7 +168,7 @@ class FileTokenizer:
 class LoadedTokenizer:
     """Whatever mlx-lm's loader makes of a folder; imports transformers."""
 
-    def __init__(self, path: Path, context: int) -> None:
+    def __init__(self, path: Path, context: int, *, chats: bool) -> None:
         mlx_lm_import.import_whole()
         from mlx_lm.tokenizer_utils import load
 
@@ -205,7 +209,8 @@ class LoadedTokenizer:
         named = {
             name: value for name, value in self._wrapper.special_tokens_map.items() if isinstance(value, str)
         }
-        self._template = _template(source, named | variables) if isinstance(source, str) and not own else None
+        wanted = isinstance(source, str) and not own and chats
+        self._template = _template(source, named | variables) if wanted else None
 
     def encode_chat(
         self, messages: Messages, tools: Tools = (), arguments: Mapping[str, Any] | None = None

@@ -6,17 +6,19 @@ import json
 import random
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import mlx.core as mx
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 from schedules import make_steps
 from stagering import compute_thread, run_on
 
-from sealring.mesh.errors import InvalidInput
-from sealring.node.engine import params
+from sealring.mesh.errors import FailedPrecondition, InvalidInput
+from sealring.node.engine import helper, params, trial
 from sealring.node.engine.grammar import Follower, Grammars, Masks
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage
@@ -107,6 +109,7 @@ def test_answers_are_instances_of_their_schemas(seed: int) -> None:
     answers = run_on(stages(size), make_steps(choices, lengths, 1, sizes=sizes), rows, grammars()).answers
     (end,) = tokenizer().end_tokens
     for row in set(schemas) - set(free):
+        grammars().try_out(rows[row][1].grammar)
         follower = Follower(grammars().compile(rows[row][1].grammar), tokenizer().end_tokens)
         answer = answers[row][: answers[row].index(end) + 1]
         assert all(map(follower.allows, answer))
@@ -125,6 +128,7 @@ NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 
 def allowed(grammar: str, answer: str, end: bool = True) -> bool:
+    grammars().try_out(grammar)
     follower = Follower(grammars().compile(grammar), tokenizer().end_tokens)
     tokens = [*ids(answer), *(list(tokenizer().end_tokens) if end else [])]
     return all(map(follower.allows, tokens))
@@ -205,12 +209,72 @@ def test_what_is_too_much_in_the_middle_ends_the_row_there() -> None:
     assert not follower.allows(next(iter(tokenizer().end_tokens)))
 
 
-def test_grammars_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sealring.node.engine.grammar._KEPT", 2)
+def test_grammars_are_compiled_once_and_kept_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Grammars(tokenizer, VOCABULARY)
-    schemas = [grammar_for({"const": number}) for number in range(3)]
-    first = made.compile(schemas[0])
-    assert made.compile(schemas[0]) is first
-    for schema in schemas:
-        made.compile(schema)
-    assert made.compile(schemas[0]) is not first
+    first = made.compile(grammar_for({"const": 0}))
+    for number in range(3):
+        assert made.compile(grammar_for({"const": 0})) is first
+        made.compile(grammar_for({"const": number}))
+    monkeypatch.setattr("sealring.node.engine.grammar._KEPT_BYTES", 2000)
+    made.compile(grammar_for({"const": "x" * 4000}))
+    assert made.compile(grammar_for({"const": 0})) is not first
+
+
+COSTLY = [
+    {"type": "integer", "multipleOf": 100_000_007},
+    {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "integer", "multipleOf": 9973 - n} for n in range(128)},
+    },
+    {"type": "object", "properties": {f"p{n}": {} for n in range(4900)}},
+]
+
+
+@pytest.mark.parametrize("schema", COSTLY, ids=["a large multiple", "many multiples", "many members"])
+def test_what_costs_too_much_is_refused_without_being_compiled_here(schema: Schema) -> None:
+    """However it got past the checks of schemas; and the next one is tried as if nothing had been."""
+    made = grammars()
+    with pytest.raises(InvalidInput) as caught:
+        made.try_out(grammar_for(schema))
+    assert caught.value.reason == "BAD_GRAMMAR"
+    made.try_out(grammar_for(NUMBER))
+
+
+@pytest.mark.parametrize("schema", [{"not": {}}, {"type": "string", "pattern": "("}])
+def test_a_trial_tells_why_a_schema_cannot_be_used(schema: Schema) -> None:
+    said = set()
+    for refuse in (grammars().try_out, grammars().compile):
+        with pytest.raises(InvalidInput) as caught:
+            refuse(grammar_for(schema))
+        said.add(str(caught.value))
+    assert len(said) == 1
+
+
+def test_a_trial_that_stands_still_is_ended_and_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trial.Trial(VOCABULARY)
+    before = set(psutil.Process().children())
+    made.run(grammar_for(NUMBER))
+    (child,) = set(psutil.Process().children()) - before
+    child.suspend()
+    monkeypatch.setattr(helper, "WALL_SECONDS", 0.1)
+    with pytest.raises(InvalidInput):
+        made.run(grammar_for(NUMBER))
+    monkeypatch.undo()
+    made.run(grammar_for(NUMBER))
+    made.close()
+    assert set(psutil.Process().children()) <= before
+
+
+def test_the_largest_schema_of_ordinary_use_is_not_too_much() -> None:
+    members = {f"p{number}": {"type": "string"} for number in range(512)}
+    grammars().try_out(grammar_for({"type": "object", "properties": members, "required": [*members]}))
+
+
+def test_a_model_without_a_vocabulary_has_no_grammars() -> None:
+    unreadable: Any = SimpleNamespace(vocabulary=lambda: None)
+    made = Grammars(lambda: unreadable, VOCABULARY)
+    made.prepare()
+    for refuse in (made.try_out, made.compile):
+        with pytest.raises(FailedPrecondition) as caught:
+            refuse(grammar_for(NUMBER))
+        assert caught.value.reason == "NO_GRAMMARS"

@@ -50,6 +50,7 @@ def takes(grammar: str, *answers: str) -> list[bool]:
     """Which of these are whole answers. Special tokens are spelt."""
     found = []
     for answer in answers:
+        grammars().try_out(grammar)
         follower = Follower(grammars().compile(grammar), tokenizer().end_tokens)
         tokens = [*tokenizer().encode_markers(answer), *tokenizer().end_tokens]
         found.append(all(map(follower.allows, tokens)))

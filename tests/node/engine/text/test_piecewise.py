@@ -43,6 +43,7 @@ def grammars() -> Grammars:
 
 def takes(grammar: str, answer: str) -> bool:
     """Whether it is a whole answer."""
+    grammars().try_out(grammar)
     follower = Follower(grammars().compile(grammar), tokenizer().end_tokens)
     return all(map(follower.allows, [*tokenizer().encode_markers(answer), *tokenizer().end_tokens]))
 

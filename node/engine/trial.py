@@ -1,0 +1,160 @@
+"""Whether a grammar can be compiled at a bounded cost: tried in a process that can be ended.
+`python -m sealring.node.engine.trial` is that process.
+
+llguidance's own limits let pass what costs seconds and gigabytes, and what it has compiled cannot be sent to
+another process. So a grammar is first compiled where seconds and memory are counted, in a fork for each. Only
+one that has passed is compiled in the engine, at the same cost. A vocabulary of single bytes is enough for a
+trial: the cost hardly depends on the vocabulary (within a tenth at 151,936 tokens).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import threading
+from typing import Any
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.node.engine.helper import Helper, serve
+
+SECONDS = 0.15
+"""Of a processor, to compile a grammar and make its first mask: a tail's step may have to wait as long. An
+object of 512 members takes 0.05 s, schemas of programs 0.001 to 0.02 s."""
+
+MEMORY_BYTES = 32 << 20
+"""By which a grammar may make a process grow; schemas of programs take 1 to 6 MiB."""
+
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 200_000,  # 4 ms
+    "step_lexer_fuel": 50_000,  # 4 ms
+    "step_max_items": 20_000,  # 1 ms
+    "max_items_in_row": 500,
+    "max_lexer_states": 50_000,  # 100 MB
+    "max_grammar_size": 100_000,
+}
+"""What a stranger's schema may cost: less than llguidance's defaults, whose figures of time these are."""
+
+_BYTES = 256
+_SERVE_SECONDS = 5.0
+
+
+def compiled(library: Any, grammar: str) -> Any:
+    """The LLMatcher of a Lark grammar in llguidance's dialect. Raises InvalidInput (BAD_GRAMMAR)."""
+    made = _make(library, grammar)
+    if made.is_error():
+        raise bad_grammar(made.get_error())
+    return made
+
+
+def _make(library: Any, grammar: str) -> Any:
+    import llguidance
+
+    # errors that were verbose would quote the schema and the answer
+    limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
+    return llguidance.LLMatcher(library, grammar, log_level=0, limits=limits)
+
+
+class Trial:
+    """The process, started with the first grammar. Any thread; a trial waits for those before it, which have
+    their limits, too."""
+
+    def __init__(self, vocabulary: int) -> None:
+        """`vocabulary` is the number of tokens that a grammar may name by their ids."""
+        module = "sealring.node.engine.trial"
+        self._helper = Helper(module, first={"vocabulary": vocabulary}, begun=lambda answer: None)
+        self._lock = threading.Lock()
+
+    def run(self, grammar: str) -> None:
+        """Raises InvalidInput (BAD_GRAMMAR) for one that cannot be compiled, or costs too much."""
+        with self._lock:
+            answer = self._helper.ask({"grammar": grammar})
+        if answer is None or answer.get("ended"):
+            raise bad_grammar(f"to compile it takes more than {SECONDS:g} s or {MEMORY_BYTES >> 20} MiB")
+        if "error" in answer:
+            raise bad_grammar(answer["error"])
+
+    def close(self) -> None:
+        """Ends the process."""
+        with self._lock:
+            self._helper.close()
+
+
+def bad_grammar(why: str) -> InvalidInput:
+    """The library's own words are about the schema, which is the sender's."""
+    said = why.splitlines()[0] if why else "it cannot be compiled"
+    return InvalidInput(
+        f"the schema cannot be used: {said.split('JSON schema: ')[-1][:200]}",
+        hint="leave out what is named; docs/clients.md tells what a schema may hold",
+        reason="BAD_GRAMMAR",
+        param="response_format",
+    )
+
+
+# The process
+
+
+class _Bytes:
+    """A vocabulary of single bytes and an end, as llguidance asks for one."""
+
+    tokens = [*(bytes([byte]) for byte in range(_BYTES)), b"\xff<end>"]
+    special_token_ids = [_BYTES]
+    eos_token_id = _BYTES
+    bos_token_id = None
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+class _Trials:
+    def __init__(self) -> None:
+        self._library: Any = None
+
+    def answer(self, told: dict[str, Any]) -> dict[str, Any]:
+        if self._library is None:
+            import llguidance
+
+            size = max(told["vocabulary"], _BYTES + 1)
+            wrapped = llguidance.TokenizerWrapper(_Bytes())
+            self._library = llguidance.LLTokenizer(wrapped, n_vocab=size, eos_token=[_BYTES])
+            return {}
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            self._compile(told["grammar"], writing)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            said = pipe.read().decode(errors="replace")
+        _, status = os.waitpid(child, 0)
+        return {"ended": True} if status else {"error": said} if said else {}
+
+    def _compile(self, grammar: str, writing: int) -> None:
+        """In a fork, which this ends: with 0, and without a word where the grammar can be used."""
+        status = 1
+        try:
+            _make(self._library, "start: /a/")  # what the first one alone reads from disk is not counted
+            before = _peak()
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            made = _make(self._library, grammar)
+            if made.is_error():
+                os.write(writing, (made.get_error() or "it cannot be compiled").encode()[:4096])
+            else:
+                made.compute_bitmask()
+            status = int(_peak() - before > MEMORY_BYTES)
+        finally:
+            os._exit(status)
+
+
+def _peak() -> int:
+    """Bytes that this process has had in memory at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
+
+
+def main() -> None:
+    forbid_core_files()
+    serve(_Trials().answer, _SERVE_SECONDS)
+
+
+if __name__ == "__main__":
+    main()
