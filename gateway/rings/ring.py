@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -130,6 +132,7 @@ class Ring:
         self._yields = False  # in the next one
         self._on_lost = on_lost
         self._refused = refused or Refused()
+        self._secret = os.urandom(32)
         self._steps = metrics.steps.labels(deployment)
         self._queries = metrics.prefix_queries.labels(deployment)
         self._hits = metrics.prefix_hits.labels(deployment)
@@ -462,12 +465,17 @@ class Ring:
                     envelope=envelope,
                     max_tokens=request.max_tokens,
                     choices=choices if choices > 1 else 0,
+                    client=self._client(request.key),
                     prefix_scope="all" if serving.share_prefixes else f"key {request.tenant}",
                 )
             ),
             answer.timings.send,
         )
         return []
+
+    def _client(self, key: str) -> bytes:
+        """What the head learns of who asks: only which prompts are of one client."""
+        return hashlib.blake2b(key.encode(), key=self._secret, digest_size=16).digest()
 
     def _send_head(self, message: control.ScheduleRequest, written: Callable[[], None] | None = None) -> None:
         if self._streams is not None:

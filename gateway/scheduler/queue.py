@@ -12,6 +12,7 @@ import itertools
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Container
 from typing import TypeAlias
 
 from sealring.gateway.scheduler.actions import Request
@@ -71,11 +72,18 @@ class FairQueue:
 
     def pop(self) -> Request:
         """What is due first of the key whose turn it is. Raises KeyError when none waits."""
-        if not self._keys:
+        found = self.pop_but(())
+        if found is None:
             raise KeyError("no request waits")
-        key, waiting = next(iter(self._keys.items()))
+        return found
+
+    def pop_but(self, keys: Container[str]) -> Request | None:
+        """The same, of a key that is none of these; None where none of another waits."""
+        key = next((each for each in self._keys if each not in keys), None)
+        if key is None:
+            return None
         self._keys.move_to_end(key)
-        return self.remove(waiting[0][2].id)
+        return self.remove(self._keys[key][0][2].id)
 
     def remove(self, request_id: str) -> Request:
         """Takes a request out. Raises KeyError when it does not wait."""

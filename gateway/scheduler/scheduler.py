@@ -368,7 +368,9 @@ class Scheduler:
 
     def _start(self, epoch: _Epoch) -> None:
         for row in list(epoch.opened.values()):
-            if row.opening or not epoch.planner.start(row):
+            if row.opening:  # the head reads prompts by turns of the clients: later ones may be ready before
+                continue
+            if not epoch.planner.start(row):
                 return
             row.request.deadline = math.inf  # it has begun
             del epoch.opened[row.number]
@@ -379,22 +381,35 @@ class Scheduler:
             if epoch.alone.id in self._rows_of and not epoch.alone.harmless:
                 return
             epoch.alone = None
-        startable = 0 if epoch.planner.pressed else epoch.ring.max_rows - epoch.planner.ledger.rows
-        room = min(OPEN_AHEAD, OPEN_SPARE + startable) - len(epoch.opened) - epoch.planner.unstarted
-        while room > 0 and len(self._queue):
-            room -= 1
-            request = self._queue.pop()
+        while (request := self._next(epoch)) is not None:
             if _alone(request):
                 if not all(rows[0].request.harmless for rows in self._rows_of.values()):
                     self._queue.push_front(request)
                     return
-                epoch.alone, room = request, 0
+                epoch.alone = request
             rows = self._rows_of[request.id] = _rows(request, epoch.last_row + 1)
             for row in rows:
                 epoch.opened[row.number] = row
                 epoch.rows.update((each.number, each) for each in row.group)
                 epoch.last_row = row.group[-1].number
                 self._actions.append(OpenRow(row.number, request, _resume(row)))
+
+    def _next(self, epoch: _Epoch) -> Request | None:
+        """Takes the request that is to be opened now, if any is.
+
+        Where prompts that the head still reads have taken all room, a key with none among them has one more:
+        nobody waits for what another one's prompts cost.
+        """
+        if epoch.alone is not None:
+            return None
+        startable = 0 if epoch.planner.pressed else epoch.ring.max_rows - epoch.planner.ledger.rows
+        room = min(OPEN_AHEAD, OPEN_SPARE + startable) - len(epoch.opened) - epoch.planner.unstarted
+        if room > 0:
+            return self._queue.pop() if len(self._queue) else None
+        opening = [row.request.key for row in epoch.opened.values() if row.opening]
+        if room + len(opening) <= 0 or len(epoch.opened) >= 2 * OPEN_AHEAD:
+            return None
+        return self._queue.pop_but(opening)
 
     def _take(self) -> list[Action]:
         actions, self._actions = self._actions, []

@@ -46,6 +46,8 @@ ATTACH_SECONDS = 10.0
 MAX_WAITING = 8192
 """Answers that a gateway may be behind in reading before the epoch ends."""
 
+MAX_CLIENT_BYTES = 32
+
 _REQUEST_STEP = b"\x22"
 _COMMAND_STEP, _COMMAND_DISCARD = b"\x3a", b"\x32"
 """EngineCommand.step (7) and .discard (6); ScheduleRequest has them as 4 and 3."""
@@ -255,7 +257,10 @@ class GatewayStream:
         if open_row.choices > MAX_CHOICES:
             raise InvalidInput(f"more than {MAX_CHOICES} choices", reason="BAD_CHOICES", param="n")
         command = engine_pb2.OpenEngineRow(
-            row=open_row.row, max_tokens=open_row.max_tokens, choices=open_row.choices
+            row=open_row.row,
+            max_tokens=open_row.max_tokens,
+            choices=open_row.choices,
+            client=open_row.client[:MAX_CLIENT_BYTES],
         )
         if content == "clear":
             command.prompt.CopyFrom(open_row.envelope.clear)

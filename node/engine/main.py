@@ -29,7 +29,7 @@ from typing import NoReturn
 
 import structlog
 
-from sealring.mesh.errors import Conflict, FailedPrecondition, Internal, InvalidInput, ResourceExhausted
+from sealring.mesh.errors import Conflict, FailedPrecondition, Internal, InvalidInput
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system import logging
 from sealring.mesh.system.coredumps import forbid_core_files
@@ -153,10 +153,7 @@ class Engine:
     def _discard(self, row: int) -> None:
         if self._epoch is None or self._loaded is None or self._loaded.front is None:
             return
-        try:
-            self._loaded.front.discard(row)
-        except ResourceExhausted as error:
-            self._epoch.fail(error)
+        self._loaded.front.discard(row)
 
     def _pong(self, sequence: int) -> engine.EnginePong:
         if self._loaded is not None and self._loaded.front is not None and self._loaded.front.stuck:

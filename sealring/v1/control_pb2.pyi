@@ -483,6 +483,7 @@ class OpenRow(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_SCOPE_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """chosen by the gateway, never used twice in an epoch"""
     request_id: _builtins.str
@@ -495,6 +496,8 @@ class OpenRow(_message.Message):
     """
     choices: _builtins.int
     """Rows that share the prompt: this one and those of the next numbers, which are then opened with it; 0: 1."""
+    client: _builtins.bytes
+    """Whose prompt it is, for turns at the head: a name that the gateway makes up for a client. At most 32 bytes."""
     @_builtins.property
     def envelope(self) -> _inference_pb2.Envelope: ...
     def __init__(
@@ -507,10 +510,11 @@ class OpenRow(_message.Message):
         max_tokens: _builtins.int = ...,
         prefix_scope: _builtins.str = ...,
         choices: _builtins.int = ...,
+        client: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "deployment", b"deployment", "envelope", b"envelope", "max_tokens", b"max_tokens", "prefix_scope", b"prefix_scope", "request_id", b"request_id", "row", b"row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "client", b"client", "deployment", b"deployment", "envelope", b"envelope", "max_tokens", b"max_tokens", "prefix_scope", b"prefix_scope", "request_id", b"request_id", "row", b"row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

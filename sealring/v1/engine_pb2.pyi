@@ -595,12 +595,15 @@ class OpenEngineRow(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     PREFIX_SCOPE_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     max_tokens: _builtins.int
     choices: _builtins.int
     """as in OpenRow"""
     prefix_scope: _builtins.bytes
     """rows of one scope may share prefixes; empty: this row shares none"""
+    client: _builtins.bytes
+    """as in OpenRow"""
     @_builtins.property
     def prompt(self) -> _inference_pb2.Prompt:
         """the daemon has opened the envelope"""
@@ -613,10 +616,11 @@ class OpenEngineRow(_message.Message):
         max_tokens: _builtins.int = ...,
         choices: _builtins.int = ...,
         prefix_scope: _builtins.bytes = ...,
+        client: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "max_tokens", b"max_tokens", "prefix_scope", b"prefix_scope", "prompt", b"prompt", "row", b"row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "client", b"client", "max_tokens", b"max_tokens", "prefix_scope", b"prefix_scope", "prompt", b"prompt", "row", b"row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

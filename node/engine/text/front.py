@@ -1,7 +1,8 @@
 """The head's text side: prompts to tokens, tokens to text.
 
-A thread of its own loads the tokenizer while the weights load, and turns prompts into tokens while the
-compute loop runs. Tokens become text in the thread in which they arrive (`deliver`).
+A thread of its own loads the tokenizer while the weights load. It and a few more turn prompts into tokens
+while the compute loop runs, by turns of the clients (node.engine.text.turns): no client waits for what
+another one's prompt costs. Tokens become text in the thread in which they arrive (`deliver`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -51,25 +51,30 @@ from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
 from sealring.node.engine.text.sections import Sections
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
+from sealring.node.engine.text.turns import Turns
 from sealring.node.engine.trial import bad_grammar
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
-MAX_UNREAD_BYTES = 64 << 20
+MAX_UNREAD_BYTES = 96 << 20
 MAX_UNSTARTED = 1024
-"""What the head holds of prompts that wait to be read, and how many that are not prefilled: a gateway opens a
-few ahead, and is not trusted to."""
+"""What the head holds of prompts that wait to be read, and how many that are not prefilled: a gateway opens
+16 ahead, of 4 MiB at most, and is not trusted to."""
+
+READERS = 3
+"""Threads that read prompts: one may have a long prompt, one a costly chat, and one is left."""
+
+LONG_BYTES = 256 << 10
+"""A prompt is long from here on: to read it takes a tenth of a second and more."""
 
 MAX_TOLD_BYTES = 900 << 10
 """What one message tells of a prompt's log-probabilities: a sealed one holds 1 MiB."""
 
 LOAD_SECONDS = 120.0
-STUCK_SECONDS = 120.0
-"""No prompt takes as long to read."""
-
-MAX_WAITING = 4 * MAX_UNSTARTED
-"""Commands that wait for the front's thread."""
+STUCK_SECONDS = 240.0
+"""No prompt takes as long to read. A chat is rendered twice and a grammar tried once, in processes that have
+20 s for each, and as many to start. All else that a prompt costs is bounded in processor time."""
 
 Emit = Callable[[engine.EngineEvent], None]
 Tokens = npt.NDArray[np.uint32]
@@ -211,7 +216,6 @@ class Front:
     ) -> None:
         """`vocabulary` is the number of tokens that the model may sample."""
         self._clock = clock
-        self._reading_since: float | None = None
         self._context = context
         self._vocabulary = vocabulary
         self._emit = emit
@@ -222,7 +226,9 @@ class Front:
         self._asking: dict[int, tuple[int, int]] = {}  # of open rows that ask for log-probabilities: of how
         # many tokens in each place, and of how many of the prompt
         self._unread = 0  # bytes of prompts that wait to be read
-        self._queue: SimpleQueue[tuple[int, engine.OpenEngineRow | int] | None] = SimpleQueue()
+        self._turns: Turns[tuple[int, engine.OpenEngineRow]] = Turns()
+        self._reading: dict[int, float] = {}  # rows whose prompts are being read, and since when
+        self._discarded: set[int] = set()  # of these
         self._generation = 0
         self._speculate = False
         self._lock = threading.Lock()
@@ -231,6 +237,8 @@ class Front:
         self._tokenizer: Tokenizer | None = None
         self.grammars = Grammars(self._loaded_tokenizer, vocabulary)
         threading.Thread(target=self._run, args=(path,), name="front", daemon=True).start()
+        for number in range(1, READERS):
+            threading.Thread(target=self._read, name=f"front {number}", daemon=True).start()
 
     def wait_loaded(self) -> None:
         """Returns when the tokenizer is there. Raises ModelError where the folder has none that works."""
@@ -250,22 +258,24 @@ class Front:
     @property
     def stuck(self) -> bool:
         """Whether a prompt has been read for longer than any takes; the thread cannot be helped then."""
-        since = self._reading_since
+        with self._lock:
+            since = min(self._reading.values(), default=None)
         return since is not None and self._clock() - since > STUCK_SECONDS
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the threads."""
         self.close_rows()
-        self._queue.put(None)
+        self._turns.close()
 
     # The thread that reads commands
 
     def open(self, command: engine.OpenEngineRow) -> None:
-        """Answers with RowOpened or RowRefused in the order of the calls; at once if there are too many."""
+        """Answers with RowOpened or RowRefused, for each client in the order of the calls; at once if there
+        are too many."""
         size = command.ByteSize()
         with self._lock:
             unstarted = sum(row.prompt is not None for row in self._rows.values())
-            waiting = self._queue.qsize()
+            waiting = len(self._turns)
             if (
                 self._unread + size > MAX_UNREAD_BYTES
                 or unstarted >= MAX_UNSTARTED
@@ -275,18 +285,26 @@ class Front:
                 self._emit(refusal(command.row, full))
                 return
             self._unread += size
-        self._queue.put((self._generation, command))
+            client = command.client or command.prefix_scope
+            self._turns.put(client, command.row, (self._generation, command), long=size > LONG_BYTES)
 
     def discard(self, row: int) -> None:
-        """Forgets a row that no step will name. Raises ResourceExhausted (TOO_MANY_ROWS)."""
-        if self._queue.qsize() >= MAX_WAITING:
-            raise ResourceExhausted("the head is told of too many rows at once", reason="TOO_MANY_ROWS")
-        self._queue.put((self._generation, row))
+        """Forgets a row that no step will name; if it waits to be read it is refused instead."""
+        with self._lock:
+            waiting = self._turns.remove(row)
+            if waiting is not None:
+                self._unread -= waiting[1].ByteSize()
+            elif row in self._reading:
+                self._discarded.add(row)
+        if waiting is not None:
+            self._emit(refusal(row, FailedPrecondition("nobody wants the row any more", reason="DISCARDED")))
+        self.forget(row)
 
     def close_rows(self) -> None:
         """Forgets all rows, also those that wait to be opened."""
         with self._lock:
             self._generation += 1
+            self._unread -= sum(command.ByteSize() for _, command in self._turns.clear())
             self._rows.clear()
             self._asking.clear()
 
@@ -309,7 +327,7 @@ class Front:
         }
         return {origin: b"".join(names.names.values()) for origin, names in self._earlier.items()}
 
-    # The front's own thread
+    # The front's own threads
 
     def _run(self, path: Path) -> None:
         try:
@@ -320,20 +338,19 @@ class Front:
             return
         finally:
             self._loaded.set()
-        while (item := self._queue.get()) is not None:
-            generation, command = item
-            if not isinstance(command, int):
-                with self._lock:
-                    self._unread -= command.ByteSize()
-            if generation != self._generation:
-                continue
-            if isinstance(command, int):
-                self.forget(command)
-            else:
-                self._reading_since = self._clock()
-                self._open(self._tokenizer, command, generation)
-                self._reading_since = None
+        self._read()
         self._tokenizer.close()
+        self.grammars.close()
+
+    def _read(self) -> None:
+        self._loaded.wait()
+        while (turn := self._turns.take()) is not None:
+            generation, command = turn.item
+            with self._lock:
+                self._unread -= command.ByteSize()
+                self._reading[command.row] = self._clock()
+            self._open(self._loaded_tokenizer(), command, generation)
+            self._turns.done(turn)
 
     def _open(self, tokenizer: Tokenizer, command: engine.OpenEngineRow, generation: int) -> None:
         rows: list[OpenRow] = []
@@ -343,10 +360,13 @@ class Front:
         except Exception as error:
             event = refusal(command.row, error)
         with self._lock:
+            del self._reading[command.row]
+            wanted = command.row not in self._discarded
+            self._discarded.discard(command.row)
             if generation != self._generation:
                 return
             sampling = command.prompt.sampling
-            for number, row in enumerate(rows, command.row):
+            for number, row in enumerate(rows if wanted else (), command.row):
                 self._rows[number] = row
                 if sampling.HasField("logprobs"):
                     self._asking[number] = sampling.logprobs, max(0, len(row.scored) - 1)

@@ -296,3 +296,23 @@ def test_a_removed_request_may_come_back() -> None:
     assert len(queue.expired(51.0)) == 299
     with pytest.raises(KeyError):
         queue.pop()
+
+
+def test_a_key_whose_prompts_the_head_still_reads_holds_up_itself_alone() -> None:
+    """Its prompts take all the room that there is, and another key's is opened and begun all the same."""
+    scheduler, opened = Scheduler(queue_limit=1000), dict[str, int]()
+    actions = scheduler.attach(RingFacts((MemberMemory(1, 0, 2048),), 4, 64))
+    for index in range(2 * OPEN_AHEAD):
+        actions += scheduler.submit(Request(f"costly {index}", "a", 5, inference.Envelope()), 0.0)
+    for index in range(3):
+        actions += scheduler.submit(Request(f"short {index}", "b", 5, inference.Envelope()), 0.0)
+    for action in actions:
+        assert isinstance(action, OpenRow)
+        opened[action.request.id] = action.row
+    assert [name for name in opened if name.startswith("short")] == ["short 0"]
+    row = opened["short 0"]
+    answer = control.RowOpened(row=row, prompt_tokens=3, params_bytes=0, max_tokens=5)
+    begun = scheduler.row_opened(answer)
+    steps = [action.step for action in begun if isinstance(action, AnnounceStep)]
+    assert [chunk.row for step in steps for chunk in step.prefill.chunks] == [row]
+    assert [action.request.id for action in begun if isinstance(action, OpenRow)] == ["short 1"]

@@ -70,28 +70,6 @@ def test_a_gateway_that_does_not_wait_for_answers_ends_the_epoch(
     epoch.close()
 
 
-def test_a_gateway_that_discards_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_module, "MAX_WAITING", 3)
-    busy, done = threading.Event(), threading.Event()
-    front = Front(MODEL, 64, 512, lambda event: None)
-    front.wait_loaded()
-
-    def forget(row: int) -> None:
-        busy.set()
-        done.wait(200)
-
-    monkeypatch.setattr(front, "forget", forget)
-    front.discard(1)
-    assert busy.wait(200)
-    for row in range(3):
-        front.discard(row)
-    with pytest.raises(ResourceExhausted) as caught:
-        front.discard(3)
-    assert caught.value.reason == "TOO_MANY_ROWS"
-    done.set()
-    front.stop()
-
-
 def test_a_front_that_does_not_come_back_from_a_prompt_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     front = Front(MODEL, 64, 512, lambda event: told.set(), clock=lambda: now[0])

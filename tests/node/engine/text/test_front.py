@@ -191,6 +191,48 @@ def test_discarded_forgotten_and_closed_rows_are_gone(desk: Desk) -> None:
         desk.front.parameters(4)
 
 
+def test_no_client_waits_for_what_anothers_prompt_costs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one's prompt is read, whatever it takes, others are opened, and its own next one is not."""
+    reading, done = threading.Event(), threading.Event()
+
+    def encode(text: str) -> list[int]:
+        if text == "costly":
+            reading.set()
+            done.wait(200)
+        return [65]
+
+    monkeypatch.setattr(desk.front._tokenizer, "encode_text", encode)
+
+    def command(row: int, text: str, client: bytes) -> engine.OpenEngineRow:
+        return engine.OpenEngineRow(row=row, prompt=text_prompt(text), client=client)
+
+    desk.front.open(command(1, "costly", b"one"))
+    assert reading.wait(200)
+    for row in range(2, 6):
+        desk.front.open(command(row, "a", b"one"))
+    for row in range(6, 10):
+        desk.front.open(command(row, "a", b"other"))
+        assert desk.events.get(timeout=200).opened.row == row
+    desk.front.discard(2)
+    assert desk.events.get(timeout=200).refused.problem.reason == "DISCARDED"
+    desk.front.discard(1)
+    done.set()
+    assert [desk.events.get(timeout=200).opened.row for _ in range(4)] == [1, 3, 4, 5]
+    with pytest.raises(InvalidInput):
+        desk.front.prompt(1)
+    assert desk.front.prompt(3).tolist() == [65]
+
+
+def test_a_schema_that_costs_too_much_is_its_senders_error(desk: Desk) -> None:
+    """Its parts pass every check, and no thread of the head compiles it."""
+    members = {f"p{n}": {"type": "integer", "multipleOf": 9973 - n} for n in range(128)}
+    costly = json.dumps({"type": "object", "properties": members})
+    problem = desk.open(1, text_prompt("a", schema=costly)).refused.problem
+    assert (problem.reason, problem.code) == ("BAD_GRAMMAR", "INVALID_ARGUMENT")
+    assert not desk.front.stuck
+    assert desk.open(2, text_prompt("a", schema='{"type": "integer"}')).opened.row == 2
+
+
 def test_a_folder_without_a_tokenizer_fails_the_load(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     front = Front(tmp_path, CONTEXT, VOCABULARY, lambda event: None)
