@@ -83,7 +83,7 @@ def _helpers() -> Iterator[Path]:
     deploy/enclave puts it."""
     folders = [Path(sysconfig.get_path("scripts"))]
     if sys.platform == "darwin":
-        folders.append(Path("/usr/local/bin"))
+        folders.append(Path("/usr/local/sealring/bin"))
     for folder in folders:
         if os.access(folder / HELPER, os.X_OK):
             yield folder / HELPER

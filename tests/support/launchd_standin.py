@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 PREFIX, FOLDER = os.environ["PREFIX"], Path(os.environ["FOLDER"])
-_PLACES = ("/usr/local/var/sealring", "/var/log/sealring")
+_PLACES = ("/var/db/sealring", "/var/log/sealring")
 
 
 def below(argument: str) -> str:

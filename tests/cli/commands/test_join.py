@@ -155,7 +155,7 @@ class Mac:
 
 @pytest.fixture
 def mac(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mac:
-    return Mac(monkeypatch, tmp_path / "usr/local/var/sealring")
+    return Mac(monkeypatch, tmp_path / "var/db/sealring")
 
 
 def serve(here: Any, prefix: Path, *more: str) -> Any:

@@ -45,7 +45,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def state(root: Path) -> Path:
     """Of a node that has joined in the place where the service looks."""
-    return join(root / "usr" / "local" / "var" / "sealring" / "node")
+    return join(root / "var" / "db" / "sealring" / "node")
 
 
 def join(folder: Path) -> Path:
@@ -181,13 +181,13 @@ def test_the_users_state_and_settings_are_taken_over(service: Any, root: Path, h
     assert [one.name for one in root.iterdir()] == []
     done = service("install", "node")
     assert done.status == 0, done.err
-    there = root / "usr" / "local" / "var" / "sealring"
+    there = root / "var" / "db" / "sealring"
     assert (there / "node" / "identity.key").read_text() == "a key"
     assert not own.exists(), "there are no two machines with one identity"
     settings = tomllib.loads((there / "config" / "node.toml").read_text())
     assert settings == {"node": {name: before[name] for name in ("listen", "ring_host")}}
     plist = plistlib.loads((root / "Library" / "LaunchDaemons" / f"{LABEL}.plist").read_bytes())
-    assert plist["ProgramArguments"][1:3] == ["--config", "/usr/local/var/sealring/config/node.toml"]
+    assert plist["ProgramArguments"][1:3] == ["--config", "/var/db/sealring/config/node.toml"]
 
 
 def test_state_in_use_is_not_taken_over(service: Any, root: Path, home: Path) -> None:
@@ -213,7 +213,7 @@ def test_what_does_not_come_up_is_put_back(
     assert done.status == 7
     assert "SERVICE_DID_NOT_START" in done.err
     assert (own / "identity.key").read_text() == "a key"
-    assert not (root / "usr" / "local" / "var" / "sealring" / "node").exists()
+    assert not (root / "var" / "db" / "sealring" / "node").exists()
     assert not list((root / "etc" / "newsyslog.d").iterdir())
     assert plistlib.loads(plist.read_bytes()) == {"Label": LABEL}, "the one that was there before"
     assert launchctl.verbs()[-2:] == ["enable", "bootstrap"], "and it runs again"
@@ -227,7 +227,7 @@ def test_what_the_service_has_already_is_neither_replaced_nor_removed(
     if meanwhile:
         monkeypatch.setattr(Installation, "check", lambda *_of, **_how: None)
     own = join(home / "mine")
-    there = root / "usr" / "local" / "var" / "sealring" / "node"
+    there = root / "var" / "db" / "sealring" / "node"
     there.mkdir(parents=True)
     (there / "identity.key").write_text("the key of a join that did not end")
     done = service("install", "node", "--adopt", str(own))
@@ -252,7 +252,7 @@ def test_a_closed_terminal_undoes_what_was_begun(
         signal.signal(number, before)
     assert done.status == 128 + number
     assert (home / "mine" / "identity.key").exists()
-    assert not (root / "usr" / "local" / "var" / "sealring" / "node").exists()
+    assert not (root / "var" / "db" / "sealring" / "node").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
@@ -449,7 +449,7 @@ def test_where_a_service_is_to_listen(
     service = Service(component, user="me")
     made = Installation(control, service, root, chosen={**chosen, "state_dir": "/elsewhere"})
     assert made._address() == address
-    assert made.service.config == f"/usr/local/var/sealring/config/{component}.toml"
+    assert made.service.config == f"/var/db/sealring/config/{component}.toml"
     assert made._chosen == chosen
     nothing = Installation(control, service, root, chosen={"state_dir": "/elsewhere"})
     assert nothing.service.config is None
@@ -491,7 +491,7 @@ def test_steps_that_fail_are_undone_from_the_last_on_and_each_for_itself() -> No
 
 def test_an_empty_folder_in_the_services_place_is_in_no_ones_way(root: Path, home: Path) -> None:
     control: Any = SimpleNamespace()
-    own, there = join(home / "mine"), root / "usr" / "local" / "var" / "sealring" / "node"
+    own, there = join(home / "mine"), root / "var" / "db" / "sealring" / "node"
     there.mkdir(parents=True)
     made = Installation(control, Service("node", user="me"), root, adopt=own)
     made.check(start=False)

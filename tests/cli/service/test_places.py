@@ -20,7 +20,7 @@ ACCOUNT, OTHER = (64_001, 64_002) if IS_ROOT else (os.geteuid(), os.geteuid())
 """Ids of no account; without root's rights nothing can be given away, and the rest is tried with our own."""
 
 NODE = Service("node")
-LOGS, STATE = "var/log/sealring", "usr/local/var/sealring"
+LOGS, STATE = "var/log/sealring", "var/db/sealring"
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_only_what_the_component_writes_is_its_accounts(root: Path, umask: int) 
         make_places(NODE, root, ACCOUNT)
     finally:
         os.umask(before)
-    for parent in ("var", "var/log", LOGS, "usr", "usr/local", "usr/local/var", STATE):
+    for parent in ("var", "var/log", LOGS, "var/db", STATE):
         assert seen(root / parent) == (os.geteuid(), 0o755)
     assert seen(root / STATE / "node") == (ACCOUNT, 0o700)
     assert {one.name for one in (root / LOGS).iterdir()} == {"node.log", "node.crash.log"}
@@ -111,7 +111,7 @@ def test_what_is_planted_is_refused_and_its_target_untouched(
     assert {one.name for one in victim.iterdir()} == {"file"}
 
 
-@pytest.mark.parametrize("place", [".", "var", "var/log", LOGS, "usr/local", STATE])
+@pytest.mark.parametrize("place", [".", "var", "var/log", LOGS, "var/db", STATE])
 def test_a_folder_that_others_may_write_to_is_not_walked_through(root: Path, place: str) -> None:
     (root / place).mkdir(parents=True, exist_ok=True)
     (root / place).chmod(0o775)
@@ -120,7 +120,7 @@ def test_a_folder_that_others_may_write_to_is_not_walked_through(root: Path, pla
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can give a folder to another account")
-@pytest.mark.parametrize("place", ["var", LOGS, "usr/local/var", STATE])
+@pytest.mark.parametrize("place", ["var", LOGS, "var/db", STATE])
 def test_a_folder_of_another_account_is_not_walked_through(root: Path, place: str) -> None:
     (root / place).mkdir(parents=True)
     os.chown(root / place, ACCOUNT, -1)
