@@ -37,6 +37,7 @@ def _check_host(host: str) -> str:
 
 Host = Annotated[str, AfterValidator(_check_host)]
 ManifestHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+SerialNumber = Annotated[str, StringConstraints(pattern=r"^[A-Z0-9]{8,20}$")]
 
 
 class CoordinatorSettings(BaseModel):
@@ -73,6 +74,11 @@ class CoordinatorSettings(BaseModel):
         default_factory=list,
         max_length=256,
         description="software that nodes may run: manifests, as in: sealring node list --json [default: any]",
+    )
+    allowed_serials: list[SerialNumber] = Field(
+        default_factory=list,
+        max_length=1024,
+        description="serial numbers of the Macs that Apple's attestation may vouch for [default: any]",
     )
     roster_lifetime: WholeSeconds = Field(
         default=720, ge=2, le=900, description="life of a signed roster; it is renewed at half of it"

@@ -24,7 +24,8 @@ FINISH = (*KEYS, "listen", "advertise")
 RUN = (
     *("state_dir", "listen", "join_listen", "advertise", "standby"),
     *("trust_floor", "software_identity_allowed"),
-    *("allowed_manifests", "roster_key_files", "roster_lifetime", "certificate_lifetime"),
+    *("allowed_manifests", "allowed_serials", "roster_key_files", "roster_lifetime"),
+    "certificate_lifetime",
     *("heartbeat_timeout", "challenge_interval", "challenge_timeout", "prepare_timeout", "commit_timeout"),
     *("profile_timeout", "drain_timeout", "replace_after"),
 )

@@ -76,7 +76,7 @@ TrustFloor = Annotated[
     typer.Option(
         metavar="LEVEL",
         show_default=False,
-        help="use nodes of this trust level or above: software, self_signed, hardware [default: any]",
+        help="use nodes of this level or above: software, self_signed (a claim), hardware [default: any]",
         rich_help_panel=_NODES,
     ),
 ]

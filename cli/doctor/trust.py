@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from sealring.mesh.trust.attestation import Posture
 
 _STALE_SECONDS = 900
+_WORTH = {
+    TrustLevel.SELF_SIGNED: ": this Mac's own claim, which nobody else vouches for",
+    TrustLevel.HARDWARE: ": whoever manages this Mac vouches for it, with Apple's attestation",
+}
 _REMEDIES = {
     "sip": ("System Integrity Protection", "in recovery: csrutil enable"),
     "secure_boot": ("Full Security at startup", "in recovery, with Startup Security Utility"),
@@ -26,7 +30,7 @@ def check(system: System, view: View) -> Iterator[Finding]:
     """The level that the roster states, whether it holds, and what stands in the way of a better one."""
     member = view.member
     if member is not None:
-        shown = f"the roster states trust {member.level} {member.trust}"
+        shown = f"the roster states trust {member.level} {member.trust}{_WORTH.get(member.level, '')}"
         if member.trust < SCORES[member.level]:
             yield warning(
                 "trust.level",
@@ -72,7 +76,8 @@ def _possible(posture: Posture, has: TrustLevel | None) -> Iterator[Finding]:
         yield note(
             "trust.possible",
             "this Mac could have the level self_signed",
-            "its protections are all on; with the helper its identity key is in the Secure Enclave",
+            "its protections are all on; with the helper its identity key is in the Secure Enclave. "
+            "That is this Mac's own claim then, which nobody else vouches for",
             "build the helper of deploy/enclave, set enclave_helper to it, and join again",
             "sealring join TOKEN",
         )

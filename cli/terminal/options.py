@@ -22,7 +22,7 @@ MinTrust = Annotated[
     typer.Option(
         metavar="LEVEL",
         show_default=False,
-        help="refuse a ring with members below this trust level: software, self_signed or hardware",
+        help="refuse a ring with members below this trust level: software, self_signed (a claim) or hardware",
     ),
 ]
 

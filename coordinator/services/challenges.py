@@ -84,6 +84,7 @@ class Challenges:
         self._interval = settings.challenge_interval
         self._clock = clock
         self._device_root = device_root
+        self._serials = settings.allowed_serials
         self._tick = min(settings.challenge_timeout / _LOOKS, _MAX_TICK_SECONDS)
         self._patience = math.ceil(settings.challenge_timeout / self._tick)
         self._open: dict[str, _Open] = {}
@@ -196,7 +197,11 @@ class Challenges:
             return None
         try:
             return verify_device(
-                member.device_chain, member.identity_key, now=self._clock(), root=self._device_root
+                member.device_chain,
+                member.identity_key,
+                now=self._clock(),
+                root=self._device_root,
+                serials=self._serials,
             )
         except AttestationError as error:
             log.warning("device_chain_refused", member=member.id, why=error.reason)

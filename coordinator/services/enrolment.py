@@ -183,7 +183,11 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         device = None
         if request.device_chain:
             device = verify_device(
-                request.device_chain, request.identity_key, now=now, root=self._device_root
+                request.device_chain,
+                request.identity_key,
+                now=now,
+                root=self._device_root,
+                serials=self._settings.allowed_serials,
             )
         verdict = verify_statement(
             request.attestation, request.attestation_signature, expected, now=now, device=device

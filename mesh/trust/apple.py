@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from cryptography import x509
@@ -37,8 +37,9 @@ APPLE_ROOT = base64.b64decode(
 _ARC = "1.2.840.113635.100.8"
 SERIAL = f"{_ARC}.9.1"
 FRESHNESS = f"{_ARC}.11.1"
-SIP_STATUS, SECURE_BOOT_STATUS = f"{_ARC}.13.1", f"{_ARC}.13.2"
-_UTF8_STRING, _OCTET_STRING, _TRUE = 0x0C, 0x04, b"\x01\x01\xff"
+SIP_STATUS, SECURE_BOOT_STATUS, KERNEL_EXTENSIONS = f"{_ARC}.13.1", f"{_ARC}.13.2", f"{_ARC}.13.3"
+_UTF8_STRING, _OCTET_STRING, _ZERO = 0x0C, 0x04, b"\x02\x01\x00"
+FULL_SECURITY = "Full Security"
 _MAX_TEXT = 64
 
 
@@ -55,11 +56,17 @@ def device_nonce(identity_key: bytes) -> bytes:
 
 
 def verify_device(
-    chain: Sequence[bytes], identity_key: bytes, *, now: float, root: bytes = APPLE_ROOT
+    chain: Sequence[bytes],
+    identity_key: bytes,
+    *,
+    now: float,
+    root: bytes = APPLE_ROOT,
+    serials: Collection[str] = (),
 ) -> Device:
     """The device behind a chain (DER, leaf first, without the root) that was made for this identity key.
 
-    Raises AttestationError (DEVICE_CHAIN, DEVICE_FRESHNESS, DEVICE_POSTURE).
+    `serials` are those of the Macs that count, where not all of them do. Raises AttestationError
+    (DEVICE_CHAIN, DEVICE_FRESHNESS, DEVICE_POSTURE, DEVICE_NOT_ALLOWED).
     """
     certificates = _load(chain)
     _check_chain([*certificates, _certificate(root)], now)
@@ -73,15 +80,33 @@ def verify_device(
             hint="ask for one with the nonce of this identity",
             reason="DEVICE_FRESHNESS",
         )
-    for oid in (SIP_STATUS, SECURE_BOOT_STATUS):
-        if _value(leaf, oid) not in (None, _TRUE):
-            raise AttestationError(
-                "device attestation says that the machine is not protected", reason="DEVICE_POSTURE"
-            )
+    if not _is_protected(leaf):
+        raise AttestationError(
+            "device attestation does not say that the machine is protected",
+            hint="it takes macOS 14.2, System Integrity Protection, Full Security at startup and no kernel "
+            "extensions of others; Apple may answer with what it attested up to 7 days ago",
+            reason="DEVICE_POSTURE",
+        )
     serial = _text(leaf, SERIAL)
     if serial is None:
         raise _bad_chain("it names no serial number")
+    if serials and serial not in serials:
+        raise AttestationError(
+            "device attestation is of a Mac that this cluster does not allow",
+            hint="add its serial number to the coordinator's allowed_serials",
+            reason="DEVICE_NOT_ALLOWED",
+        )
     return Device(serial)
+
+
+def _is_protected(leaf: x509.Certificate) -> bool:
+    """Whether Apple measured that System Integrity Protection is on (0), startup is of full security, and
+    kernel extensions of others are not allowed (0). What is not there was not measured.
+
+    "DevicePropertiesAttestation" in Apple's Device Management reference; since macOS 14.2.
+    """
+    integers = all(_value(leaf, oid) == _ZERO for oid in (SIP_STATUS, KERNEL_EXTENSIONS))
+    return integers and _text(leaf, SECURE_BOOT_STATUS) == FULL_SECURITY
 
 
 def _load(chain: Sequence[bytes]) -> list[x509.Certificate]:

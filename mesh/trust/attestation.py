@@ -196,10 +196,11 @@ def verify_statement(
 
 
 def derive_level(statement: Statement, device: Device | None = None) -> TrustLevel:
-    """The level that a verified, fresh statement proves, with what a verified chain says of the device.
+    """The level that a verified, fresh statement earns, with what a verified chain says of the device.
 
-    Each level needs what the one below it needs. Without a chain it is `self_signed` at most; a chain counts
-    only for a key in the enclave, on the machine whose serial number the statement gives.
+    Each level needs what the one below it needs. Without a chain it is `self_signed` at most, for kind of key
+    and posture are the member's own claims; a chain counts only for a claimed key in the enclave, on the
+    machine whose serial number the statement gives.
     """
     if statement.key_type is not KeyType.SECURE_ENCLAVE or not statement.posture.complete_and_good:
         return TrustLevel.SOFTWARE

@@ -15,8 +15,13 @@ class TrustLevel(enum.StrEnum):
 
     NONE = "none"
     SOFTWARE = "software"
+    """A key signed."""
+
     SELF_SIGNED = "self_signed"
+    """The same. The member claims a key in a Secure Enclave and a protected Mac, which nothing proves."""
+
     HARDWARE = "hardware"
+    """Whoever manages a protected Mac vouches for the key, with Apple's attestation of that Mac."""
 
 
 SCORES: Mapping[TrustLevel, int] = MappingProxyType(

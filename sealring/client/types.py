@@ -20,7 +20,7 @@ class Member:
     layers: tuple[int, int]
     trust: int
     level: str
-    """How it is attested: software, self_signed or hardware."""
+    """How it is attested: software, self_signed (by its own claim) or hardware."""
 
 
 @dataclass(frozen=True)

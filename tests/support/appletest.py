@@ -44,12 +44,16 @@ class DeviceAuthority:
     def chain(
         self, identity_key: bytes, extensions: Mapping[str, bytes | None] | None = None
     ) -> tuple[bytes, ...]:
-        """Leaf and intermediate for one identity key; `extensions` replace (or with None leave out) some."""
+        """Leaf and intermediate for one identity key; `extensions` replace (or with None leave out) some.
+
+        Integers are in DER, as Apple's are, and texts bare.
+        """
         values: dict[str, bytes | None] = {
             device.SERIAL: SERIAL.encode(),
             device.FRESHNESS: device.device_nonce(identity_key),
-            device.SIP_STATUS: b"\x01\x01\xff",
-            device.SECURE_BOOT_STATUS: b"\x01\x01\xff",
+            device.SIP_STATUS: b"\x02\x01\x00",
+            device.SECURE_BOOT_STATUS: b"Full Security",
+            device.KERNEL_EXTENSIONS: b"\x02\x01\x00",
             **(extensions or {}),
         }
         leaf_key = ec.generate_private_key(ec.SECP256R1())

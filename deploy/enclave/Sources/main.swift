@@ -8,6 +8,7 @@
 
 import CryptoKit
 import Foundation
+import Security
 
 let maximumRequest = 64 << 10
 let labelPrefix = Array("sealring/v1 ".utf8)
@@ -51,12 +52,34 @@ func frame(_ body: [UInt8]) -> [UInt8] {
     return [24, 16, 8, 0].map { UInt8((length >> UInt32($0)) & 0xff) } + body
 }
 
+// CryptoKit's default is a key of the unlocked user session. A daemon signs before anybody has logged in: from the
+// first unlocking of the disk on.
+func create() throws -> SecureEnclave.P256.Signing.PrivateKey {
+    var problem: Unmanaged<CFError>?
+    guard
+        let access = SecAccessControlCreateWithFlags(
+            kCFAllocatorDefault, kSecAttrAccessibleAfterFirstUnlockThisDeviceOnly, .privateKeyUsage, &problem)
+    else {
+        let why = problem.map { "\($0.takeRetainedValue())" } ?? "unknown"
+        throw Failure(message: "no access control: \(why)")
+    }
+    return try SecureEnclave.P256.Signing.PrivateKey(accessControl: access)
+}
+
+// So that a key that cannot sign here and now refuses the join, and not the third challenge after it.
+func trySigning(_ key: SecureEnclave.P256.Signing.PrivateKey) throws {
+    _ = try key.signature(for: Data("sealring trial".utf8))
+}
+
 func loadOrCreate(_ path: String) throws -> SecureEnclave.P256.Signing.PrivateKey {
     guard SecureEnclave.isAvailable else { throw Failure(message: "no secure enclave") }
     if let kept = FileManager.default.contents(atPath: path) {
-        return try SecureEnclave.P256.Signing.PrivateKey(dataRepresentation: kept)
+        let key = try SecureEnclave.P256.Signing.PrivateKey(dataRepresentation: kept)
+        try trySigning(key)
+        return key
     }
-    let key = try SecureEnclave.P256.Signing.PrivateKey()
+    let key = try create()
+    try trySigning(key)
     let file = open(path, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW, 0o600)
     guard file >= 0 else { throw Failure(message: "cannot make the key file") }
     defer { close(file) }
@@ -108,7 +131,8 @@ let key: SecureEnclave.P256.Signing.PrivateKey
 do {
     key = try loadOrCreate(arguments[2])
 } catch {
-    FileHandle.standardError.write(Data("no key: \(error)\n".utf8))
+    let why = (error as? Failure)?.message ?? "\(error)"
+    FileHandle.standardError.write(Data("no key: \(why)\n".utf8))
     exit(1)
 }
 while let header = readExactly(4) {

@@ -486,18 +486,20 @@ async def test_a_chain_to_the_pinned_root_makes_hardware(
         await cluster.close()
 
 
-@pytest.mark.parametrize("how", ["other root", "other key", "two chains", "too long"])
+@pytest.mark.parametrize("how", ["other root", "other key", "another Mac", "two chains", "too long"])
 async def test_a_chain_that_does_not_hold_refuses_the_join(
     start_cluster: Callable[..., Awaitable[Cluster]], how: str
 ) -> None:
     apple = DeviceAuthority(time.time())
-    cluster = await start_cluster(device_root=apple.root)
+    cluster = await start_cluster(device_root=apple.root, allowed_serials=["C02ALLOWED"])
 
     def chain(key: bytes) -> tuple[bytes, ...]:
         if how == "other root":
             return DeviceAuthority(time.time()).chain(key)
         if how == "other key":
             return apple.chain(SoftwareSigner.generate().public_key)
+        if how == "another Mac":
+            return apple.chain(key)
         return apple.chain(key) * 2 if how == "two chains" else (b"x" * 5000,)
 
     try:

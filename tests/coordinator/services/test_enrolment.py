@@ -534,4 +534,4 @@ def test_what_evidence_is_good_enough(
         assert enrolment.EnrolmentService._attest(service, request, 7) is verdict
     expected = Expected("demo", bytes(32), bytes(65), KeyType.SOFTWARE, bytes(32))
     told = (b"said", b"signed", expected, {"now": 7, "device": "device" if chain else None})
-    assert asked == [*[(chain, bytes(65), {"now": 7, "root": b"apple"})] * bool(chain), told]
+    assert asked == [*[(chain, bytes(65), {"now": 7, "root": b"apple", "serials": []})] * bool(chain), told]

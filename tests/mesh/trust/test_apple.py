@@ -46,6 +46,7 @@ def test_values_may_be_wrapped() -> None:
     wrapped = {
         device.SERIAL: b"\x0c\x0c" + SERIAL.encode(),
         device.FRESHNESS: b"\x04\x20" + device_nonce(KEY),
+        device.SECURE_BOOT_STATUS: b"\x0c\x0dFull Security",
     }
     assert verify_device(APPLE.chain(KEY, wrapped), KEY, now=NOW, root=APPLE.root).serial == SERIAL
 
@@ -109,11 +110,25 @@ def test_a_missing_or_malformed_serial_is_refused(value: bytes | None) -> None:
     assert reason(APPLE.chain(KEY, {device.SERIAL: value})) == "DEVICE_CHAIN"
 
 
-@pytest.mark.parametrize("oid", [device.SIP_STATUS, device.SECURE_BOOT_STATUS])
-@pytest.mark.parametrize("value", [b"\x01\x01\x00", b"\x01\x01\x01", b"\xff", b""])
-def test_a_posture_that_is_said_has_to_be_good(oid: str, value: bytes) -> None:
-    assert reason(APPLE.chain(KEY, {oid: value})) == "DEVICE_POSTURE"
-    assert verify_device(APPLE.chain(KEY, {oid: None}), KEY, now=NOW, root=APPLE.root)
+@pytest.mark.parametrize(
+    ("oid", "values"),
+    [
+        (device.SIP_STATUS, [b"\x02\x01\x01", b"\x01\x01\xff", b"\x01\x01\x00", b"\x00", b"0", b"", None]),
+        (device.KERNEL_EXTENSIONS, [b"\x02\x01\x02", b"\x01\x01\x00", b"\x02\x02\x00\x00", b"", None]),
+        (device.SECURE_BOOT_STATUS, [b"Reduced Security", b"\x0c\x13Permissive Security", b"full", None]),
+    ],
+)
+def test_a_posture_that_is_not_said_to_be_good_is_refused(oid: str, values: list[bytes | None]) -> None:
+    for value in values:
+        assert reason(APPLE.chain(KEY, {oid: value})) == "DEVICE_POSTURE", value
+
+
+def test_only_macs_that_are_allowed_count() -> None:
+    chain = APPLE.chain(KEY)
+    assert verify_device(chain, KEY, now=NOW, root=APPLE.root, serials={"C02OTHER", SERIAL}).serial == SERIAL
+    with pytest.raises(AttestationError) as caught:
+        verify_device(chain, KEY, now=NOW, root=APPLE.root, serials={"C02OTHER"})
+    assert caught.value.reason == "DEVICE_NOT_ALLOWED"
 
 
 def test_a_leaf_cannot_be_an_issuer() -> None:
