@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.composition import MAX_CHOICES
 from sealring.mesh.prompt.tools import check_calls, check_schema, check_tools, tools_size
+from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -80,15 +81,17 @@ def validate_request_id(request_id: str) -> None:
 def validate_request(request: inference.GenerateRequest) -> None:
     """Checks a request as a gateway may see it: clear prompts wholly, sealed ones by their size.
 
-    Raises InvalidInput: BAD_REQUEST_ID, EMPTY_ENVELOPE, ENVELOPE_TOO_LONG, BAD_MAX_TOKENS, BAD_PRIORITY,
-    BAD_DEADLINE, BAD_CHOICES, BAD_PROMPT_CACHE_KEY, BAD_RESUME, and those of `validate_prompt`. An empty
-    request id and an empty model name pass.
+    Raises InvalidInput: BAD_REQUEST_ID, EMPTY_ENVELOPE, ENVELOPE_TOO_LONG, BAD_MAX_TOKENS, BAD_MIN_TRUST,
+    BAD_PRIORITY, BAD_DEADLINE, BAD_CHOICES, BAD_PROMPT_CACHE_KEY, BAD_RESUME, and those of
+    `validate_prompt`. An empty request id and an empty model name pass.
     """
     if request.request_id:
         validate_request_id(request.request_id)
     _at_most(
         MAX_TOKENS, request.max_tokens, f"max_tokens is above {MAX_TOKENS}", "BAD_MAX_TOKENS", "max_tokens"
     )
+    trust = f"min_trust is above {MAX_SCORE}, the highest trust that there is"
+    _at_most(MAX_SCORE, request.min_trust, trust, "BAD_MIN_TRUST", "min_trust")
     if abs(request.priority) > MAX_PRIORITY:
         raise InvalidInput(
             f"priority is not in [-{MAX_PRIORITY}, {MAX_PRIORITY}]", reason="BAD_PRIORITY", param="priority"
@@ -182,6 +185,12 @@ def _check_sampling(sampling: inference.Sampling) -> None:
         raise _bad_sampling("logprobs", f"from 0 to {MAX_LOGPROBS}")
     if sampling.prompt_logprobs and not sampling.HasField("logprobs"):
         raise _bad_sampling("logprobs", f"from 0 to {MAX_LOGPROBS}, where those of the prompt are wanted")
+    if sampling.min_tokens > MAX_TOKENS:
+        raise _bad_sampling("min_tokens", f"from 0 to {MAX_TOKENS}")
+    many = f"there are more than {MAX_STOPS} stop_token_ids"
+    _at_most(MAX_STOPS, len(sampling.stop_token_ids), many, "BAD_SAMPLING", "stop_token_ids")
+    if max(sampling.stop_token_ids, default=0) > MAX_TOKEN_ID:
+        raise _bad_sampling("stop_token_ids", f"from 0 to {MAX_TOKEN_ID}")
     _check_penalties(sampling)
     _check_biases(sampling)
 

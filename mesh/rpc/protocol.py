@@ -16,12 +16,12 @@ from importlib import metadata
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.v1 import proof_pb2
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """The newest that this release speaks: one more whenever something is said in another way."""
 
-OLDEST_PROTOCOL = 6
-"""The oldest: that of the release before, so that machines can be updated one after the other. Protocol 6 is
-the first release's. Readers of 5 refuse a whole roster in which a member serves two rings."""
+OLDEST_PROTOCOL = 7
+"""The oldest: that of the release before, so that machines can be updated one after the other. Protocol 7 is
+the first release's. A tail of 6 ends an epoch at a row with `min_tokens`."""
 
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,64}")
 

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,9 @@ BLOCK = 256
 DEFAULT_CONTEXT_SIZE = 20
 """Tokens that a repetition penalty looks at where the request does not say; mlx-lm's own default."""
 
+MAX_MASKED = 1024
+"""A request names few of its own; models have at most a few dozen tokens that end an answer."""
+
 _LENGTH = struct.Struct("<I")
 
 
@@ -42,6 +45,9 @@ class RowParameters:
     at 0 are off. `logit_bias` has rising token ids. `prompt_tail` holds the prompt's last tokens, as many as
     the repetition penalty looks at. `logprobs` is the number of likeliest tokens told beside each one, None
     for no log-probabilities at all; `scored` is the prompt, where it is told those of its tokens too.
+
+    `masked` are tokens that may not come before the answer has `masked_until`, and `masked_always` those that
+    never may (node.engine.endings); all rise.
 
     `position` counts the answer's tokens that were generated in an earlier epoch; `answered` are these, for
     penalties that count them and a grammar. `grammar` is what the answer is held to (node.engine.grammar),
@@ -63,6 +69,9 @@ class RowParameters:
     answered: tuple[int, ...] = ()
     logprobs: int | None = None
     scored: tuple[int, ...] = ()
+    masked_until: int = 0
+    masked: tuple[int, ...] = ()
+    masked_always: tuple[int, ...] = ()
     grammar: str = ""
     matcher: Matcher | None = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -81,6 +90,11 @@ class RowParameters:
         return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
+    def masks(self) -> bool:
+        """Whether there are tokens that may not come."""
+        return bool(self.masked or self.masked_always)
+
+    @property
     def adjusts(self) -> bool:
         """Whether logits are changed before a token is chosen."""
         return self.repeats or self.counts or bool(self.logit_bias)
@@ -92,9 +106,11 @@ def from_sampling(
     answered: Sequence[int] = (),
     choice: int = 0,
     grammar: str = "",
+    ends: Sequence[int] = (),
 ) -> RowParameters:
     """The parameters of a validated request; a request without a seed gets a random one.
 
+    `ends` are the tokens that end this model's answers.
     Of the prompt's tokens, and those `answered` before a fault, only those are taken that penalties or the
     grammar ask for.
     """
@@ -105,6 +121,7 @@ def from_sampling(
         size = sampling.repetition_context_size if named else DEFAULT_CONTEXT_SIZE
     seed = sampling.seed if sampling.HasField("seed") else int.from_bytes(os.urandom(8), "little")
     counts = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+    stops = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else ends)]
     return RowParameters(
         temperature=sampling.temperature,
         top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
@@ -121,8 +138,15 @@ def from_sampling(
         answered=tuple(answered) if counts or grammar else (),
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         scored=tuple(prompt) if sampling.prompt_logprobs and not answered else (),
+        masked_until=sampling.min_tokens,
+        masked=_rising(stops if sampling.min_tokens else ()),
+        masked_always=_rising(ends if sampling.ignore_eos else ()),
         grammar=grammar,
     )
+
+
+def _rising(tokens: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(tokens)))
 
 
 _AS_THEY_ARE = tuple(
@@ -159,6 +183,8 @@ def decode(record: bytes | memoryview) -> RowParameters:
                 "prompt_tail": tuple(found.prompt_tail),
                 "answered": tuple(found.answered),
                 "scored": tuple(found.scored),
+                "masked": tuple(found.masked),
+                "masked_always": tuple(found.masked_always),
                 "logit_bias": tuple(zip(found.bias_tokens, found.biases, strict=True)),
                 "logprobs": found.logprobs if found.HasField("logprobs") else None,
             }
@@ -184,6 +210,9 @@ _CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
     lambda row: len(row.logit_bias) <= limits.MAX_LOGIT_BIASES,
     lambda row: max(row.prompt_tail + row.answered + row.scored, default=0) <= 0x7FFFFFFF,
     lambda row: len(row.answered) == (row.position if row.counts or row.grammar else 0),
+    lambda row: len(row.masked + row.masked_always) <= MAX_MASKED,
+    lambda row: all(one < two for each in (row.masked, row.masked_always) for one, two in pairwise(each)),
+    lambda row: max(row.masked + row.masked_always, default=0) <= 0x7FFFFFFF,
     lambda row: abs(row.presence_penalty) <= limits.MAX_PENALTY,
     lambda row: abs(row.frequency_penalty) <= limits.MAX_PENALTY,
     lambda row: row.logprobs is None or row.logprobs <= limits.MAX_LOGPROBS,

@@ -1,11 +1,11 @@
 """Samples one token for every row of a lane at once, each row by its own parameters.
 
-Grammars come first (node.engine.grammar), then bias and penalties (node.engine.penalties). The filters mean
-what they mean in mlx_lm.sample_utils.make_sampler: on log-probabilities, before the temperature, and in its
-order (top_p, min_p, top_k); each only removes tokens, and none renormalises for the next. A token is drawn by
-inverting the cumulative distribution in the order of the vocabulary at one uniform number per row, which
-depends on the row's seed and the token's position in the row only, so a seed gives the same text whatever
-else is in the batch.
+Grammars come first (node.engine.grammar), then what may not end yet (node.engine.endings), then bias and
+penalties (node.engine.penalties). The filters mean what they mean in mlx_lm.sample_utils.make_sampler: on
+log-probabilities, before the temperature, and in its order (top_p, min_p, top_k); each only removes tokens,
+and none renormalises for the next. A token is drawn by inverting the cumulative distribution in the order of
+the vocabulary at one uniform number per row, which depends on the row's seed and the token's position in the
+row only, so a seed gives the same text whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sealring.mesh.errors import InvalidInput
+from sealring.node.engine.endings import Endings
 from sealring.node.engine.grammar import Masks
 from sealring.node.engine.logprobs import Asking, Reporter, asking_of
 from sealring.node.engine.params import RowParameters
@@ -144,6 +145,7 @@ class Sampler:
         self._guessing = any(needs_guess(row) for row in self._rows)
         self._asking = asking_of(row.logprobs for row in self._rows)
         matchers = [(index, row.matcher) for index, row in enumerate(self._rows) if row.matcher is not None]
+        self._endings = Endings(self._rows, [int(at) for at in positions])
         self._masks = Masks(matchers, len(self._rows)) if matchers else None
         self._ready = False
 
@@ -182,6 +184,8 @@ class Sampler:
         """Logits [rows, vocabulary] to tokens uint32 [rows], lazily; every row's position advances."""
         if not self._ready:
             self._prepare(logits.shape[-1])
+        if self._endings:
+            logits = self._endings(logits, self._taken)
         self._taken += 1
         if self._masks is None:
             return self._sample(logits)

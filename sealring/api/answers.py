@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -156,6 +156,16 @@ def usage_of(finished: inference.Finished) -> dict[str, object]:
         "completion_tokens": finished.completion_tokens,
         "total_tokens": finished.prompt_tokens + finished.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": finished.cached_tokens},
+    }
+
+
+def usage_so_far(prompt_tokens: int, tokens: Iterable[int]) -> dict[str, object]:
+    """In vLLM's form of `continuous_usage_stats`; the length of a sealed prompt is told at the end only."""
+    told = sum(tokens)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": told,
+        "total_tokens": prompt_tokens + told,
     }
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from sealring.api.answers import Asked, Choice, Logprobs, Renderer, call_id, event, usage_of
+from sealring.api.answers import Asked, Choice, Logprobs, Renderer, call_id, event, usage_of, usage_so_far
 from sealring.api.fields import (
     BOOKKEEPING,
     MAX_STRING,
@@ -348,7 +348,11 @@ def ask_chat(value: dict[str, Any], request_id: str) -> Asked:
 
     def render(started: inference.Started) -> Renderer:
         return ChatRenderer(
-            started, request.choices, include_usage=body.include_usage, likeliest=body.likeliest
+            started,
+            request.choices,
+            include_usage=body.include_usage,
+            likeliest=body.likeliest,
+            continuous_usage=body.continuous_usage,
         )
 
     return Asked(request, render, bool(body.stream), body.user or "", names=names.names)
@@ -358,9 +362,17 @@ class ChatRenderer(Renderer):
     """Answers in OpenAI's form. A delta of text is rendered without building a dictionary for it."""
 
     def __init__(
-        self, started: inference.Started, choices: int, *, include_usage: bool, likeliest: int | None
+        self,
+        started: inference.Started,
+        choices: int,
+        *,
+        include_usage: bool,
+        likeliest: int | None,
+        continuous_usage: bool = False,
     ) -> None:
         super().__init__(started)
+        self._prompt_tokens = started.prompt_tokens
+        self._tokens = [0] * choices if continuous_usage else []
         self._common = self.common(started, "chatcmpl", "chat.completion")
         self._usage = include_usage
         self._logged = likeliest is not None
@@ -378,7 +390,8 @@ class ChatRenderer(Renderer):
     ) -> dict[str, Any]:
         logprobs = chat_logprobs(tokens) if self._logged and tokens else None
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        usage = {"usage": None} if self._usage else {}
+        told = usage_so_far(self._prompt_tokens, self._tokens) if self._tokens else None
+        usage = {"usage": told} if self._usage else {}
         return {**self._common, "object": "chat.completion.chunk", "choices": [choice], **usage}
 
     def first(self) -> bytes:
@@ -387,7 +400,9 @@ class ChatRenderer(Renderer):
 
     def delta(self, delta: inference.Delta) -> bytes:
         index = delta.choice
-        if not delta.logprobs and not delta.HasField("parsed"):
+        if self._tokens:
+            self._tokens[index] = delta.tokens
+        elif not delta.logprobs and not delta.HasField("parsed"):
             before, after = self._around[index]
             return f"{before}{json.dumps(delta.text)}{after}".encode()
         told: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field
 
-from sealring.api.answers import Asked, Choice, Logprobs, Renderer, event, usage_of
+from sealring.api.answers import Asked, Choice, Logprobs, Renderer, event, usage_of, usage_so_far
 from sealring.api.fields import Translated, check_body, unsupported
 from sealring.api.logprobs import CompletionLogprobs
 from sealring.api.sampling import CommonBody, clean, make_request
@@ -114,6 +114,8 @@ class CompletionRenderer(Renderer):
         self._choices = choices
         self._common = self.common(started, "cmpl", "text_completion")
         self._usage = body.include_usage
+        self._prompt_tokens = started.prompt_tokens
+        self._tokens = [0] * len(self._echoed) if body.continuous_usage else []
         self._answers = body.max_tokens != 0
         self._logprobs: list[CompletionLogprobs] = []
         if body.logprobs is not None:
@@ -124,6 +126,8 @@ class CompletionRenderer(Renderer):
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def _event(self, *choices: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
+        if self._tokens and usage is None:
+            usage = usage_so_far(self._prompt_tokens, self._tokens)
         return event({**self._common, "choices": choices, **({"usage": usage} if self._usage else {})})
 
     def first(self) -> bytes:
@@ -133,6 +137,8 @@ class CompletionRenderer(Renderer):
     def delta(self, delta: inference.Delta) -> bytes:
         """A prompt's tokens come with the first of its answers, and are told with each."""
         prompt, answer = _divided(delta.logprobs)
+        if self._tokens:
+            self._tokens[delta.choice] = delta.tokens
         events = [
             self._event(self._choice(index, self._spelt(index, prompt), None, prompt))
             for index in range(delta.choice, delta.choice + self._choices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -19,6 +20,7 @@ from sealring.mesh.prompt.validate import (
     MAX_PRIORITY,
     MAX_PROMPT_CACHE_KEY,
     MAX_REPETITION_CONTEXT_SIZE,
+    MAX_STOPS,
     MAX_TOKEN_ID,
     MAX_TOKENS,
 )
@@ -30,6 +32,7 @@ _DEFAULT = "default_model"
 """What mlx_lm.server calls the model that it has."""
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+_TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 _Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
 
 
@@ -107,11 +110,9 @@ OPENAI: Rules = {
     "guided_grammar": only(),
     "guided_json": _SCHEMA,
     "guided_regex": only(),
-    "ignore_eos": only(False),
     "include_stop_str_in_output": only(False),
     "length_penalty": only(1),
     "logits_processors": only([]),
-    "min_tokens": only(0),
     "prompt_logprobs": only(),
     "request_id": BOOKKEEPING,
     "return_token_ids": only(False),
@@ -119,7 +120,6 @@ OPENAI: Rules = {
     "separate_reasoning": only(True),
     "skip_special_tokens": only(True),
     "spaces_between_special_tokens": only(True),
-    "stop_token_ids": only([]),
     "stream_reasoning": only(True),
     "structured_outputs": Rule(
         parts={
@@ -170,7 +170,8 @@ OPENAI: Rules = {
 
 
 class StreamOptions(Body):
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -197,7 +198,10 @@ class CommonBody(Body):
     repetition_penalty: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = None
     repetition_context_size: Annotated[int, Field(ge=1, le=MAX_REPETITION_CONTEXT_SIZE)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=16)] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[_TokenId], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     user: Annotated[str, Field(max_length=MAX_STRING)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=MAX_PROMPT_CACHE_KEY)] | None = None
     min_trust: Annotated[int, Field(ge=0, le=MAX_SCORE)] | None = None
@@ -207,9 +211,37 @@ class CommonBody(Body):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def continuous_usage(self) -> bool:
+        """Whether each event of a stream tells the usage so far."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
     def likeliest(self) -> int | None:
         """How many tokens are to be told beside each one; None for no log-probabilities."""
         raise NotImplementedError
+
+
+_SAMPLING = tuple(
+    field.name for field in inference.Sampling.DESCRIPTOR.fields if field.name in CommonBody.model_fields
+)
+"""What bodies and the contract call alike, which is all but `logprobs`."""
+
+_CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "top_p": lambda mass: mass or _LEAST_TOP_P,
+    "top_k": lambda count: max(0, count),
+    "seed": lambda seed: seed % (2 * _INT64),
+    "repetition_penalty": lambda penalty: penalty or None,  # mlx_lm.server's default is 0, which is off
+    "logit_bias": lambda biases: {_token_id(token): bias for token, bias in biases.items()},
+}
+
+
+def _set(sampling: inference.Sampling, name: str, value: Any) -> None:
+    if isinstance(value, dict):
+        getattr(sampling, name).update(value)
+    elif isinstance(value, list):
+        getattr(sampling, name).extend(value)
+    else:
+        setattr(sampling, name, value)
 
 
 def make_request(
@@ -217,27 +249,15 @@ def make_request(
 ) -> inference.GenerateRequest:
     """The request for a prompt, whose sampling is filled in. Raises InvalidInput (BAD_FIELD, BAD_UTF8)."""
     sampling = prompt.sampling
-    sampling.temperature = 1.0 if body.temperature is None else body.temperature
-    if body.top_p is not None:
-        sampling.top_p = body.top_p or _LEAST_TOP_P
-    if body.top_k is not None:
-        sampling.top_k = max(0, body.top_k)
-    if body.min_p is not None:
-        sampling.min_p = body.min_p
-    if body.num_draft_tokens is not None:
-        sampling.num_draft_tokens = body.num_draft_tokens
-    if body.repetition_penalty:  # 0 is off, too: mlx_lm.server's default
-        sampling.repetition_penalty = body.repetition_penalty
-    if body.repetition_context_size is not None:
-        sampling.repetition_context_size = body.repetition_context_size
-    sampling.presence_penalty = body.presence_penalty or 0.0
-    sampling.frequency_penalty = body.frequency_penalty or 0.0
-    for token, bias in (body.logit_bias or {}).items():
-        sampling.logit_bias[_token_id(token)] = bias
+    sampling.temperature = 1.0
+    for name in _SAMPLING:
+        value = getattr(body, name)
+        if value is not None and name in _CONVERTED:
+            value = _CONVERTED[name](value)
+        if value is not None:
+            _set(sampling, name, value)
     if body.likeliest is not None:
         sampling.logprobs = body.likeliest
-    if body.seed is not None:
-        sampling.seed = body.seed % (2 * _INT64)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     prompt.stop.extend(clean(stop, "stop") for stop in stops)
     return inference.GenerateRequest(

@@ -21,6 +21,12 @@ class SamplingOptions(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float]
+    min_tokens: int
+    """The answer does not end before it has so many."""
+    ignore_eos: bool
+    """The answer does not end by itself: `max_tokens` or `stop` ends it."""
+    stop_token_ids: Sequence[int]
+    """At most 16 more tokens that end the answer."""
     num_draft_tokens: int | None
     """Tokens guessed in one step at most, where the deployment speculates; 0: none."""
     logprobs: int | None

@@ -113,6 +113,8 @@ def _set(sampling: inference.Sampling, name: str, value: Any) -> None:
     try:
         if name == "logit_bias":
             sampling.logit_bias.update(value)
+        elif name == "stop_token_ids":
+            sampling.stop_token_ids.extend(value)
         else:
             setattr(sampling, name, value)
     except (ValueError, TypeError, AttributeError):

@@ -34,6 +34,9 @@ def test_options_reach_the_prompt() -> None:
         "frequency_penalty": 0.5,
         "logit_bias": {3: -100.0, 4: 1.0},
         "num_draft_tokens": 0,
+        "min_tokens": 5,
+        "ignore_eos": True,
+        "stop_token_ids": [7],
         "logprobs": 0,
     }
     assert set(options) | {"stop"} == SamplingOptions.__annotations__.keys()

@@ -97,6 +97,8 @@ class Answer:
         self._detokenizer = detokenizer
         self._stops = stops
         self._end_tokens = end_tokens
+        """These end the answer; none is told."""
+
         self._max_tokens = max_tokens
         self._log = log
         self._sections = sections
@@ -393,13 +395,18 @@ class Front:
         room = self._room(len(ids), param)
         max_tokens = min(command.max_tokens or room, room)
         _check_biases(prompt.sampling, tokenizer.size)
+        ends = tokenizer.end_tokens | _stop_tokens(prompt.sampling, tokenizer.size)
         said = tokenizer.last_turn(ids)
         scores = prompt.sampling.prompt_logprobs and not answered
         if scores:
             _check_scored(len(ids), prompt.sampling)
         grammar = grammar_of(prompt, tokenizer.format, tokenizer.special, said)
+        if grammar:
+            _check_free(prompt.sampling)
         matcher = self._compiled(grammar) if grammar else None
-        sampled = params.from_sampling(prompt.sampling, ids, answered, resume.choice, grammar)
+        sampled = params.from_sampling(
+            prompt.sampling, ids, answered, resume.choice, grammar, sorted(tokenizer.end_tokens)
+        )
         record = params.encode(sampled)
         if len(record) > MAX_PARAMS_BYTES or len(answered) >= max_tokens:
             raise _bad_resume("the answer was longer than it may be")
@@ -425,7 +432,7 @@ class Front:
             sections = sections_of(tokenizer, prompt, ids)
             detokenizer = tokenizer.detokenizer(spelt=sections is not None)
             follower = None if matcher is None else Follower(matcher, tokenizer.end_tokens)
-            return Answer(detokenizer, stops, tokenizer.end_tokens, max_tokens, log, sections, follower)
+            return Answer(detokenizer, stops, ends, max_tokens, log, sections, follower)
 
         lookup = Lookup(tokens) if opened.drafts else None
         scored = ids if scores else ()
@@ -617,6 +624,31 @@ def _check_biases(sampling: inference.Sampling, size: int) -> None:
             reason="BAD_SAMPLING",
             param="logit_bias",
             limit=size,
+        )
+
+
+def _stop_tokens(sampling: inference.Sampling, size: int) -> frozenset[int]:
+    """Raises InvalidInput (BAD_SAMPLING)."""
+    if max(sampling.stop_token_ids, default=0) >= size:
+        raise InvalidInput(
+            "stop_token_ids names a token that the model does not have",
+            hint=f"its token ids are 0 to {size - 1}",
+            reason="BAD_SAMPLING",
+            param="stop_token_ids",
+            limit=size,
+        )
+    return frozenset(sampling.stop_token_ids)
+
+
+def _check_free(sampling: inference.Sampling) -> None:
+    """Where an answer has to end by its schema, it cannot go on. Raises InvalidInput (BAD_SAMPLING)."""
+    name = "ignore_eos" if sampling.ignore_eos else "min_tokens"
+    if sampling.ignore_eos or sampling.min_tokens:
+        raise InvalidInput(
+            f"{name} cannot be had with a schema: the answer ends where the schema does",
+            hint=f"leave {name} out, or the schema",
+            reason="BAD_SAMPLING",
+            param=name,
         )
 
 

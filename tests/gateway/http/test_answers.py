@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import httpx
 import pytest
 
 from sealring.gateway.http.answers import _Writer, collect, together, unless_disconnected
@@ -265,3 +267,25 @@ async def test_a_ping_that_nobody_takes_breaks_nothing() -> None:
         raise OSError("gone")
 
     await _Writer(send, b":\n")._send_ping()
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+        ("completions", {"prompt": "hello"}),
+    ],
+)
+async def test_a_stream_tells_its_usage_with_each_piece(port: int, path: str, asked: dict[str, Any]) -> None:
+    """As clients that measure speed ask, with a length of the answer that does not depend on the model."""
+    body = {"model": "demo", "stream": True, "ignore_eos": True, "min_tokens": 3, **asked}
+    for continuous, counted in ((True, [1, 2, 3]), (False, [])):
+        options = {"include_usage": True, "continuous_usage_stats": continuous}
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1") as http:
+            answer = await http.post(f"/{path}", json={**body, "stream_options": options})
+        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+        *pieces, last = (json.loads(line)["usage"] for line in lines)
+        told = [one["completion_tokens"] for one in pieces if one]
+        assert sorted(set(told) - {0}) == counted
+        assert all(one["prompt_tokens"] == 5 for one in pieces if one)
+        assert (last["completion_tokens"], last["total_tokens"]) == (3, 8)

@@ -17,6 +17,7 @@ PARAMETERS = {
     "greedy": RowParameters(),
     "drawn": RowParameters(temperature=1.0, top_p=0.9, seed=5),
     "told": RowParameters(temperature=0.7, top_k=20, seed=3, logprobs=2),
+    "not before": RowParameters(masked_until=9, masked=tuple(range(0, 300, 2)), masked_always=(1, 3)),
     "penalties": RowParameters(
         temperature=0.8,
         seed=9,

@@ -36,6 +36,9 @@ def made(draw: st.DrawFn) -> RowParameters:
         position=len(answered) if presence or frequency else draw(st.integers(0, 2**32 - 1)),
         answered=answered,
         logprobs=draw(st.none() | st.integers(0, 20)),
+        masked_until=draw(st.integers(0, 2**32 - 1)),
+        masked=tuple(sorted(draw(st.sets(ids, max_size=10)))),
+        masked_always=tuple(sorted(draw(st.sets(ids, max_size=10)))),
     )
 
 
@@ -169,6 +172,10 @@ GOOD = RowParameters(
         {"logit_bias": ((2**31, 1.0),)},
         {"logit_bias": tuple((token, 1.0) for token in range(301))},
         {"logprobs": 21},
+        {"masked": (3, 3)},
+        {"masked_always": (4, 3)},
+        {"masked": (2**31,)},
+        {"masked": tuple(range(1025))},
     ],
     ids=str,
 )

@@ -502,6 +502,27 @@ def test_a_bias_on_a_token_that_is_not_there_is_refused(desk: Desk) -> None:
     assert (problem.reason, problem.metadata["param"]) == ("BAD_SAMPLING", "logit_bias")
 
 
+def test_an_answer_ends_at_the_tokens_that_were_named(desk: Desk) -> None:
+    sampling = inference.Sampling(stop_token_ids=[spell("b")], min_tokens=2)
+    desk.open(1, text_prompt("a", sampling=sampling))
+    row = params.decode(desk.front.parameters(1))
+    assert (row.masked_until, row.masked) == (2, tuple(sorted({spell("b"), END})))
+    assert desk.deliver({1: spell("x")}) == {1: ("x", 1, 0)}
+    assert desk.deliver({1: spell("b")}) == {1: ("", 2, inference.FINISH_REASON_STOP)}
+    beyond = inference.Sampling(stop_token_ids=[END + 1])
+    problem = desk.open(2, text_prompt("a", sampling=beyond)).refused.problem
+    assert (problem.reason, problem.metadata["param"]) == ("BAD_SAMPLING", "stop_token_ids")
+
+
+@pytest.mark.parametrize("name", ["min_tokens", "ignore_eos"])
+def test_an_answer_that_ends_by_its_schema_cannot_go_on(desk: Desk, name: str) -> None:
+    sampling = inference.Sampling(**{name: 1})  # type: ignore[arg-type]
+    for schema, reason in (("", ""), ('{"type": "object"}', "BAD_SAMPLING")):
+        row = 1 + bool(schema)
+        problem = desk.open(row, text_prompt("a", sampling=sampling, schema=schema)).refused.problem
+        assert (problem.reason, problem.metadata.get("param", "")) == (reason, name if reason else "")
+
+
 def test_choices_are_opened_with_their_row_and_forgotten_with_it(desk: Desk) -> None:
     command = engine.OpenEngineRow(row=1, prompt=text_prompt("hi"), max_tokens=2, choices=3)
     desk.front.open(command)
