@@ -1,29 +1,97 @@
-"""The OpenAI HTTP edge on the user's own machine: what it takes in clear leaves sealed."""
+"""The OpenAI HTTP edge on the user's own machine: what it takes in clear leaves sealed.
+
+Whoever else uses the machine reaches its port as well. So it answers only with its own key, which lies in a
+file of the user's: others would ask with the user's API key, and by what is cached learn what the user asked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hmac
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import structlog
 
 from sealring.client import AsyncClient, Ring
 from sealring.client.sealing import SealingBackend
+from sealring.gateway.access.gate import Caller
+from sealring.gateway.access.keys import ApiKey, Scope, new_key, parse_key
 from sealring.gateway.http.app import create_app
 from sealring.gateway.http.server import HttpServer
 from sealring.gateway.metrics import Metrics
+from sealring.mesh.errors import ConfigError, Unauthenticated
+from sealring.mesh.system.files import create_exclusive, read_secret, unwritable
+from sealring.mesh.system.lock import require_own_state
 from sealring.mesh.system.processes import stop_on_signals
 
 log = structlog.get_logger()
 
 
-async def serve(client: AsyncClient, listen: str, *, say: Callable[[str], None]) -> None:
-    """The proxy on a loopback address, until SIGTERM or SIGINT.
+class OwnGate:
+    """Lets in the programs that have the one key (gateway.access.gate.Door).
+
+    It has 256 random bits: nobody guesses it, so attempts are neither counted nor made slow. A program that
+    has no key, or an old one, keeps no other out.
+    """
+
+    required = True
+
+    def __init__(self, key: ApiKey) -> None:
+        self._key = key.text.encode()
+
+    @asynccontextmanager
+    async def admit(
+        self, peer: str, authorization: str | None, scopes: Collection[Scope] | None
+    ) -> AsyncIterator[Caller]:
+        """Lets a request in if one of its keys is right: some programs also send that of another service.
+
+        Raises Unauthenticated (INVALID_API_KEY).
+        """
+        if scopes is None:
+            yield Caller(known=False)
+            return
+        given = [one.rpartition(" ")[2].encode() for one in (authorization or "").split(", ")]
+        if not any(hmac.compare_digest(one, self._key) for one in given):
+            raise Unauthenticated(
+                "the proxy's key is missing or not the right one",
+                hint="`sealring connect NAME --write` puts it into a program's settings",
+                reason="INVALID_API_KEY",
+            )
+        yield Caller()
+
+
+def own_key(file: Path) -> ApiKey:
+    """The key in the file; a missing file is made.
+
+    Raises ConfigError (BAD_API_KEY_FILE, SECRET_FILE_UNSAFE, STATE_UNWRITABLE), PermissionDenied
+    (OTHERS_STATE).
+    """
+    require_own_state(file.parent, line="sealring proxy")
+    try:
+        create_exclusive(file, f"{new_key().text}\n".encode())
+        key = parse_key(read_secret(file).decode("ascii", "replace").strip())
+    except OSError as error:
+        raise unwritable(file, error) from None
+    if key is None:
+        raise ConfigError(
+            f"{file} does not hold the proxy's key",
+            hint="remove it, so that another one is made, and run `sealring connect NAME --write` again",
+            reason="BAD_API_KEY_FILE",
+        )
+    return key
+
+
+async def serve(client: AsyncClient, listen: str, key_file: Path, *, say: Callable[[str], None]) -> None:
+    """The proxy on a loopback address, until SIGTERM or SIGINT, for programs that have the key in `key_file`.
 
     `say` is told where it serves and who will see the prompts. Raises ConfigError (LOOPBACK_ONLY,
-    CANNOT_LISTEN), and at the start RosterError or Unavailable without a roster that the root vouches for.
+    CANNOT_LISTEN), what `own_key` raises, and at the start RosterError or Unavailable without a roster that
+    the root vouches for.
     """
     metrics = Metrics()
-    edge = HttpServer(create_app(SealingBackend(client, metrics), exposition=metrics.exposition))
+    gate = OwnGate(own_key(key_file))
+    edge = HttpServer(create_app(SealingBackend(client, metrics), exposition=metrics.exposition, gate=gate))
     with stop_on_signals() as stop:
         try:
             async with client:
@@ -36,6 +104,7 @@ async def serve(client: AsyncClient, listen: str, *, say: Callable[[str], None])
                 host = listen.rpartition(":")[0]
                 gateways = " or ".join(client.gateways.addresses)
                 say(f"serving http://{host}:{port}/v1; {gateways} gets sealed prompts")
+                say(f"programs need the key in {key_file}: sealring connect NAME --write")
                 for ring in rings:
                     say(_answered_by(ring))
                 await stop.wait()

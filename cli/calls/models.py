@@ -7,10 +7,12 @@ import http.client
 import json
 import re
 from http.client import HTTPException
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from sealring.mesh.errors import ConfigError, InvalidInput, NotFound, Unauthenticated, Unavailable
 from sealring.mesh.system.addresses import is_loopback
+from sealring.mesh.system.files import read_secret
 
 NO_KEY = "none"
 """What tools say to an edge that asks for no key: most of them want some."""
@@ -18,6 +20,24 @@ NO_KEY = "none"
 _SECONDS = 10.0
 _MOST = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+
+
+def key_for(url: str, key_file: Path) -> str | None:
+    """The proxy's own key in `key_file`, where the edge at `url` is on this machine and asks for a key.
+
+    Raises InvalidInput (BAD_ADDRESS), ConfigError (SECRET_FILE_UNSAFE).
+    """
+    host, port, path, kind = _parts(url)
+    if kind is not http.client.HTTPConnection or not is_loopback(host):
+        return None
+    try:
+        key = read_secret(key_file).decode("ascii", "replace").strip()
+        with contextlib.closing(kind(host, port, timeout=_SECONDS)) as connection:
+            connection.request("GET", f"{path}/v1/models")
+            with connection.getresponse() as answer:
+                return key if answer.status == 401 else None
+    except (OSError, HTTPException):
+        return None
 
 
 def served(url: str, key: str | None, model: str = "") -> tuple[str, int]:

@@ -14,7 +14,7 @@ from sealring.cli.setup.tools import TOOLS, Settings, filled, shown
 from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.output import say, write
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.system.paths import default_state_root
+from sealring.mesh.system.paths import default_state_root, proxy_key_file
 
 app = typer.Typer()
 
@@ -56,10 +56,10 @@ def connect(
         return
 
     from sealring.cli.calls.client import read_api_key
-    from sealring.cli.calls.models import NO_KEY, served
+    from sealring.cli.calls.models import NO_KEY, key_for, served
 
-    key = read_api_key(load_settings(context).settings.api_key_file)
     url = url.rstrip("/").removesuffix("/v1")
+    key = read_api_key(load_settings(context).settings.api_key_file) or key_for(url, proxy_key_file())
     found, length = served(url, key, model)
     values: dict[str, str | int] = {"url": url, "model": found, "key": key or NO_KEY, "context": length}
     content = filled(tool.content, values)

@@ -52,7 +52,8 @@ def proxy(
 ) -> None:
     """Serve the OpenAI HTTP API here and seal every prompt for its ring.
 
-    The gateway passes on what it cannot read. Any OpenAI client works: its base URL is http://LISTEN/v1.
+    The gateway passes on what it cannot read. Any OpenAI client works: its base URL is http://LISTEN/v1, its
+    API key the one that only your own account can read; `sealring connect` sets both.
     """
     settings = load_settings(context).settings
     pin = _pin(root_sha256, settings)
@@ -62,6 +63,7 @@ def proxy(
     from sealring.client import AsyncClient
     from sealring.client.trust import default_state_file
     from sealring.mesh.system.addresses import require_loopback
+    from sealring.mesh.system.paths import proxy_key_file
 
     require_loopback(listen)
 
@@ -74,7 +76,7 @@ def proxy(
             timeout=3600.0,
             **gateway_access(settings),
         )
-        await serve(client, listen, say=say)
+        await serve(client, listen, proxy_key_file(), say=say)
 
     run_daemon("proxy", work, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)
 

@@ -16,7 +16,9 @@ import hmac
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -69,6 +71,19 @@ class _Remembered:
     key_id: str
     hash: str
     until: float
+
+
+class Door(Protocol):
+    """What lets requests into the HTTP edge: a Gate, or what needs less."""
+
+    @property
+    def required(self) -> bool:
+        """Whether a key is needed."""
+
+    def admit(
+        self, peer: str, authorization: str | None, scopes: Collection[Scope] | None
+    ) -> AbstractAsyncContextManager[Caller]:
+        """Lets one request in for the length of the block, or not; see Gate."""
 
 
 class Gate:

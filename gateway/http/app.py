@@ -24,7 +24,7 @@ from sealring.api.completions import ask_completion
 from sealring.api.fields import bad, renamed
 from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, show, tags
 from sealring.api.responses import ask_responses
-from sealring.gateway.access.gate import Gate
+from sealring.gateway.access.gate import Door, Gate
 from sealring.gateway.http.answers import EventStream, collect, started, together, unless_disconnected
 from sealring.gateway.http.body import read_json
 from sealring.gateway.http.guard import Guard
@@ -52,7 +52,7 @@ def create_app(
     *,
     exposition: Callable[[], bytes],
     kept: KeptAnswers | None = None,
-    gate: Gate | None = None,
+    gate: Door | None = None,
     cors_origins: Sequence[str] = (),
 ) -> Starlette:
     """The ASGI application. `exposition` makes the body of /metrics; without a gate nobody needs a key.

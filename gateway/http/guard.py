@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sealring.gateway.access.gate import ANY, LOOK, USE, WATCH, Gate, presented
+from sealring.gateway.access.gate import ANY, LOOK, USE, WATCH, Door, presented
 from sealring.gateway.access.keys import Scope as ApiScope
 from sealring.gateway.http.errors import error_response
 from sealring.mesh.errors import (
@@ -69,7 +69,7 @@ class Guard:
     """Wraps the whole edge. Where no key is needed only loopback names are answered: a page in a browser may
     resolve its own name to 127.0.0.1, but it has no key."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, gate: Door) -> None:
         self._app = app
         self._gate = gate
         self._under_way = 0

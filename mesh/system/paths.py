@@ -22,6 +22,11 @@ def state_root_of(home: Path) -> Path:
         return home / ".local" / "state" / "sealring"
 
 
+def proxy_key_file() -> Path:
+    """The key that the user's own `sealring proxy` asks for; the user's programs get it from here."""
+    return default_state_root() / "proxy.key"
+
+
 def default_config_file() -> Path:
     """The settings file that is read when it exists and no other is named."""
     if sys.platform == "darwin":

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from sealring.cli.main import app
 from sealring.client.sealing import SealingBackend
 from sealring.gateway.http.app import create_app
 from sealring.gateway.metrics import Metrics
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import ConfigError, SealringError
 from sealring.v1 import inference_pb2 as inference
 
 BODY: dict[str, Any] = {
@@ -30,10 +31,12 @@ BODY: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def proxied(**settings: Any) -> AsyncIterator[tuple[Stage, httpx.AsyncClient]]:
+async def proxied(
+    gate: proxy.OwnGate | None = None, **settings: Any
+) -> AsyncIterator[tuple[Stage, httpx.AsyncClient]]:
     metrics = Metrics()
     async with on_stage() as stage, stage.client(**settings) as client:
-        edge = create_app(SealingBackend(client, metrics), exposition=metrics.exposition)
+        edge = create_app(SealingBackend(client, metrics), exposition=metrics.exposition, gate=gate)
         transport = httpx.ASGITransport(app=edge)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=200) as http:
             yield stage, http
@@ -139,7 +142,57 @@ async def test_a_cache_key_stays_on_this_machine() -> None:
     assert "x" * 100 not in refused.text
 
 
-async def test_it_says_where_it_serves_and_who_will_see_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/models", "/metrics", "/api/tags", "/v1/messages"]
+)
+async def test_other_users_of_the_machine_neither_ask_nor_learn_anything(tmp_path: Path, path: str) -> None:
+    """They reach its port, could ask with its owner's key, and learn from cached tokens what was asked."""
+    file = tmp_path / "state" / "proxy.key"
+    key = proxy.own_key(file)
+    assert file.stat().st_mode & 0o077 == 0
+    body = {**BODY, "messages": BODY["messages"]}
+    how: dict[str, Any] = (
+        {"method": "POST", "json": body}
+        if path in ("/v1/chat/completions", "/v1/messages")
+        else {"method": "GET"}
+    )
+    async with proxied(proxy.OwnGate(key)) as (stage, http):
+        for authorization in (
+            {},
+            {"authorization": "Bearer none"},
+            {"x-api-key": key.text[:-1]},
+            {"x-api-key": b"\xe9"},
+        ):
+            refused = await http.request(url=path, headers=authorization, **how)
+            assert (refused.status_code, stage.gateway.requests) == (401, [])
+            assert "cached" not in refused.text
+        assert "rings" not in (await http.get("/health")).json()
+        right = f"Bearer {key.text}"
+        for several in (
+            [("authorization", right)],
+            [("x-api-key", key.text), ("authorization", "Bearer sk-ant")],
+        ):
+            assert (await http.request(url=path, headers=several, **how)).status_code == 200
+
+
+def test_the_key_stays_and_is_not_taken_from_a_file_that_others_may_read(tmp_path: Path) -> None:
+    file = tmp_path / "proxy.key"
+    key = proxy.own_key(file)
+    assert proxy.own_key(file) == key
+    file.chmod(0o644)
+    with pytest.raises(ConfigError) as caught:
+        proxy.own_key(file)
+    assert caught.value.reason == "SECRET_FILE_UNSAFE"
+    file.chmod(0o600)
+    file.write_text("none")
+    with pytest.raises(ConfigError) as caught:
+        proxy.own_key(file)
+    assert caught.value.reason == "BAD_API_KEY_FILE"
+
+
+async def test_it_says_where_it_serves_and_who_will_see_prompts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     did: list[str] = []
 
     class Server:
@@ -181,11 +234,12 @@ async def test_it_says_where_it_serves_and_who_will_see_prompts(monkeypatch: pyt
     monkeypatch.setattr(proxy, "HttpServer", Server)
     monkeypatch.setattr(proxy, "stop_on_signals", stopping)
     client: Any = Client()
-    await proxy.serve(client, "127.0.0.1:0", say=did.append)
+    await proxy.serve(client, "127.0.0.1:0", tmp_path / "proxy.key", say=did.append)
     whom = "aaaaaaaa (software), bbbbbbbb (software)"
     assert did == [
         *("listens at 127.0.0.1:0", "started"),
         "serving http://127.0.0.1:4711/v1; a:1 or b:2 gets sealed prompts",
+        f"programs need the key in {tmp_path / 'proxy.key'}: sealring connect NAME --write",
         f"demo is answered by ring demo-0, trust 10: {whom}",
         f"demo is not answered by ring demo-1, whose links are in clear: {whom}",
         *("closed", "stopped"),

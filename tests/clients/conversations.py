@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+KEY = os.environ["API_KEY"]
+
 QUESTION = "What is the weather in Paris?"
 THANKS = {"role": "user", "content": "Thanks."}
 
@@ -38,7 +40,7 @@ def run_litellm(url: str, model: str) -> list[str]:
 
     told = []
     for provider, base in (("openai", f"{url}/v1"), ("anthropic", url), ("ollama_chat", url)):
-        asked: dict[str, Any] = {"model": f"{provider}/{model}", "api_base": base, "api_key": "none"}
+        asked: dict[str, Any] = {"model": f"{provider}/{model}", "api_base": base, "api_key": KEY}
         asked |= {"temperature": 0, "tools": [TOOL]}
         messages: list[Any] = [{"role": "user", "content": QUESTION}]
         first = litellm.completion(messages=messages, **asked).choices[0].message
@@ -62,7 +64,7 @@ def run_langchain(url: str, model: str) -> list[str]:
         chat = ChatOpenAI(
             model=model,
             base_url=f"{url}/v1",
-            api_key="none",
+            api_key=KEY,
             use_responses_api=responses,
             max_retries=0,
             temperature=0,
@@ -84,7 +86,7 @@ def run_pydantic_ai(url: str, model: str) -> list[str]:
     from pydantic_ai.providers.openai import OpenAIProvider
 
     async def converse(kind: Any) -> list[str]:
-        provider = OpenAIProvider(base_url=f"{url}/v1", api_key="none")
+        provider = OpenAIProvider(base_url=f"{url}/v1", api_key=KEY)
         agent: Any = Agent(
             kind(model, provider=provider), tools=[get_weather], model_settings={"temperature": 0.0}
         )
@@ -103,7 +105,7 @@ def run_instructor(url: str, model: str) -> list[str]:
     class City(BaseModel):
         city: str
 
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY)
     found = instructor.from_openai(client, mode=instructor.Mode.TOOLS).chat.completions.create(
         model=model, response_model=City, messages=[{"role": "user", "content": QUESTION}], temperature=0
     )
@@ -114,7 +116,7 @@ def run_llm(url: str, model: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         entry = {"model_id": "ring", "model_name": model, "api_base": f"{url}/v1", "supports_tools": True}
         Path(folder, "extra-openai-models.yaml").write_text(json.dumps([{**entry, "api_key_name": "ring"}]))
-        Path(folder, "keys.json").write_text('{"ring": "none"}')
+        Path(folder, "keys.json").write_text(json.dumps({"ring": KEY}))
         source = (
             'def get_weather(city: str) -> str:\n    "Get the weather"\n    return "21 degrees and sunny"\n'
         )
@@ -149,7 +151,7 @@ def run_openai_agents(url: str, model: str) -> list[str]:
     set_tracing_disabled(True)
 
     async def converse(kind: Any) -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY) as client:
             agent: Any = Agent(
                 name="a",
                 model=kind(model, client),
@@ -182,7 +184,7 @@ def run_mini_swe_agent(url: str, model: str) -> list[str]:
         command.chmod(0o700)
         served = LitellmModel(
             model_name=f"openai/{model}",
-            model_kwargs={"api_base": f"{url}/v1", "api_key": "none", "temperature": 0},
+            model_kwargs={"api_base": f"{url}/v1", "api_key": KEY, "temperature": 0},
         )
         agent = DefaultAgent(
             served,

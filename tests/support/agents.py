@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ringtest import PROXY_KEY
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
@@ -28,6 +29,7 @@ async def converse(name: str, urls: list[str], home: Path) -> list[Any]:
         env={
             "HOME": str(home),
             "PATH": os.environ["PATH"],
+            "API_KEY": PROXY_KEY,
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
         },

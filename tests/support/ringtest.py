@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -26,6 +27,7 @@ from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.local.cluster import LocalCluster
 from sealring.client import AsyncClient
 from sealring.mesh.system.addresses import free_port
+from sealring.mesh.system.paths import state_root_of
 from sealring.v1 import inference_pb2, inference_pb2_grpc, membership_pb2
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
@@ -216,10 +218,23 @@ async def started(cluster: LocalCluster, **spec: Any) -> AsyncIterator[Ring]:
         yield Ring(cluster, deployment, inference_pb2_grpc.InferenceStub(channel))
 
 
+PROXY_KEY = f"srk_{'a' * 16}_{'b' * 52}"
+"""What programs send to proxies of tests, and to gateways, which ask for nothing."""
+
+
+def give_proxy_key(home: Path) -> None:
+    """Puts it where the proxy of the user with this home folder, and `sealring connect`, take it from."""
+    file = state_root_of(home) / "proxy.key"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(PROXY_KEY)
+    file.chmod(0o600)
+
+
 @asynccontextmanager
 async def proxy(ring: Ring, folder: Path, *options: str) -> AsyncIterator[tuple[str, Any]]:
-    """A running proxy: its URL and its process."""
+    """A running proxy, whose programs have PROXY_KEY: its URL and its process."""
     port = free_port()
+    give_proxy_key(folder)
     process = await asyncio.create_subprocess_exec(
         *(
             sys.executable,
@@ -232,6 +247,7 @@ async def proxy(ring: Ring, folder: Path, *options: str) -> AsyncIterator[tuple[
             ring.pin,
         ),
         *("--listen", f"127.0.0.1:{port}", "--state-file", str(folder / "roster-state"), *options),
+        env=os.environ | {"HOME": str(folder), "XDG_STATE_HOME": ""},
         stderr=asyncio.subprocess.PIPE,
     )
     try:

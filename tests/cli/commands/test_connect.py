@@ -13,14 +13,18 @@ from typing import Any
 import pytest
 
 from sealring.cli.commands import connect
+from sealring.mesh.system.paths import proxy_key_file
 
 
 class Edge(BaseHTTPRequestHandler):
     models: Any = [{"id": "demo", "context_length": 4096}]
 
+    key = ""
+
     def do_GET(self) -> None:
         body = json.dumps({"data": self.models}).encode()
-        self.send_response(200)
+        right = self.headers.get("authorization") == f"Bearer {self.key}"
+        self.send_response(200 if right or not self.key else 401)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -52,6 +56,27 @@ def test_as_a_user_runs_it(sealring: Any, here: Any, home: Path, url: str) -> No
     assert here("connect", "cline", "--url", url, "--write").status != 0
     assert "no model" in here("connect", "curl", "--url", url, "--model", "other").err
     assert "models" in here("connect", "curl", "--url", "http://127.0.0.1:9").err
+
+
+def test_programs_get_the_key_of_the_users_own_proxy_where_one_is_asked_for(
+    here: Any, home: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Bearer none" in here("connect", "curl", "--url", url).out
+    monkeypatch.setattr(Edge, "key", "srk_own")
+    refused = here("connect", "curl", "--url", url)
+    assert "[KEY_REFUSED]" in refused.err
+    file = proxy_key_file()
+    assert file.is_relative_to(home)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("srk_own\n")
+    file.chmod(0o600)
+    assert "Bearer srk_own" in here("connect", "curl", "--url", url).out
+    assert here("connect", "claude", "--url", url, "--write").status == 0
+    settings = home / ".claude" / "settings.json"
+    assert json.loads(settings.read_text())["env"]["ANTHROPIC_AUTH_TOKEN"] == "srk_own"
+    assert settings.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(Edge, "key", "")
+    assert "srk_own" not in here("connect", "curl", "--url", url).out, "nobody asked for it"
 
 
 def test_files_that_cannot_be_used_are_named(here: Any, home: Path, url: str) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from agents import PYTHON
-from ringtest import CLUSTER
+from ringtest import CLUSTER, PROXY_KEY, give_proxy_key
 
 pytestmark = [*CLUSTER, pytest.mark.agents]
 QUESTION = "What is the capital of France?"
@@ -29,6 +29,7 @@ async def _run(home, *command, stdin=None):
 
 
 async def _connect(home, url, *arguments):
+    give_proxy_key(home)
     own = (sys.executable, "-P", "-m", "sealring.cli", "connect", *arguments, "--url", url)
     return await _run(home, *own)
 
@@ -40,7 +41,7 @@ def url(request, ring, sealed):
 
 async def test_llm_answers_with_what_is_written(url, tmp_path):
     await _connect(tmp_path, url, "llm", "--write")
-    await _run(tmp_path, "llm", "keys", "set", "sealring", "--value", "none")
+    await _run(tmp_path, "llm", "keys", "set", "sealring", "--value", PROXY_KEY)
     assert (await _run(tmp_path, "llm", "-m", "sealring", QUESTION)).strip() == ANSWER
 
 

@@ -8,11 +8,12 @@ import httpx
 import openai
 import pytest
 from capture import Capture, forms_of, found
-from ringtest import CLUSTER, LIMIT_SECONDS, proxy
+from ringtest import CLUSTER, LIMIT_SECONDS, PROXY_KEY, proxy
 
 from sealring.mesh.system.addresses import free_port
 
 pytestmark = CLUSTER
+KEY = {"authorization": f"Bearer {PROXY_KEY}"}
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -23,7 +24,7 @@ async def test_the_openai_client_through_the_proxy(ring, reference, tmp_path):
     prompt = forms_of(mark, reference.tokenizer)
     expected = reference.reply(MESSAGES, 100)
     async with proxy(ring, tmp_path) as (url, _):
-        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=PROXY_KEY, max_retries=0)
         stream = await client.chat.completions.create(
             model="demo",
             messages=MESSAGES,
@@ -46,8 +47,9 @@ async def test_the_openai_client_through_the_proxy(ring, reference, tmp_path):
             await client.chat.completions.create(
                 model="demo", messages=MESSAGES, extra_body={"min_trust": 20}
             )
-        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_SECONDS) as http:
+        async with httpx.AsyncClient(base_url=url, headers=KEY, timeout=LIMIT_SECONDS) as http:
             health, metrics = await http.get("/health"), (await http.get("/metrics")).text
+            stranger = await http.get("/v1/models", headers={"authorization": "Bearer none"})
         await client.close()
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == expected.text
@@ -58,7 +60,7 @@ async def test_the_openai_client_through_the_proxy(ring, reference, tmp_path):
     assert refused.value.code == "trust_below_floor"
     assert [model.id for model in models.data] == ["demo"]
     assert text.usage.completion_tokens <= 4
-    assert health.status_code == 200
+    assert (health.status_code, stranger.status_code) == (200, 401)
     assert f'sealring_prompt_tokens_total{{model_name="demo"}} {expected.prompt_tokens}' not in metrics
     assert 'model_name="demo"' in metrics
     assert 'model_name="other"' in metrics
@@ -126,7 +128,7 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, sealed, referen
         *(("/v1/chat/completions", body) for body in bodies),
     ]
     found, counts, held, stopped = {}, [], [], []
-    async with httpx.AsyncClient(timeout=LIMIT_SECONDS) as http:
+    async with httpx.AsyncClient(headers=KEY, timeout=LIMIT_SECONDS) as http:
         # At once, because rows of one batch take hardly more than one row.
         urls = (ring.cluster.http_url, sealed)
         calls = [http.post(f"{url}{path}", json=body) for url in urls for path, body in wanted]

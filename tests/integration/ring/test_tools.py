@@ -5,7 +5,7 @@ import json
 from itertools import product
 
 import openai
-from ringtest import CLUSTER
+from ringtest import CLUSTER, PROXY_KEY
 
 pytestmark = CLUSTER
 QUESTION = {"role": "user", "content": "What is the weather in Paris?"}
@@ -21,7 +21,7 @@ def get_weather(city):
 
 async def with_chats(url):
     asked = {"model": "demo", "temperature": 0, "tools": [TOOL]}
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=PROXY_KEY, max_retries=0) as client:
         said = (await client.chat.completions.create(messages=[QUESTION], **asked)).choices[0].message
         (call,) = said.tool_calls
         told = get_weather(**json.loads(call.function.arguments))
@@ -32,7 +32,7 @@ async def with_chats(url):
 
 async def with_responses(url):
     asked = {"model": "demo", "temperature": 0, "tools": [{"type": "function", **GET, "parameters": CITY}]}
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=PROXY_KEY, max_retries=0) as client:
         (call,) = (await client.responses.create(input=[QUESTION], **asked)).output
         told = get_weather(**json.loads(call.arguments))
         result = {"type": "function_call_output", "call_id": call.call_id, "output": told}
@@ -46,7 +46,7 @@ async def with_messages(url):
 
     asked = {"model": "demo", "max_tokens": 100, "tools": [{**GET, "input_schema": CITY}]}
     asked["extra_body"] = {"temperature": 0}
-    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+    async with anthropic.AsyncAnthropic(base_url=url, api_key=PROXY_KEY, max_retries=0) as client:
         said = await client.messages.create(messages=[QUESTION], **asked)
         (call,) = said.content
         result = {"type": "tool_result", "tool_use_id": call.id, "content": get_weather(**call.input)}
@@ -59,7 +59,7 @@ async def with_messages(url):
 async def with_ollama(url):
     import ollama
 
-    client = ollama.AsyncClient(host=url)
+    client = ollama.AsyncClient(host=url, headers={"authorization": f"Bearer {PROXY_KEY}"})
     asked = {"model": "demo", "options": {"temperature": 0}, "tools": [TOOL]}
     said = (await client.chat(messages=[QUESTION], **asked)).message
     (call,) = said.tool_calls
@@ -75,7 +75,7 @@ async def test_a_custom_tools_input_keeps_to_its_grammar(ring, sealed):
     asked = {"model": "demo", "temperature": 0, "tools": [{"type": "custom", **GET, "format": form}]}
 
     async def called(url):
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=PROXY_KEY, max_retries=0) as client:
             (call,) = (await client.responses.create(input=[QUESTION], **asked)).output
         return (call.type, call.name, call.input)
 
