@@ -48,6 +48,7 @@ from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.text.chat import encode_chat, sections_of
 from sealring.node.engine.text.constraints import grammar_of
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
+from sealring.node.engine.text.plaintext import too_long
 from sealring.node.engine.text.sections import Sections
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
@@ -455,14 +456,7 @@ class Front:
                 "the prompt is empty", reason="EMPTY_PROMPT", hint="send some text", param=param
             )
         if prompt_tokens >= self._context:
-            raise InvalidInput(
-                f"the prompt has {prompt_tokens} tokens, the context holds {self._context} with the answer",
-                reason="CONTEXT_TOO_LONG",
-                hint="shorten the prompt, or deploy the model with a longer context",
-                param=param,
-                prompt_tokens=prompt_tokens,
-                context=self._context,
-            )
+            raise too_long(prompt_tokens, self._context, param)
         return self._context - prompt_tokens
 
     # The epoch

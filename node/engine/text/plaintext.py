@@ -5,22 +5,41 @@ character that occurs nowhere else, after every character with which such a toke
 same control tokens, and the template has not left out one of its own for one of the author's, they are the
 template's, and the first one counts: it is encoded as transformers encodes it. Else the author wrote some of
 them, whole or in parts that would join; then the second counts, cut into pieces where marks keep one apart.
+
+A prompt may have megabytes, and a token costs hundreds of bytes while it is encoded. So a text that may have
+more tokens than the context holds is counted piece by piece first, and only a prompt's own tokens are made at
+once.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
+
+import numpy as np
 
 from sealring.mesh.errors import InvalidInput
 
 _MARKS = range(0xE000, 0xF900)
 """Characters for private use."""
 
-_PIECE = 1 << 16
+PIECE = 1 << 16
+"""Characters that are searched at once: no other thread goes on meanwhile."""
+
+ENCODED = 1 << 14
+"""Characters that are encoded at once where their tokens are only looked at."""
+
+_EXPANDED = 8
+"""Characters that a normalizer may make of a byte: NFKC makes 18 of a character of 3."""
+
+_OVERLAP = 1 << 12
+"""Characters in which a name has to fit, however it is spelt before it is normalized."""
+
+_CUT_TOKENS = 16
+"""By which a cut may change the count of tokens, at most."""
 
 _LAST_TURN = 16
 """Tokens with which a template opens an answer, at most."""
@@ -37,8 +56,7 @@ class PlainText:
     """Encodes prompts with one tokenizer.
 
     `controls`: the names of the tokens that an author cannot write, and their ids. `normalize` is what the
-    tokenizer does with characters before it looks for names. Of prompts of `context` tokens or more, which
-    nobody computes, it counts.
+    tokenizer does with characters before it looks for names. A prompt has fewer tokens than the `context`.
     """
 
     def __init__(
@@ -54,19 +72,24 @@ class PlainText:
         self._firsts = {name[0] for name in known}
         self._normalize = normalize
         self._context = context
+        self._longest = max(map(len, known), default=0)
         longest_first = sorted(known, key=len, reverse=True)
         self._names = re.compile(f"(?=({'|'.join(map(re.escape, longest_first))}))") if known else None
         self._begins = lru_cache(maxsize=1 << 16)(self._uncached_begins)
 
-    def encode(self, written: str, render: Callable[[Write], str], *, add_special_tokens: bool) -> list[int]:
+    def encode(
+        self, written: str, render: Callable[[Write], str], *, add_special_tokens: bool, param: str = "prompt"
+    ) -> list[int]:
         """The tokens of a prompt. `written` is all that its author wrote; `render` puts the prompt together.
 
-        Raises InvalidInput (PROMPT_UNUSABLE) where control tokens cannot be kept out, or what `render` does.
+        Raises InvalidInput: CONTEXT_TOO_LONG, or PROMPT_UNUSABLE where control tokens cannot be kept out; and
+        what `render` does.
         """
         whole = render(lambda text: text)
+        self._count(whole, param)
         ids = self._encode(whole, add_special_tokens=add_special_tokens)
         if len(ids) >= self._context:
-            return ids  # to be refused: with marks it is several times as many, at 500 bytes each
+            raise too_long(len(ids), self._context, param)
         used = _characters(written)
         beginnings = [*filter(self._begins, used)]
         if not beginnings:
@@ -79,16 +102,33 @@ class PlainText:
             return text
 
         marked = render(marking)
-        wanted = self._controls(self._encode(marked, add_special_tokens=add_special_tokens))
+        wanted = self._marked_controls(marked, mark, add_special_tokens=add_special_tokens)
         if self._controls(ids) == wanted and (marked.replace(mark, "") == whole or self._is_plain(written)):
             return ids
         first, *rest = self._pieces(marked, mark)
         ids = self._encode(first, add_special_tokens=add_special_tokens)
         for piece in rest:
             ids += self._encode(piece, add_special_tokens=False)
+            if len(ids) >= self._context:
+                raise too_long(len(ids), self._context, param)
         if self._controls(ids) != wanted:
             raise _unusable()
         return ids
+
+    def _count(self, text: str, param: str) -> None:
+        """Refuses a text that certainly has too many tokens, of which it makes those of a piece at a time.
+
+        A text whose bytes cannot be many more tokens is left alone. Raises InvalidInput (CONTEXT_TOO_LONG).
+        """
+        size = len(text) if text.isascii() else len(text.encode(errors="replace"))
+        if size < (2 * self._context if self._normalize is None else self._context // _EXPANDED):
+            return
+        most, found = self._context + self._context // 4, 0
+        for start in range(0, len(text), ENCODED):
+            found += len(self._encode(text[start : start + ENCODED], add_special_tokens=False))
+            most += _CUT_TOKENS
+            if found > most:
+                raise too_long(found, self._context, param, more=True)
 
     def after_controls(self, ids: Sequence[int]) -> Sequence[int]:
         """The tokens after the last control token, a few at most."""
@@ -97,7 +137,21 @@ class PlainText:
         return last[max(controls, default=0) :]
 
     def _is_plain(self, written: str) -> bool:
-        return not self._controls(self._encode(written, add_special_tokens=False))
+        reach = ENCODED + self._longest + _OVERLAP
+        parts = (written[start : start + reach] for start in range(0, len(written), ENCODED))
+        return not any(self._controls(self._encode(part, add_special_tokens=False)) for part in parts)
+
+    def _marked_controls(self, marked: str, mark: str, *, add_special_tokens: bool) -> list[int]:
+        """The control tokens of a text with marks, none of which holds one: so it is cut behind marks."""
+        found, start = list[int](), 0
+        while start < len(marked) or not start:
+            end = start + ENCODED
+            if end < len(marked):
+                end = marked.rfind(mark, start, end) + 1 or marked.find(mark, end) + 1 or len(marked)
+            first = add_special_tokens and not start
+            found += self._controls(self._encode(marked[start:end], add_special_tokens=first))
+            start = end
+        return found
 
     def _controls(self, ids: list[int]) -> list[int]:
         return [token for token in ids if token in self._ids]
@@ -109,27 +163,30 @@ class PlainText:
 
     def _pieces(self, marked: str, mark: str) -> list[str]:
         """The text without its marks, cut at one mark in each control token that holds some."""
-        parts = marked.split(mark)
-        text, marks, end = "".join(parts), [], 0
-        for part in parts[:-1]:
-            end += len(part)
-            marks.append(end)
-        assert self._names is not None
-        cuts, place = [0], 0
-        for found in self._names.finditer(text):
-            start, end = found.span(1)
-            while place < len(marks) and marks[place] <= start:
-                place += 1
-            if place < len(marks) and marks[place] < end and marks[place] > cuts[-1]:
-                cuts.append(marks[place])
+        spelt = np.frombuffer(marked.encode("utf-32-le", "surrogatepass"), np.uint32)
+        places = np.flatnonzero(spelt == ord(mark))
+        marks = places - np.arange(len(places))
+        text, cuts = marked.replace(mark, ""), [0]
+        for start, end in self._named(text):
+            place = int(np.searchsorted(marks, start, "right"))
+            if place < len(marks) and cuts[-1] < marks[place] < end:
+                cuts.append(int(marks[place]))
         return [text[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+
+    def _named(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where names of control tokens stand."""
+        assert self._names is not None
+        for first in range(0, len(text), PIECE):
+            for found in self._names.finditer(text, first, first + PIECE + self._longest):
+                if found.start() < first + PIECE:
+                    yield found.span(1)
 
 
 def _characters(text: str) -> set[str]:
     """Those that occur. In pieces: a set of millions is made without letting another thread go on."""
     found: set[str] = set()
-    for start in range(0, len(text), _PIECE):
-        found.update(text[start : start + _PIECE])
+    for start in range(0, len(text), PIECE):
+        found.update(text[start : start + PIECE])
     return found
 
 
@@ -138,6 +195,18 @@ def _unused(used: set[str]) -> str:
     if mark is None:
         raise _unusable()
     return mark
+
+
+def too_long(tokens: int, context: int, param: str, *, more: bool = False) -> InvalidInput:
+    """The error for a prompt of so many tokens, or `more` than that."""
+    return InvalidInput(
+        f"the prompt has {'more than ' * more}{tokens} tokens, the context holds {context} with the answer",
+        reason="CONTEXT_TOO_LONG",
+        hint="shorten the prompt, or deploy the model with a longer context",
+        param=param,
+        prompt_tokens=tokens,
+        context=context,
+    )
 
 
 def _unusable() -> InvalidInput:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -60,7 +61,7 @@ class Tokenizer(Protocol):
         """Tokens of the messages in the model's chat template, ready for the assistant's answer.
 
         Contents are text, whatever they spell, in messages, tools and `arguments`, which are more variables
-        of the template. Raises InvalidInput: CHAT_TEMPLATE_REFUSED, NO_CHAT_TEMPLATE,
+        of the template. Raises InvalidInput: CHAT_TEMPLATE_REFUSED, NO_CHAT_TEMPLATE, CONTEXT_TOO_LONG,
         PROMPT_UNUSABLE.
         """
 
@@ -71,7 +72,9 @@ class Tokenizer(Protocol):
         """The end of a chat that was encoded, from its last control token on, which no content can hold."""
 
     def encode_text(self, text: str) -> list[int]:
-        """Tokens of a text that the model shall continue, and that is text, too. Raises PROMPT_UNUSABLE."""
+        """Tokens of a text that the model shall continue, and that is text, too.
+
+        Raises InvalidInput: CONTEXT_TOO_LONG, PROMPT_UNUSABLE."""
 
     def close(self) -> None:
         """No chat is to be encoded any more."""
@@ -89,8 +92,8 @@ class Tokenizer(Protocol):
 def load_tokenizer(path: Path, *, context: int = sys.maxsize, chats: bool = True) -> Tokenizer:
     """The tokenizer of the model folder `path`, whose files are files. Raises ModelError.
 
-    Prompts of `context` tokens or more are only counted: what they hold is not looked into. Without `chats`
-    it encodes none, and no process is started for their template.
+    It refuses prompts of `context` tokens or more. Without `chats` it encodes none, and no process is started
+    for their template.
     """
     settings = _read_json(path / "tokenizer_config.json")
     if "chat_template_type" in settings or not (path / "tokenizer.json").is_file():
@@ -166,7 +169,7 @@ class FileTokenizer:
 
 
 class LoadedTokenizer:
-    """Whatever mlx-lm's loader makes of a folder; imports transformers."""
+    """The tokenizer that mlx-lm's loader makes of a folder; imports transformers."""
 
     def __init__(self, path: Path, context: int, *, chats: bool) -> None:
         mlx_lm_import.import_whole()
@@ -179,6 +182,7 @@ class LoadedTokenizer:
         self.end_tokens = frozenset(_end_tokens(path) | set(self._wrapper.eos_token_ids))
         backend = getattr(self._wrapper, "backend_tokenizer", None)
         self._backend = backend
+        self._encoding = threading.Lock()  # transformers sets and resets what all calls share
         self._spelling = None if backend is None else Spelling(backend)
         self.size = len(self._wrapper)
         source = self._wrapper.chat_template
@@ -234,7 +238,8 @@ class LoadedTokenizer:
         return self._plain.encode(text, lambda write: write(text), add_special_tokens=True)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return list(self._wrapper.encode(text, add_special_tokens=add_special_tokens))
+        with self._encoding:
+            return list(self._wrapper.encode(text, add_special_tokens=add_special_tokens))
 
     def _render(self, messages: Messages, tools: Tools, arguments: Mapping[str, Any]) -> str:
         try:
@@ -323,7 +328,10 @@ def _chat(
 
     _mapped(chat, collect)
     return plain.encode(
-        "".join(written), lambda write: render(*_mapped(chat, write)), add_special_tokens=False
+        "".join(written),
+        lambda write: render(*_mapped(chat, write)),
+        add_special_tokens=False,
+        param="messages",
     )
 
 

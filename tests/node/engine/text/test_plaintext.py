@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.plaintext import PlainText
+from sealring.node.engine.text import plaintext
+from sealring.node.engine.text.plaintext import ENCODED, PlainText
 from sealring.node.engine.text.template import ChatTemplate
 from sealring.node.engine.text.tokenizer import load_tokenizer
 
@@ -186,5 +188,61 @@ def test_of_a_prompt_that_is_too_long_nothing_more_is_made() -> None:
     for context, times in ((101, 2), (100, 1), (10, 1)):
         encoded.clear()
         plain = PlainText(encode, controls, None, context)
-        assert len(plain.encode(text, lambda write: write(text), add_special_tokens=False)) == 100
+        with nullcontext() if context == 101 else pytest.raises(InvalidInput) as caught:
+            plain.encode(text, lambda write: write(text), add_special_tokens=False)
         assert len(encoded) == times
+        if caught is not None:
+            assert caught.value.reason == "CONTEXT_TOO_LONG"
+            assert caught.value.metadata["prompt_tokens"] == "100"
+
+
+@pytest.mark.parametrize("normalize", [None, str])
+def test_a_prompt_of_megabytes_is_refused_after_its_first_pieces(normalize: Any) -> None:
+    encoded = list[int]()
+
+    def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        encoded.append(len(text))
+        return [5] * len(text)
+
+    plain = PlainText(encode, {"<|end|>": 1}, normalize, 2000)
+    text = "7" * 4_000_000
+    with pytest.raises(InvalidInput) as caught:
+        plain.encode(text, lambda write: write(text), add_special_tokens=False, param="messages")
+    assert (caught.value.reason, caught.value.metadata["param"]) == ("CONTEXT_TOO_LONG", "messages")
+    assert encoded == [ENCODED]
+
+
+def test_of_a_prompt_that_fits_only_its_own_tokens_are_made_at_once() -> None:
+    """Its marks are tokens, too: where one token has 100 "<", there are 200 times as many with marks."""
+    encoded = list[int]()
+
+    def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        encoded.append(len(text))
+        return [5] * (len(text) // 100)
+
+    plain = PlainText(encode, {"<|end|>": 1}, None, 12_000)
+    text = "<" * 1_000_000
+    found = plain.encode(text, lambda write: write(text), add_special_tokens=False)
+    assert len(found) == 10_000
+    assert [size for size in encoded if size > ENCODED] == [len(text)]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@settings(max_examples=30)
+@given(written=st.lists(contents, min_size=1, max_size=3))
+def test_nothing_changes_where_pieces_meet(template: str, written: list[str]) -> None:
+    """A long prompt is looked at in pieces, which may meet in a name, at a mark, in the author's text."""
+    chat = Chat("as it is", template)
+
+    def tokens() -> list[int] | str:
+        try:
+            return chat.tokens(written)
+        except InvalidInput as error:
+            return error.reason
+
+    whole = tokens()
+    for size in (1, 3, 8):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plaintext, "ENCODED", size)
+            patch.setattr(plaintext, "PIECE", size)
+            assert tokens() == whole
