@@ -12,7 +12,7 @@ env: $(VENV)/.ready
 $(VENV)/.ready: EXTRAS := [dev]
 $(VENV)/.ready $(VENV)/.runnable: pyproject.toml constraints.txt
 	@echo "making $(VENV) (once; a few minutes)"
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "sealring needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
+	@$(PYTHON) .ci/suits.py
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS)'
 	@touch $@

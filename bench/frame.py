@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.verdict import MISSED, Check, joined
+from sealring.cli.doctor.hardware import machine as mac
+from sealring.cli.doctor.system import System
 from sealring.mesh.errors import ConfigError, NotFound
 
 Result = dict[str, Any]
@@ -140,6 +142,7 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "processor": _processor(),
+        **mac(System()),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("mlx", "mlx-lm", "grpcio", "cryptography")},
@@ -214,4 +217,4 @@ def _processor() -> str:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return mac(System()).get("chip") or platform.processor() or platform.machine()

@@ -67,6 +67,7 @@ def bugreport(
         "status.json": lambda: _json(run_admin(context, look)),
         "metrics.txt": lambda: _metrics(context),
         "versions.json": lambda: _json(_versions()),
+        "machine.json": lambda: _json(_machine()),
     }
     found: dict[str, str] = {}
     missing: list[str] = []
@@ -123,6 +124,13 @@ def _versions() -> dict[str, str]:
         "python": platform.python_version(),
         **dict(sorted(installed.items())),
     }
+
+
+def _machine() -> dict[str, str]:
+    from sealring.cli.doctor.hardware import machine
+    from sealring.cli.doctor.system import System
+
+    return machine(System())
 
 
 def _metrics(context: typer.Context) -> str:

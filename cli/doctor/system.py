@@ -108,6 +108,14 @@ class System:
             return metadata.version(name)
         return ""
 
+    def wheel_tag(self, name: str) -> str:
+        """The first tag of the wheel that a package was installed from; nothing where that is not known."""
+        with suppress(Exception):
+            for line in (metadata.distribution(name).read_text("WHEEL") or "").splitlines():
+                if line.startswith("Tag: "):
+                    return line.removeprefix("Tag: ").strip()[:100]
+        return ""
+
     def free_space(self, folder: Path) -> tuple[int, int] | None:
         """Free and all bytes of the volume that holds the folder, or the nearest one above it."""
         for place in (folder, *folder.parents):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,10 @@ from typing import Any
 from sealring.mesh.errors import Internal, ModelError
 from sealring.node.engine.apart import result_of
 
+_EXACT = {"MLX_ENABLE_TF32": "0"}
+"""For MLX, which reads it when it is imported: rows in a batch are compared with rows alone, and an M5's GPU
+multiplies float32 matrices of more than a few rows with 10 bits of mantissa otherwise."""
+
 
 def ask_apart(module: str, arguments: Sequence[str]) -> dict[str, Any]:
     """What `sealring.node.engine.apart.answer` tells in `python -m module arguments`.
@@ -19,7 +24,9 @@ def ask_apart(module: str, arguments: Sequence[str]) -> dict[str, Any]:
     Raises the SealringError that is told, and ModelError (MODEL_CRASHES) where a signal ended the process.
     """
     command = [sys.executable, "-P", "-m", module, *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603
+    done = subprocess.run(  # noqa: S603
+        command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=os.environ | _EXACT
+    )
     if done.returncode < 0:
         raise _crash(done.returncode)
     return result_of(done.stdout, done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
@@ -36,7 +43,11 @@ def ask_each_apart(
     while waiting:
         command = [sys.executable, "-P", "-m", module, *arguments, *waiting]
         process = subprocess.Popen(  # noqa: S603
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | _EXACT,
         )
         with process:
             assert process.stdout is not None

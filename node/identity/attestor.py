@@ -72,7 +72,7 @@ class Attestor:
         facts: dict[str, Callable[[], Fact]] = {
             "hardware_model": lambda: tools.sysctl("hw.model"),
             "chip": lambda: tools.sysctl("machdep.cpu.brand_string"),
-            "os_version": lambda: _text(platform.mac_ver()[0]),
+            "os_version": tools.os_version,
             "boot_session": lambda: tools.sysctl("kern.bootsessionuuid"),
             "sip": tools.sip,
             "secure_boot": tools.secure_boot,
@@ -123,6 +123,10 @@ class _Tools:
 
     def sysctl(self, name: str) -> str | None:
         return _text(self._output("usr/sbin/sysctl", "-n", name))
+
+    def os_version(self) -> str | None:
+        """Not by Python, which takes macOS 26 for 16 if it was built before there was one."""
+        return _text(self._output("usr/bin/sw_vers", "-productVersion"))
 
     def sip(self) -> bool | None:
         status = "System Integrity Protection status: "

@@ -74,6 +74,9 @@ class FakeSystem(System):
         )
         return packages.get(name, "")
 
+    def wheel_tag(self, name: str) -> str:
+        return str(self.answers.get("wheel_tag", ""))
+
     def free_space(self, folder: Path) -> tuple[int, int] | None:
         found: tuple[int, int] | None = self.answers.get("free_space", (100 << 30, 200 << 30))
         return found

@@ -17,6 +17,7 @@ ANSWERS = {
     "usr/sbin/sysctl -n hw.model": "Mac16,5",
     "usr/sbin/sysctl -n machdep.cpu.brand_string": "Apple M4 Max",
     "usr/sbin/sysctl -n kern.bootsessionuuid": "4C1F",
+    "usr/bin/sw_vers -productVersion": "26.1",
     SIP: "System Integrity Protection status: enabled.",
     "usr/bin/csrutil authenticated-root status": "Authenticated Root status: enabled",
     FILEVAULT: "FileVault is On.",

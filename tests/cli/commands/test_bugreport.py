@@ -87,6 +87,7 @@ def test_a_report_of_what_there_is(here: Any, home: Path) -> None:
     }
     assert found["logs/node-0.log"] == "ring_lost reason=PEER_LOST (left out)\n"
     assert '"sealring"' in found["versions.json"]
+    assert found["machine.json"].startswith("{")
     assert '"findings"' in found["doctor.json"]
     assert "NO_OPERATOR_BUNDLE" in found["missing.txt"]
     assert "UNREACHABLE" in found["missing.txt"]

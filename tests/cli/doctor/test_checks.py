@@ -487,3 +487,29 @@ def test_an_enrolment_that_cannot_be_read_says_as_whom_to_run(view: View) -> Non
     found = by_id(check_reach(FakeSystem(), replace(view, trouble="it belongs to another")))
     assert found["enrolment.state"].severity is Severity.PROBLEM
     assert found["enrolment.state"].command == "sudo -u _sealring sealring doctor"
+
+
+@pytest.mark.parametrize(
+    ("chip", "tag", "version", "warned"),
+    [
+        ("Apple M5 Max", "py3-none-macosx_15_0_arm64", "26.2", True),
+        ("Apple M6", "py3-none-macosx_14_0_arm64", "27.0", True),
+        ("Apple M5", "py3-none-macosx_26_0_arm64", "26.2", False),
+        ("Apple M5", "py3-none-macosx_15_0_arm64", "15.7", False),
+        ("Apple M4 Pro", "py3-none-macosx_15_0_arm64", "26.2", False),
+        ("Apple M5", "", "26.2", False),
+        ("", "py3-none-macosx_15_0_arm64", "?", False),
+    ],
+)
+def test_an_mlx_that_leaves_a_part_of_the_gpu_unused(
+    view: View, chip: str, tag: str, version: str, warned: bool
+) -> None:
+    says = {
+        "/usr/bin/sw_vers": recording("sw_vers.txt").replace("26.2", version),
+        "/usr/sbin/sysctl -n machdep.cpu.brand_string": chip,
+    }
+    found = by_id(versions.check(FakeSystem(says, wheel_tag=tag), view))
+    assert ("versions.mlx_wheel" in found) == warned
+    if warned:
+        assert found["versions.mlx_wheel"].severity is Severity.WARNING
+        assert tag in found["versions.mlx_wheel"].what

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.cli.local.apart import ask_apart
+from sealring.cli.local.apart import ask_apart, ask_each_apart
 from sealring.mesh.errors import FailedPrecondition, Internal, ModelError
 
 SCRIPTS = {
@@ -16,6 +16,11 @@ SCRIPTS = {
         "import sys\nfrom sealring.node.engine.apart import answer\n"
         "def work():\n    print('a library says hello')\n    return {'asked': sys.argv[1:]}\n"
         "sys.exit(answer(work))\n"
+    ),
+    "finds": (
+        "import os, sys\nfrom sealring.node.engine.apart import answer, answers\n"
+        "found = lambda: {'tf32': os.environ.get('MLX_ENABLE_TF32')}\n"
+        "sys.exit(answers([found] * 2) if sys.argv[1:] else answer(found))\n"
     ),
     "refuses": (
         "import sys\nfrom sealring.mesh.errors import ModelError\n"
@@ -56,3 +61,9 @@ def test_any_other_end_is_a_fault_of_ours() -> None:
     with pytest.raises(Internal) as caught:
         ask_apart("breaks_off", [])
     assert "ValueError: what broke" in caught.value.message
+
+
+def test_mlx_multiplies_exactly_where_results_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLX_ENABLE_TF32", raising=False)
+    assert ask_apart("finds", []) == {"tf32": "0"}
+    assert list(ask_each_apart("finds", [], ["a", "b"])) == [("a", {"tf32": "0"}), ("b", {"tf32": "0"})]
