@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sealring.mesh.errors import FailedPrecondition
+from sealring.mesh.system.files import sync
 from sealring.mesh.system.lock import state_in_use
 
 MAX_FILES = 10_000
@@ -85,7 +86,7 @@ def copy_state(opened: int, above: int, name: str, owner: int | None) -> None:
     except BaseException:
         shutil.rmtree(staged, dir_fd=above, ignore_errors=True)
         raise
-    os.fsync(above)
+    sync(above)
 
 
 def _take_its_place(staged: str, name: str, above: int) -> None:
@@ -148,7 +149,7 @@ def _copy_folder(source: int, target: int, user: int, owner: int | None, left: l
             _copy_file(source, target, name, user, owner)
     if owner is not None:
         os.fchown(target, owner, -1)
-    os.fsync(target)
+    sync(target)
 
 
 def _copy_file(source: int, target: int, name: str, user: int, owner: int | None) -> None:
@@ -163,7 +164,7 @@ def _copy_file(source: int, target: int, name: str, user: int, owner: int | None
             if owner is not None:
                 os.fchown(copy.fileno(), owner, -1)
             copy.flush()
-            os.fsync(copy.fileno())
+            sync(copy.fileno())
 
 
 def _unsafe(name: str, what: str) -> FailedPrecondition:

@@ -48,10 +48,14 @@ class Expulsion:
 
     def _throw_out(self, revocation: Revocation, actor: str, error: PermissionDenied, why: str) -> None:
         identifier = revocation.id
-        self._sessions.throw_out(identifier, error.reason.lower(), error)
-        self._watchers.throw_out(identifier, error)
+
+        def end_streams() -> None:
+            """Once it is stored: the machine leaves for good. Before the roster: the error says more."""
+            self._sessions.throw_out(identifier, error.reason.lower(), error)
+            self._watchers.throw_out(identifier, error)
+
         action = "ban_node" if revocation.banned else "evict_node"
-        with self._publisher.change():
+        with self._publisher.change(stored=end_streams):
             self._store.members.revoke(revocation)
             self._store.audit.append(revocation.at, actor, action, identifier, {"why": why} if why else {})
             self._revoke_tokens(identifier, revocation.at, actor)

@@ -29,7 +29,7 @@ from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredDeployment
 from sealring.coordinator.streams.sessions import Sessions
-from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.roster.model import TENSOR
@@ -95,7 +95,7 @@ class Moves:
     async def run(self) -> None:
         """Move what has to move, as soon as it can. Runs until cancelled."""
         while True:
-            self.look(monotonic_clock())
+            self.look(awake_clock())  # who is lost is not told by the time that this machine slept
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self, now: float) -> None:
@@ -134,20 +134,22 @@ class Moves:
             if member.draining > self._clock():
                 self._begin_drain(member.id, member.draining, returning=True)
 
-    def draining(self, member: str) -> int:
-        """The member's rings go on until all are idle or the time is over, and then move. Returns until when
-        (seconds since 1970)."""
-        until = int(self._clock() + self._drain_timeout) + 1
-        self._begin_drain(member, until)
-        return until
+    def drain_end(self) -> int:
+        """Until when a drain that begins now lasts (seconds since 1970)."""
+        return int(self._clock() + self._drain_timeout) + 1
 
-    def staying(self, member: str) -> int:
-        """The member does not leave after all: nothing of what its draining began goes on. Returns 0."""
+    def draining(self, member: str, until: int) -> None:
+        """The member's rings go on until all are idle or the time is over, and then move. Call it once that
+        is stored."""
+        self._begin_drain(member, until)
+
+    def staying(self, member: str) -> None:
+        """The member does not leave after all: nothing of what its draining began goes on. Call it once that
+        is stored."""
         drain = self._drains.pop(member, None)
         if drain is not None:
             drain.cancel()
             self._rings.keep_serving(member, False)
-        return 0
 
     def no_group(self, deployment: str, ring: str, why: str) -> None:
         """A tensor ring's group does not come up: it becomes a pipeline."""
@@ -278,6 +280,8 @@ class Moves:
             tell("ring_not_moved", ring=ring, reason=error.reason, why=error.message)
             if lost:
                 self._rings.not_moved(ring, error.message)
+        except Exception:  # a defect, which must not keep the other rings of a drain from their moves
+            log.exception("ring_not_moved", ring=ring)
         finally:
             self._moving.discard(ring)
 
@@ -318,7 +322,7 @@ class Moves:
         """Whether a move has its reason yet: members may be back, or stay after all."""
         if all(one != ring for _, one in self._rings.planned):
             return False
-        now_lost = self._lost(ring, monotonic_clock()) | self._drains.keys()
+        now_lost = self._lost(ring, awake_clock()) | self._drains.keys()
         return now_lost >= lost if lost else ring.ring in self._quiet
 
     async def _plan(
@@ -333,7 +337,11 @@ class Moves:
         """The plan as it was asked for, else in as few stages as hold the model."""
         if spec.members and not spec.split:
             able = self._survey.able(spec.name, ring)
-            named = [member for member in spec.members if member in able and answers[member].profile]
+            named = [
+                member
+                for member in spec.members
+                if member in able and (told := answers.get(member)) is not None and told.profile
+            ]  # who came since the survey has told nothing of the model yet
             spec.members[:] = named or spec.members
         try:
             return await self._survey.plan(spec, answers, digest=digest, replacing=ring)

@@ -85,34 +85,36 @@ class RosterPublisher:
         return next((member for member in members if member.id == identifier), None)
 
     @contextmanager
-    def change(self, *, grows: bool = False) -> Iterator[None]:
+    def change(self, *, grows: bool = False, stored: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Change the store and sign the roster that follows from it: both are stored, or neither.
 
         A change that `grows` the roster is refused where it would be larger than readers take. Any other is
         not, least of all an eviction, which lowers that limit: instead the newest deployments' rings are left
         out.
 
-        The listeners are told when it is done, and what they fail at is not the caller's failure. Raises
+        When it is done `stored` is called, for what must neither happen without the change nor come after
+        the new roster. Then the listeners are told, and what they fail at is not the caller's failure. Raises
         RosterError if no valid roster follows, Unavailable (STATE_UNWRITABLE).
         """
         with self._store.transaction():
             yield
-            draft, stored = self._sign(grows)
+            draft, signed = self._sign(grows)
             self.audit_seal.renew()
         # After the commit: nobody is to see a roster that may not be stored in the end.
-        self._current, self._roster, self._signed_at = stored, draft, monotonic_clock()
+        self._current, self._roster, self._signed_at = signed, draft, monotonic_clock()
+        stored()
         log.info(
             "roster_published",
-            version=stored.version,
+            version=signed.version,
             members=len(draft.members),
             rings=len(draft.rings),
             min_trust=draft.min_trust,
         )
         for listener in self.listeners:
             try:
-                listener(stored)
+                listener(signed)
             except Exception:  # what was asked for is done, and whoever asked is to be told so
-                log.exception("roster_listener_failed", version=stored.version)
+                log.exception("roster_listener_failed", version=signed.version)
 
     def publish(self) -> None:
         """Sign the next version of the roster as it stands."""

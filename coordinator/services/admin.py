@@ -221,8 +221,15 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             raise _bad("id", "a gateway cannot be drained", "NOT_A_NODE")
         if bool(member.draining) != request.undo:
             return admin_pb2.DrainNodeResponse()
-        until = (self._moves.staying if request.undo else self._moves.draining)(member.id)
-        with self._publisher.change():
+        until = 0 if request.undo else self._moves.drain_end()
+
+        def begin() -> None:
+            if request.undo:
+                self._moves.staying(member.id)
+            else:
+                self._moves.draining(member.id, until)
+
+        with self._publisher.change(stored=begin):
             self._store.members.save(dataclasses.replace(member, draining=until))
             action = "undo_drain_node" if request.undo else "drain_node"
             self._store.audit.append(self._clock(), actor, action, member.id, {"name": member.name})

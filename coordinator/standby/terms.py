@@ -17,7 +17,7 @@ from sealring.coordinator.backup import PREDECESSOR
 from sealring.coordinator.keys import OPERATOR_DIR
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Store
-from sealring.mesh.errors import ConfigError, FailedPrecondition
+from sealring.mesh.errors import ConfigError, FailedPrecondition, SealringError
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.roster.model import Roster, term_of
@@ -49,17 +49,25 @@ def depose(store: Store, version: int, roster: Roster) -> None:
 
 
 async def tell_predecessor(store: Store, publisher: RosterPublisher, folder: Path, own: str) -> None:
-    """Show the coordinator before this one that it is over, as soon as it can be reached. Never returns."""
+    """Shows the coordinator before this one that it is over, as soon as it can be reached. Never returns."""
     while (address := (store.get_meta(PREDECESSOR) or b"").decode()) not in ("", own):
-        tls = load_machine_state(folder / OPERATOR_DIR).tls
-        options = channel_options(role_server_name(Role.COORDINATOR))
-        async with grpc.aio.secure_channel(address, channel_credentials(tls), options=options) as channel:
-            request = admin_pb2.StandDownRequest(roster=publisher.current.envelope)
-            try:
-                await admin_pb2_grpc.AdminStub(channel).StandDown(request, timeout=_RETRY_SECONDS)
-                store.delete_meta(PREDECESSOR)
-                log.info("predecessor_told", address=address)
-            except grpc.aio.AioRpcError as error:
-                log.debug("predecessor_not_told", address=address, code=error.code().name)
-                await asyncio.sleep(_RETRY_SECONDS)
+        try:
+            await _tell(address, publisher.current.envelope, store, folder)
+        except SealringError as error:  # a full disk, which may have room again
+            log.error("predecessor_not_told", address=address, reason=error.reason, why=error.message)
+            await asyncio.sleep(_RETRY_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            log.debug("predecessor_not_told", address=address, code=error.code().name)
+            await asyncio.sleep(_RETRY_SECONDS)
     await asyncio.Event().wait()
+
+
+async def _tell(address: str, roster: bytes, store: Store, folder: Path) -> None:
+    """Raises AioRpcError, Unavailable (STATE_UNWRITABLE), ConfigError (MEMBER_STATE_CORRUPT)."""
+    tls = load_machine_state(folder / OPERATOR_DIR).tls
+    options = channel_options(role_server_name(Role.COORDINATOR))
+    async with grpc.aio.secure_channel(address, channel_credentials(tls), options=options) as channel:
+        request = admin_pb2.StandDownRequest(roster=roster)
+        await admin_pb2_grpc.AdminStub(channel).StandDown(request, timeout=_RETRY_SECONDS)
+    store.delete_meta(PREDECESSOR)
+    log.info("predecessor_told", address=address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class RosterKeeper:
         )
         self.equivocation: Equivocation | None = None
         self._cluster = state.peer.cluster
+        self._accepting = threading.Lock()
         self._revoked: frozenset[str] = frozenset()
         self._envelope = b""
         self.coordinators: tuple[str, ...] = ()
@@ -150,13 +152,15 @@ class RosterKeeper:
         )
 
     def _accept(self, envelope: bytes) -> Roster:
-        roster = self._reader.accept(envelope)
-        self._learn(roster, envelope)
-        try:
-            write_atomic(self._file, envelope)
-        except OSError as error:  # without it, a restart waits for the coordinator
-            log.warning("roster_not_stored", errno=error.errno)
-        return roster
+        """One after another: what two threads accepted is learned and stored in the same order."""
+        with self._accepting:
+            roster = self._reader.accept(envelope)
+            self._learn(roster, envelope)
+            try:
+                write_atomic(self._file, envelope)
+            except OSError as error:  # without it, a restart waits for the coordinator
+                log.warning("roster_not_stored", errno=error.errno)
+            return roster
 
     def _learn(self, roster: Roster, envelope: bytes) -> None:
         self._envelope = envelope

@@ -7,10 +7,9 @@ nothing ends when the last certificate does. Being thrown out ends streams as be
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
-from sealring.mesh.clock import Clock
+from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import Unauthenticated
 from sealring.mesh.member.proof import CalledProof, of_identity
 from sealring.mesh.pki.certificates import PeerIdentity, check_issued_by, expires_at, load_certificate
@@ -28,7 +27,7 @@ class Tenure:
         identity_key: Callable[[], bytes],
         authorities: Callable[[], tuple[bytes, ...]],
         *,
-        clock: Clock = time.time,
+        clock: Clock = wall_clock,
     ) -> None:
         """`identity_key` gives the caller's as it is known now, or raises the SealringError why not."""
         self._proof = proof

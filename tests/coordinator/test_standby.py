@@ -19,6 +19,7 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.standby import copies, follow
 from sealring.coordinator.standby.copies import Copies, unpacked
 from sealring.coordinator.standby.follow import promote, stand_by
+from sealring.coordinator.standby.terms import tell_predecessor
 from sealring.coordinator.store import Store
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
@@ -241,3 +242,15 @@ def test_a_copy_is_made_where_something_has_changed_and_bounded(
             assert caught.value.reason == "STATE_TOO_LARGE"
         else:
             assert made.answer(ask).copy == answer.copy
+
+
+async def test_a_predecessor_that_cannot_be_told_does_not_end_the_coordinator(tmp_path: Path) -> None:
+    """Its operator's bundle cannot be read here, as with a disk that is sick; it is tried again."""
+    store: Any = SimpleNamespace(get_meta=lambda name: b"192.0.2.1:7700")
+    publisher: Any = SimpleNamespace(current=SimpleNamespace(envelope=b""))
+    with structlog.testing.capture_logs() as logs:
+        telling = asyncio.create_task(tell_predecessor(store, publisher, tmp_path, "192.0.2.2:7700"))
+        await asyncio.wait((telling,), timeout=0.05)
+        assert not telling.done()
+        telling.cancel()
+    assert [(one["event"], one["reason"]) for one in logs] == [("predecessor_not_told", "NOT_ENROLLED")]

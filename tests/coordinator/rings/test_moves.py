@@ -455,6 +455,7 @@ async def test_stages_give_way_where_a_member_is_lost_and_a_tensor_rings_do_not(
         ("abc", [], "ab", "ab"),
         ("abc", [], "bcd", "b"),
         ("abc", [], "d", "abc"),
+        ("abd", [], "abd", "ab"),
         ("abc", [4, 3, 2], "ab", "abc"),
         ("", [], "ab", ""),
     ],
@@ -471,10 +472,32 @@ async def test_a_ring_stays_on_those_of_its_named_nodes_that_can(
         assert (deployment, ring) == ("demo", "r-0")
         return set(able)
 
-    profiles = {one: SimpleNamespace(profile=one != "c" or able == "abc") for one in "abcd"}
+    # "d" came after the survey, and was not asked
+    profiles = {one: SimpleNamespace(profile=one != "c" or able == "abc") for one in "abc"}
     made = moves(_survey=SimpleNamespace(plan=plan, able=may))
     spec = admin_pb2.DeploymentSpec(name="demo", members=list(members), split=split)
     assert await made._plan(spec, profiles, "ab", "r-0", gives_way=True) == kept
+
+
+async def test_a_defect_in_one_move_of_a_drain_keeps_no_other_ring() -> None:
+    moved: list[str] = []
+
+    async def move(name: str, ring: str, *_: Any) -> None:
+        moved.append(ring)
+        raise KeyError(ring)
+
+    made = moves(
+        _moving=set(),
+        _drains={},
+        _move_ring=move,
+        _idle=lambda member: True,
+        _rings_of=lambda member: [("r", "r-0"), ("s", "s-0")],
+        _clock=lambda: 0.0,
+    )
+    with structlog.testing.capture_logs() as logs:
+        await made._drain("a", 10.0, returning=False)
+    assert moved == ["r-0", "s-0"]
+    assert [one["log_level"] for one in logs] == ["error", "error"]
 
 
 @pytest.mark.parametrize("lost", [set(), {"a"}])
@@ -558,13 +581,14 @@ async def test_a_drain_has_a_time_and_is_taken_back() -> None:
         _drain_timeout=60.0,
         _drain=drain,
     )
-    assert made.staying("a") == 0
+    made.staying("a")
     assert told == []
-    assert made.draining("a") == 161
+    assert made.drain_end() == 161
+    made.draining("a", 161)
     await asyncio.sleep(0)
     assert told == [("a", True), ("a", 60.5, False)]
     (task,) = made._tasks
-    assert made.staying("a") == 0
+    made.staying("a")
     assert told.pop() == ("a", False)
     for _ in range(2):
         await asyncio.sleep(0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from sealring.mesh.errors import (
     PermissionDenied,
     ResourceExhausted,
     SealringError,
+    Unavailable,
 )
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.state import load_machine_state
@@ -311,6 +313,35 @@ async def test_every_change_is_in_the_audit_log(cluster: Cluster) -> None:
     ]
 
 
+async def test_what_cannot_be_stored_is_not_begun(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain, the end of one, and an eviction: the roster would know nothing of it."""
+    node, other = await cluster.node("alpha"), await cluster.node("beta")
+    begun: list[str] = []
+    for name in ("draining", "staying"):
+        monkeypatch.setattr(cluster.coordinator.moves, name, lambda *_, name=name: begun.append(name))
+    drain = admin_pb2.DrainNodeRequest(id=node.id)
+    undo = admin_pb2.DrainNodeRequest(id=node.id, undo=True)
+
+    def full() -> None:
+        raise Unavailable("no room", reason="STATE_UNWRITABLE")
+
+    async def refused(method: str, request: Any) -> None:
+        with monkeypatch.context() as disk, pytest.raises(Unavailable) as caught:
+            disk.setattr(cluster.coordinator.publisher.audit_seal, "renew", full)
+            await cluster.call(method, request)
+        assert caught.value.reason == "STATE_UNWRITABLE"
+
+    await refused("DrainNode", drain)
+    assert begun == []
+    await cluster.call("DrainNode", drain)
+    await refused("DrainNode", undo)
+    assert begun == ["draining"]
+    await cluster.call("DrainNode", undo)
+    assert begun == ["draining", "staying"]
+    await refused("EvictNode", admin_pb2.EvictNodeRequest(id=other.id))
+    assert cluster.coordinator.sessions.find(other.id) is not None
+
+
 async def test_a_banned_node_never_comes_back_and_an_evicted_one_may(cluster: Cluster) -> None:
     node = await cluster.node("alpha")
     await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=node.id))
@@ -415,9 +446,13 @@ class Desk:
             save=lambda member: self.note("save", member.id, member.draining),
         )
         self._store = SimpleNamespace(tokens=tokens, audit=audit, members=members, transaction=nullcontext)
-        self._publisher = SimpleNamespace(change=nullcontext, audit_seal=SimpleNamespace(envelope=b"signed"))
+        self._publisher = SimpleNamespace(change=self.changed, audit_seal=SimpleNamespace(envelope=b"signed"))
         self._keys = SimpleNamespace(pin=bytes(32))
-        self._moves = SimpleNamespace(staying=lambda member: 0, draining=lambda member: 77)
+        self._moves = SimpleNamespace(
+            drain_end=lambda: 77,
+            staying=lambda member: self.note("staying", member),
+            draining=lambda member, until: self.note("draining", member, until),
+        )
         self._expulsion = SimpleNamespace(ban=lambda *said: self.note("ban", *said))
         self._models = SimpleNamespace(change=self.change)
 
@@ -426,6 +461,11 @@ class Desk:
 
     def _join_addresses(self) -> list[str]:
         return ["192.0.2.1:7701"]
+
+    @contextmanager
+    def changed(self, *, stored: Callable[[], None]) -> Iterator[None]:
+        yield
+        stored()
 
     def note(self, *what: Any) -> None:
         self.done.append(what)
@@ -520,6 +560,7 @@ async def test_a_drain_begins_and_is_undone_once(
     told = [
         ("save", IDS[node], draining),
         ("audit", 1000.5, "chief", action, IDS[node], {"name": f"node-{IDS[node]}"}),
+        ("staying", IDS[node]) if undo else ("draining", IDS[node], 77),
     ]
     assert desk.done == (told if draining is not None else [])
     for identifier, reason in ((IDS[2], "NOT_A_NODE"), ("nobody", "BAD_MEMBER_ID")):

@@ -36,6 +36,16 @@ def test_a_lock_that_is_no_file_of_ones_own_is_not_taken(tmp_path: Path) -> None
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_what_is_committed_reaches_the_disk_itself(tmp_path: Path) -> None:
+    """On macOS fsync alone stops at the drive's cache, and a roster's version would be given out again."""
+    Database.create(tmp_path / "state.db").close()
+    database = Database.open(tmp_path / "state.db")
+    asked = ("synchronous", "fullfsync", "checkpoint_fullfsync")
+    said = [row[0] for name in asked if (row := database.row(f"PRAGMA {name}")) is not None]
+    assert said == [2, 1, 1]
+    database.close()
+
+
 def changed(image: bytes, statement: str) -> bytes:
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.deserialize(image)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import errno
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,34 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def keeper(folder: Path, paper: PaperCluster) -> RosterKeeper:
     return RosterKeeper(folder, state_of(paper))
+
+
+async def test_of_two_rosters_that_are_accepted_at_once_the_newer_is_kept(
+    keeper: RosterKeeper, folder: Path, paper: PaperCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In use and on disk: the older one's thread is held up after it was accepted."""
+    paper.publish()
+    older = paper.envelope
+    paper.publish()
+    newer = paper.envelope
+    begun, later = threading.Event(), threading.Event()
+    write = roster_keeper.write_atomic
+
+    def slow(path: Path, envelope: bytes) -> None:
+        if envelope == older:
+            begun.set()
+            later.wait(1.0)  # until the newer one is there, if that does not wait for this one
+        write(path, envelope)
+        if envelope == newer:
+            later.set()
+
+    monkeypatch.setattr(roster_keeper, "write_atomic", slow)
+    first = asyncio.create_task(keeper.accept(older, no_newer_root))
+    await asyncio.to_thread(begun.wait)
+    second = asyncio.create_task(keeper.accept(newer, no_newer_root))
+    await asyncio.gather(first, second)
+    assert keeper.signed()[0] == newer
+    assert (folder / ROSTER).read_bytes() == newer
 
 
 def test_without_memory_it_does_not_begin(tmp_path: Path, paper: PaperCluster) -> None:
