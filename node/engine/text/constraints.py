@@ -6,12 +6,13 @@ calls. A marker that is a special token is that token in the grammar, too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.tools import parse_json_object
+from sealring.mesh.prompt.tools import check_schema, parse_json_object
 from sealring.node.engine.text.piecewise import BREAK, PIECES, Arguments, Pieces, as_json
 from sealring.node.engine.text.sections import Format, parameters
 from sealring.v1 import inference_pb2 as inference
@@ -32,15 +33,37 @@ _SYNTAX = {
 several calls. Those that write arguments one by one are in node.engine.text.piecewise."""
 
 
-def grammar_of(prompt: inference.Prompt, form: Format, special: Mapping[int, str], said: str) -> str:
+def may_be_held(chat: inference.Chat) -> frozenset[int]:
+    """The places of tools whose arguments a required call is held to, though they are not strict: a client
+    that forces a call reads an object of that schema from it. Schemas that no strict tool may have are left
+    out.
+    """
+    found = set[int]()
+    if chat.call_required:
+        for place, tool in enumerate(chat.tools):
+            with contextlib.suppress(InvalidInput):
+                check_schema(tool.parameters, "tools")
+                if tool.parameters and not tool.strict:
+                    found.add(place)
+    return frozenset(found)
+
+
+def grammar_of(
+    prompt: inference.Prompt,
+    form: Format,
+    special: Mapping[int, str],
+    said: str,
+    held: frozenset[int] = frozenset(),
+) -> str:
     """The grammar of the answer to a prompt whose last turn is `said` so far; empty where it is free.
+    `held` are the places of tools that are as if they were strict.
 
     Raises InvalidInput (NO_STRICT_TOOLS) where calls are to be held to a schema and how the model writes them
     is not known.
     """
     chat = prompt.chat
     calls = form.call is not None and bool(chat.tools)
-    strict = calls and any(tool.strict for tool in chat.tools)
+    strict = calls and (bool(held) or any(tool.strict for tool in chat.tools))
     known = form.name in _SYNTAX or form.name in PIECES
     if strict and not known:
         raise InvalidInput(
@@ -52,14 +75,17 @@ def grammar_of(prompt: inference.Prompt, form: Format, special: Mapping[int, str
     required = calls and chat.call_required
     if not (prompt.schema or strict or (required and known)):
         return ""
-    return _Writer(form, special, chat).grammar(prompt, said, calls=calls)
+    return _Writer(form, special, chat, held).grammar(prompt, said, calls=calls)
 
 
 class _Writer:
     """Of one grammar, rule by rule."""
 
-    def __init__(self, form: Format, special: Mapping[int, str], chat: inference.Chat) -> None:
+    def __init__(
+        self, form: Format, special: Mapping[int, str], chat: inference.Chat, held: frozenset[int]
+    ) -> None:
         self._form = form
+        self._strict = [tool.strict or place in held for place, tool in enumerate(chat.tools)]
         self._special = {name: token for token, name in special.items()}
         self._names = re.compile(
             "|".join(map(re.escape, sorted(self._special, key=len, reverse=True))) or r"\Z."
@@ -113,7 +139,7 @@ class _Writer:
             before, after, several = _SYNTAX[self._form.name]
             kinds = []
             for index, tool in enumerate(self._chat.tools):
-                schema = {"type": "object", **(parameters(tool) if tool.strict else {})}
+                schema = {"type": "object", **(parameters(tool) if self._strict[index] else {})}
                 begins = " /[0-9]{1,3}/ ".join(map(self._literal, (before % tool.name).split("#")))
                 self._rules.append(f"tool_{index}: {begins} {as_json(schema)} {self._literal(after)}")
                 kinds.append(f"tool_{index}")
@@ -131,7 +157,7 @@ class _Writer:
         kinds, others = list[str](), list[str]()
         for index, tool in enumerate(self._chat.tools):
             begins = f" {BREAK} ".join(map(self._literal, (pieces.call % tool.name).split("\n")))
-            if tool.strict:
+            if self._strict[index]:
                 ending = "" if self._names.search(end) else end
                 made = Arguments(
                     self._form.name, tool.name, parameters(tool), self._literal, f"args_{index}", ending
@@ -142,7 +168,7 @@ class _Writer:
                 rest = f"free_{index}"
                 self._rules.append(f"{rest}{self._up_to(pieces.end.strip() or end)}")
             self._rules.append(f"tool_{index}: {begins} {rest} {BREAK * bool(pieces.breaks)}")
-            (kinds if tool.strict or pieces.end else others).append(f"tool_{index}")
+            (kinds if self._strict[index] or pieces.end else others).append(f"tool_{index}")
         one = "(" + " | ".join(kinds) + ")"
         body = f"{one}+" if pieces.several and not self._chat.one_call else one
         ends = [f"{body} {self._literal(end)}"] if kinds else []

@@ -46,7 +46,7 @@ from sealring.node.engine.drafts import Lookup
 from sealring.node.engine.grammar import Follower, Grammars, left_its_grammar
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.text.chat import encode_chat, sections_of
-from sealring.node.engine.text.constraints import grammar_of
+from sealring.node.engine.text.constraints import grammar_of, may_be_held
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
 from sealring.node.engine.text.plaintext import too_long
 from sealring.node.engine.text.sections import Sections
@@ -71,6 +71,10 @@ LONG_BYTES = 256 << 10
 
 MAX_TOLD_BYTES = 900 << 10
 """What one message tells of a prompt's log-probabilities: a sealed one holds 1 MiB."""
+
+MAX_TRIED_TOOLS = 8
+"""Whose schemas are tried one by one, in the thread that reads prompts: each takes up to node.engine.trial's
+SECONDS."""
 
 LOAD_SECONDS = 120.0
 STUCK_SECONDS = 240.0
@@ -401,10 +405,9 @@ class Front:
         scores = prompt.sampling.prompt_logprobs and not answered
         if scores:
             _check_scored(len(ids), prompt.sampling)
-        grammar = grammar_of(prompt, tokenizer.format, tokenizer.special, said)
+        grammar, matcher = self._grammar(prompt, tokenizer, said)
         if grammar:
             _check_free(prompt.sampling)
-        matcher = self._compiled(grammar) if grammar else None
         sampled = params.from_sampling(
             prompt.sampling, ids, answered, resume.choice, grammar, sorted(tokenizer.end_tokens)
         )
@@ -441,6 +444,30 @@ class Front:
         row.answer.resume(resume)
         copies = (OpenRow(None, b"", answer(), None, lookup and lookup.copy()) for _ in row.copies)
         return opened, [row, *copies]
+
+    def _grammar(self, prompt: inference.Prompt, tokenizer: Tokenizer, said: str) -> tuple[str, Any]:
+        """The grammar of the answer to a prompt, and what it is compiled to; empty and None where it is free.
+
+        A call that is required is held to the schemas of its tools wherever that is possible. Where they are
+        not possible together, each is tried, while they are few.
+        """
+
+        def made(held: frozenset[int]) -> tuple[str, Any]:
+            grammar = grammar_of(prompt, tokenizer.format, tokenizer.special, said, held)
+            return grammar, self._compiled(grammar) if grammar else None
+
+        def possible(held: frozenset[int]) -> tuple[str, Any] | None:
+            try:
+                return made(held)
+            except InvalidInput:
+                return None
+
+        held = may_be_held(prompt.chat)
+        found = possible(held) if held else None
+        if found is None and 1 < len(held) <= MAX_TRIED_TOOLS:
+            held = frozenset(place for place in held if possible(frozenset({place})))
+            found = possible(held) if held else None
+        return found or made(frozenset())
 
     def _compiled(self, grammar: str) -> Any:
         """Raises InvalidInput (BAD_GRAMMAR), FailedPrecondition (NO_GRAMMARS)."""

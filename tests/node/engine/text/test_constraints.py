@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.grammar import Follower, Grammars
-from sealring.node.engine.text.constraints import grammar_of
+from sealring.node.engine.text.constraints import grammar_of, may_be_held
 from sealring.node.engine.text.sections import Format, format_of
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.v1 import inference_pb2 as inference
@@ -132,6 +133,25 @@ def test_a_required_call_is_the_answer() -> None:
     ]
     several = grammar_of(prompt_with(strict=False, call_required=True), HERMES, {}, "")
     assert takes(several, rest, rest + CALL, rest + "text") == [True, True, False]
+
+
+@pytest.mark.parametrize("form", ["json_tools", "qwen3_coder"])
+def test_a_required_call_may_be_held_to_schemas_that_are_not_strict(form: str) -> None:
+    prompt = prompt_with(strict=False, call_required=True, one_call=True)
+    prompt.chat.tools[1].parameters = ""
+    assert may_be_held(prompt.chat) == {0}
+    prompt.chat.tools[1].parameters = json.dumps({"properties": {str(number): {} for number in range(513)}})
+    assert may_be_held(prompt.chat) == {0}
+    calling = dataclasses.replace(HERMES, name=form)
+    held = grammar_of(prompt, calling, {}, "", may_be_held(prompt.chat))
+    if form == "json_tools":
+        good = CALL.removeprefix("<tool_call>")
+    else:
+        good = "\n<function=count>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
+    other = good.replace("count", "b.c").replace("1", '"x"')
+    assert takes(held, good, good.replace("1", "x"), other) == [True, False, True]
+    prompt.chat.call_required = False
+    assert not may_be_held(prompt.chat)
 
 
 def test_messages_of_gpt_oss() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,6 +26,7 @@ from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
+from sealring.v1.membership_pb2 import Problem
 
 CONTEXT = 40
 VOCABULARY = 512
@@ -57,9 +58,9 @@ def spell(character: str) -> int:
 class Desk:
     """A front and what it says."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, context: int = 0) -> None:
         self.events: SimpleQueue[engine.EngineEvent] = SimpleQueue()
-        self.front = Front(folder, CONTEXT, VOCABULARY, self.events.put)
+        self.front = Front(folder, context or CONTEXT, VOCABULARY, self.events.put)
         self.front.wait_loaded()
         self._step = 0
 
@@ -69,6 +70,19 @@ class Desk:
         command = engine.OpenEngineRow(row=row, prompt=prompt, max_tokens=max_tokens, prefix_scope=scope)
         self.front.open(command)
         return self.events.get(timeout=200)
+
+    def problem_of(self, row: int) -> Callable[[int], Problem]:
+        """What is wrong with each next token of a row."""
+
+        def problem(token: int) -> Problem:
+            step = ResolvedStep(1, bytes(32), (), (), 0, (row,), (row,))
+            self.front.deliver(step, [token], {})
+            events = [self.events.get(timeout=200)]
+            while not events[-1].HasField("done"):
+                events.append(self.events.get(timeout=200))
+            return events[0].refused.problem
+
+        return problem
 
     def likely(self, row: int, token: int) -> int:
         """What a step that asks is told of a guess of the row's next token, after this one: of 100."""
@@ -521,6 +535,45 @@ def test_an_answer_that_ends_by_its_schema_cannot_go_on(desk: Desk, name: str) -
         row = 1 + bool(schema)
         problem = desk.open(row, text_prompt("a", sampling=sampling, schema=schema)).refused.problem
         assert (problem.reason, problem.metadata.get("param", "")) == (reason, name if reason else "")
+
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+IMPOSSIBLE = {"type": "object", "properties": {"city": {"not": {"type": "null"}}}}
+
+
+@pytest.fixture
+def calling(folder: Path) -> Iterator[Desk]:
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["tool_parser_type"] = "json_tools"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    made = Desk(folder, 200)
+    yield made
+    made.front.stop()
+
+
+@pytest.mark.parametrize(
+    ("schemas", "held"),
+    [
+        ([CITY], [True]),
+        ([IMPOSSIBLE], [False]),
+        ([IMPOSSIBLE, CITY, CITY], [False, True, True]),
+        ([IMPOSSIBLE, *[CITY] * 8], [False] * 9),
+    ],
+)
+def test_a_call_that_is_required_is_held_to_its_schema_where_it_can_be(
+    calling: Desk, schemas: list[Any], held: list[bool]
+) -> None:
+    """As clients need it that read an object of this schema from the call, without `strict`."""
+    chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="x")], call_required=True)
+    for place, schema in enumerate(schemas):
+        chat.tools.add(name=f"tool{place}", parameters=json.dumps(schema))
+    for place, bound in enumerate(held):
+        for row, city in enumerate(("Paris", "in"), 1 + 2 * place):
+            assert calling.open(row, inference.Prompt(chat=chat)).opened.row == row
+            said = f'\n{{"name": "tool{place}", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+            refused = [one.reason for one in map(calling.problem_of(row), said.encode()) if one.reason]
+            assert refused == (["GRAMMAR_FAILED"] if bound and city == "in" else [])
+            calling.front.forget(row)
 
 
 def test_choices_are_opened_with_their_row_and_forgotten_with_it(desk: Desk) -> None:
