@@ -37,6 +37,9 @@ answers wait for this, and the table goes on in the same line."""
 _CUT_TRIAL = (3, 5)
 """Tokens of two chunks of one row."""
 
+_BATCH_TRIAL = (3, 5)
+"""Tokens of two rows."""
+
 _ROUNDING = 0.05
 """Of the largest logit: what products in half precision may differ by after some tens of layers."""
 
@@ -50,11 +53,14 @@ def warm_up(stage: Stage, longest: int) -> None:
     rows alone, and of a lane that they join and leave. What is handed on is made a record, as in an epoch.
     No chunk has more tokens than one of `longest` is computed as.
 
-    Then `stage.awaits_input` and `stage.cuts` are known. Raises what mlx raises on what it cannot compute on
-    this machine.
+    Then `stage.awaits_input`, `stage.cuts` and `stage.batches` are known. Raises what mlx raises on what it
+    cannot compute on this machine.
     """
     if not device.rows_in_turn():  # there a pass more costs what any token does
         stage.cuts = cuts(stage)
+        if stage.batches and stage.gpu_code and not batches(stage):
+            stage.batches = False
+            log.warning("rows_differ_in_batches", model_type=stage.spec.model_type)
     ahead = list(_steps(stage, longest))
     mx.clear_cache()
     stage.awaits_input = not all(ahead)
@@ -70,7 +76,7 @@ def cuts(stage: Stage) -> bool:
     """
     if not stage.spec.is_tail or isinstance(stage.spec, ShardSpec):
         return False
-    chunks = [[_drawn(tensor, tokens) for tensor in stage.spec.receives] for tokens in _CUT_TRIAL]
+    chunks = [_inputs(stage, tokens, tokens) for tokens in _CUT_TRIAL]
     whole, cut = stage.make_cache(), stage.make_cache()
     stage.cuts = True
     try:
@@ -86,10 +92,39 @@ def cuts(stage: Stage) -> bool:
     return True
 
 
-def _drawn(tensor: TensorSpec, tokens: int) -> mx.array:
+def batches(stage: Stage) -> bool:
+    """Whether each of two rows, of different lengths, gets in a batch what it gets alone, but for rounding.
+
+    Not known of a rank of several, whose sums take all of them: taken as shown.
+    """
+    if isinstance(stage.spec, ShardSpec):
+        return True
+    following = [_inputs(stage, 1, drawn) for drawn in _BATCH_TRIAL]
+    alone, rows = [], []
+    for tokens, token in zip(_BATCH_TRIAL, following, strict=True):
+        caches_of_row = [stage.make_cache(), stage.make_cache()]
+        for cache in caches_of_row:
+            mx.eval(stage(_inputs(stage, tokens, tokens), cache))
+        alone.append(stage(token, caches_of_row[0]))
+        rows.append(caches_of_row[1])
+    both = [mx.concatenate(list(arrays)) for arrays in zip(*following, strict=True)]
+    together = stage(both, caches.merge(rows))
+    return all(
+        _alike(found[place : place + 1], expected)
+        for place, own in enumerate(alone)
+        for found, expected in zip(together, own, strict=True)
+        if mx.issubdtype(expected.dtype, mx.floating)
+    )
+
+
+def _inputs(stage: Stage, tokens: int, drawn: int) -> list[mx.array]:
+    return [_drawn(tensor, tokens, drawn) for tensor in stage.spec.receives]
+
+
+def _drawn(tensor: TensorSpec, tokens: int, drawn: int) -> mx.array:
     """A tensor of the stage state that is not zero, for zeros are the same everywhere; numbers are tokens."""
     shape, dtype = (1, tokens, *tensor.tail), getattr(mx, tensor.dtype)
-    key = mx.random.key(tokens)
+    key = mx.random.key(drawn)
     if mx.issubdtype(dtype, mx.floating):
         return mx.random.normal(shape, key=key).astype(dtype)
     return mx.random.randint(0, 2, shape, key=key).astype(dtype)

@@ -7,6 +7,7 @@ model around a text model, say) uses that of its text model.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,6 +38,27 @@ computes them alone: `make sweep` has shown it of each. Of any other it is not k
 and its rows are computed one after the other, slower and right, unless `together` has a function for it."""
 
 
+GPU_CODE = frozenset(
+    [
+        "bailing_moe_v3",
+        "deepseek_v41",
+        "falcon_h1",
+        "granitemoehybrid",
+        "kimi_k3",
+        "kimi_linear",
+        "mamba2",
+        "nemotron_h",
+        "olmo_hybrid",
+        "plamo2",
+        "qwen3_5",
+        "qwen3_next",
+        "rwkv7",
+    ]
+)
+"""Those for which mlx-lm has code that only a GPU runs: no CPU has shown that this batches, so a stage is
+tried when it is loaded on one (`node/engine/warm_up.py`)."""
+
+
 @dataclass(frozen=True)
 class Followed:
     """What a skipped layer's cache gave when the keys and values that arrived for it were put in."""
@@ -62,6 +84,9 @@ class Adapter:
 
     batches: bool = True
     """Whether a row in a batch gets the same as a row alone, as `check` has shown."""
+
+    gpu_code: bool = False
+    """Whether a GPU computes it by other code than the CPU that `check` has shown it on."""
 
     together: Callable[[nn.Module], None] | None = None
     """What mlx-lm's code lacks for that, if it lacks something."""
@@ -249,4 +274,5 @@ _NAMED = {
 def adapter_for(module: str) -> Adapter:
     """The adapter of the mlx-lm module that defines the layers (`mlx_lm.models.gemma3n` -> `gemma3n`)."""
     name = module.rpartition(".")[2].replace("-", "_")
-    return _NAMED.get(name) or Adapter(batches=name in BATCHING)
+    adapter = _NAMED.get(name) or Adapter(batches=name in BATCHING)
+    return dataclasses.replace(adapter, gpu_code=name in GPU_CODE)

@@ -75,6 +75,11 @@ class Stage:
         self.cuts = False
         """Whether `last_logits` makes none but the last. Only where a trial has shown that it is the same
         (`node/engine/warm_up.py`)."""
+        self.batches = anatomy.adapter.batches
+        """Whether rows are computed together. Not where a trial on a GPU has shown that they then differ from
+        rows alone (`node/engine/warm_up.py`)."""
+        self.gpu_code = anatomy.adapter.gpu_code
+        """Whether only such a trial can show it."""
         self._last: int | None = None
         self.computed_as = device.computed_as
         """Tokens that so many of a chunk are computed as."""
@@ -108,7 +113,7 @@ class Stage:
                 self.quantization.new_cache(cache) if self._slots.is_present(place) else cache
                 for place, cache in enumerate(own)
             ]
-        return for_one_row(own, self._anatomy.adapter.batches)
+        return for_one_row(own, self.batches)
 
     def __call__(self, inputs: list[mx.array], cache: Batch) -> list[mx.array]:
         """Runs the layers on arrays as `spec.receives` says and returns arrays as `spec.hands_on` says.

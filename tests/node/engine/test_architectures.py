@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -337,3 +339,24 @@ def test_a_layer_that_does_more_than_return_its_state_is_named(
     inner.layers[1] = Pair(inner.layers[1], does)
     anatomy = dissect(model, "llama")
     assert said in anatomy.indivisible
+
+
+def test_code_that_only_a_gpu_runs_is_tried_on_one() -> None:
+    """In this release of mlx-lm: modules with kernels of their own, and those that use these."""
+    sources = {path.stem.replace("-", "_"): path.read_text() for path in _models().glob("*.py")}
+    kernels = {name for name, text in sources.items() if "metal_kernel(" in text}
+    using = {
+        name
+        for name, text in sources.items()
+        if re.search(rf"^from (?:\.|mlx_lm\.models\.)(?:{'|'.join(kernels)}) import", text, re.MULTILINE)
+    }
+    batching = {name for name in kernels | using if adapter_for(name).batches and name in sources}
+    layered = {name for name in batching if "class Model(" in sources[name]}
+    assert {name for name in layered if not adapter_for(name).gpu_code} == set()
+
+
+def _models() -> Path:
+    spec = importlib.util.find_spec("mlx_lm")
+    assert spec is not None
+    assert spec.origin
+    return Path(spec.origin).parent / "models"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,10 @@ from structlog.testing import capture_logs
 
 from sealring.node.engine import device
 from sealring.node.engine.staging import Shard, Stage, random_model, random_stage
+from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.staging.interception import intercept_call
 from sealring.node.engine.transfer import SharedLanding
-from sealring.node.engine.warm_up import TIMED_ROWS, cuts, patience, timed, warm_up
+from sealring.node.engine.warm_up import TIMED_ROWS, batches, cuts, patience, timed, warm_up
 from sealring.v1 import control_pb2 as control
 
 Archs = dict[str, dict[str, Any]]
@@ -265,3 +267,36 @@ def test_a_cpu_makes_one_pass_more(llama: dict[str, Any]) -> None:
     stage = stage_of(llama)
     warm_up(stage, 16)
     assert not stage.cuts
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "kimi_linear", "rwkv7"])
+def test_rows_in_a_batch_get_what_they_get_alone(archs: Archs, name: str) -> None:
+    stage = stage_of(config_of(name) if name in SMALL else archs[name])
+    assert stage.gpu_code
+    assert batches(stage)
+    layers = stage.spec.layers
+    assert all(batches(stage_of(archs[name], *edges)) for edges in ((0, 1), (1, layers)) if layers > 1)
+
+
+def test_code_that_mixes_up_rows_on_a_gpu_computes_them_in_turn(
+    archs: Archs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that reads the state of another row gives every row something, and nobody an error."""
+    stage = stage_of(archs["mamba2"])
+    monkeypatch.setattr(device, "rows_in_turn", lambda: False)
+    module = importlib.import_module(type(stage.model).__module__)
+    own = module.ssm_update
+
+    def mixed(hidden: mx.array, *rest: Any, **more: Any) -> Any:
+        found, state = own(hidden, *rest, **more)
+        return found[::-1], state
+
+    warm_up(stage, 16)
+    assert stage.batches
+    monkeypatch.setattr(module, "ssm_update", mixed)
+    assert not batches(stage)
+    with capture_logs() as logs:
+        warm_up(stage, 16)
+    assert "rows_differ_in_batches" in [entry["event"] for entry in logs]
+    assert isinstance(stage.make_cache(), OneRow)
+    assert batches(stage)
