@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sealring.api.answers import Asked, Choice
+from sealring.gateway.inference.answer import EVENT_BYTES, weight
 from sealring.gateway.inference.sending import SendWatch
 from sealring.gateway.inference.timings import CURRENT
 from sealring.mesh.errors import Cancelled, Internal, InvalidInput, SealringError, Unavailable
@@ -54,8 +55,11 @@ async def started(events: Events) -> inference.Started:
     return first.started
 
 
-async def collect(events: Events, choices: int) -> tuple[inference.Started, list[Choice], inference.Finished]:
-    """The whole answer: its start, each choice, its end."""
+async def collect(
+    events: Events, choices: int, hold: Callable[[int], None] = lambda size: None
+) -> tuple[inference.Started, list[Choice], inference.Finished]:
+    """The whole answer: its start, each choice, its end. `hold` counts the bytes of memory that it takes, and
+    may raise an error, which ends it."""
     async with contextlib.aclosing(events):
         begin = await started(events)
         told = [Choice() for _ in range(choices)]
@@ -63,6 +67,7 @@ async def collect(events: Events, choices: int) -> tuple[inference.Started, list
             if event.WhichOneof("event") == "finished":
                 return begin, told, event.finished
             check_calls(event.delta)
+            hold(weight(event) - EVENT_BYTES)  # texts are joined
             told[event.delta.choice].add(event.delta)
     raise Internal("the answer does not end")
 

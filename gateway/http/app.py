@@ -141,7 +141,7 @@ class _Edge:
             stream = EventStream(events, asked, _headers)
             await stream.begin(request.receive)
             return stream
-        collected = collect(events, asked.choices)
+        collected = collect(events, asked.choices, request.state.hold)
         begin, choices, finished = await unless_disconnected(request.receive, collected)
         answer = asked.render(begin).whole(choices, finished)
         return Response(answer, headers=_headers(begin), media_type="application/json")

@@ -34,8 +34,8 @@ MAX_REQUESTS = 4096
 """HTTP requests under way at once."""
 
 MAX_HELD = 256 << 20
-"""Bytes of all their bodies together, each for as long as its request is under way. No key has more of them
-than are left for the others."""
+"""Bytes of all their bodies together, and of answers that are collected to be sent whole, each for as long as
+its request is under way. No key has more of them than are left for the others."""
 
 _DRAIN_BYTES = 8 << 20
 _DRAIN_SECONDS = 2.0

@@ -14,16 +14,32 @@ MOST_LOGPROBS = 256
 """Tokens with log-probabilities from which on a delta is not joined with the next: messages have a limit."""
 
 
+EVENT_BYTES = 256
+"""About what an event takes beside its content."""
+
+ENTRY_BYTES = 128
+"""About what each log-probability in it takes beside its own."""
+
+
+def weight(event: inference.GenerateResponse) -> int:
+    """Bytes of memory that an event takes, about."""
+    return event.ByteSize() + EVENT_BYTES + ENTRY_BYTES * _entries(event.delta.logprobs)
+
+
+def _entries(logprobs: Sequence[inference.TokenLogprob]) -> int:
+    return sum(1 + len(one.top) for one in logprobs)
+
+
 class Answer:
     """Events of one request, in order. Written by a ring, read by one task, in one event loop.
 
     Text that the reader has not taken yet is joined into one delta, so a slow client costs no more than its
-    own answer's length. Sealed chunks cannot be joined.
+    own answer's length. Sealed chunks cannot be joined. The ring bounds what is `unread`.
     """
 
     def __init__(self, timings: Timings | None = None) -> None:
         self.timings = timings or Timings()
-        self._events: deque[inference.GenerateResponse] = deque()
+        self._events: deque[tuple[inference.GenerateResponse, int]] = deque()
         self._text: list[str] = []
         self._text_tokens = 0
         self._choice = 0
@@ -32,6 +48,16 @@ class Answer:
         self._error: SealringError | None = None
         self._over = False
         self._waiter: asyncio.Future[None] | None = None
+        self.asked = 0
+        """Bytes of the request, where another gateway has sent it."""
+
+        self._joining = 0  # bytes of what the next delta joins
+        self._queued = 0
+
+    @property
+    def unread(self) -> int:
+        """Bytes of memory that wait for the reader, about."""
+        return self._queued + self._joining
 
     def opened(self) -> None:
         """The head is given the prompt."""
@@ -69,7 +95,9 @@ class Answer:
             self._parsed = parsed
         self._text.append(text)
         self._text_tokens = tokens
+        self._joining += len(text)
         if logprobs:
+            self._joining += ENTRY_BYTES * _entries(logprobs)
             self._logprobs.extend(logprobs)
             if len(self._logprobs) >= MOST_LOGPROBS:
                 self._flush()
@@ -88,6 +116,14 @@ class Answer:
         self._over = True
         self._wake()
 
+    def give_up(self, error: SealringError) -> None:
+        """Ends with an error, without what the reader has not taken."""
+        self._events.clear()
+        self._text.clear()
+        self._logprobs.clear()
+        self._queued = self._joining = 0
+        self.fail(error)
+
     def __aiter__(self) -> Answer:
         return self
 
@@ -95,7 +131,9 @@ class Answer:
         """The next event. Raises what the request failed with."""
         while True:
             if self._events:
-                return self._events.popleft()
+                event, size = self._events.popleft()
+                self._queued -= size
+                return event
             if self._text:
                 self._flush()
                 continue
@@ -111,8 +149,13 @@ class Answer:
 
     def _put(self, event: inference.GenerateResponse) -> None:
         self._flush()
-        self._events.append(event)
+        self._queue(event)
         self._wake()
+
+    def _queue(self, event: inference.GenerateResponse) -> None:
+        size = weight(event)
+        self._queued += size
+        self._events.append((event, size))
 
     def _flush(self) -> None:
         if self._text:
@@ -123,7 +166,8 @@ class Answer:
                 choice=self._choice,
                 parsed=self._parsed,
             )
-            self._events.append(inference.GenerateResponse(delta=delta))
+            self._queue(inference.GenerateResponse(delta=delta))
+            self._joining = 0
             self._text.clear()
             self._logprobs.clear()
             self._parsed = None

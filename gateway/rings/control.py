@@ -17,15 +17,17 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from sealring.gateway.rings.losses import LossWatch
 from sealring.mesh.clock import Clock, awake_clock
-from sealring.mesh.errors import EpochEnded, SealringError, StageFailed, Unavailable
+from sealring.mesh.errors import EpochEnded, InvalidInput, SealringError, StageFailed, Unavailable
 from sealring.mesh.member.introduction import Introduced, introduce, write_first
 from sealring.mesh.member.proof import Identity, Purpose, VerifyProof, of_identity
 from sealring.mesh.rpc.problem import from_problem
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
+from sealring.mesh.rpc.wire import check_fields
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import proof_pb2
 
@@ -37,6 +39,20 @@ PING_SECONDS = 1.0
 PONG_SECONDS = 5.0
 STALL_SECONDS = 120.0
 GOODBYE_SECONDS = 1.0
+
+MAX_RESPONSE = 4 << 20
+"""Bytes of a message of a member that passes on no other gateway's. The head sends the outputs of a step in
+parts of about 1 MiB, and sealing pads a part to no more than three times that."""
+
+_UNCOUNTED = 1 << 20
+"""Bytes within which there is no room for so many fields that they would cost 64 MiB."""
+
+_MAX_FIELDS = 1 << 18
+"""Of a larger message: one output with all log-probabilities that a stop string may hold back has about 1 MiB
+of them, four fields to 14 bytes."""
+
+_FORWARDED = (b"\x4a", b"\x52")
+"""First bytes of `forward` (9) and `forwarded` (10)."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,7 @@ class MemberStream:
         for channel in self.target.channels:
             self.cancel()
             method: Any = channel.get().stream_stream(
-                METHOD, request_serializer=None, response_deserializer=control.ScheduleResponse.FromString
+                METHOD, request_serializer=None, response_deserializer=parse_response
             )
             self._call = method()
             try:
@@ -353,6 +369,20 @@ class ControlStreams:
                     )
             if self._waiting_since is not None and now - self._waiting_since > STALL_SECONDS:
                 raise EpochEnded(f"no step was done for {STALL_SECONDS:g} s", reason="RING_STALLED")
+
+
+def parse_response(data: bytes) -> control.ScheduleResponse:
+    """A member's message; an empty one, which ends the epoch as BAD_MESSAGE, where `data` is malformed or
+    larger than any message of an honest member."""
+    forwarded = data[:1] in _FORWARDED
+    try:
+        if len(data) > MAX_RESPONSE and not forwarded:
+            return control.ScheduleResponse()
+        if len(data) > _UNCOUNTED:
+            check_fields(data, control.ScheduleResponse.DESCRIPTOR, most=_MAX_FIELDS)
+        return control.ScheduleResponse.FromString(data)
+    except (InvalidInput, DecodeError):
+        return control.ScheduleResponse()
 
 
 def _message(**field: Any) -> bytes:

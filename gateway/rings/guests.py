@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from sealring.gateway.inference.answer import Answer
+from sealring.gateway.inference.answer import EVENT_BYTES, Answer
 from sealring.gateway.scheduler.actions import Answered, Request
 from sealring.gateway.scheduler.queue import place
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
@@ -20,9 +21,12 @@ from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
+_REQUEST_BYTES = 4 << 10
+"""About what a request takes beside its content."""
+
 
 class Sent:
-    """What a guest has forwarded and is not over."""
+    """Requests that a guest has forwarded and that are not over."""
 
     def __init__(self) -> None:
         self._requests: dict[int, Request] = {}
@@ -83,6 +87,12 @@ class Sent:
             raise InvalidInput("a forwarded answer has other choices", reason="BAD_MESSAGE")
         for answer, came in zip(request.answers, told, strict=False):
             _extend(answer, came, min(request.max_tokens or context, context))
+        if forwarded.event.HasField("delta"):
+            answer = request.answers[forwarded.event.delta.choice]
+            answer.pieces += 1
+            if answer.pieces > len(answer.tokens):
+                raise InvalidInput("a forwarded answer has more pieces than tokens", reason="BAD_MESSAGE")
+            answer.spend(forwarded.event.ByteSize(), sealed=request.sealed, tells=request.tells)
         if kind == "problem" or forwarded.event.HasField("finished"):
             self._remove(request.id)
         return request
@@ -122,8 +132,13 @@ class GuestAnswer(Answer):
     """What is told of a guest's request goes back to the guest, with the tokens that it is of."""
 
     def __init__(
-        self, tell: Callable[[control.Forwarded], None], guest: int, number: int, refused: Refused
+        self,
+        tell: Callable[[control.Forwarded, Callable[[], None]], None],
+        guest: int,
+        number: int,
+        refused: Refused,
     ) -> None:
+        """`tell` calls its second argument once the message is on its way."""
         super().__init__()
         self._tell, self._refused = tell, refused
         self._guest, self._number = guest, number
@@ -138,6 +153,7 @@ class GuestAnswer(Answer):
         Raises InvalidInput, also for what was `Refused`.
         """
         asked = forward.request
+        self.asked = forward.ByteSize() + _REQUEST_BYTES
         validate_request(asked)
         self._refused.check(forward)
         self.min_trust = asked.min_trust
@@ -165,16 +181,27 @@ class GuestAnswer(Answer):
         self._told = [len(answer.tokens) for answer in request.answers]
         return request
 
+    def _say(self, **what: Any) -> None:
+        """Unread is what is not on its way to the guest."""
+        told = control.Forwarded(guest=self._guest, number=self._number, **what)
+        size = told.ByteSize() + EVENT_BYTES
+        self._queued += size
+
+        def written() -> None:
+            self._queued -= size
+
+        self._tell(told, written)
+
     def opened(self) -> None:
-        self._tell(control.Forwarded(guest=self._guest, number=self._number))
+        self._say()
 
     def waits(self) -> None:
         if not self._computed:  # of several answers that go on, others may be computed already
-            self._tell(control.Forwarded(guest=self._guest, number=self._number, waits=True))
+            self._say(waits=True)
 
     def computed(self) -> None:
         self._computed = True
-        self._tell(control.Forwarded(guest=self._guest, number=self._number))
+        self._say()
 
     def started(self, event: inference.Started) -> None:
         self._event(inference.GenerateResponse(started=event))
@@ -200,15 +227,14 @@ class GuestAnswer(Answer):
     def fail(self, error: SealringError) -> None:
         if self._asked is not None and error.reason == StageFailed.out_of_memory:
             self._refused.remember(self._asked, error)
-        problem = to_problem(error)
-        self._tell(control.Forwarded(guest=self._guest, number=self._number, problem=problem))
+        self._say(problem=to_problem(error))
 
     def _event(self, event: inference.GenerateResponse) -> None:
         assert self._request is not None
         answers = self._request.answers
         progress = [_progress(answer, told) for answer, told in zip(answers, self._told, strict=True)]
         self._told = [len(answer.tokens) for answer in answers]
-        self._tell(control.Forwarded(guest=self._guest, number=self._number, event=event, progress=progress))
+        self._say(event=event, progress=progress)
 
 
 def _progress(answer: Answered, told: int) -> control.Progress:

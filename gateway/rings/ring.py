@@ -37,6 +37,7 @@ from sealring.mesh.errors import (
     EpochEnded,
     FailedPrecondition,
     InvalidInput,
+    ResourceExhausted,
     SealringError,
     StageFailed,
     Unavailable,
@@ -60,6 +61,14 @@ RETRY_SECONDS = 5
 
 LEFT = "LEFT"
 """Why an epoch ends that the coordinator has ended."""
+
+FREE_UNREAD, MAX_UNREAD, ALL_UNREAD = 64 << 10, 4 << 20, 32 << 20
+"""Bytes that wait for the readers of a ring's answers: what each may have in any case, what one may have, and
+what all may have together. A client in step has none: text is joined, and connections have buffers of their
+own. 4 MiB are a million tokens of text, or a thousand with the log-probabilities of 20 others each."""
+
+ALL_ASKED = 64 << 20
+"""Bytes of guests' requests that one ring holds: what comes over a head may come from that head alone."""
 
 YIELD_SECONDS = 2.0
 """How long a guest leaves the next epoch's head to the gateway that scheduled before, where a prompt of its
@@ -340,6 +349,8 @@ class Ring:
                 delta = event.delta
                 parsed = delta.parsed if delta.HasField("parsed") else None
                 answer.delta(delta.text, delta.sealed, delta.tokens, delta.logprobs, delta.choice, parsed)
+                if answer.unread > FREE_UNREAD:
+                    self._bound_unread(request.id, answer)
             case "event", "finished":
                 self._answers.pop(request.id).answer.finished(event.finished)
 
@@ -357,11 +368,16 @@ class Ring:
         except SealringError as error:
             answer.fail(error)
         else:
-            if asked not in self._answers:
-                self.submit(request, answer, answer.min_trust)
+            if asked in self._answers:
+                return
+            held = sum(each.answer.asked for each in self._answers.values())
+            if held + answer.asked > ALL_ASKED:
+                answer.fail(ResourceExhausted("guests have too much waiting", reason="QUEUE_FULL"))
+                return
+            self.submit(request, answer, answer.min_trust)
 
-    def _tell_guest(self, forwarded: control.Forwarded) -> None:
-        self._send_head(control.ScheduleRequest(forwarded=forwarded))
+    def _tell_guest(self, forwarded: control.Forwarded, written: Callable[[], None]) -> None:
+        self._send_head(control.ScheduleRequest(forwarded=forwarded), written)
 
     def _handle(self, response: control.ScheduleResponse) -> None:
         streams = self._streams
@@ -405,7 +421,11 @@ class Ring:
                     self._announce(step)
                 case Deliver(pieces):
                     for piece in pieces:
-                        self._answers[piece[0].id].answer.delta(*piece[1:])
+                        waiting = self._answers.get(piece[0].id)
+                        if waiting is not None:  # else it was given up
+                            waiting.answer.delta(*piece[1:])
+                            if waiting.answer.unread > FREE_UNREAD:
+                                todo.extend(self._bound_unread(piece[0].id, waiting.answer))
                 case OpenRow():
                     todo.extend(self._open(action))
                 case DiscardRow(row):
@@ -416,7 +436,8 @@ class Ring:
                 case Finish(request, finished):
                     self._finish(request, finished)
                 case Fail(request, error):
-                    self._answers.pop(request.id).answer.fail(error)
+                    if (failed := self._answers.pop(request.id, None)) is not None:
+                        failed.answer.fail(error)
 
     def _announce(self, step: control.Step) -> None:
         streams = self._streams
@@ -499,7 +520,27 @@ class Ring:
         self._accepted.inc(finished.accepted_tokens)
         if request.routing_key and finished.cached_tokens:
             self._routed_hits.inc()
-        self._answers.pop(request.id).answer.finished(finished)
+        if (waiting := self._answers.pop(request.id, None)) is not None:
+            waiting.answer.finished(finished)
+
+    def _bound_unread(self, request_id: str, answer: Answer) -> list[Action]:
+        """Gives up an answer whose reader is too far behind, alone or with the others of the ring."""
+        together = sum(each.answer.unread for each in self._answers.values())
+        if answer.unread <= MAX_UNREAD and together <= ALL_UNREAD:
+            return []
+        log.warning("reader_behind", request_id=request_id, ring=self.name)
+        del self._answers[request_id]
+        answer.give_up(
+            ResourceExhausted(
+                "the client is too far behind in reading its answer",
+                hint="read faster, or ask for less",
+                reason="CLIENT_BEHIND",
+            )
+        )
+        if request_id not in self._sent:
+            return self.scheduler.cancel(request_id)
+        self._send_head(control.ScheduleRequest(forward=self._sent.cancel(request_id)))
+        return []
 
 
 def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> RingFacts:

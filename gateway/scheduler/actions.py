@@ -9,11 +9,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from sealring.gateway.scheduler.costs import StepCosts
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.prompt.composition import MAX_LANES, Origin
 from sealring.mesh.prompt.prefix_names import Names
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
+
+TOKEN_BYTES = 4 << 10
+"""What a token brings, on the average of an answer's: its text, which may have been held back, with the
+log-probabilities of 20 others. The longest tokens of common vocabularies spell 128 bytes."""
+
+CHUNK_BYTES = (1 << 20) + (64 << 10)
+"""A sealed chunk, or the log-probabilities of one message: 1 MiB, and what they are padded by."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +31,27 @@ class Answered:
     tokens: array[int] = field(default_factory=lambda: array("I"))
     held: Sequence[inference.TokenLogprob] = ()
     end: inference.FinishedChoice | None = None
+    spent: int = 0
+    """Bytes that large outputs have brought."""
+
+    pieces: int = 0
+    """Deltas that another gateway has forwarded."""
+
+    def spend(self, size: int, *, sealed: bool, tells: bool, held: int = 0) -> None:
+        """Counts an output of `size` bytes with those of its log-probabilities that are held back, once its
+        token is one of `tokens`.
+
+        A prompt's own log-probabilities, with the first token, are as large as a chunk. Raises InvalidInput
+        (BAD_STEP) for an output that cannot be.
+        """
+        if sealed:
+            excess = size > CHUNK_BYTES
+        else:
+            self.spent += size - held
+            most = TOKEN_BYTES * len(self.tokens) + CHUNK_BYTES * tells
+            excess = self.spent > most or held > CHUNK_BYTES
+        if excess:
+            raise InvalidInput(f"a token brings {size} bytes", reason="BAD_STEP")
 
 
 @dataclass(slots=True, eq=False)

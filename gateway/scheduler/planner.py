@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sealring.gateway.scheduler.actions import RingFacts
 from sealring.gateway.scheduler.budget import PrefillBudget
@@ -35,13 +35,16 @@ gateway."""
 
 @dataclass(slots=True, eq=False)
 class Announced:
-    """A step that is not done. `first` get their first token."""
+    """A step that is not done. `first` get their first token. `owed` are the outputs that may still come, by
+    the numbers of their rows."""
 
     number: int
     lane: Lane | None
+    owed: dict[int, int] = field(default_factory=dict)
     first: Sequence[Row] = ()
     follows: bool = False  # a step of the same lane that was under way, so that they are a round apart
     drafts: int = 0
+    tokens: int = 0  # that it has brought
     before: tuple[int, float] = (0, 0.0)  # prefill steps that were announced, and their seconds by the table
 
     @property
@@ -104,9 +107,31 @@ class StepPlanner:
             lane.ready = [each for each in lane.ready if each is not row]
             self._drop(row)
 
-    def done(self, number: int, now: float, tokens: int = 1, *, likely: float = 0.0) -> Announced | None:
-        """Takes a step as done, which brought so many tokens, and with it all earlier ones that sample
-        nothing; `now` is in seconds. `likely`: how likely the head guesses its one row's next token.
+    def brings(self, number: int, rows: Sequence[int]) -> None:
+        """Takes outputs of `rows` as those of a step: each row has one, or with drafts one for each token.
+
+        So what a head sends is bounded by what members were asked to compute. Raises InvalidInput (BAD_STEP).
+        """
+        step = self._under_way.get(number)
+        if step is None or self._earliest(step) is not step:
+            raise InvalidInput(f"step {number} is not the one that is due", reason="BAD_STEP")
+        owed = step.owed
+        for row in rows:
+            left = owed.get(row, 0)
+            if not left:
+                raise InvalidInput(f"step {number} owes no token of row {row}", reason="BAD_STEP")
+            owed[row] = left - 1
+        step.tokens += len(rows)
+
+    def _earliest(self, step: Announced) -> Announced:
+        """The first step under way that samples something; `step` itself where that samples nothing."""
+        if not step.sampled:
+            return step
+        return next((each for each in self._under_way.values() if each.sampled), step)
+
+    def done(self, number: int, now: float, *, likely: float = 0.0) -> Announced | None:
+        """Takes a step as done, and with it all earlier ones that sample nothing; `now` is in seconds.
+        `likely`: how likely the head guesses its one row's next token.
 
         None for one that was taken as done already. Raises InvalidInput (BAD_STEP) for one that was never
         announced, or out of order.
@@ -116,12 +141,13 @@ class StepPlanner:
             if 0 < number <= self._number:
                 return None  # it was taken as done before
             raise InvalidInput(f"step {number} is not under way", reason="BAD_STEP")
-        earliest = next((each for each in self._under_way.values() if each.sampled), step)
-        if step.sampled and earliest is not step:
+        earliest = self._earliest(step)
+        if earliest is not step:
             raise InvalidInput(f"step {number} was done before step {earliest.number}", reason="BAD_STEP")
         self.executed(number)
         self._under_way.pop(number, None)
         if step.lane is not None:
+            tokens = step.tokens
             if step.drafts:
                 self._drafting.done(tokens, now, likely=likely)
             else:
@@ -211,7 +237,8 @@ class StepPlanner:
         first = () if row.remaining else row.group
         for each in first:
             each.begun, each.reused = True, row.reused
-        self._under_way[step.number] = Announced(step.number, None, first)
+        owed = {each.number: 1 for each in first}
+        self._under_way[step.number] = Announced(step.number, None, owed, first)
         return step
 
     def _chunk_tokens(self) -> int:
@@ -248,8 +275,14 @@ class StepPlanner:
         step = self._step(leaving, joining)
         step.decode.lane, step.decode.drafts = lane.number, drafts
         step.decode.asks = self._drafting.asks(lane, rows)
-        announced = Announced(step.number, lane, (), lane.outstanding > 0, drafts, self._before)
-        self._under_way[step.number] = announced
+        self._under_way[step.number] = Announced(
+            step.number,
+            lane,
+            dict.fromkeys(lane.rows, 1 + drafts),
+            follows=lane.outstanding > 0,
+            drafts=drafts,
+            before=self._before,
+        )
         if drafts:
             self._drafting.announced(lane, drafts)
         else:

@@ -30,6 +30,7 @@ class Row:
     closed: bool = False
     prompt_tokens: int = 0
     answered: int = 0
+    earlier: int = 0  # those of them that only the client of a sealed prompt knows
     drafts: int = 0
     params_bytes: int = 0
     prefilled: int = 0

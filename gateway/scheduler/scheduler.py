@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sealring.gateway.scheduler.actions import (
+    TOKEN_BYTES,
     Action,
     AnnounceStep,
     Begin,
@@ -190,6 +191,7 @@ class Scheduler:
             raise InvalidInput(f"the head goes on with row {row.number} from elsewhere", reason="BAD_STEP")
         row.names = split(opened.prefixes, prompt_tokens)
         row.prompt_tokens, row.answered, row.ceiling = prompt_tokens, answered, max_tokens
+        row.earlier = answered - len(row.told.tokens)
         row.params_bytes, row.drafts = opened.params_bytes, opened.drafts
         row.limit = max_tokens if row.request.max_tokens else min(max_tokens, EXTENSION)
         capacity = epoch.planner.ledger.capacity
@@ -200,6 +202,7 @@ class Scheduler:
         for copy in row.copies:
             copy.prompt_tokens = copy.prefilled = prompt_tokens
             copy.limit, copy.ceiling, copy.drafts = row.limit, row.ceiling, row.drafts
+            copy.earlier = row.earlier
         if not epoch.planner.can_hold(row):
             self._fail(row, _too_large(row, capacity))
         elif not row.request.begun:
@@ -217,12 +220,17 @@ class Scheduler:
         return self._pump()
 
     def step_done(self, done: control.StepDone, now: float) -> list[Action]:
-        """A step has come round. Raises InvalidInput (BAD_STEP) when it cannot have: the epoch must end."""
+        """A step has come round, or with `more` some of its outputs have. Raises InvalidInput (BAD_STEP) when
+        they cannot have: the epoch must end."""
         epoch, self._now = self._running_epoch(), now
+        if done.outputs or done.more:
+            if not done.outputs:
+                raise InvalidInput(f"step {done.step} brought a part of nothing", reason="BAD_STEP")
+            epoch.planner.brings(done.step, [output.row for output in done.outputs])
         if done.more:
             self._outputs(epoch.rows, done)
             return self._take()
-        step = epoch.planner.done(done.step, now, len(done.outputs), likely=min(100, done.likely) / 100)
+        step = epoch.planner.done(done.step, now, likely=min(100, done.likely) / 100)
         if step is None:
             return self._take()
         self._outputs(epoch.rows, done)
@@ -297,12 +305,21 @@ class Scheduler:
         pieces: list[Piece] = []
         self._actions.append(Deliver(pieces))
         add = pieces.append
+        large = done.ByteSize() > TOKEN_BYTES
         for output in done.outputs:  # each field that is read here counts: they are most of a step's time
             row = rows.get(output.row)
             if row is None:
                 continue
             text, sealed, tokens = output.text, output.sealed, output.tokens
-            row.told.tokens.append(output.token)
+            told = row.told.tokens
+            told.append(output.token)
+            if tokens != len(told) + row.earlier:
+                raise InvalidInput(f"row {row.number} is told of {tokens} tokens", reason="BAD_STEP")
+            if large:
+                held = sum(one.ByteSize() for one in output.held)
+                row.told.spend(
+                    output.ByteSize(), sealed=row.request.sealed, tells=row.request.tells, held=held
+                )
             logprobs: Sequence[inference.TokenLogprob] = ()
             if row.request.tells:
                 logprobs, row.told.held = output.logprobs, output.held

@@ -21,11 +21,11 @@ _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _FIXED = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
 
 
-def check_fields(data: bytes, descriptor: Any) -> None:
+def check_fields(data: bytes, descriptor: Any, most: int = MAX_FIELDS) -> None:
     """Raises InvalidInput (TOO_MANY_VALUES). What is no such message passes: its decoder says so."""
-    if len(data) <= _LEAST_BYTES * MAX_FIELDS:
+    if len(data) <= _LEAST_BYTES * most:
         return
-    left = MAX_FIELDS
+    left = most
     within = [(0, len(data), descriptor.full_name)]
     _learn(descriptor)
     while within:
@@ -52,7 +52,7 @@ def check_fields(data: bytes, descriptor: Any) -> None:
                 else:  # begins and ends of groups, whose fields are then counted here, have nothing more
                     at += _FIXED.get(wire, 0)
                 if left < 0:
-                    raise _too_many()
+                    raise _too_many(most)
         except IndexError:  # it ends too soon; a decoder builds what stands before that all the same
             continue
 
@@ -81,10 +81,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise IndexError
 
 
-def _too_many() -> InvalidInput:
+def _too_many(most: int) -> InvalidInput:
     return InvalidInput(
-        f"the message has more than {MAX_FIELDS} fields",
+        f"the message has more than {most} fields",
         hint="send fewer",
         reason="TOO_MANY_VALUES",
-        limit=MAX_FIELDS,
+        limit=most,
     )

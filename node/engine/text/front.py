@@ -563,11 +563,10 @@ class Front:
                 outputs.append(self._output(row, opened, token, logprobs.get(index)))
             except (Internal, ResourceExhausted) as error:
                 failed.append(refusal(row, error))
-        for output in outputs:
-            if output.logprobs and output.logprobs[0].prompt:  # too long to share a message with others
-                done = control.StepDone(step=step.number, outputs=[output], more=True)
-                self._emit(engine.EngineEvent(done=done))
-        rest = [output for output in outputs if not (output.logprobs and output.logprobs[0].prompt)]
+        *parts, rest = _parts(outputs)
+        for part in parts:
+            done = control.StepDone(step=step.number, outputs=part, more=True)
+            self._emit(engine.EngineEvent(done=done))
         done = control.StepDone(step=step.number, outputs=rest)
         if step.asks and outputs and opened is not None and opened.lookup is not None:
             done.likely = round(100 * opened.lookup.likely())
@@ -604,6 +603,19 @@ class Front:
                 output.prefixes = opened.names.extend(np.array(opened.generated, np.uint32).tobytes())
             opened.generated.append(token)
         return output
+
+
+def _parts(outputs: Sequence[control.RowOutput]) -> list[list[control.RowOutput]]:
+    """The outputs of a step by messages: none has more than MAX_TOLD_BYTES but where one output alone has."""
+    parts: list[list[control.RowOutput]] = [[]]
+    size = 0
+    for output in outputs:
+        size += (bytes_of := output.ByteSize())
+        if size > MAX_TOLD_BYTES and parts[-1]:
+            parts.append([])
+            size = bytes_of
+        parts[-1].append(output)
+    return parts
 
 
 def refusal(row: int, error: BaseException) -> engine.EngineEvent:

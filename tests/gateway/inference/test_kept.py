@@ -10,7 +10,7 @@ import pytest
 
 from sealring.gateway.inference import kept
 from sealring.gateway.inference.kept import KeptAnswers
-from sealring.mesh.errors import Cancelled, FailedPrecondition, InvalidInput
+from sealring.mesh.errors import Cancelled, FailedPrecondition, InvalidInput, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -70,6 +70,50 @@ async def test_the_oldest_answers_make_room(
             monkeypatch.setattr(kept, "KEPT_BYTES", 3 * size - lacking)
     assert size > 1000
     assert [key for _, key in answers._kept] == left
+
+
+@pytest.mark.parametrize("read", [True, False])
+async def test_the_longest_under_way_is_kept_no_more_where_room_is_short(
+    monkeypatch: pytest.MonkeyPatch, read: bool
+) -> None:
+    """It goes on for those who read it, and is asked for no faster than they read."""
+    monkeypatch.setattr(kept, "KEPT_BYTES", 10_000)
+    asked = 0
+
+    async def long() -> AsyncGenerator[inference.GenerateResponse, None]:
+        nonlocal asked
+        yield delta("first")
+        await begun.wait()
+        for _ in range(100):
+            asked += 1
+            yield delta("x" * 1000)
+
+    begun = asyncio.Event()
+    answers, hold = KeptAnswers(), asyncio.Event()
+    short = answers.events("", "short", b"", lambda: told("a", hold=hold))
+    readers = [answers.events("", "long", b"", long) for _ in range(1 + read)]
+    for reader in (short, *readers):
+        await anext(reader)
+    late = answers.events("", "long", b"", long)
+    begun.set()
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert asked < 20
+    await anext(readers[0])
+    if read:
+        said = await asyncio.gather(*map(texts, readers))
+        assert said == [["x" * 1000] * 99, ["x" * 1000] * 100]
+        with pytest.raises(Unavailable):
+            await anext(late)
+    else:
+        await readers[0].aclose()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert asked < 20
+    assert await texts(answers.events("", "long", b"", lambda: told("anew"))) == ["anew"]
+    hold.set()
+    assert await texts(short) == []
+    assert await texts(answers.events("", "short", b"", told)) == ["a"]
 
 
 async def test_what_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from sealring.gateway.rings import control
-from sealring.gateway.rings.control import ControlStreams, MemberTarget
+from sealring.gateway.rings.control import MAX_RESPONSE, ControlStreams, MemberTarget, parse_response
 from sealring.mesh.clock import awake_clock
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.member.proof import Identity, by_identity
@@ -22,7 +22,7 @@ from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore
-from sealring.v1 import control_pb2, membership_pb2
+from sealring.v1 import control_pb2, inference_pb2, membership_pb2
 
 
 def open_streams(cluster: Any, before: tuple[str, ...] = ()) -> tuple[ControlStreams, list[PeerChannel]]:
@@ -460,3 +460,24 @@ async def test_a_record_that_is_lost_ends_the_epoch_and_names_who_sent_it() -> N
     with pytest.raises(EpochEnded) as caught:
         streams._pong(2, waits)
     assert (caught.value.reason, caught.value.metadata["member"]) == ("RECORD_LOST", "m1")
+
+
+def test_what_a_member_says_is_bounded_before_it_is_parsed() -> None:
+    """By its bytes, and by the fields that each cost an object: an empty output has two bytes."""
+    logged = [inference_pb2.TokenLogprob(id=1, spelling=b"x" * 10, logprob=-1.0)] * 15_000
+    output = control_pb2.RowOutput(row=1, text="x" * 100, logprobs=logged)
+    done = control_pb2.ScheduleResponse(done=control_pb2.StepDone(step=1, outputs=[output] * 4))
+    assert len(done.SerializeToString()) > 1 << 20
+    assert parse_response(done.SerializeToString()) == done
+    prompt = inference_pb2.Envelope(clear=inference_pb2.Prompt(text="x" * MAX_RESPONSE))
+    forward = control_pb2.ScheduleResponse(
+        forward=control_pb2.Forward(number=1, request=inference_pb2.GenerateRequest(envelope=prompt))
+    )
+    assert parse_response(forward.SerializeToString()) == forward
+    for refused in (
+        control_pb2.StepDone(step=1, outputs=[control_pb2.RowOutput()] * (1 << 20)),
+        control_pb2.StepDone(step=1, outputs=[control_pb2.RowOutput(text="x" * MAX_RESPONSE)]),
+    ):
+        message = control_pb2.ScheduleResponse(done=refused).SerializeToString()
+        assert parse_response(message) == control_pb2.ScheduleResponse()
+    assert parse_response(b"\xff") == control_pb2.ScheduleResponse()

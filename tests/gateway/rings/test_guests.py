@@ -2,11 +2,12 @@
 
 import math
 from array import array
+from collections.abc import Callable
 
 import pytest
 
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
-from sealring.gateway.scheduler.actions import Answered, Request
+from sealring.gateway.scheduler.actions import TOKEN_BYTES, Answered, Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, StageFailed
 from sealring.v1 import control_pb2 as control
@@ -14,6 +15,18 @@ from sealring.v1 import inference_pb2 as inference
 
 CONTEXT = 100
 PROMPT = inference.Envelope(clear=inference.Prompt(text="hello"))
+
+
+class Told(list[control.Forwarded]):
+    """Messages to the guest, and the callbacks for when each is on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[Callable[[], None]] = []
+
+    def __call__(self, told: control.Forwarded, written: Callable[[], None]) -> None:
+        self.append(told)
+        self.written.append(written)
 
 
 def ask(choices: int = 1, **fields: object) -> Request:
@@ -25,11 +38,11 @@ def state(answer: Answered) -> tuple[list[int], list[int], inference.FinishedCho
 
 
 def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
-    told: list[control.Forwarded] = []
+    told = Told()
     sent, asked = Sent(), ask(choices=2)
     forward = sent.add(asked, 10, 0.0)
     forward.guest = 3
-    answer = GuestAnswer(told.append, 3, forward.number, Refused())
+    answer = GuestAnswer(told, 3, forward.number, Refused())
     served = answer.request(forward, "demo", CONTEXT)
     assert (served.id, served.key, served.tenant, served.max_tokens) == ("3:1", "who", "tenant", 50)
     assert (served.choices, served.priority, served.patience, answer.min_trust) == (2, 2, 7.5, 10)
@@ -52,7 +65,7 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     begun, waiting = sent.clear()
     assert (begun, waiting, len(sent)) == ([asked], [], 0)
     asked.begun = True
-    again = GuestAnswer(told.append, 1, 1, Refused()).request(sent.add(asked, 0, 0.0), "demo", CONTEXT)
+    again = GuestAnswer(told, 1, 1, Refused()).request(sent.add(asked, 0, 0.0), "demo", CONTEXT)
     assert [state(one) for one in again.answers] == [state(one) for one in asked.answers]
     assert (again.begun, again.brought) == (True, 3)
 
@@ -66,7 +79,7 @@ def test_the_other_gateway_knows_what_goes_on_after_a_fault(
 ) -> None:
     """By what the guest has seen: of what a client claims it only knows that there is something."""
     asked = ask(attempts=attempts, claimed=claimed)
-    answer = GuestAnswer(lambda told: None, 3, 1, Refused())
+    answer = GuestAnswer(lambda told, written: None, 3, 1, Refused())
     assert answer.request(Sent().add(asked, 0, 0.0, again=again), "demo", CONTEXT).attempts == told
 
 
@@ -86,13 +99,13 @@ def test_a_deadline_is_that_of_the_arrival_and_ends_with_the_wait() -> None:
 
 
 def test_what_is_over_is_forgotten() -> None:
-    told: list[control.Forwarded] = []
+    told = Told()
     sent = Sent()
     first, second, third = ask(), ask(), ask()
     second.id, third.id = "req-2", "req-3"
     forwards = [sent.add(one, 0, 0.0) for one in (first, second, third)]
     assert [one.number for one in forwards] == [1, 2, 3]
-    GuestAnswer(told.append, 1, 1, Refused()).fail(ResourceExhausted("full", reason="QUEUE_FULL"))
+    GuestAnswer(told, 1, 1, Refused()).fail(ResourceExhausted("full", reason="QUEUE_FULL"))
     assert told[0].problem.reason == "QUEUE_FULL"
     assert sent.take(told[0], CONTEXT) is first
     assert sent.take(told[0], CONTEXT) is None
@@ -102,10 +115,10 @@ def test_what_is_over_is_forgotten() -> None:
 
 
 def test_an_answer_that_has_ended_or_was_cancelled_leaves_nothing() -> None:
-    told: list[control.Forwarded] = []
+    told = Told()
     sent, asked = Sent(), ask()
     for over in (True, False):
-        answer = GuestAnswer(told.append, 1, sent._last + 1, Refused())
+        answer = GuestAnswer(told, 1, sent._last + 1, Refused())
         answer.request(sent.add(asked, 0, 0.0), "demo", CONTEXT)
         answer.computed()
         assert sent.take(told[-1], CONTEXT) is asked
@@ -132,7 +145,7 @@ def test_what_does_not_fit_is_refused() -> None:
     wrong = inference.GenerateResponse(delta=inference.Delta(text="x", choice=1))
     with pytest.raises(InvalidInput):
         sent.take(control.Forwarded(number=1, event=wrong), CONTEXT)
-    answer = GuestAnswer(lambda told: None, 1, 1, Refused())
+    answer = GuestAnswer(lambda told, written: None, 1, 1, Refused())
     for forward in (
         control.Forward(number=1),
         sent.add(ask(), 0, 0.0),
@@ -166,7 +179,7 @@ def test_no_answer_is_longer_than_was_asked_for(max_tokens: int, most: int) -> N
         del message.progress[:]
         message.progress.add(tokens=[1] * most)
         message.progress.add(tokens=[1] * most)
-    answer = GuestAnswer(lambda told: None, 1, 1, Refused())
+    answer = GuestAnswer(lambda told, written: None, 1, 1, Refused())
     assert [len(one.tokens) for one in answer.request(forward, "demo", CONTEXT).answers] == [most, most]
     assert sent.take(told, CONTEXT) is asked
     forward.progress[1].tokens.append(1)
@@ -186,14 +199,14 @@ def test_names_that_a_guest_tells_are_short_and_its_deadline_may_be_none() -> No
         0,
         0,
     )
-    served = GuestAnswer(lambda told: None, 1, 1, Refused()).request(forward, "demo", CONTEXT)
+    served = GuestAnswer(lambda told, written: None, 1, 1, Refused()).request(forward, "demo", CONTEXT)
     assert (served.key, served.tenant) == ("k" * 256, "t" * 256)
     assert (served.patience, served.choices) == (math.inf, 1)
 
 
 def test_a_sealed_answer_goes_back_as_it_is() -> None:
-    told: list[control.Forwarded] = []
-    answer = GuestAnswer(told.append, 1, 1, Refused())
+    told = Told()
+    answer = GuestAnswer(told, 1, 1, Refused())
     answer.request(Sent().add(ask(), 0, 0.0), "demo", CONTEXT)
     answer.delta("", b"sealed", 3)
     answer.finished(inference.Finished(completion_tokens=3))
@@ -208,7 +221,7 @@ def test_a_sealed_answer_goes_back_as_it_is() -> None:
 def test_what_had_no_memory_is_refused_once_when_it_is_brought_again() -> None:
     refused, error = Refused(), StageFailed("no memory", reason=StageFailed.out_of_memory)
     forward = Sent().add(ask(), 0, 0.0)
-    answer = GuestAnswer(lambda told: None, 1, 1, refused)
+    answer = GuestAnswer(lambda told, written: None, 1, 1, refused)
     answer.request(forward, "demo", CONTEXT)
     answer.fail(StageFailed("else"))
     answer.request(forward, "demo", CONTEXT)
@@ -220,3 +233,35 @@ def test_what_had_no_memory_is_refused_once_when_it_is_brought_again() -> None:
         answer.request(forward, "demo", CONTEXT)
     assert raised.value is error
     answer.request(forward, "demo", CONTEXT)
+
+
+def piece(text: str, *tokens: int) -> control.Forwarded:
+    event = inference.GenerateResponse(delta=inference.Delta(text=text))
+    return control.Forwarded(number=1, event=event, progress=[control.Progress(tokens=tokens)])
+
+
+@pytest.mark.parametrize(
+    "last",
+    [piece("c"), piece("x" * 4 * TOKEN_BYTES, 3), piece("", *range(50))],
+    ids=["piece", "text", "ids"],
+)
+def test_no_more_is_told_than_tokens_bring(last: control.Forwarded) -> None:
+    """Two of a run with drafts come with the tokens of both."""
+    sent, asked = Sent(), ask()
+    sent.add(asked, 0, 0.0)
+    for each in (piece("a", 1, 2), piece("b" * TOKEN_BYTES)):
+        assert sent.take(each, CONTEXT) is asked
+    with pytest.raises(InvalidInput):
+        sent.take(last, CONTEXT)
+
+
+def test_what_is_not_on_its_way_to_the_guest_is_unread() -> None:
+    told = Told()
+    answer = GuestAnswer(told, 1, 1, Refused())
+    answer.request(Sent().add(ask(), 0, 0.0), "demo", CONTEXT)
+    for number in range(1, 4):
+        answer.delta("x" * 1000, b"", number)
+    assert answer.unread > 3000
+    for written in told.written:
+        written()
+    assert answer.unread == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, ep
 from sealring.gateway.scheduler.actions import AnnounceStep, Finish, MemberMemory, Request
 from sealring.gateway.scheduler.scheduler import Load
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError, Unavailable
+from sealring.mesh.prompt.composition import Composition, ResolvedStep
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import control_pb2 as control
@@ -679,7 +681,7 @@ async def test_a_guest_forwards_what_it_is_asked_and_tells_what_it_is_told() -> 
         inference.GenerateResponse(finished=inference.Finished(prompt_tokens=7)),
         inference.GenerateResponse(delta=inference.Delta(text="too late")),
     ):
-        tell(1, event=event)
+        tell(1, event=event, progress=[control.Progress(tokens=[5] * event.HasField("delta"))])
     tell(9)
     tell(2, problem=to_problem(FailedPrecondition("no", reason="MEMBERS_SAY_NO")))
     ring.hear(done=control.StepDone(step=1))  # is for who schedules
@@ -771,3 +773,86 @@ async def test_an_epoch_is_begun_when_the_one_before_is_over_and_left_to_another
     await running
     assert asked == [True, True, False]
     assert not ring.ring._yields
+
+
+class Stepped(Serving):
+    """A ring whose head brings a token of each row that a step samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.composition = Composition(epoch=4, max_rows=8, prefill_chunk=64)
+        self.applied = 0
+        self.due: deque[ResolvedStep] = deque()
+        self.tokens: Counter[int] = Counter()
+
+    def step(self, text: str = "", **fields: Any) -> None:
+        """The next step that samples comes round."""
+        while True:
+            for step in self.members.steps[self.applied :]:
+                self.due.append(self.composition.apply(step))
+            self.applied = len(self.members.steps)
+            resolved = self.due.popleft()
+            if resolved.sampled:
+                break
+        self.tokens.update(resolved.sampled)
+        outputs = [
+            control.RowOutput(row=row, text=text, tokens=self.tokens[row], **fields)
+            for row in resolved.sampled
+        ]
+        self.hear(done=control.StepDone(step=resolved.number, outputs=outputs))
+
+
+async def test_an_answer_whose_reader_is_too_far_behind_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once and whole, by the bytes that wait; its row leaves the ring, and others go on."""
+    monkeypatch.setattr(ring_module, "FREE_UNREAD", 1000)
+    monkeypatch.setattr(ring_module, "MAX_UNREAD", 5000)
+    ring = Stepped()
+    slow, reads = ring.ask("slow"), ring.ask("reads")
+    told = asyncio.create_task(read(reads))
+    for row in (1, 2):
+        ring.opened(row)
+    while not slow._over:
+        ring.step("x" * 2000)
+        assert slow.unread <= 7000
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert slow.unread == 0
+    assert (await failure(slow)).reason == "CLIENT_BEHIND"
+    assert ring.ring.load().running == 1
+    while not told.done():
+        ring.step("y")
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert "".join(event.delta.text for event in await told)[-1] == "y"
+    assert ring.ring.load().running == 0
+
+
+async def test_all_readers_of_a_ring_have_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_module, "FREE_UNREAD", 1000)
+    monkeypatch.setattr(ring_module, "ALL_UNREAD", 9000)
+    ring = Stepped()
+    answers = [ring.ask(str(number)) for number in range(4)]
+    for row in range(1, 5):
+        ring.opened(row)
+    for _ in range(8):
+        ring.step("x" * 2000)
+        assert sum(answer.unread for answer in answers) <= 9000
+    assert {answer._over for answer in answers} == {True, False}
+
+
+def test_what_guests_bring_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it comes over the head, which may have made it up."""
+    monkeypatch.setattr(ring_module, "ALL_ASKED", 40_000)
+    ring = Serving()
+    prompt = inference.Envelope(clear=inference.Prompt(text="x" * 5000))
+    request = inference.GenerateRequest(model="model", envelope=prompt, max_tokens=5)
+    for number in range(1, 9):
+        ring.hear(forward=control.Forward(guest=number, number=1, key=str(number), request=request))
+    assert len(ring.ring._answers) == 4
+    refused = [one.forwarded for one in ring.members.head if one.forwarded.HasField("problem")]
+    assert [(one.guest, one.problem.reason) for one in refused] == [
+        (guest, "QUEUE_FULL") for guest in range(5, 9)
+    ]
+    ring.hear(forward=control.Forward(guest=1, number=1, cancel=True))
+    ring.hear(forward=control.Forward(guest=9, number=1, request=request))
+    assert "9:1" in ring.ring._answers

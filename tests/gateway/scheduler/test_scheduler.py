@@ -8,6 +8,7 @@ from collections import deque
 import pytest
 
 from sealring.gateway.scheduler.actions import (
+    TOKEN_BYTES,
     Action,
     AnnounceStep,
     Begin,
@@ -701,6 +702,7 @@ def test_whose_prompt_was_computed_is_known_of_one_that_its_client_goes_on_with(
     opened = driver.scheduler.row_opened(
         control.RowOpened(row=action.row, prompt_tokens=20, params_bytes=64, max_tokens=8, answered=3)
     )
+    driver.tokens[action.row] = 3
     driver.take(opened)
     driver.done(steps)
     assert len(request.answers[0].tokens) == steps
@@ -775,6 +777,80 @@ def test_a_head_that_tells_of_too_few_tokens_ends_the_epoch(limit: int, silent: 
             outputs = [control.RowOutput(row=row, tokens=0) for row in rows if row > 1 or not silent]
             driver.take(driver.scheduler.step_done(control.StepDone(step=step.number, outputs=outputs), 0.0))
     assert caught.value.reason == "BAD_STEP"
+
+
+def output(row: int, tokens: int, **fields: object) -> control.RowOutput:
+    return control.RowOutput(row=row, tokens=tokens, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [output(1, 1), output(1, 2)],
+        [output(2, 1)],
+        [output(1, 2)],
+        [output(1, 0)],
+        [output(9, 1)],
+        [output(1, 1, text="x" * (TOKEN_BYTES + 1))],
+        [output(1, 1, parsed=inference.Parsed(reasoning="x" * TOKEN_BYTES))],
+        [output(1, 1, logprobs=[inference.TokenLogprob(spelling=b"x" * TOKEN_BYTES)])],
+        [output(1, 1, held=[inference.TokenLogprob(spelling=b"x" * 2048)] * 1024)],
+        [],
+    ],
+    ids=[
+        "twice",
+        "another-rows",
+        "too-far",
+        "too-few",
+        "nobodys",
+        "text",
+        "parsed",
+        "logprobs",
+        "held",
+        "none",
+    ],
+)
+@pytest.mark.parametrize("more", [True, False])
+def test_a_head_that_brings_what_no_step_owes_ends_the_epoch(
+    outputs: list[control.RowOutput], more: bool
+) -> None:
+    """Row 1 is stepped, row 2 is still being prefilled; a step that brings nothing at all brings too few."""
+    driver = Driver(1, chunk=10)
+    driver.ask("a", max_tokens=9)
+    driver.ask("b", prompt=50)
+    number = next(step.number for step in driver.steps if step.prefill.chunks[0].row == 1)
+    with pytest.raises(InvalidInput) as caught:
+        driver.scheduler.step_done(control.StepDone(step=number, outputs=outputs, more=more), 0.0)
+        driver.done(20)
+    assert caught.value.reason == "BAD_STEP"
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_outputs_are_of_the_step_that_is_due(more: bool) -> None:
+    driver = Driver(1)
+    driver.ask("a", max_tokens=20)
+    driver.done(1)
+    due, next_one = [step.number for step in driver.under_way]
+    for number in (next_one, due - 1, next_one + 1):
+        with pytest.raises(InvalidInput) as caught:
+            late = control.StepDone(step=number, outputs=[output(1, 2)], more=more)
+            driver.scheduler.step_done(late, 0.0)
+        assert caught.value.reason == "BAD_STEP"
+    driver.finish()
+    assert driver.finished == {"a": 20}
+
+
+def test_text_that_was_held_back_comes_at_once() -> None:
+    """As a call does, or what began like a stop string."""
+    driver = Driver(1)
+    driver.ask("a", max_tokens=40)
+    driver.done(20)
+    step = driver.under_way[0].number
+    whole = output(1, 21, text="x" * 20 * TOKEN_BYTES)
+    driver.scheduler.step_done(control.StepDone(step=step, outputs=[whole]), 0.0)
+    with pytest.raises(InvalidInput):
+        again = output(1, 22, text="x" * 20 * TOKEN_BYTES)
+        driver.scheduler.step_done(control.StepDone(step=driver.under_way[1].number, outputs=[again]), 0.0)
 
 
 def test_what_a_step_brings_may_come_in_several_messages() -> None:

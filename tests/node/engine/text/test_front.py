@@ -477,14 +477,32 @@ def test_a_row_that_asks_is_told_of_its_prompt_once(desk: Desk) -> None:
     told = TokenLogprobs(-1.0, ((100, -1.0),), tuple(TokenLogprobs(-at, ((1, -0.5),)) for at in (2.0, 3.0)))
     step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
     desk.front.deliver(step, [100], {0: told})
-    first, done = desk.events.get(timeout=200).done, desk.events.get(timeout=200).done
-    assert (first.step, first.more, done.step, done.more, len(done.outputs)) == (1, True, 1, False, 0)
+    first = desk.events.get(timeout=200).done
+    assert (first.step, first.more) == (1, False)
     found = [(one.spelling, one.logprob, one.prompt) for one in first.outputs[0].logprobs]
     assert found == [(b"a", 0.0, True), (b"b", -2.0, True), (b"c", -3.0, True), (b"d", -1.0, False)]
     desk.front.deliver(step, [END], {0: TokenLogprobs(-1.0, ())})
     last = desk.events.get(timeout=200).done.outputs[0]
     assert [(one.spelling, one.prompt) for one in last.logprobs] == [(b"<end>", False)]
     assert last.finish == inference.FINISH_REASON_STOP
+
+
+def test_outputs_that_are_large_together_come_in_parts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (1, 2, 3)
+    for row in rows:
+        desk.open(row, text_prompt("a", sampling=inference.Sampling(logprobs=2)))
+    step = ResolvedStep(1, bytes(32), (), (), 0, rows, rows)
+    told = dict.fromkeys(range(3), told_of(66, 67, END))
+    desk.front.deliver(step, [65] * 3, told)
+    whole = desk.events.get(timeout=200).done
+    assert len(whole.outputs) == 3
+    monkeypatch.setattr(front_module, "MAX_TOLD_BYTES", 2 * whole.outputs[0].ByteSize())
+    desk.front.deliver(step, [65] * 3, told)
+    parts = [desk.events.get(timeout=200).done for _ in range(2)]
+    assert [(part.more, [one.row for one in part.outputs]) for part in parts] == [
+        (True, [1, 2]),
+        (False, [3]),
+    ]
 
 
 def test_what_is_told_of_a_prompt_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
