@@ -18,7 +18,7 @@ import grpc.aio
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.mesh.errors import Unauthenticated, Unavailable
+from sealring.mesh.errors import Unauthenticated
 from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, key_hash, role_server_name, to_pem
 from sealring.mesh.rpc.interceptor import Context
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
@@ -26,7 +26,6 @@ from sealring.mesh.rpc.server import CHANNEL_OPTIONS
 _UNTIL_THEY_END = 3e8
 """Grace, in seconds, of a channel whose streams end otherwise: ten years."""
 
-_CONNECT_SECONDS = 4.0
 MAX_CONNECTION_AGE_MILLISECONDS = 3600 * 1000
 """A server asks clients to connect anew after an hour, so that trust that was taken away ends there too."""
 
@@ -207,32 +206,6 @@ class PeerChannel:
             task = asyncio.get_running_loop().create_task(_close(self._channel, _UNTIL_THEY_END))
             self._retiring[task] = self._channel
             task.add_done_callback(self._retiring.pop)
-
-
-async def connect_to(peer: PeerIdentity, addresses: Sequence[str], store: TlsStore) -> PeerChannel:
-    """A channel to the first of a member's addresses that answers with the right certificate.
-
-    Raises Unavailable (PEER_UNREACHABLE).
-    """
-    for address in addresses:
-        channel = PeerChannel(address, store, peer.server_name)
-        try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                await channel.get().channel_ready()
-        except TimeoutError:
-            await channel.close()
-            continue
-        except BaseException:
-            await channel.close()
-            raise
-        return channel
-    raise Unavailable(
-        "the member cannot be reached",
-        hint="check the addresses that it advertises",
-        reason="PEER_UNREACHABLE",
-        peer=peer.id,
-        addresses=",".join(addresses),
-    )
 
 
 def is_own_cancellation() -> bool:

@@ -36,7 +36,7 @@ CALL_SECONDS = 30.0
 
 _FIRST_ATTEMPT = 4.0
 _LONGER = 1.5
-_PAUSE = 0.2
+_PAUSE, _MOST_PAUSE = 0.2, 1.0
 _ADDRESS_LABEL = b"ring address"
 _PASS_LABEL = b"ring pass"
 
@@ -94,7 +94,7 @@ class LinkSetup:
     async def _call(self, link: LinkPlan) -> LinkSecrets:
         loop = asyncio.get_running_loop()
         until = loop.time() + CALL_SECONDS
-        patience = _FIRST_ATTEMPT
+        patience, pause = _FIRST_ATTEMPT, _PAUSE
         while True:
             try:
                 return await self._links.call(
@@ -104,8 +104,8 @@ class LinkSetup:
                 if not is_broken_off(error) or loop.time() > until:
                     raise
                 log.info("handshake_repeated", peer=link.params.peer_id, reason=error.reason)
-            patience *= _LONGER
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(pause)
+            patience, pause = patience * _LONGER, min(pause * _LONGER, _MOST_PAUSE)
 
     async def _answer(self, link: LinkPlan, first: asyncio.Future[LinkSecrets]) -> None:
         def done(result: LinkSecrets) -> None:

@@ -139,13 +139,15 @@ class Rotation:
 
     async def _attempt(self, link: LinkPlan, session: int) -> bool:
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                await self._links.call(
-                    self._params(link), link.peer_addresses, session, lambda found: self._change(link, found)
-                )
-        except (SealringError, TimeoutError) as error:
-            reason = error.reason if isinstance(error, SealringError) else "REKEY_TIMEOUT"
-            log.warning("link_keys_not_renewed", peer=link.params.peer_id, reason=reason)
+            await self._links.call(
+                self._params(link),
+                link.peer_addresses,
+                session,
+                lambda found: self._change(link, found),
+                seconds=_PATIENCE_SECONDS,
+            )
+        except SealringError as error:
+            log.warning("link_keys_not_renewed", peer=link.params.peer_id, reason=error.reason)
             return False
         return True
 

@@ -31,8 +31,9 @@ from sealring.mesh.member.introduction import write_first
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.model import MAX_RINGS_OF_MEMBER
 from sealring.mesh.rpc.protocol import check_release, own_release
+from sealring.mesh.rpc.reach import Reach
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore, connect_to, peer_identity
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore, peer_identity
 from sealring.node.link.handshake import (
     DEADLINE_SECONDS,
     MAX_FRAME_BYTES,
@@ -129,7 +130,7 @@ class Links(links_pb2_grpc.LinksServicer):
         """`revoked` tells of a member's id whether the roster names it as thrown out."""
         self._cluster = cluster
         self._signer = signer
-        self._store = store
+        self._reach = Reach(store)
         self._revoked = revoked
         self._ledger = EphemeralLedger()
         self._expected: dict[LinkKey, _Expected] = {}
@@ -145,14 +146,15 @@ class Links(links_pb2_grpc.LinksServicer):
         *,
         seconds: float = DEADLINE_SECONDS + EARLY_SECONDS,
     ) -> T:
-        """Shakes hands as the initiator, then talks. `session` is 0 for the first keys of the epoch.
+        """Connects, then shakes hands as the initiator and talks, both in `seconds`. `session` is 0 for the
+        first keys of the epoch.
 
         Raises HandshakeError, Unavailable (PEER_UNREACHABLE), FailedPrecondition (INCOMPATIBLE_VERSION), and
-        what `talk` raises; after an error that
-        `is_broken_off`, another call, with another ephemeral key and on another connection, may succeed.
+        what `talk` raises. After an error that `is_broken_off`, another call may succeed: it has another
+        ephemeral key and another connection.
         """
         peer = PeerIdentity(self._cluster, Role.MEMBER, params.peer_id)
-        channel = await connect_to(peer, addresses, self._store)
+        channel = await self._reach.connect(peer, addresses)
         try:
             async with asyncio.timeout(seconds):
                 try:

@@ -18,8 +18,9 @@ from sealring.mesh.errors import ModelError, SealringError, Unavailable
 from sealring.mesh.names import is_commit, is_sha256
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.model import Roster, RosterMember
+from sealring.mesh.rpc.reach import Reach
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import TlsStore, connect_to
+from sealring.mesh.rpc.tls import TlsStore
 from sealring.node.models.giving import MAX_PARTS, SERVICE
 from sealring.node.models.kept import Parts, beginnings, headers, parts_of, runs, with_ranges
 from sealring.node.models.landing import Landing
@@ -64,7 +65,7 @@ class ModelAsker:
     ) -> None:
         self._cluster = cluster
         self._own_id = own_id
-        self._store = store
+        self._reach = Reach(store)
         self._roster = roster
 
     async def fetch(
@@ -144,7 +145,7 @@ class ModelAsker:
         """What a member has of a model; without that, whether it is too busy to say."""
         peer = PeerIdentity(self._cluster, Role.MEMBER, member.id)
         try:
-            channel = await connect_to(peer, member.addresses, self._store)
+            channel = await self._reach.connect(peer, member.addresses)
             channels.push_async_callback(channel.close)
             connection: Any = channel.get()
             stub = models_pb2_grpc.ModelsStub(connection)

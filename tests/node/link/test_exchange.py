@@ -1,7 +1,9 @@
 import asyncio
 import gc
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -13,16 +15,16 @@ from patience import until
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.model import MAX_RINGS_OF_MEMBER, Roster
-from sealring.mesh.rpc import tls
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION, own_release
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, server_credentials
 from sealring.mesh.system.addresses import parse_address
 from sealring.node.carrier.neighbours import PASS_BYTES
-from sealring.node.daemon import link_setup as link_setup
+from sealring.node.daemon import link_setup, rotation
 from sealring.node.daemon.epoch import LinkSecrets
 from sealring.node.daemon.link_setup import LinkSetup
 from sealring.node.daemon.plan import EpochPlan, plan_epoch
+from sealring.node.daemon.rotation import Rotation, StepGate
 from sealring.node.link import exchange as links_module
 from sealring.node.link.exchange import SERVICE, Links
 from sealring.node.link.keys import SessionKeys
@@ -252,7 +254,6 @@ async def both_ends(nodes: list[Daemon], roster: Roster, epoch: int) -> tuple[Li
 async def test_another_member_cannot_stand_in(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A valid member whose address is listed for another one fails at the TLS name already."""
     monkeypatch.setattr(link_setup, "CALL_SECONDS", 0.0)
-    monkeypatch.setattr(tls, "_CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(link_setup, "PEER_SECONDS", 0.5)
     monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 0.5)
     async with daemons(cluster, 3) as nodes:
@@ -260,6 +261,54 @@ async def test_another_member_cannot_stand_in(cluster, monkeypatch: pytest.Monke
         _, roster = cluster.roster([node.party for node in nodes[:2]], members=[n.party for n in nodes])
         reasons = await refused(shake(nodes[0], plan(roster, nodes[0])))
         assert reasons == {"PEER_UNREACHABLE"}
+
+
+class Carrier:
+    """Takes new keys, while steps go by at `gate`."""
+
+    def __init__(self) -> None:
+        self.gate = StepGate()
+        self.renewed = {True: asyncio.Event(), False: asyncio.Event()}
+
+    def rekey_wanted(self, *, outgoing: bool) -> asyncio.Event:
+        return asyncio.Event()
+
+    async def install(self, keys: bytes, *, outgoing: bool, at_step: int) -> None:
+        self.renewed[outgoing].set()
+
+    async def step(self) -> None:
+        while True:
+            await self.gate.pass_step()
+            self.gate.passed(self.gate.last + 1)
+            await asyncio.sleep(0.01)
+
+
+async def test_keys_are_renewed_past_a_first_address_that_is_dead(
+    cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a Mac that advertises Thunderbolt and Wi-Fi, with the cable out: nobody there ever answers."""
+    monkeypatch.setattr(rotation, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(rotation, "RETRY_SECONDS", 0.05)
+    carriers = Carrier(), Carrier()
+    async with daemons(cluster, 2) as nodes:
+        _, roster = cluster.roster([node.party for node in nodes])
+        with socket.create_server(("127.0.0.1", 0)) as dead:
+            rotating = []
+            for node, carrier in zip(nodes, carriers, strict=True):
+                made = plan(roster, node)
+                addresses = f"127.0.0.1:{dead.getsockname()[1]}", *made.links[0].peer_addresses
+                links = tuple(replace(link, peer_addresses=addresses) for link in made.links)
+                made, gate = replace(made, links=links), carrier.gate
+                work = Rotation(made, node.links, gate, carrier, lambda link: link.params)
+                rotating += [asyncio.create_task(one) for one in (work.run(), carrier.step())]
+            try:
+                async with asyncio.timeout(200):
+                    for carrier in carriers:
+                        await asyncio.gather(*(one.wait() for one in carrier.renewed.values()))
+            finally:
+                for task in rotating:
+                    task.cancel()
+                await asyncio.wait(rotating)
 
 
 async def call(cluster, target: Daemon, caller, frames) -> grpc.StatusCode:

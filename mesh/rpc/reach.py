@@ -1,0 +1,91 @@
+"""Connections to members that have several addresses, of which some may be dead.
+
+A Mac advertises the addresses of Thunderbolt, Ethernet and Wi-Fi, and a cable may be out. They are tried side
+by side as RFC 8305 (Happy Eyeballs, section 5) has it: each a quarter of a second after the one before, or as
+soon as that has failed. The first that proves to be the peer is used, and tried first the next time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+
+from sealring.mesh.errors import Unavailable
+from sealring.mesh.pki.certificates import PeerIdentity
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore
+
+CONNECT_SECONDS = 4.0
+"""How long one address may take, TLS included."""
+
+APART_SECONDS = 0.25
+"""RFC 8305's recommended Connection Attempt Delay."""
+
+
+class Reach:
+    """Connects with what is in `store`. Use it from one event loop only."""
+
+    def __init__(self, store: TlsStore) -> None:
+        self._store = store
+        self._worked: dict[str, str] = {}
+
+    async def connect(self, peer: PeerIdentity, addresses: Sequence[str]) -> PeerChannel:
+        """A connected channel to the first of a member's addresses that answers with the right certificate.
+
+        Raises Unavailable (PEER_UNREACHABLE), at once where all connections are refused.
+        """
+        last = self._worked.get(peer.id)
+        waiting = sorted(dict.fromkeys(addresses), key=lambda address: address != last)
+        trying: set[asyncio.Task[PeerChannel | None]] = set()
+        found: list[PeerChannel] = []
+        try:
+            while not found and (waiting or trying):
+                if waiting:
+                    trying.add(asyncio.create_task(self._try(peer, waiting.pop(0))))
+                done, trying = await asyncio.wait(
+                    trying,
+                    timeout=APART_SECONDS if waiting else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                found = [channel for task in done if (channel := task.result()) is not None]
+        finally:
+            for task in trying:
+                task.cancel()
+            late = await asyncio.gather(*trying, return_exceptions=True)
+            for channel in (*found[1:], *(one for one in late if isinstance(one, PeerChannel))):
+                await channel.close()
+        if not found:
+            raise Unavailable(
+                "the member cannot be reached",
+                hint="check the addresses that it advertises",
+                reason="PEER_UNREACHABLE",
+                peer=peer.id,
+                addresses=",".join(addresses),
+            )
+        self._worked[peer.id] = found[0].address
+        return found[0]
+
+    async def _try(self, peer: PeerIdentity, address: str) -> PeerChannel | None:
+        """A channel that is connected to this address; None where nobody answers as the peer."""
+        channel = PeerChannel(address, self._store, peer.server_name)
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                if await _is_ready(channel.get()):
+                    return channel
+        except TimeoutError:
+            pass
+        except BaseException:
+            await channel.close()
+            raise
+        await channel.close()
+        return None
+
+
+async def _is_ready(channel: grpc.aio.Channel) -> bool:
+    """Waits for the first attempt to connect. `channel_ready` goes on to further ones where it is refused."""
+    while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+            return False
+        await channel.wait_for_state_change(state)
+    return True
