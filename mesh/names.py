@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import InvalidInput
@@ -33,6 +34,19 @@ def is_commit(text: str) -> bool:
 def is_sha256(text: str) -> bool:
     """Whether `text` is a SHA-256 in hex."""
     return _SHA256.match(text) is not None
+
+
+def served_name(name: str, names: Sequence[str]) -> str | None:
+    """The deployment that a client means, of those that there are; None for none of them.
+
+    Without a name it is the only one. Clients of several makers' APIs put a maker's name before the model's.
+    """
+    if name in names:
+        return name
+    if not name and len(names) == 1:
+        return names[0]
+    bare = name.removeprefix("openai/")
+    return bare if bare in names else None
 
 
 def check_name(name: str, what: str) -> str:

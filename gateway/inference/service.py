@@ -27,6 +27,7 @@ from sealring.gateway.metrics import Metrics
 from sealring.gateway.scheduler.actions import Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, NotFound, SealringError, Unavailable
+from sealring.mesh.names import served_name
 from sealring.mesh.prompt.routing import SECRET_BYTES, routing_key
 from sealring.mesh.prompt.sealed import RequestInfo
 from sealring.mesh.prompt.validate import validate_request
@@ -184,10 +185,8 @@ class RingBackend:
 
     def _model(self, name: str) -> str:
         names = self._rings.deployments()
-        if name in names:
-            return name
-        if not name and len(names) == 1:
-            return names[0]
+        if (known := served_name(name, names)) is not None:
+            return known
         if not self._rings.complete:
             raise Unavailable(
                 "the gateway does not know yet which models there are",

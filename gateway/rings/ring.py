@@ -45,6 +45,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.member.proof import Identity
 from sealring.mesh.prompt.composition import Origin
 from sealring.mesh.prompt.prefix_names import Names, split
+from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import from_problem
@@ -132,6 +133,9 @@ class Ring:
         self._answers: dict[str, _Waiting] = {}
         self._sent = Sent()  # while another gateway schedules
         self._context = 0  # of the epoch that is attached
+        self.capabilities: Sequence[str] = ()
+        """What the model can do beside answering, by the word of the head, once there has been an epoch."""
+
         self._unstarted: dict[int, Answer] = {}  # of rows given to the head, until their first step
         self._event = 0.0
         self._streams: ControlStreams | None = None
@@ -289,6 +293,7 @@ class Ring:
         self, serving: ServingEpoch, streams: ControlStreams, attached: Sequence[control.Attached]
     ) -> None:
         self._streams, self._context = streams, serving.context
+        self.capabilities = capabilities_of(attached[0].capabilities) if attached else []
         self._unstarted.clear()
         if streams.guest:
             for request in self.scheduler.drain():

@@ -241,6 +241,7 @@ class Rings:
                     running=load.running,
                     rows=ring.serving.max_rows,
                     model_type=state.model_type if state else "",
+                    capabilities=ring.capabilities,
                 )
         return response
 
@@ -340,6 +341,7 @@ class Rings:
             rings=len(serving),
             rows=sum(ring.serving.max_rows for ring in serving if ring.serving),
             created=self._created.get(name, 0),
+            capabilities=next((ring.capabilities for ring in rings if ring.capabilities), ()),
         )
 
     def _model_type(self, name: str) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import inference_pb2 as inference
+
+CAPABILITIES = ("tools", "thinking")
+"""What models can do beside answering, by the names that Ollama has for it."""
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
@@ -29,6 +33,12 @@ _OWN = {"messages", "tools", "documents", "add_generation_prompt"}
 """Variables of a template that no request sets, nor any special token."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+
+
+def capabilities_of(told: Iterable[str]) -> list[str]:
+    """Those of a model that its head, or a gateway, tells; what else is told is left out."""
+    found = set(told)
+    return [one for one in CAPABILITIES if one in found]
 
 
 def parse_json_object(text: str, param: str) -> dict[str, Any]:

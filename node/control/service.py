@@ -408,5 +408,6 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         prefixes=loaded.prefixes,
         rows_in_turn=loaded.rows_in_turn,
         times=loaded.times,
+        capabilities=loaded.capabilities,
         kept=epoch.kept,
     )

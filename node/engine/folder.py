@@ -86,6 +86,7 @@ class Loaded:
             prefixes=support(cache),
             rows_in_turn=device.rows_in_turn() or isinstance(cache, OneRow),
             times=self.times,
+            capabilities=self.front.capabilities if self.front is not None else (),
         )
 
     def free(self) -> None:

@@ -269,7 +269,7 @@ def show(model: inference.Model) -> _Object:
     """`POST /api/show`."""
     kind = model.model_type
     information = {"general.architecture": kind, f"{kind}.context_length": model.context}
-    return {**_details(model), "model_info": information, "capabilities": ["completion", "tools", "thinking"]}
+    return {**_details(model), "model_info": information, "capabilities": ["completion", *model.capabilities]}
 
 
 def _details(model: inference.Model) -> _Object:

@@ -148,7 +148,7 @@ class _Lark:
             made = _quoted(text)
             if rest and rest[-1][1] == "..":
                 rest.pop()
-                made = f"[{made[3:-1]}-{_quoted(_take(rest, 'string'))[3:-1]}]"
+                made = _range(text, _take(rest, "string"))
         else:
             if self._brackets == _MAX_DEPTH:
                 raise ValueError(f"its brackets go deeper than {_MAX_DEPTH}")
@@ -207,12 +207,28 @@ def _take(rest: list[_Token], kind: str) -> str:
     return rest.pop()[1]
 
 
+def _range(low: str, high: str) -> str:
+    """The characters between two Lark strings of one each, as a regex."""
+    first, last = _plain(low), _plain(high)
+    if len(first) != 1 or len(last) != 1 or first > last:
+        raise ValueError(f"the range {low[:16]}..{high[:16]} is malformed")
+    flag = "i" * (low.endswith("i") or high.endswith("i"))
+    return f"(?{flag}:[{_escaped(first)}-{_escaped(last)}])"
+
+
 def _quoted(text: str) -> str:
     """A Lark string as a regex."""
-    flag = "i" * text.endswith("i")
+    return f"(?{'i' * text.endswith('i')}:{_escaped(_plain(text))})"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"[][\\.^$*+?{}|()#&~/-]", lambda found: "\\" + found[0], text)
+
+
+def _plain(text: str) -> str:
+    """What a Lark string stands for."""
     spelt = re.sub(r"\\x([0-9A-Fa-f]{2})", r"\\u00\1", text.removesuffix("i"))
     try:
-        plain = json.loads(spelt, strict=False)
+        return str(json.loads(spelt, strict=False))
     except ValueError:
         raise ValueError(f"the string {text[:32]} is malformed") from None
-    return f"(?{flag}:" + re.sub(r"[][\\.^$*+?{}|()#&~/-]", lambda found: "\\" + found[0], plain) + ")"

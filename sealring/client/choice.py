@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from operator import attrgetter
 
 from sealring.mesh.errors import FailedPrecondition, NotFound
+from sealring.mesh.names import served_name
 from sealring.mesh.prompt.routing import choose, ranked
 from sealring.mesh.roster.model import Ring, Roster, ring_min_trust
 from sealring.mesh.roster.rules import links_in_clear
@@ -99,10 +100,8 @@ def _busy(requests: int, rows: int) -> float:
 
 def _deployment(roster: Roster, model: str) -> str:
     names = sorted({ring.deployment for ring in roster.rings})
-    if model in names:
-        return model
-    if not model and len(names) == 1:
-        return names[0]
+    if (known := served_name(model, names)) is not None:
+        return known
     shown = ", ".join(names[:20]) or "none"
     raise NotFound(
         f"there is no model {model[:128]!r}" if model else "the request names no model",

@@ -28,6 +28,7 @@ from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Model, Ring
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.routing import SECRET_BYTES
+from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.roster.model import Roster, ring_min_trust
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.system.addresses import parse_address, require_loopback
@@ -329,4 +330,5 @@ def _model(name: str, roster: Roster, serving: dict[str, inference.RingLoad]) ->
         rings=len(loads),
         model_type=next((kind for kind in types if _MODEL_TYPE.fullmatch(kind)), ""),
         rows=min(sum(load.rows for load in loads), _MAX_ROWS),
+        capabilities=tuple(capabilities_of(one for load in loads for one in load.capabilities)),
     )

@@ -11,6 +11,7 @@ from sealring.client.types import Completion, Delta, Ring
 from sealring.gateway.inference.service import model_not_found
 from sealring.gateway.metrics import Metrics
 from sealring.mesh.errors import InvalidInput, Unavailable
+from sealring.mesh.names import served_name
 from sealring.v1 import inference_pb2 as inference
 
 _REASONS = {"stop": inference.FINISH_REASON_STOP, "length": inference.FINISH_REASON_LENGTH}
@@ -68,7 +69,7 @@ class SealingBackend:
             models = await self._client.models()
         except Unavailable:
             return "other"
-        return name if any(model.name == name for model in models) else "other"
+        return served_name(name, [model.name for model in models]) or "other"
 
     async def list_models(self) -> list[inference.Model]:
         """The models of the verified roster."""
@@ -81,6 +82,7 @@ class SealingBackend:
                 rings=model.rings,
                 rows=model.rows,
                 created=self._created,
+                capabilities=model.capabilities,
             )
             for model in await self._client.models()
         ]
@@ -88,8 +90,9 @@ class SealingBackend:
     async def get_model(self, name: str) -> inference.Model:
         """One of these. Raises NotFound (MODEL_NOT_FOUND)."""
         models = await self.list_models()
+        known = served_name(name, [model.name for model in models])
         for model in models:
-            if model.name == name:
+            if model.name == known:
                 return model
         raise model_not_found(name, [model.name for model in models])
 

@@ -155,7 +155,8 @@ class Model:
     """A model that can be asked for: what the verified roster says.
 
     `min_trust` is that of the weakest ring; `context` counts tokens. By the word of the gateway: how many
-    `rings` serve just now, with how many `rows` together, and the model's architecture.
+    `rings` serve just now, with how many `rows` together, the model's architecture, and what it can do beside
+    answering (`tools`, `thinking`).
     """
 
     name: str
@@ -164,6 +165,7 @@ class Model:
     rings: int
     model_type: str = ""
     rows: int = 0
+    capabilities: tuple[str, ...] = ()
 
 
 def _member(place: rosters.RingMember, member: rosters.RosterMember) -> Member:

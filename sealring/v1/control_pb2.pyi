@@ -238,6 +238,7 @@ class Attached(_message.Message):
     ROWS_IN_TURN_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
     GUEST_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
@@ -262,6 +263,10 @@ class Attached(_message.Message):
     def times(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTime]:
         """of this member's stage, as it took when it was loaded"""
 
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """head only: tools, thinking, as far as the model's template and tokens have them"""
+
     def __init__(
         self,
         *,
@@ -275,11 +280,12 @@ class Attached(_message.Message):
         rows_in_turn: _builtins.bool = ...,
         kept: _abc.Iterable[Global___KeptPrefix] | None = ...,
         times: _abc.Iterable[Global___StepTime] | None = ...,
+        capabilities: _abc.Iterable[_builtins.str] | None = ...,
         guest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring", "rows_in_turn", b"rows_in_turn", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring", "rows_in_turn", b"rows_in_turn", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

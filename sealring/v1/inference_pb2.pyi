@@ -1063,6 +1063,7 @@ class RingLoad(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     MODEL_TYPE_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     waiting: _builtins.int
     """requests"""
@@ -1070,6 +1071,10 @@ class RingLoad(_message.Message):
     rows: _builtins.int
     """that it can run at once"""
     model_type: _builtins.str
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as Model.capabilities"""
+
     def __init__(
         self,
         *,
@@ -1078,10 +1083,11 @@ class RingLoad(_message.Message):
         running: _builtins.int = ...,
         rows: _builtins.int = ...,
         model_type: _builtins.str = ...,
+        capabilities: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_type", b"model_type", "ring", b"ring", "rows", b"rows", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "model_type", b"model_type", "ring", b"ring", "rows", b"rows", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -635,10 +635,15 @@ def test_a_users_name_that_is_no_metadata_is_refused(user: str) -> None:
 
 async def test_what_the_gateway_says_of_a_model_is_told_if_it_can_be_a_name(stage: Stage) -> None:
     for said, told in (("llama", "llama"), ("<script>", ""), ("x" * 65, ""), ("", "")):
-        stage.gateway.serving = [inference.RingLoad(ring="demo-0", rows=7, model_type=said)]
+        stage.gateway.serving = [
+            inference.RingLoad(
+                ring="demo-0", rows=7, model_type=said, capabilities=["thinking", said, "tools"]
+            )
+        ]
         async with stage.client() as client:
             (model,) = await client.models()
         assert (model.model_type, model.rows, model.rings) == (told, 7, 1)
+        assert model.capabilities == ("tools", "thinking")
 
 
 class Call(list[inference.GenerateResponse]):

@@ -146,6 +146,8 @@ def roster_of(*names: str) -> Any:
 
 def test_models_are_named_where_there_are_several_and_some_are_told() -> None:
     assert _deployment(roster_of("a"), "") == _deployment(roster_of("a", "b"), "a") == "a"
+    assert _deployment(roster_of("a", "openai/a"), "openai/a") == "openai/a"
+    assert _deployment(roster_of("a", "b"), "openai/a") == "a"
     for names, model, message, hint in (
         (["a", "b"], "", "the request names no model", "the models in the roster are: a, b"),
         (["a"], "x" * 129, f"there is no model {'x' * 128!r}", "the models in the roster are: a"),

@@ -60,7 +60,7 @@ async def test_what_is_served_is_told(client: Any, port: int) -> None:
     assert [model.model for model in (await client.list()).models] == ["demo"]
     assert [model.model for model in (await client.ps()).models] == ["demo"]
     shown = await client.show("demo")
-    assert "tools" in (shown.capabilities or [])
+    assert shown.capabilities == ["completion", "tools"]  # the model's own: it does not think
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
         assert "version" in (await http.get("/api/version")).json()
         assert (await http.head("/")).status_code == 200

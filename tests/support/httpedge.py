@@ -16,7 +16,14 @@ from sealring.mesh.prompt.validate import validate_request
 from sealring.v1 import inference_pb2 as inference
 
 MODEL = inference.Model(
-    name="demo", model_type="llama", context=256, min_trust=10, rings=1, created=1_700_000_000, rows=8
+    name="demo",
+    model_type="llama",
+    context=256,
+    min_trust=10,
+    rings=1,
+    created=1_700_000_000,
+    rows=8,
+    capabilities=["tools"],
 )
 
 

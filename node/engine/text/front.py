@@ -258,6 +258,12 @@ class Front:
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def capabilities(self) -> list[str]:
+        """What the model can do beside answering, once it is loaded (mesh.prompt.tools.CAPABILITIES)."""
+        form = self._loaded_tokenizer().format
+        return ["tools"] * (form.call is not None) + ["thinking"] * (form.thinking is not None)
+
     def _loaded_tokenizer(self) -> Tokenizer:
         assert self._tokenizer is not None  # nobody has opened a row before
         return self._tokenizer

@@ -71,6 +71,7 @@ async def refused(backend: RingBackend, **fields: Any) -> SealringError:
         (["a"], "", "RING_DOWN"),
         (["a"], "a", "RING_DOWN"),
         (["a", "b"], "b", "RING_DOWN"),
+        (["a", "openai/b"], "openai/b", "RING_DOWN"),
         (["a", "b"], "", "MODEL_NOT_FOUND"),
         (["a"], "b", "MODEL_NOT_FOUND"),
     ],

@@ -74,6 +74,13 @@ class Session:
     def answered(self) -> None: ...
 
 
+def test_what_the_model_can_do_is_the_heads_word_as_far_as_it_is_known() -> None:
+    ring = Ring("ring-0", "model", identity=None, queue_limit=9, metrics=Metrics(), on_lost=lambda lost: None)  # type: ignore[arg-type]
+    told = control.Attached(kv_budget=4096, capabilities=["thinking", "tools", "x" * 99, "tools"])
+    ring._begin(SERVING, Session(), [told, control.Attached(kv_budget=4096, capabilities=["y"])])  # type: ignore[arg-type]
+    assert ring.capabilities == ["tools", "thinking"]
+
+
 async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epoch() -> None:
     """Also while its streams are still being closed."""
     ring = Ring("ring-0", "model", identity=None, queue_limit=9, metrics=Metrics(), on_lost=lambda lost: None)  # type: ignore[arg-type]

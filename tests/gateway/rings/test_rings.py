@@ -36,6 +36,7 @@ class FakeRing:
         self.requests: list[str] = []
         self.waiting: list[tuple[Request, Answer, int]] = []
         self.kv_usage = 0.0
+        self.capabilities: list[str] = []
         self.events: list[Any] = []
         self.scheduler = self
 
@@ -392,7 +393,8 @@ async def test_what_roster_and_coordinator_agree_on_is_attached_to(monkeypatch: 
     assert [a.channels for a in again.members] == [a.channels for a in serving.members]
     assert len(rings._channels) == 2
     assert rings._channels["one", "one:1"].closed is False  # type: ignore[attr-defined]
-    assert [model.model_type for model in rings.models()] == ["llama"]
+    ring.capabilities = ["tools"]
+    assert [(model.model_type, model.capabilities) for model in rings.models()] == [("llama", ["tools"])]
 
 
 @pytest.mark.parametrize(
@@ -589,9 +591,11 @@ def test_how_busy_rings_are_is_told_of_those_that_serve(monkeypatch: pytest.Monk
         ask(rings, number)
     made[0].attached, made[1].serving = False, None  # type: ignore[assignment]
     made[2].kv_usage = 0.25
+    made[2].capabilities = ["thinking"]
     rings.ring_state(membership.RingState(ring="ring-2", model_type="llama"))
     (serving,) = rings.signed_roster().serving
     assert (serving.ring, serving.rows, serving.model_type) == ("ring-2", 4, "llama")
+    assert serving.capabilities == ["thinking"]
     assert (serving.waiting, serving.running) == (0, len(made[2].requests))
     told = rings._metrics.registry.get_sample_value
     assert told("sealring_num_requests_running", {"model_name": "model"}) == 5

@@ -555,6 +555,10 @@ def test_an_answer_that_ends_by_its_schema_cannot_go_on(desk: Desk, name: str) -
         assert (problem.reason, problem.metadata.get("param", "")) == (reason, name if reason else "")
 
 
+def test_what_the_model_can_do_is_told(desk: Desk) -> None:
+    assert desk.front.capabilities == []
+
+
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
 IMPOSSIBLE = {"type": "object", "properties": {"city": {"not": {"type": "null"}}}}
 
@@ -582,6 +586,7 @@ def test_a_call_that_is_required_is_held_to_its_schema_where_it_can_be(
     calling: Desk, schemas: list[Any], held: list[bool]
 ) -> None:
     """As clients need it that read an object of this schema from the call, without `strict`."""
+    assert calling.front.capabilities == ["tools"]
     chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="x")], call_required=True)
     for place, schema in enumerate(schemas):
         chat.tools.add(name=f"tool{place}", parameters=json.dumps(schema))
