@@ -281,7 +281,7 @@ async def suffer(place: Place, case: Case) -> Outcome:
         outcome.broken = "; ".join(f"{type(one).__name__}: {one}" for one in causes)[:300]
     if place.woken is not None:
         pieces = (at for one in told for times in one.times.values() for at in times if at > place.woken)
-        outcome.first = min(pieces, default=float("inf")) - place.woken
+        outcome.first = min(pieces, default=place.woken) - place.woken
     outcome.pause = max((_pause(times, at[0]) for one in told for times in one.times.values()), default=0.0)
     return outcome
 

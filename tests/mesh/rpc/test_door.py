@@ -18,6 +18,7 @@ from patience import PATIENCE_SECONDS
 
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
+from sealring.mesh.rpc import server as rpc
 from sealring.mesh.rpc.door import Door
 from sealring.mesh.rpc.server import JOINING, Port, Server
 from sealring.mesh.rpc.tls import (
@@ -96,14 +97,17 @@ async def healthy(channel: grpc.aio.Channel) -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_half_open_connections_of_one_address_keep_no_member_out(tmp_path: Path) -> None:
+async def test_half_open_connections_of_one_address_keep_no_member_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As many as the port takes of all, again and again: who was there stays, who is new gets in."""
     ca = ClusterCA.create(tmp_path, "demo", now=time.time())
     leaf, peer = LeafKey(), PeerIdentity("demo", Role.MEMBER, "one")
     certificate = ca.issue(leaf.csr(), peer, lifetime=3600, now=time.time())
     material = TlsMaterial(leaf.private_pem(), certificate, (ca.certificate,))
-    slow = [("grpc.server_handshake_timeout_ms", 10_000 * 1000)]
-    server = Server([], port=Port(connections=40, share=SHARE), options=slow)
+    slow = dict(rpc.SERVER_OPTIONS) | {"grpc.server_handshake_timeout_ms": 10_000 * 1000}
+    monkeypatch.setattr(rpc, "SERVER_OPTIONS", list(slow.items()))
+    server = Server([], port=Port(connections=40, share=SHARE))
     address = f"127.0.0.1:{server.listen('127.0.0.1:0', server_credentials(TlsStore(material)))}"
     await server.start()
     strangers: list[asyncio.StreamWriter] = []
