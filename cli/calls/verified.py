@@ -30,16 +30,19 @@ async def verify_audit(
     """
     from sealring.coordinator.roster.audit_head import check_signed, read_head
     from sealring.coordinator.store import verify_chain
-    from sealring.coordinator.store.audit import FIRST_PREVIOUS, changed_outside
+    from sealring.coordinator.store.audit import Beginning, changed_outside
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
 
     answer = await admin.call("GetRoster")
     root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=time.time())
-    last = (since.sequence - 1, b"") if since else (0, FIRST_PREVIOUS)
+    last = (since.sequence - 1, b"") if since else None
+    beginning = Beginning()
     head, found = None, None
     while True:
-        page = await admin.call("ListAuditLog", after=last[0], limit=_AUDIT_PAGE)
+        page = await admin.call("ListAuditLog", after=last[0] if last else 0, limit=_AUDIT_PAGE)
         head = head or read_head(page.signed_head, root)
+        begins = beginning.read(page.entries)
+        last = last or begins
         if since and last[0] < since.sequence:
             if [one.hash for one in page.entries[:1]] != [since.hash]:
                 raise changed_outside(f"the audit log is broken at entry {since.sequence}")
@@ -49,6 +52,8 @@ async def verify_audit(
         if newest is not None:
             newest.extend(page.entries)
         if len(page.entries) < _AUDIT_PAGE:
+            if since is None:
+                beginning.check()
             check_signed(found, head)
             return *last, head
 

@@ -95,7 +95,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.CopyStateRequest, actor: str
     ) -> admin_pb2.CopyStateResponse:
         """Raises InvalidInput (BAD_NONCE), ResourceExhausted (STATE_TOO_LARGE)."""
-        return self._copies.answer(request)
+        return await self._copies.answer(request)
 
     @needs(OperatorRole.ADMIN)
     async def StandDown(  # noqa: N802

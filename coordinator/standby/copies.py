@@ -6,6 +6,7 @@ makes no copy.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import zlib
 from pathlib import Path
@@ -33,22 +34,30 @@ class Copies:
         self._keys = keys
         self._folder = folder
         self._changes = -1
+        self._making = asyncio.Lock()
         self._copy = self._digest = b""
 
-    def answer(self, request: admin_pb2.CopyStateRequest) -> admin_pb2.CopyStateResponse:
+    async def answer(self, request: admin_pb2.CopyStateRequest) -> admin_pb2.CopyStateResponse:
         """Raises InvalidInput (BAD_NONCE), ResourceExhausted (STATE_TOO_LARGE)."""
         if len(request.nonce) != NONCE_BYTES:
             raise InvalidInput("a nonce has 32 bytes", reason="BAD_NONCE")
-        self._renew()
+        async with self._making:
+            await self._renew()
         content = signed_content(self._keys.root.cluster, request.nonce, self._digest)
         return admin_pb2.CopyStateResponse(
             copy=b"" if request.known == self._digest else self._copy,
             signature=sign_envelope(PAYLOAD_TYPE, content, self._keys.rosters),
         )
 
-    def _renew(self) -> None:
-        if self._changes == self._store.changes:
-            return
+    async def _renew(self) -> None:
+        """Where something has changed, and in a thread: heartbeats do not wait while megabytes are packed."""
+        changes = self._store.changes
+        if self._changes != changes:
+            self._copy, self._digest = await asyncio.to_thread(self._made)
+            self._changes = changes
+
+    def _made(self) -> tuple[bytes, bytes]:
+        """The packed copy, and its hash before that. Raises ResourceExhausted (STATE_TOO_LARGE)."""
         files = (ROOT_METADATA, CA_CERTIFICATE, OPERATOR_CERTIFICATE)
         root, authority, operator = ((self._folder / name).read_bytes() for name in files)
         copy = admin_pb2.StateCopy(
@@ -64,8 +73,7 @@ class Copies:
                 hint="make backups instead, and restore the newest",
                 reason="STATE_TOO_LARGE",
             )
-        self._copy, self._digest = packed, hashlib.sha256(copy).digest()
-        self._changes = self._store.changes
+        return packed, hashlib.sha256(copy).digest()
 
 
 def unpacked(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sealring.coordinator.store.database import Database
 from sealring.mesh.crypto.encoding import canonical_json
@@ -15,17 +15,46 @@ FIRST_PREVIOUS = bytes(32)
 AUDIT_HEAD = "audit_head"
 """What `Store.get_meta` has the signed head under (`coordinator/roster/audit_head.py`)."""
 
+PRUNED = "prune_audit"
+"""The action of the entry that says which entries were dropped: `through` is the last one's number and `hash`
+its hash, from which the chain goes on."""
+
+KEPT = 50_000
+"""Entries: years of an operator's work. An entry takes 107 bytes of a standby's copy (measured), so all of
+them take less than half of what a copy may have (`standby/copies.py`)."""
+
+PRUNED_AT_ONCE = 5_000
 _MAX_VALUE = 256
 
 
 class AuditLog:
-    """Append only."""
+    """Append only, but for the oldest entries: `kept` stay, or up to `PRUNED_AT_ONCE` more."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, kept: int = KEPT, at_once: int = PRUNED_AT_ONCE) -> None:
         self._database = database
+        self._kept = kept
+        self._at_once = at_once
 
     def append(self, at: float, actor: str, action: str, subject: str, details: Mapping[str, object]) -> None:
         """Add an entry; detail values are cut to 256 characters."""
+        with self._database.transaction():
+            self._prune(at)
+            self._add(at, actor, action, subject, details)
+
+    def _prune(self, at: float) -> None:
+        """Drops the oldest entries where there are too many, and says so in one that stays."""
+        last, _ = self.head()
+        first = self._database.row("SELECT min(sequence) FROM audit")
+        if first is None or first[0] is None or last - first[0] + 1 < self._kept + self._at_once:
+            return
+        through = last - self._kept
+        row = self._database.row("SELECT hash FROM audit WHERE sequence = ?", through)
+        assert row is not None
+        self._add(at, "coordinator", PRUNED, "audit", {"through": through, "hash": row["hash"].hex()})
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM audit WHERE sequence <= ?", (through,))
+
+    def _add(self, at: float, actor: str, action: str, subject: str, details: Mapping[str, object]) -> None:
         with self._database.transaction() as connection:
             sequence, previous = self.head()
             entry = admin_pb2.AuditEntry(
@@ -112,6 +141,39 @@ def changed_outside(what: str, reason: str = "AUDIT_BROKEN", **metadata: object)
         reason=reason,
         **metadata,
     )
+
+
+class Beginning:
+    """Where a log begins of which the oldest entries may have been dropped, to be told all of its entries."""
+
+    def __init__(self) -> None:
+        self._begins: tuple[int, bytes] | None = None
+        self._dropped: set[tuple[str, str]] = set()
+
+    def read(self, entries: Sequence[admin_pb2.AuditEntry]) -> tuple[int, bytes]:
+        """Takes the next entries, and returns what the first of all follows, as `verify_chain` takes it."""
+        if self._begins is None:
+            first = entries[0] if entries else None
+            self._begins = (first.sequence - 1, first.previous) if first else (0, FIRST_PREVIOUS)
+        self._dropped |= {
+            (one.details["through"], one.details["hash"])
+            for one in entries
+            if one.action == PRUNED and one.actor == "coordinator"
+        }
+        return self._begins
+
+    def check(self) -> None:
+        """After the last entry: a log begins with entry 1, or an entry says what was dropped before.
+
+        Raises FailedPrecondition (AUDIT_BROKEN).
+        """
+        sequence, previous = self._begins or (0, FIRST_PREVIOUS)
+        whole = (sequence, previous) == (0, FIRST_PREVIOUS)
+        if not whole and (str(sequence), previous.hex()) not in self._dropped:
+            raise changed_outside(
+                f"the audit log begins after entry {sequence}, and no entry says that others were dropped",
+                sequence=sequence,
+            )
 
 
 def verify_chain(

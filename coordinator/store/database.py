@@ -10,11 +10,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Self
 
-from sealring.mesh.errors import AlreadyExists, ConfigError, Unavailable
-from sealring.mesh.system.files import UNWRITABLE_HINT, unwritable
+import structlog
 
-SCHEMA_VERSION = 6
+from sealring.mesh.errors import AlreadyExists, ConfigError, Unavailable
+from sealring.mesh.system.files import UNWRITABLE_HINT, sync, sync_folder, unwritable
+
+SCHEMA_VERSION = 7
 RESTORE_HINT = "move the folder aside, then: sealring coordinator restore FILE (a backup)"
+log = structlog.get_logger()
 _APPLICATION_ID = 0x73726331  # "src1"
 
 _SCHEMA = """
@@ -44,7 +47,12 @@ CREATE TABLE rosters (version INTEGER PRIMARY KEY, hash BLOB NOT NULL, envelope 
 CREATE TABLE audit (
   sequence INTEGER PRIMARY KEY, at INTEGER NOT NULL, actor TEXT NOT NULL, action TEXT NOT NULL,
   subject TEXT NOT NULL, details TEXT NOT NULL, previous BLOB NOT NULL, hash BLOB NOT NULL);
+CREATE INDEX enrolments ON audit (subject) WHERE action = 'enrol';
 """
+
+_MIGRATIONS = {6: "CREATE INDEX enrolments ON audit (subject) WHERE action = 'enrol';"}
+"""What makes the schema of one version that of the next. Before 6 there was no release. Whoever raises
+SCHEMA_VERSION keeps the schema before as `tests/coordinator/store/schemas/N.sql`."""
 
 
 class Database:
@@ -76,7 +84,8 @@ class Database:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """The database at `path`, for this process alone.
+        """The database at `path`, for this process alone. That of an earlier release is migrated first, and
+        kept as it was beside it.
 
         Raises ConfigError (STATE_MISSING, STATE_IN_USE, STATE_CORRUPT, STATE_VERSION, STATE_UNWRITABLE).
         """
@@ -99,8 +108,12 @@ class Database:
         return self._connection.total_changes
 
     def image(self) -> bytes:
-        """All of it as one file, as it is after the last transaction; its journal mode is SQLite's own."""
-        image = bytearray(self._connection.serialize())
+        """All of it as one file, as it is after the last transaction; its journal mode is SQLite's own.
+
+        Reads over a connection of its own, so it may be called in any thread.
+        """
+        with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=rw", uri=True)) as reader:
+            image = bytearray(reader.serialize())
         image[18:20] = b"\x01\x01"  # a file in WAL mode cannot be opened in memory, to look at it
         return bytes(image)
 
@@ -216,21 +229,65 @@ def _open_checked(path: Path) -> sqlite3.Connection:
         ) from None
     except sqlite3.DatabaseError:
         healthy, application, version = False, 0, 0
-    if connection is not None and healthy and application == _APPLICATION_ID and version == SCHEMA_VERSION:
-        return connection
-    if connection is not None:
-        connection.close()
-    if not healthy or application != _APPLICATION_ID:
+    if connection is None or not healthy or application != _APPLICATION_ID:
+        if connection is not None:
+            connection.close()
         raise ConfigError(
             f"the database {path} is corrupt or not a coordinator's",
             hint=RESTORE_HINT,
             reason="STATE_CORRUPT",
         )
-    raise ConfigError(
-        f"the database {path} has schema version {version} and this release knows {SCHEMA_VERSION}",
-        hint="run the release that wrote it",
-        reason="STATE_VERSION",
-    )
+    try:
+        _migrate(connection, path, version)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
+    """Makes the schema this release's, step by step in one transaction, after a copy of what there is.
+
+    Raises ConfigError (STATE_VERSION, STATE_UNWRITABLE); the database is as it was then.
+    """
+    if version == SCHEMA_VERSION:
+        return
+    if version not in _MIGRATIONS:
+        newer = version > SCHEMA_VERSION
+        raise ConfigError(
+            f"the database {path} has schema version {version} and this release knows {SCHEMA_VERSION}",
+            hint="run the release that wrote it" if newer else "make the state folder anew",
+            reason="STATE_VERSION",
+        )
+    steps = "".join(_MIGRATIONS[each] for each in range(version, SCHEMA_VERSION))
+    try:
+        _keep(connection, path.with_name(f"{path.stem}-schema-{version}{path.suffix}"))
+        connection.executescript(f"BEGIN IMMEDIATE;{steps}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+    except (OSError, sqlite3.Error) as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise ConfigError(
+            f"the database {path} of an earlier release cannot be migrated: {error}",
+            hint=UNWRITABLE_HINT,
+            reason="STATE_UNWRITABLE",
+        ) from None
+    log.info("database_migrated", version=version, to=SCHEMA_VERSION)
+
+
+def _keep(connection: sqlite3.Connection, copy: Path) -> None:
+    """A copy of the database in a file of mode 0600, in place of one that a broken migration has left."""
+    made = copy.with_suffix(".part")
+    made.unlink(missing_ok=True)
+    os.close(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+    with closing(sqlite3.connect(made)) as kept:
+        connection.backup(kept)
+    descriptor = os.open(made, os.O_RDONLY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(made, copy)
+    sync_folder(copy.parent)
 
 
 def check_image(image: bytes) -> int:

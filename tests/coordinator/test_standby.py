@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
+from patience import PATIENCE_SECONDS, until
 
 from sealring.coordinator.backup import STANDBY_MARK, backup, restore
 from sealring.coordinator.keys import ClusterKeys
@@ -115,13 +117,13 @@ async def test_a_copy_is_for_one_question_and_from_the_roster_keys_alone(cluster
     made = Copies(coordinator.store, coordinator.keys, cluster.settings.state_dir)
     nonce, other = bytes(32), bytes([1]) * 32
     root = coordinator.keys.root
-    answer = made.answer(admin_pb2.CopyStateRequest(nonce=nonce))
+    answer = await made.answer(admin_pb2.CopyStateRequest(nonce=nonce))
     digest, copy = unpacked(answer, nonce, b"", root)
     assert copy is not None
     assert copy.database == coordinator.store.image()
     secret = (cluster.settings.state_dir / "roster.key").read_bytes()
     assert secret not in copy.SerializeToString()
-    same = made.answer(admin_pb2.CopyStateRequest(nonce=nonce, known=digest))
+    same = await made.answer(admin_pb2.CopyStateRequest(nonce=nonce, known=digest))
     assert unpacked(same, nonce, digest, root) == (digest, None)
     unsigned = admin_pb2.CopyStateResponse(copy=answer.copy, signature=b"{}")
     cut = admin_pb2.CopyStateResponse(copy=answer.copy[:-9], signature=answer.signature)
@@ -205,7 +207,7 @@ async def test_a_large_state_is_fetched_more_rarely_and_trouble_is_told_once(
     ]
 
 
-def test_a_copy_is_made_where_something_has_changed_and_bounded(
+async def test_a_copy_is_made_where_something_has_changed_and_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images: list[bytes] = []
@@ -219,7 +221,7 @@ def test_a_copy_is_made_where_something_has_changed_and_bounded(
     ask = admin_pb2.CopyStateRequest(nonce=bytes(32))
     for changes, count in ((0, 1), (0, 1), (1, 2), (1, 2)):
         store.changes = changes
-        answer = made.answer(ask)
+        answer = await made.answer(ask)
         assert len(images) == count
     digest, copy = unpacked(answer, bytes(32), b"", root)  # type: ignore[arg-type]
     assert copy == admin_pb2.StateCopy(
@@ -228,20 +230,46 @@ def test_a_copy_is_made_where_something_has_changed_and_bounded(
         authority=b"ca.pem",
         operator_certificate=b"operator/tls.pem",
     )
-    assert made.answer(admin_pb2.CopyStateRequest(nonce=bytes(32), known=digest)).copy == b""
+    assert (await made.answer(admin_pb2.CopyStateRequest(nonce=bytes(32), known=digest))).copy == b""
     for size in (0, 31, 33):
         with pytest.raises(SealringError) as caught:
-            made.answer(admin_pb2.CopyStateRequest(nonce=bytes(size)))
+            await made.answer(admin_pb2.CopyStateRequest(nonce=bytes(size)))
         assert caught.value.reason == "BAD_NONCE"
     for room in (0, -1):
         monkeypatch.setattr(copies, "_MAX_BYTES", len(answer.copy) + room)
         store.changes += 1
         if room:
             with pytest.raises(SealringError) as caught:
-                made.answer(ask)
+                await made.answer(ask)
             assert caught.value.reason == "STATE_TOO_LARGE"
         else:
-            assert made.answer(ask).copy == answer.copy
+            assert (await made.answer(ask)).copy == answer.copy
+
+
+async def test_copies_are_packed_beside_the_event_loop(tmp_path: Path) -> None:
+    """A large state holds up no heartbeat, and is packed once for all who ask meanwhile."""
+    packing, packed = threading.Event(), threading.Event()
+    images: list[int] = []
+
+    def image() -> bytes:
+        images.append(threading.get_ident())
+        packing.set()
+        assert packed.wait(PATIENCE_SECONDS)
+        return b"image"
+
+    (tmp_path / "operator").mkdir()
+    for name in ("root.dsse", "ca.pem", "operator/tls.pem"):
+        (tmp_path / name).write_bytes(b"")
+    keys: Any = SimpleNamespace(root=SimpleNamespace(cluster="demo"), rosters=(Ed25519Signer.generate(),))
+    store: Any = SimpleNamespace(changes=0, image=image)
+    made = Copies(store, keys, tmp_path)
+    ask = admin_pb2.CopyStateRequest(nonce=bytes(32))
+    asking = [asyncio.create_task(made.answer(ask)) for _ in range(2)]
+    await until(packing.is_set)  # this loop goes on
+    packed.set()
+    first, second = await asyncio.gather(*asking)
+    assert first.copy == second.copy
+    assert len(images) == 1
 
 
 async def test_a_predecessor_that_cannot_be_told_does_not_end_the_coordinator(tmp_path: Path) -> None:

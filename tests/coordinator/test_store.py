@@ -23,6 +23,8 @@ from sealring.coordinator.store import (
     StoredToken,
     verify_chain,
 )
+from sealring.coordinator.store.audit import AuditLog, Beginning
+from sealring.coordinator.store.database import Database
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import (
     AlreadyExists,
@@ -315,6 +317,43 @@ def test_the_newest_entries_of_the_audit_log_are_read_oldest_first(store: Store)
         store.audit.append(NOW, "operator", "do", f"thing-{number}", {})
     assert [entry.sequence for entry in store.audit.entries(after=0, limit=2, newest=True)] == [4, 5]
     assert [entry.sequence for entry in store.audit.entries(after=4, limit=2, newest=True)] == [5]
+
+
+def test_the_oldest_entries_are_dropped_and_the_rest_is_verified_from_there(tmp_path: Path) -> None:
+    database = Database.create(tmp_path / "audit.db")
+    log = AuditLog(database, kept=20, at_once=5)
+    for number in range(100):
+        log.append(NOW, "operator", "do", f"thing-{number}", {})
+        assert len(log.entries(after=0, limit=1000)) <= 26
+    entries = log.entries(after=0, limit=1000)
+    assert entries[-1].subject == "thing-99"
+    assert len(entries) >= 20
+    beginning = Beginning()
+    begins = [beginning.read(entries[at : at + 7]) for at in range(0, len(entries), 7)]
+    assert verify_chain(entries, after=begins[-1]) == log.head()
+    beginning.check()
+    for cut in (1, 5):
+        shorter = Beginning()
+        shorter.read(entries[cut:])
+        with pytest.raises(FailedPrecondition) as caught:
+            shorter.check()
+        assert caught.value.reason == "AUDIT_BROKEN"
+    database.close()
+
+
+def test_an_operators_word_drops_nothing(store: Store) -> None:
+    for number in range(3):
+        store.audit.append(NOW, "operator", "do", f"thing-{number}", {})
+    second = store.audit.entries(after=1, limit=1)[0]
+    claims = {"through": 1, "hash": second.previous.hex()}
+    store.audit.append(NOW, "operator", "prune_audit", "audit", claims)
+    beginning = Beginning()
+    beginning.read(store.audit.entries(after=1, limit=9))
+    with pytest.raises(FailedPrecondition):
+        beginning.check()
+    whole = Beginning()
+    whole.read(store.audit.entries(after=0, limit=9))
+    whole.check()
 
 
 @pytest.mark.parametrize(

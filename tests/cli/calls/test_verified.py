@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,11 @@ from sealring.coordinator.roster import audit_head
 from sealring.coordinator.services.admin import MAX_AUDIT_ENTRIES
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki import root
+from sealring.v1 import admin_pb2
+
+
+def _previous(number: int) -> bytes:
+    return b"%d" % (number - 1) if number > 1 else bytes(32)
 
 
 class Log:
@@ -21,7 +27,7 @@ class Log:
 
     def __init__(self, entries: int, signed: int) -> None:
         self.entries = [
-            SimpleNamespace(sequence=number, hash=b"%d" % number, previous=b"%d" % (number - 1))
+            admin_pb2.AuditEntry(sequence=number, hash=b"%d" % number, previous=_previous(number))
             for number in range(1, entries + 1)
         ]
         self.signed = signed
@@ -83,3 +89,23 @@ async def test_what_was_verified_before_is_not_read_again(checked: list[Any]) ->
 def test_pages_are_as_long_as_the_coordinator_lets_them_be() -> None:
     """One that is shorter than was asked for is taken for the last."""
     assert verified._AUDIT_PAGE == MAX_AUDIT_ENTRIES
+
+
+async def test_a_log_whose_oldest_entries_were_dropped_says_so_itself(checked: list[Any]) -> None:
+    log: Any = Log(6, signed=5)
+    log.entries = log.entries[2:]
+    log.entries[2].action, log.entries[2].actor = "prune_audit", "coordinator"
+    log.entries[2].details.update(through="2", hash=b"2".hex())
+    log.call = partial(page_of, log)
+    assert (await verified.verify_audit(log, b"pin"))[0] == 6
+    log.entries[2].details["hash"] = b"3".hex()
+    with pytest.raises(SealringError, match="begins after entry 2"):
+        await verified.verify_audit(log, b"pin")
+
+
+async def page_of(log: Any, method: str, *, after: int = 0, limit: int = 0) -> Any:
+    """As a coordinator answers, by the numbers of the entries that are left."""
+    if method == "GetRoster":
+        return SimpleNamespace(root_metadata="chain")
+    left = [one for one in log.entries if one.sequence > after]
+    return SimpleNamespace(entries=left[:limit], signed_head=log.signed)

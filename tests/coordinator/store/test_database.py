@@ -6,6 +6,7 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -67,7 +68,69 @@ def test_an_image_is_a_whole_database_that_says_whose_it_is(tmp_path: Path) -> N
     assert (image[:15], image[18:20], len(image) % 4096) == (b"SQLite format 3", b"\x01\x01", 0)
     with closing(sqlite3.connect(path)) as opened:
         told = [opened.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-    assert told == [int.from_bytes(b"src1"), 6], "files of this release are read by the next"
+    assert told == [int.from_bytes(b"src1"), SCHEMA_VERSION], "files of this release are read by the next"
+
+
+SCHEMAS = Path(__file__).parent / "schemas"
+FIRST = 6
+"""The schema of the first release; `N.sql` is a dump by the release that had schema N, with a few rows."""
+
+
+def earlier(version: int, folder: Path) -> Path:
+    path = folder / "coordinator.db"
+    with closing(sqlite3.connect(path)) as made:
+        made.executescript((SCHEMAS / f"{version}.sql").read_text("utf-8"))
+    return path
+
+
+def shape_and_rows(path: Path) -> tuple[list[Any], dict[str, list[Any]]]:
+    with closing(sqlite3.connect(path)) as opened:
+        shape = opened.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name").fetchall()
+        tables = [name for kind, name, _ in shape if kind == "table"]
+        return shape, {name: opened.execute(f"SELECT * FROM {name}").fetchall() for name in tables}
+
+
+@pytest.mark.parametrize("version", range(FIRST, SCHEMA_VERSION))
+def test_a_database_of_an_earlier_release_is_migrated_and_kept(version: int, tmp_path: Path) -> None:
+    path = earlier(version, tmp_path)
+    before = shape_and_rows(path)
+    Database.open(path).close()
+    Database.create(tmp_path / "new.db").close()
+    shape, rows = shape_and_rows(path)
+    assert shape == shape_and_rows(tmp_path / "new.db")[0]
+    assert all(rows[name] == found for name, found in before[1].items()), "no row is lost"
+    kept = tmp_path / f"coordinator-schema-{version}.db"
+    assert shape_and_rows(kept) == before
+    assert kept.stat().st_mode & 0o777 == 0o600
+    Database.open(path).close()  # which migrates nothing more
+
+
+def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
+    """Here another index has the name already."""
+    path = earlier(FIRST, tmp_path)
+    with closing(sqlite3.connect(path)) as opened:
+        opened.execute("CREATE INDEX enrolments ON audit (actor)")
+    before = shape_and_rows(path)
+    for _ in range(2):
+        with pytest.raises(ConfigError) as caught:
+            Database.open(path)
+        assert caught.value.reason == "STATE_UNWRITABLE"
+        assert shape_and_rows(path) == before
+        with closing(sqlite3.connect(path)) as opened:
+            assert opened.execute("PRAGMA user_version").fetchone()[0] == FIRST
+
+
+@pytest.mark.parametrize(
+    ("version", "hint"), [(FIRST - 1, "anew"), (SCHEMA_VERSION + 1, "release that wrote")]
+)
+def test_what_no_release_wrote_or_a_later_one_is_refused(version: int, hint: str, tmp_path: Path) -> None:
+    path = earlier(FIRST, tmp_path)
+    with closing(sqlite3.connect(path)) as opened:
+        opened.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(ConfigError, match=hint) as caught:
+        Database.open(path)
+    assert caught.value.reason == "STATE_VERSION"
+    assert [one.name for one in tmp_path.glob("*schema*")] == []
 
 
 def test_what_is_no_sound_image_of_this_release_is_refused(tmp_path: Path) -> None:
