@@ -20,7 +20,7 @@ from sealring.mesh.errors import InvalidInput, SealringError
 
 MAX_STRING = 256
 
-_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 """What a field that nobody knows may say."""
 
 B = TypeVar("B", bound=BaseModel)
@@ -160,7 +160,7 @@ def translate(
     for name, item in value.items():
         path, rule = f"{inside}{name[:64]}", rules.get(name)
         if rule is None:
-            if not any(_same(item, nothing) for nothing in _NOTHING):
+            if not any(_same(item, nothing) for nothing in NOTHING):
                 raise unknown(path)
         elif rule.own or rule.asks_nothing(item):
             continue
@@ -196,7 +196,7 @@ class Body(BaseModel):
             if name in known:
                 continue
             if rule is None:
-                if not any(_same(item, nothing) for nothing in _NOTHING):
+                if not any(_same(item, nothing) for nothing in NOTHING):
                     found[name] = item  # is refused as unknown
             elif not rule.asks_nothing(item):
                 _apply(rule, name, item, known, found)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 from starlette.routing import Route
@@ -517,3 +518,48 @@ async def test_a_call_without_an_object_is_an_error_of_the_answer_in_every_api(
         answer = await http.post(path, json={**body, "stream": stream})
     assert answer.status_code == (200 if stream else 503)
     assert "arguments of a call are no JSON object" in answer.text
+
+
+ANSWERED = [
+    ("post", "/v1/chat/completions", {"model": "demo", "messages": [{"role": "user", "content": "x"}]}, 200),
+    ("post", "/v1/chat/completions", {}, 400),
+    ("post", "/v1/completions", {"model": "demo", "prompt": "x"}, 200),
+    ("post", "/v1/responses", {"model": "demo", "input": "x"}, 200),
+    ("post", "/v1/responses", {"model": "other", "input": "x"}, 404),
+    (
+        "post",
+        "/v1/messages",
+        {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]},
+        200,
+    ),
+    ("post", "/v1/messages", {}, 400),
+    (
+        "post",
+        "/v1/messages/count_tokens",
+        {"model": "demo", "messages": [{"role": "user", "content": "x"}]},
+        200,
+    ),
+    ("post", "/api/chat", {"model": "demo"}, 200),
+    ("post", "/api/generate", {"model": "demo", "prompt": "x", "stream": False}, 200),
+    ("post", "/api/generate", {"prompt": 1}, 400),
+    ("post", "/api/show", {"model": "demo"}, 200),
+    ("post", "/api/show", {"model": "other"}, 404),
+    ("get", "/v1/models", None, 200),
+    ("get", "/v1/models/{model}", None, 404),
+    ("get", "/api/tags", None, 200),
+    ("get", "/version", None, 200),
+    ("get", "/ping", None, 200),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status"), ANSWERED)
+async def test_answers_and_errors_are_as_described(
+    port: int, method: str, path: str, body: Any, status: int
+) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        described = (await http.get("/openapi.json")).json()
+        answer = await http.request(method, path, json=body)
+    told = described["paths"][path][method]["responses"]["200" if status == 200 else "4XX"]
+    assert answer.status_code == status
+    schema = told["content"]["application/json"]["schema"]
+    jsonschema.validate(answer.json(), {**schema, "components": described["components"]})

@@ -1,0 +1,84 @@
+"""The description of the HTTP edge, held against what its readers of bodies take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from sealring.api.anthropic import ask_count, ask_messages
+from sealring.api.chat import ask_chat
+from sealring.api.completions import ask_completion
+from sealring.api.described import openapi
+from sealring.api.ollama import ask_ollama_chat, ask_ollama_generate
+from sealring.api.responses import ask_responses
+from sealring.mesh.errors import InvalidInput
+
+SAID: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "x", "cache_control": {"type": "ephemeral"}}]
+}
+TOOL = {"name": "look", "input_schema": {"type": "object"}}
+ASKED: dict[str, tuple[Any, list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "/v1/chat/completions": (
+        ask_chat,
+        [SAID, {**SAID, "num_ctx": 1, "guided_json": {}, "mirostat": 0, "made_up": None, "min_tokens": 1}],
+        [{}, {"messages": 1}, {**SAID, "mirostat": 1}, {**SAID, "made_up": 1}, {**SAID, "min_tokens": -1}],
+    ),
+    "/v1/completions": (
+        ask_completion,
+        [{"prompt": "x"}, {"prompt": ["x"], "store": True, "best_of": 1}],
+        [{}, {"prompt": {}}, {"prompt": "x", "best_of": 2}],
+    ),
+    "/v1/responses": (
+        ask_responses,
+        [
+            {"input": "x"},
+            {"input": [], "instructions": "s", "metadata": {"a": "b"}, "truncation": "disabled"},
+        ],
+        [{}, {"input": 1}, {"input": "x", "truncation": "auto"}, {"input": "x", "temperature": 3}],
+    ),
+    "/v1/messages": (
+        ask_messages,
+        [
+            {**SAID, "max_tokens": 1},
+            {**SAID, "max_tokens": 1, "tools": [TOOL], "betas": ["a"], "fallbacks": []},
+        ],
+        [{}, SAID, {**SAID, "max_tokens": 0}, {**SAID, "max_tokens": 1, "mcp_servers": [1]}],
+    ),
+    "/v1/messages/count_tokens": (ask_count, [SAID], [{}, {"messages": 1}]),
+    "/api/chat": (
+        ask_ollama_chat,
+        [{}, {**SAID, "options": {"num_ctx": 1}}],
+        [{"messages": 1}, {"made_up": 1}],
+    ),
+    "/api/generate": (
+        ask_ollama_generate,
+        [{}, {"prompt": "x", "raw": False}],
+        [{"prompt": 1}, {"raw": True}],
+    ),
+}
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_bodies_are_described_as_they_are_read(path: str) -> None:
+    described = openapi("1")
+    ask, taken, refused = ASKED[path]
+    schema = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    check = jsonschema.Draft202012Validator({**schema, "components": described["components"]})
+    for body in taken:
+        assert not list(check.iter_errors(body)), body
+        ask(body, "id")
+    for body in refused:
+        assert list(check.iter_errors(body)), body
+        with pytest.raises(InvalidInput):
+            ask(body, "id")
+
+
+def test_every_body_has_a_description_and_every_operation_its_errors() -> None:
+    described = openapi("1")
+    posts = {path for path, operations in described["paths"].items() if "post" in operations}
+    assert posts == {*ASKED, "/api/show"}
+    for operations in described["paths"].values():
+        for operation in operations.values():
+            assert {"200", "4XX", "5XX"} <= set(operation["responses"])
