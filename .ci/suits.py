@@ -11,7 +11,7 @@ OLDEST_MACOS = 14
 
 
 def obstacle(version, system, machine, macos):
-    """What stands in the way, in one sentence; nothing if it is empty.
+    """The reason why not, in one sentence; empty where it can.
 
     `version` is Python's as a tuple, `macos` as `platform.mac_ver` says it, empty elsewhere.
     """

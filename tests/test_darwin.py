@@ -77,7 +77,26 @@ with socket.socket() as bound, socket.socket() as caller:
 with socket.socket() as caller:
     found["unbound"] = errno.errorcode[caller.connect_ex(address)]
 with open(sys.argv[1], "w") as file:
+    begun = time.monotonic()
     found["full sync"] = refusal(fcntl.fcntl, file.fileno(), fcntl.F_FULLFSYNC)
+    found["at once"] = time.monotonic() - begun < 0.02
+try:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+except ValueError:
+    found["address space"] = "EINVAL"
+private = Path(sys.argv[1]).with_name("Documents")
+os.mkdir(private)
+found["private"] = [
+    refusal(work, path)
+    for work, path in ((os.listdir, private), (os.stat, private / "config.json"), (open, private / "a"))
+]
+import mlx.core as mx
+found["freed buffers"] = mx.set_cache_limit(1)
+import darwin
+before = time.time(), time.clock_gettime(time.CLOCK_MONOTONIC), time.monotonic()
+darwin.sleep(3600)
+after = time.time(), time.clock_gettime(time.CLOCK_MONOTONIC), time.monotonic()
+found["slept"] = [right - left >= 3600 for left, right in zip(before, after)]
 print(json.dumps(found))
 """
 
@@ -117,7 +136,12 @@ def test_the_conditions_hold(python: Path, tmp_path: Path) -> None:
         "answered": False,
         "received": 5,
         "unbound": "ECONNREFUSED",
-        "full sync": "EINVAL",
+        "full sync": None,
+        "at once": False,
+        "address space": "EINVAL",
+        "private": ["EPERM"] * 3,
+        "freed buffers": darwin.METAL_CACHE_BYTES,
+        "slept": [True, True, False],
     }
 
 

@@ -1,7 +1,7 @@
 """MLX's own sentences, told apart from what could quote a prompt.
 
-MLX puts the name of the part that speaks in brackets in front. What follows are sizes, shapes, numbers of
-errors and names of files, kernels and devices, never what is computed with, so it may be logged and sent.
+A sentence begins with the name of a part of MLX in brackets. Sizes, shapes, error numbers and names of files,
+kernels and devices follow, never what is computed with, so it may be logged and sent.
 """
 
 from __future__ import annotations

@@ -8,8 +8,12 @@ of its interpreter, and so all that tests and daemons start by `sys.executable`,
 * there is no /proc, but for psutil, which asks the system on macOS, and for tests;
 * nothing that only Linux has: memfd, pidfd, the scheduler's calls, eventfd, splice, TCP_INFO;
 * a port that is bound and on which nobody listens drops whoever connects, where Linux resets;
-* TCP_CONNECTION_INFO tells what came on a connection, in XNU's layout;
-* F_FULLFSYNC exists, and the disk does not know it.
+* TCP_CONNECTION_INFO gives the bytes that came on a connection, in XNU's layout;
+* F_FULLFSYNC exists, and a disk takes 20 ms for it;
+* no process can be held to an address space (RLIMIT_AS);
+* what is in a folder called Documents, Desktop or Downloads is not to be read, whatever its mode (TCC);
+* MLX keeps all buffers that are freed, unless a process sets a limit;
+* the machine can sleep (`sleep`): the monotonic clock stands still meanwhile, the others go on.
 
 Start it with a soft limit of 256 open files (`ulimit -S -n 256`), as a terminal on macOS does. What macOS
 does to programs that call the system by themselves, as MLX and gRPC do, cannot be imposed here.
@@ -19,13 +23,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import importlib.util
+import mmap
 import os
+import resource
 import signal
 import site
 import socket
 import struct
 import sys
+import time
 import venv
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +60,17 @@ _PRODUCT = str(Path(__file__).resolve().parents[2]) + os.sep
 _ALLOWED = ("/proc/self/coredump_filter",)
 """Of what Linux is secured by when it is known to be Linux."""
 
+FULL_SYNC, FULL_SYNC_SECONDS = 51, 0.02
+METAL_CACHE_BYTES = 100 << 30
+_PRIVATE = frozenset(("Documents", "Desktop", "Downloads"))
+_SLEPT = struct.Struct("=d")
+_GOES_ON = tuple(
+    getattr(time, f"CLOCK_{name}")
+    for name in ("MONOTONIC", "MONOTONIC_RAW", "BOOTTIME", "REALTIME")
+    if hasattr(time, f"CLOCK_{name}")
+)
+"""Linux's clocks that stand for those of macOS that count the time in which the machine sleeps."""
+
 _LISTENING = "0A"
 _CONNECTION_INFO = 0x106
 _LINUX_BYTES_RECEIVED = struct.Struct("=128xQ")
@@ -59,6 +79,8 @@ _DARWIN_INFO = struct.Struct("=88xQ16x")
 _real_connect, _real_connect_ex = socket.socket.connect, socket.socket.connect_ex
 _real_bind, _real_killpg, _real_pair = socket.socket.bind, os.killpg, socket.socketpair
 _real_getsockopt, _real_setsockopt = socket.socket.getsockopt, socket.socket.setsockopt
+_real_fcntl, _real_setrlimit = fcntl.fcntl, resource.setrlimit
+_real_time, _real_time_ns, _real_gettime = time.time, time.time_ns, time.clock_gettime
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
 _tarpit: list[socket.socket] = []
 
@@ -67,6 +89,7 @@ def make(folder: Path) -> Path:
     """Makes the environment in `folder`, anew if it is there; its interpreter."""
     venv.EnvBuilder(clear=True, symlinks=True, with_pip=False).create(folder)
     (folder / "bound").mkdir()
+    (folder / "slept").write_bytes(_SLEPT.pack(0.0))
     (inside,) = folder.glob("lib/python3*/site-packages")
     own = str(Path(__file__).resolve().parent)
     lines = [f"import site; site.addsitedir({place!r})" for place in site.getsitepackages()]
@@ -89,8 +112,12 @@ def impose() -> None:
             if hasattr(module, name):
                 delattr(module, name)
     os.killpg = _killpg
-    fcntl.F_FULLFSYNC = 51
+    fcntl.F_FULLFSYNC = FULL_SYNC
+    fcntl.fcntl = _fcntl
+    resource.setrlimit = _setrlimit
     socket.socketpair = _pair
+    time.time, time.time_ns, time.clock_gettime = _time, _time_ns, _gettime
+    sys.meta_path.insert(0, _MetalCache())  # type: ignore[arg-type]
     for name, work in (
         ("bind", _bind),
         ("connect", _connect),
@@ -122,10 +149,13 @@ def _without_proc(real: Any) -> Any:
 
 
 def _check_path(path: Any) -> None:
-    """Raises FileNotFoundError for what the product, or a library other than psutil, looks for in /proc."""
+    """Raises FileNotFoundError for what the product, or a library other than psutil, looks for in /proc, and
+    PermissionError for what is private."""
     if isinstance(path, int) or path is None:
         return
     name = os.fsdecode(path)
+    if not _PRIVATE.isdisjoint(name.split(os.sep)):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
     if not (name == "/proc" or name.startswith("/proc/")) or name in _ALLOWED:
         return
     frame = sys._getframe(2)
@@ -139,6 +169,79 @@ def _check_path(path: Any) -> None:
             break
         frame = frame.f_back
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+
+# Files, limits, MLX's memory
+
+
+def _fcntl(descriptor: Any, command: int, argument: Any = 0) -> Any:
+    if command != FULL_SYNC:
+        return _real_fcntl(descriptor, command, argument)
+    time.sleep(FULL_SYNC_SECONDS)
+    os.fsync(descriptor)
+    return 0
+
+
+def _setrlimit(which: int, limits: tuple[int, int]) -> None:
+    if which == resource.RLIMIT_AS and limits[0] != resource.RLIM_INFINITY:
+        raise ValueError("current limit exceeds maximum limit")  # which is how Python words EINVAL
+    _real_setrlimit(which, limits)
+
+
+class _MetalCache:
+    """Lifts MLX's limit of freed buffers as soon as it is imported.
+
+    (importlib.abc would import tempfile, which looks for what only Linux has before that is away.)
+    """
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != "mlx.core":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            self._loader, spec.loader = spec.loader, self  # type: ignore[assignment]
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        self._loader.exec_module(module)
+        module.set_cache_limit(METAL_CACHE_BYTES)
+
+
+# Clocks
+
+
+def sleep(seconds: float, prefix: str = sys.prefix) -> None:
+    """The machine of the environment in folder `prefix` sleeps for so long, in no time, in all processes."""
+    with open(Path(prefix, "slept"), "r+b") as file:
+        (before,) = _SLEPT.unpack(file.read(_SLEPT.size))
+        file.seek(0)
+        file.write(_SLEPT.pack(before + seconds))
+
+
+_asleep: list[mmap.mmap] = []
+
+
+def _slept() -> float:
+    if not _asleep:
+        with open(Path(sys.prefix, "slept"), "rb") as file:
+            _asleep.append(mmap.mmap(file.fileno(), _SLEPT.size, access=mmap.ACCESS_READ))
+    return float(_SLEPT.unpack_from(_asleep[0])[0])
+
+
+def _time() -> float:
+    return _real_time() + _slept()
+
+
+def _time_ns() -> int:
+    return _real_time_ns() + int(_slept() * 1e9)
+
+
+def _gettime(clock: int) -> float:
+    return _real_gettime(clock) + (_slept() if clock in _GOES_ON else 0.0)
 
 
 # Signals
