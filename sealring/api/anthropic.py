@@ -316,7 +316,13 @@ class MessageRenderer(Renderer):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": started.prompt_tokens, "output_tokens": 0},
+            # what of the prompt is cached is known later, and told with `message_delta`, which replaces this
+            "usage": {
+                "input_tokens": started.prompt_tokens,
+                "cache_read_input_tokens": 0,
+                "cache_creation_input_tokens": 0,
+                "output_tokens": 0,
+            },
         }
         self._blocks = self._calls = 0
         self._open = self._matched = ""

@@ -45,6 +45,22 @@ async def test_a_message_whole_and_streamed(client: Any, backend: Any) -> None:
     assert backend.requests[0].max_tokens == 50
 
 
+async def test_the_prompts_tokens_are_counted_once_whatever_was_cached(client: Any, backend: Any) -> None:
+    """The start does not know what is cached, and the end replaces it: each of both adds up to the prompt."""
+    backend.cached = 4
+    async with client.messages.stream(**ASK) as stream:
+        usages = [
+            (event.message if event.type == "message_start" else event).usage
+            async for event in stream
+            if event.type in ("message_start", "message_delta")
+        ]
+        final = (await stream.get_final_message()).usage
+    counted = [(one.input_tokens, one.cache_read_input_tokens) for one in (*usages, final)]
+    assert counted == [(5, 0), (1, 4), (1, 4)]
+    whole = (await client.messages.create(**ASK)).usage
+    assert (whole.input_tokens, whole.cache_read_input_tokens) == (1, 4)
+
+
 async def test_the_stop_sequence_that_ended_an_answer_is_named(client: Any, backend: Any) -> None:
     backend.texts, backend.parsed = ["one ", ""], [None, inference.Parsed(stop="two")]
     asked = {**ASK, "stop_sequences": ["two"]}

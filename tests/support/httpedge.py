@@ -36,6 +36,7 @@ class ScriptedBackend:
     error_after: int | None = None
     pause: float = 0.0
     begins_with: int = 5
+    cached: int = 0
     held: asyncio.Event | None = None
     parsed: list[inference.Parsed | None] = field(default_factory=list)
     logprobs: list[list[inference.TokenLogprob]] = field(default_factory=list)
@@ -81,7 +82,10 @@ class ScriptedBackend:
                 )
             yield inference.GenerateResponse(
                 finished=inference.Finished(
-                    reason=self.reason, prompt_tokens=5, completion_tokens=len(self.texts)
+                    reason=self.reason,
+                    prompt_tokens=5,
+                    completion_tokens=len(self.texts),
+                    cached_tokens=self.cached,
                 )
             )
         finally:

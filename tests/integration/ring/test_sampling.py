@@ -276,3 +276,37 @@ async def test_what_is_not_possible_is_refused_by_name(client, reference):
             await client.chat.completions.create(**asked, **fields)
         assert refused.value.param == param
     assert (await client.chat.completions.create(**asked)).choices[0].message.content
+
+
+async def test_an_answer_has_the_length_that_was_asked_for(ring, client, sealing, reference):
+    """In clear by three ways, sealed, and through the proxy: as clients that measure speed ask."""
+    short = reference.reply(MESSAGES, 200)
+    length = short.completion_tokens + 5
+    extra = {"ignore_eos": True, "min_tokens": length}
+    asked = {"model": "demo", "max_tokens": length, "temperature": 0, "extra_body": extra}
+    clear = await client.chat.completions.create(messages=MESSAGES, **asked)
+    text = clear.choices[0].message.content
+    assert (clear.choices[0].finish_reason, clear.usage.completion_tokens) == ("length", length)
+    assert text.startswith(short.text)
+    told = await ring.ask(chat(QUESTION, ignore_eos=True), length)
+    assert (told.text, told.completion_tokens) == (text, length)
+    reply = await sealing.chat(MESSAGES, max_tokens=length, ignore_eos=True)
+    assert (reply.text, reply.finish_reason) == (text, "length")
+    async with proxied(sealing) as through:
+        assert (await through.chat.completions.create(messages=MESSAGES, **asked)).choices == clear.choices
+    completed = await client.completions.create(prompt="The capital of", **asked)
+    assert (completed.choices[0].finish_reason, completed.usage.completion_tokens) == ("length", length)
+    least = await client.chat.completions.create(
+        **{
+            **asked,
+            "messages": MESSAGES,
+            "max_tokens": 200,
+            "extra_body": {"min_tokens": short.completion_tokens + 1},
+        }
+    )
+    assert least.usage.completion_tokens > short.completion_tokens
+    first = reference.tokenizer.encode(reference.reply(MESSAGES, 1).text, add_special_tokens=False)
+    ends = await client.chat.completions.create(
+        **{**asked, "messages": MESSAGES, "extra_body": {"stop_token_ids": first}}
+    )
+    assert (ends.choices[0].finish_reason, ends.choices[0].message.content) == ("stop", "")
