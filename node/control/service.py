@@ -43,8 +43,15 @@ log = structlog.get_logger()
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 ATTACH_SECONDS = 10.0
-MAX_WAITING = 8192
-"""Answers that a gateway may be behind in reading before the epoch ends."""
+MAX_WAITING_BYTES = 32 << 20
+"""Bytes that a gateway may be behind in reading before the epoch ends: twice 16 MiB, the largest message.
+Messages of guests are passed on to it while it has less than half of that to read."""
+
+MAX_GUEST_BYTES = 8 << 20
+"""Bytes that each of 16 guests may be behind before it has to go."""
+
+_MESSAGE_BYTES = 128
+"""About what a message takes beside its own bytes."""
 
 MAX_CLIENT_BYTES = 32
 
@@ -115,6 +122,7 @@ class GatewayStream:
         self._epoch = epoch
         self._head = epoch.plan.rank == 0
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._unread = 0  # bytes of it
         self._looking: asyncio.Task[None] | None = None
         self._over = False
 
@@ -136,7 +144,7 @@ class GatewayStream:
     @property
     def behind(self) -> bool:
         """Whether it has much to read before it reads what comes next."""
-        return self._waiting.qsize() > MAX_WAITING // 2
+        return self._unread > MAX_WAITING_BYTES // 2
 
     def close(self) -> None:
         """Nothing more is answered."""
@@ -159,6 +167,7 @@ class GatewayStream:
         """Writes everything that is queued, until the stream is finished."""
         while (message := await self._waiting.get()) is not None:
             await write(message)
+            self._unread -= len(message) + _MESSAGE_BYTES
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
         """Takes requests until the gateway ends its stream; whatever is wrong with one ends the epoch, or
@@ -291,19 +300,23 @@ class GatewayStream:
     def _put(self, message: bytes) -> None:
         if self._over:
             return
-        if self._waiting.qsize() >= MAX_WAITING:
+        size = len(message) + _MESSAGE_BYTES
+        if self._unread + size > (MAX_GUEST_BYTES if self.guest else MAX_WAITING_BYTES):
             if self.guest:
                 self.say_goodbye("GATEWAY_SLOW")
             else:
                 slow = ResourceExhausted("the gateway is behind in reading", reason="GATEWAY_SLOW")
                 self._epoch.fault(slow)
             return
+        self._unread += size
         self._waiting.put_nowait(message)
 
     def _finish(self, last: control_pb2.ScheduleResponse) -> None:
         if not self._over:
             self._over = True
-            self._waiting.put_nowait(last.SerializeToString())
+            message = last.SerializeToString()
+            self._unread += len(message) + _MESSAGE_BYTES
+            self._waiting.put_nowait(message)
             self._waiting.put_nowait(None)
 
 

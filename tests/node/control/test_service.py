@@ -458,10 +458,10 @@ async def test_what_does_not_prove_the_next_certificate_ends_the_epoch(
 
 
 async def test_a_gateway_that_does_not_read_ends_the_epoch(connect, monkeypatch) -> None:
-    monkeypatch.setattr(control, "MAX_WAITING", 50)
+    monkeypatch.setattr(control, "MAX_WAITING_BYTES", 10_000)
     desk, _stream = await connect()
     done = engine_pb2.EngineEvent(done=control_pb2.StepDone(step=1)).SerializeToString()
-    for _ in range(51):
+    for _ in range(100):
         desk.epoch.row_event(done)
     assert desk.faults == ["GATEWAY_SLOW"]
 
@@ -570,12 +570,46 @@ def stream_of(desk: Desk, renewals: list[Any] | None = None) -> control.GatewayS
     return control.GatewayStream("gateway", desk.epoch, desk.unsealer, tenure)
 
 
-async def test_so_many_answers_wait_and_nothing_follows_the_last(monkeypatch) -> None:
-    assert control.MAX_WAITING == 8192
-    monkeypatch.setattr(control, "MAX_WAITING", 2)
+async def test_messages_are_passed_on_while_their_reader_keeps_up(monkeypatch) -> None:
+    """By bytes: one of 16 MiB counts as much as a hundred thousand small ones."""
+    monkeypatch.setattr(control, "MAX_WAITING_BYTES", 4000)
+    stream = stream_of(Desk(0))
+    forward = control_pb2.Forward(guest=1, key="x" * 2500)
+    stream.pass_on(forward=forward)
+    assert stream.behind
+    stream.say_goodbye("over")
+    written: list[bytes] = []
+
+    async def write(message: bytes) -> None:
+        written.append(message)
+
+    await stream.answer(write)
+    assert (len(written), stream.behind) == (2, False)
+
+
+async def test_a_guest_that_does_not_read_has_to_go_by_itself(monkeypatch) -> None:
+    monkeypatch.setattr(control, "MAX_GUEST_BYTES", 1000)
+    desk = Desk(0)
+    guest = stream_of(desk)
+    guest.guest = 1
+    written: list[control_pb2.ScheduleResponse] = []
+    for _ in range(5):
+        guest.pass_on(forwarded=control_pb2.Forwarded(problem=membership_pb2.Problem(message="x" * 300)))
+
+    async def write(message: bytes) -> None:
+        written.append(unpacked(message))
+
+    await guest.answer(write)
+    assert [one.WhichOneof("message") for one in written] == ["forwarded", "forwarded", "goodbye"]
+    assert (written[-1].goodbye.reason, desk.faults) == ("GATEWAY_SLOW", [])
+
+
+async def test_so_many_bytes_wait_and_nothing_follows_the_last(monkeypatch) -> None:
+    monkeypatch.setattr(control, "MAX_WAITING_BYTES", 3000)
     desk = Desk(0)
     stream = stream_of(desk)
-    event = engine_pb2.EngineEvent(refused=control_pb2.RowRefused(row=2)).SerializeToString()
+    problem = membership_pb2.Problem(message="x" * 1000)
+    event = engine_pb2.EngineEvent(refused=control_pb2.RowRefused(row=2, problem=problem)).SerializeToString()
     for faults in ([], [], ["GATEWAY_SLOW"]):
         stream.row_event(event)
         assert desk.faults == faults
