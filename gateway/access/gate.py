@@ -17,7 +17,8 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -58,12 +59,21 @@ class Limits:
     peer_per_second: float = 200.0
 
 
+def _unlimited(answers: int) -> None:
+    """The claim of a caller without a key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the id of an API key, or nothing. `known` is whether what only insiders see may be shown."""
+    """Who asks: the id of an API key, or nothing. `known` is whether what only insiders see may be shown.
+
+    `claim` counts a request, once it has been read, as one for each answer that it asks for: each is a row of
+    a ring. It raises ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE), InvalidInput (TOO_MANY_ANSWERS).
+    """
 
     key_id: str = ""
     known: bool = True
+    claim: Callable[[int], None] = field(default=_unlimited, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +158,23 @@ class Gate:
             caller = await self._caller(peer, authorization, scopes)
             under_way = contextlib.ExitStack()
             if caller.key_id:
-                under_way.enter_context(self._under_way.one_more(caller.key_id))
+                under_way.enter_context(self._under_way.more(caller.key_id))
+                caller = replace(caller, claim=partial(self._claim, caller.key_id, under_way))
         except SealringError as error:
             self._on_refused(error.reason)
             raise
         with under_way:
             yield caller
+
+    def _claim(self, key_id: str, under_way: contextlib.ExitStack, answers: int) -> None:
+        if answers <= 1:
+            return
+        try:
+            under_way.enter_context(self._under_way.more(key_id, answers - 1))
+            self._keys.check(key_id, answers - 1)
+        except SealringError as error:
+            self._on_refused(error.reason)
+            raise
 
     async def run(self) -> None:
         """Writes down once a minute which keys were used, for ever."""

@@ -22,6 +22,9 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 KEY_ID: ContextVar[str] = ContextVar("key_id", default="")
 """The id of the API key of the call that is being served, or nothing."""
 
+CLAIM: ContextVar[Callable[[int], None]] = ContextVar("claim", default=Caller().claim)
+"""`Caller.claim` of the call that is being served."""
+
 _SCOPES: dict[str, Collection[Scope] | None] = {
     "/sealring.v1.Inference/Generate": USE,
     "/sealring.v1.Inference/ListModels": LOOK,
@@ -68,6 +71,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
             async with _admitted(self._gate, context, scopes) as caller:
                 KEY_ID.set(caller.key_id)
+                CLAIM.set(caller.claim)
                 return await call(await _first(requests) if one else requests, context)
 
         return guarded
@@ -78,6 +82,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
             async with _admitted(self._gate, context, scopes) as caller:
                 KEY_ID.set(caller.key_id)
+                CLAIM.set(caller.claim)
                 responses: Any = call(await _first(requests) if one else requests, context)
                 if inspect.isawaitable(responses):  # it writes its responses to the context itself
                     await responses

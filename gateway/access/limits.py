@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sealring.mesh.errors import ResourceExhausted
+from sealring.mesh.errors import InvalidInput, ResourceExhausted
 
 
 class UnderWay:
@@ -17,19 +17,31 @@ class UnderWay:
         self._counts: Counter[str] = Counter()
 
     @contextmanager
-    def one_more(self, name: str) -> Iterator[None]:
-        """Counts the block. Raises ResourceExhausted (TOO_MANY_AT_ONCE)."""
-        if self._counts[name] >= self._limit:
+    def more(self, name: str, count: int = 1) -> Iterator[None]:
+        """Counts the block as `count`.
+
+        Raises ResourceExhausted (TOO_MANY_AT_ONCE), or InvalidInput (TOO_MANY_ANSWERS) where it would be too
+        much with nothing else under way.
+        """
+        if count >= max(2, self._limit):
+            raise InvalidInput(
+                f"the request asks for more answers than the {self._limit} that its key may have at once",
+                hint="send fewer prompts, or a lower n",
+                reason="TOO_MANY_ANSWERS",
+                param="n",
+                limit=self._limit,
+            )
+        if self._counts[name] + count > self._limit:
             raise ResourceExhausted(
-                f"{self._limit} requests are under way already",
+                f"more than {self._limit} requests would be under way",
                 hint="wait until some have ended",
                 reason="TOO_MANY_AT_ONCE",
                 retry_after=1,
             )
-        self._counts[name] += 1
+        self._counts[name] += count
         try:
             yield
         finally:
-            self._counts[name] -= 1
+            self._counts[name] -= count
             if not self._counts[name]:
                 del self._counts[name]

@@ -136,6 +136,7 @@ class _Edge:
 
     async def _told(self, request: Request, asked: Asked, body: dict[str, Any]) -> Response:
         """The answer, or the stream that it comes in."""
+        request.state.caller.claim(asked.choices)
         events = self._answer(request, asked, body)
         if asked.stream:
             stream = EventStream(events, asked, _headers)

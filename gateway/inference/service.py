@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from sealring.gateway.access.interceptor import KEY_ID
+from sealring.gateway.access.interceptor import CLAIM, KEY_ID
 from sealring.gateway.inference.answer import Answer
 from sealring.gateway.inference.kept import KeptAnswers
 from sealring.gateway.inference.sending import SendWatch
@@ -245,6 +245,7 @@ class InferenceService(inference_grpc.InferenceServicer):
     ) -> AsyncIterator[inference.GenerateResponse]:
         timings = Timings()
         CURRENT.set(timings)
+        CLAIM.get()(request.choices)
         async with contextlib.aclosing(self._events(request, context)) as events:
             with SendWatch() as watch:
                 async for event in events:

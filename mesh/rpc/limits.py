@@ -32,22 +32,23 @@ class Buckets:
     def __len__(self) -> int:
         return len(self._empty_until)
 
-    def take(self, name: str) -> float:
-        """Takes a token and returns 0, or takes none and returns the seconds until there is one."""
+    def take(self, name: str, count: int = 1) -> float:
+        """Takes `count` tokens where there is one, and returns 0; else the seconds until there is one. Tokens
+        that are not there yet are owed, and nothing is taken until they have come."""
         now = self._clock()
         due = max(self._empty_until.get(name, now), now)
         wait = due - self._slack - now
         if wait > _ROUNDING:
             return wait
-        self._empty_until[name] = due + self._interval
+        self._empty_until[name] = due + count * self._interval
         self._empty_until.move_to_end(name)
         if len(self._empty_until) > self._size:
             self._empty_until.popitem(last=False)
         return 0.0
 
-    def check(self, name: str) -> None:
-        """Takes a token. Raises ResourceExhausted (RATE_LIMITED) where there is none."""
-        wait = self.take(name)
+    def check(self, name: str, count: int = 1) -> None:
+        """Takes as `take` does. Raises ResourceExhausted (RATE_LIMITED) where there is no token."""
+        wait = self.take(name, count)
         if wait:
             raise too_fast(wait)
 

@@ -19,6 +19,7 @@ from sealring.gateway.access.keyfile import KeyFile
 from sealring.gateway.access.keys import ApiKey, Scope, new_key
 from sealring.mesh.errors import (
     ConfigError,
+    InvalidInput,
     PermissionDenied,
     ResourceExhausted,
     SealringError,
@@ -450,3 +451,33 @@ async def test_uses_are_written_down_once_and_where_there_are_any(fails: Excepti
     for _ in range(2):
         await gate.flush()
     assert noted == [{"key": 9}]
+
+
+async def test_each_answer_counts_for_the_limits_of_its_key(keys: KeyFile, checks: Checks) -> None:
+    """One body may ask for 512 answers, each a row of a ring."""
+    text = keys.create([Scope.INFERENCE])[0]
+    time, told = Time(), list[str]()
+    gate = Gate(keys, Limits(key_per_second=1.0, key_at_once=6), on_refused=told.append, clock=time)
+    authorization = f"Bearer {text}"
+    async with gate.admit("peer", authorization, USE) as caller:
+        caller.claim(4)
+        time.now += 20.0
+        async with gate.admit("peer", authorization, USE) as another:
+            with pytest.raises(ResourceExhausted) as caught:
+                another.claim(3)
+            assert caught.value.reason == "TOO_MANY_AT_ONCE"
+            with pytest.raises(InvalidInput) as refused_for_good:
+                another.claim(7)
+            assert refused_for_good.value.reason == "TOO_MANY_ANSWERS"
+    time.now += 20.0
+    async with gate.admit("peer", authorization, USE) as caller:
+        caller.claim(6)
+    assert (await refused(gate, text)).reason == "RATE_LIMITED", "two seconds' worth is owed"
+    time.now += 3.0
+    await enter(gate, text)
+    assert told == ["TOO_MANY_AT_ONCE", "TOO_MANY_ANSWERS", "RATE_LIMITED"]
+
+
+async def test_without_a_key_nothing_is_claimed(keys: KeyFile) -> None:
+    async with Gate(keys, Limits(key_at_once=1)).admit("peer", None, USE) as caller:
+        caller.claim(512)

@@ -132,6 +132,23 @@ async def test_keys_and_scopes(backend: Backend, keys: KeyFile) -> None:
         assert gone.reason == "INVALID_API_KEY"
 
 
+async def test_all_answers_of_a_call_count_for_its_key(backend: Backend, keys: KeyFile) -> None:
+    metadata = bearer(keys.create([Scope.INFERENCE])[0])
+    async with (
+        serving(backend, keys, Limits(key_at_once=2)) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        stub = inference_grpc.InferenceStub(channel)
+        for choices, reason in ((2, ""), (3, "TOO_MANY_ANSWERS")):
+            ask = inference.GenerateRequest(choices=choices)
+            ask.MergeFrom(ASK)
+            call = stub.Generate(ask, timeout=200, metadata=metadata)
+            if reason:
+                assert (await problem(call)).reason == reason
+            else:
+                assert len([event async for event in call]) == 2
+
+
 async def test_health_is_open_and_the_rest_is_not(backend: Backend, keys: KeyFile) -> None:
     read_key = keys.create([Scope.READ])[0]
     async with serving(backend, keys) as address, grpc.aio.insecure_channel(address) as channel:

@@ -170,6 +170,22 @@ async def test_limits_answer_429(backend: Any, keys: KeyFile) -> None:
         assert int(caught.value.response.headers["retry-after"]) >= 1
 
 
+async def test_all_answers_of_a_body_count_for_its_key(backend: Any, keys: KeyFile) -> None:
+    text = keys.create([Scope.INFERENCE])[0]
+    async with (
+        serving(backend, keys, Limits(key_at_once=4)) as port,
+        client(port, text) as openai_client,
+    ):
+        for prompts, n, answers in ((4, 1, 4), (2, 3, 0), (5, 1, 0)):
+            asked = openai_client.completions.create(model="demo", prompt=["x"] * prompts, n=n)
+            if answers:
+                assert len((await asked).choices) == answers
+                continue
+            with pytest.raises(openai.BadRequestError) as caught:
+                await asked
+            assert caught.value.code == "too_many_answers"
+
+
 async def test_a_large_body_without_a_key_is_not_taken(backend: Any, keys: KeyFile) -> None:
     keys.create([Scope.INFERENCE])
     async with serving(backend, keys) as port:
