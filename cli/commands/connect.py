@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePath
 from typing import Annotated
 
 import typer
 
-from sealring.cli.setup.tools import TOOLS, Settings, filled, shown
+from sealring.cli.setup.tools import TOOLS, Settings, filled, shown, values_of
 from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.output import say, write
 from sealring.mesh.errors import InvalidInput
@@ -48,11 +49,9 @@ def connect(
         raise InvalidInput(
             f"{name} has no file to be written", hint="enter them by hand", reason="BAD_OPTION"
         )
-    settings = Settings(Path.home() / below, default_state_root() / "connect" / f"{name}.json")
     if undo:
-        with _file_of(below):
-            settings.undo()
-        say(f"~/{below} is as it was")
+        _undo([below, *tool.beside], below, name)
+        say(f"took the settings out of ~/{below}")
         return
 
     from sealring.cli.calls.client import read_api_key
@@ -61,17 +60,34 @@ def connect(
     url = url.rstrip("/").removesuffix("/v1")
     key = read_api_key(load_settings(context).settings.api_key_file) or key_for(url, proxy_key_file())
     found, length = served(url, key, model)
-    values: dict[str, str | int] = {"url": url, "model": found, "key": key or NO_KEY, "context": length}
-    content = filled(tool.content, values)
+    values = values_of(url, found, key or NO_KEY, length, Path.home())
+    parts = [(file, replace(tool, content=one, kind="own")) for file, one in tool.beside.items()]
+    for file, part in (*parts, (below, tool)):
+        content = filled(part.content, values)
+        if to_file:
+            with _file_of(file):
+                _settings(file, below, name).write(part, content)
+        else:
+            if file:
+                say(f"~/{file}:")
+            write(shown(content))
     if to_file:
-        with _file_of(below):
-            settings.write(tool, content)
         say(f"wrote ~/{below}; `sealring connect {name} --undo` puts back what was there")
-    else:
-        if below:
-            say(f"~/{below}:")
-        write(shown(content))
     say(filled(tool.then, values))
+
+
+def _settings(file: str, main: str, name: str) -> Settings:
+    """A tool's file, and where it is noted what was in it."""
+    record = f"{name}.json" if file == main else f"{name}.{PurePath(file).stem}.json"
+    return Settings(Path.home() / file, default_state_root() / "connect" / record)
+
+
+def _undo(files: list[str], main: str, name: str) -> None:
+    """Puts back each file that was written. Raises as Settings.undo."""
+    written = [file for file in files if _settings(file, main, name).written]
+    for file in written or [main]:
+        with _file_of(file):
+            _settings(file, main, name).undo()
 
 
 @contextmanager

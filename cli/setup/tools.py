@@ -1,4 +1,4 @@
-"""What `sealring connect` writes: one entry a tool, where `$url`, `$model`, `$key`, `$context` are filled in.
+"""The settings that `sealring connect` writes: one entry a tool, filled in with the values of `values_of`.
 
 Prefix caches live only while a prompt begins as the one before did: where a tool changes the beginning by
 itself, its entry turns that off.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
@@ -16,13 +17,19 @@ from typing import Any, Literal
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.mesh.system.files import read_bounded, write_atomic
 
+TOOLS_FIT_FROM = 32_768
+"""Open WebUI's own tools take 4,300 tokens of every prompt. Below this context they are turned off."""
+
+_MOST_OUTPUT = 32_000
+"""What agents ask for by themselves. They keep as many tokens free: in a small context it has to be less."""
+
 
 @dataclass(frozen=True)
 class Tool:
     """Settings of one tool. `file` is below the home folder, empty where nothing can be written for it.
 
     As `json` they are merged into the file's object, as `own` they are a whole file, as `end` they are added
-    to what the file holds.
+    to what the file holds. `beside` are whole files that they refer to.
     """
 
     content: Any
@@ -30,7 +37,39 @@ class Tool:
     file: str = ""
     kind: Literal["json", "own", "end"] = "own"
     file_on_macs: str = ""
+    beside: Mapping[str, Any] = field(default_factory=dict)
 
+
+CODEX_INSTRUCTIONS = """\
+You are a coding agent in a terminal, on the user's machine, and work in the user's repository.
+
+- Look before you change anything: read the files concerned with exec_command (prefer rg). Do not guess.
+- Change files with apply_patch. Make the smallest change that solves the problem at its root, in the style of
+  the code around it. Leave everything else alone, and never undo changes that you did not make.
+- Go on until the task is done. Then check it: run the tests or the program where there are some.
+- Do not commit, delete or install anything unless you are asked to.
+- Files named AGENTS.md hold rules for the folder that they are in. Follow them.
+- Answer briefly: what you did, where, and what is left. If something failed, say so.
+"""
+"""Codex gives no instructions of its own to a model that stands in a catalog."""
+
+_CODEX_MODEL = {
+    "slug": "$model",
+    "display_name": "$model",
+    "visibility": "list",
+    "supported_in_api": True,
+    "priority": 0,
+    "context_window": "$context",
+    "input_modalities": ["text"],
+    "shell_type": "unified_exec",
+    "apply_patch_tool_type": "freeform",
+    "supports_parallel_tool_calls": True,
+    "supported_reasoning_levels": [],
+    "support_verbosity": False,
+    "truncation_policy": {"mode": "tokens", "limit": 10_000},
+    "experimental_supported_tools": [],
+    "base_instructions": CODEX_INSTRUCTIONS,
+}
 
 TOOLS: dict[str, Tool] = {
     "claude": Tool(
@@ -43,7 +82,9 @@ TOOLS: dict[str, Tool] = {
                 "ANTHROPIC_DEFAULT_SONNET_MODEL": "$model",
                 "ANTHROPIC_DEFAULT_HAIKU_MODEL": "$model",
                 "CLAUDE_CODE_SUBAGENT_MODEL": "$model",
-                "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "${context}",
+                # AUTO_COMPACT_WINDOW takes nothing below 100k, and without either it believes in 1m tokens
+                "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "${context}",
+                "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "${output}",
                 # a line at the beginning of each prompt with a checksum of its own: no prefix would be found
                 "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -58,6 +99,7 @@ TOOLS: dict[str, Tool] = {
         """model = "$model"
 model_provider = "sealring"
 model_context_window = $context
+model_catalog_json = "$home/.codex/sealring.models.json"
 web_search = "disabled"
 
 [model_providers.sealring]
@@ -69,6 +111,7 @@ stream_idle_timeout_ms = 3600000
 """,
         "run: codex --profile sealring",
         ".codex/sealring.config.toml",
+        beside={".codex/sealring.models.json": {"models": [_CODEX_MODEL]}},
     ),
     "opencode": Tool(
         {
@@ -76,9 +119,9 @@ stream_idle_timeout_ms = 3600000
                 "sealring": {
                     "npm": "@ai-sdk/openai-compatible",
                     "name": "sealring",
-                    "options": {"baseURL": "$url/v1", "apiKey": "$key", "setCacheKey": True},
+                    "options": {"baseURL": "$url/v1", "apiKey": "$key"},
                     "models": {
-                        "$model": {"name": "$model", "limit": {"context": "$context", "output": 8192}}
+                        "$model": {"name": "$model", "limit": {"context": "$context", "output": "$output"}}
                     },
                 }
             }
@@ -105,7 +148,7 @@ stream_idle_timeout_ms = 3600000
     "llm": Tool(
         '- {"model_id": "sealring", "model_name": "$model", "api_base": "$url/v1",'
         ' "api_key_name": "sealring", "supports_tools": true}\n',
-        'run: llm keys set sealring --value "$key"; llm -m sealring "Hello!"',
+        'run: llm keys set sealring, and enter $key; then: llm -m sealring "Hello!"',
         ".config/io.datasette.llm/extra-openai-models.yaml",
         "end",
         "Library/Application Support/io.datasette.llm/extra-openai-models.yaml",
@@ -137,18 +180,46 @@ ENABLE_TITLE_GENERATION="false"
 ENABLE_TAGS_GENERATION="false"
 ENABLE_FOLLOW_UP_GENERATION="false"
 ENABLE_AUTOCOMPLETE_GENERATION="false"
+# its own tools, 4,300 tokens in every prompt: too many for a small context
+${large}DEFAULT_MODEL_METADATA='{"capabilities": {"builtin_tools": false}}'
 """,
         "start Open WebUI with these in its environment",
         ".config/sealring/open-webui.env",
     ),
     "cline": Tool(
-        """API Provider: OpenAI Compatible
-Base URL: $url/v1
-API Key: $key
-Model ID: $model
-Context Window Size: $context
+        """cline auth openai-compatible --apikey "$key" --baseurl "$url/v1" --modelid "$model"
 """,
-        "enter these in Cline's settings, which only Cline itself can write",
+        "run it where no other user can list your processes; in an editor, enter the same in Cline's"
+        " settings, with a context window of ${context}",
+    ),
+    "qwen-code": Tool(
+        {
+            "security": {"auth": {"selectedType": "openai", "baseUrl": "$url/v1", "apiKey": "$key"}},
+            "model": {"name": "$model"},
+        },
+        "run: qwen",
+        ".qwen/settings.json",
+        "json",
+    ),
+    "pi": Tool(
+        {
+            "providers": {
+                "sealring": {
+                    "baseUrl": "$url/v1",
+                    "api": "openai-completions",
+                    "apiKey": "$key",
+                    "models": [{"id": "$model", "contextWindow": "$context", "maxTokens": "$output"}],
+                }
+            }
+        },
+        "run: pi --model sealring/$model",
+        ".pi/agent/models.json",
+        "json",
+    ),
+    "aider": Tool(
+        """OPENAI_API_BASE="$url/v1" OPENAI_API_KEY="$key" aider --model "openai/$model"
+""",
+        "run it as it stands",
     ),
     "langchain": Tool(
         """from langchain_openai import ChatOpenAI
@@ -159,13 +230,30 @@ print(model.invoke("Hello!").text)
         "a program of yours says this",
     ),
     "curl": Tool(
-        """curl $url/v1/chat/completions -H "authorization: Bearer $key" \\
+        """echo "authorization: Bearer $key" | curl $url/v1/chat/completions -H @- \\
   -H "content-type: application/json" \\
   -d '{"model": "$model", "messages": [{"role": "user", "content": "Hello!"}]}'
 """,
         "run it as it stands",
     ),
 }
+
+
+def values_of(url: str, model: str, key: str, context: int, home: Path) -> dict[str, str | int]:
+    """What stands for the names in an entry.
+
+    Besides the arguments these are `$output`, the most tokens of one answer, and `$large`, which makes a line
+    a comment where the context is large.
+    """
+    return {
+        "url": url,
+        "model": model,
+        "key": key,
+        "context": context,
+        "home": json.dumps(str(home), ensure_ascii=False)[1:-1],  # as in a string of TOML
+        "output": max(1, min(_MOST_OUTPUT, context // 4)),
+        "large": "# " if context >= TOOLS_FIT_FROM else "",
+    }
 
 
 def filled(content: Any, values: dict[str, str | int]) -> Any:
@@ -187,20 +275,30 @@ def shown(content: Any) -> str:
 
 
 class Settings:
-    """One tool's file, and a record beside our own state of what it held before."""
+    """One tool's file, and a record beside our own state of what it held before.
+
+    Programs rewrite their files. Of an object, or of lines at a file's end, only what was written by us is
+    looked at and taken back, and only as far as nobody has changed it.
+    """
 
     def __init__(self, file: Path, record: Path) -> None:
         self._file = file.resolve()  # what a link leads to, not the link
         self._record = record
 
+    @property
+    def written(self) -> bool:
+        """Whether there is something to undo."""
+        return self._record.exists()
+
     def write(self, tool: Tool, content: Any) -> None:
-        """Adds the content.
+        """Adds the content, in place of what was written before.
 
         Raises ConfigError (BAD_CONFIG_FILE), FailedPrecondition (ALREADY_THERE, CHANGED).
         """
-        if self._record.exists():
+        if self.written:
             self.undo()
         before = self._text(self._file)
+        own: Any = content
         if tool.kind == "own" and before is not None:
             raise FailedPrecondition(
                 f"{self._file} is there already", hint="move it away", reason="ALREADY_THERE"
@@ -208,31 +306,51 @@ class Settings:
         if tool.kind == "end" and before:
             content = before.rstrip("\n") + "\n" + content
         elif tool.kind == "json":
-            content = _merged(self._object(before), content)
+            held = self._object(before)
+            content = _merged(held, own)
+            own = [[path, value, _missing_or(held, path)] for path, value in _leaves(own, held)]
         after = shown(content)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        record = {"before": before, "after": hashlib.sha256(after.encode()).hexdigest()}
+        record = {"before": before, "after": _hash(after), "kind": tool.kind, "own": own}
         write_atomic(self._record, json.dumps(record).encode())
         write_atomic(self._file, after.encode())
 
     def undo(self) -> None:
-        """Puts back what was there. Raises FailedPrecondition (NOTHING_WRITTEN, CHANGED)."""
+        """Puts back what was there.
+
+        Raises FailedPrecondition (NOTHING_WRITTEN; CHANGED where a whole file or our lines were changed),
+        ConfigError (BAD_CONFIG_FILE).
+        """
         told = self._text(self._record)
         if told is None:
             raise FailedPrecondition("nothing was written for this tool", reason="NOTHING_WRITTEN")
         record, now = json.loads(told), self._text(self._file)
-        if now is None or hashlib.sha256(now.encode()).hexdigest() != record["after"]:
+        if now is not None:
+            self._put_back(now, record)
+        self._record.unlink()
+
+    def _put_back(self, now: str, record: dict[str, Any]) -> None:
+        if _hash(now) == record["after"]:
+            back = record["before"]
+        elif record.get("kind") == "json":
+            held = self._object(now)
+            for path, value, before in reversed(record["own"]):
+                _take_back(held, path, value, before)
+            back = shown(held) if held or record["before"] is not None else None
+        elif record.get("kind") == "end" and now.count(record["own"]) == 1:
+            back = now.replace(record["own"], "")
+            back = None if not back and record["before"] is None else back
+        else:
             raise FailedPrecondition(
                 f"{self._file} was changed since",
                 hint=f"take the settings out by hand, then remove {self._record}",
                 reason="CHANGED",
             )
-        if record["before"] is None:
+        if back is None:
             self._file.unlink()
         else:
-            write_atomic(self._file, record["before"].encode())
-        self._record.unlink()
+            write_atomic(self._file, back.encode())
 
     @staticmethod
     def _text(file: Path) -> str | None:
@@ -265,3 +383,43 @@ def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
         for name, value in new.items()
     }
     return {**old, **both}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _leaves(
+    content: dict[str, Any], held: dict[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values that replace or join those of `held`, each with the names that lead to it."""
+    for name, value in content.items():
+        below = held.get(name, {})
+        if isinstance(value, dict) and isinstance(below, dict):
+            yield from _leaves(value, below, (*above, name))
+        else:
+            yield (*above, name), value
+
+
+def _missing_or(held: Any, path: Sequence[str]) -> list[Any]:
+    """The value at a path, in a list; an empty list where there is none."""
+    for name in path:
+        if not isinstance(held, dict) or name not in held:
+            return []
+        held = held[name]
+    return [held]
+
+
+def _take_back(held: dict[str, Any], path: Sequence[str], value: Any, before: list[Any]) -> None:
+    """Puts back what stood at a path if our value is still there. Objects that become empty go with it."""
+    if _missing_or(held, path) != [value]:
+        return
+    name, *below = path
+    if below:
+        _take_back(held[name], below, value, before)
+        if not held[name]:
+            del held[name]
+    elif before:
+        held[name] = before[0]
+    else:
+        del held[name]

@@ -107,14 +107,15 @@ def test_tools_that_keep_their_files_elsewhere_on_macs(
     here: Any, monkeypatch: pytest.MonkeyPatch, url: str, tool: str, platform: str, file: str
 ) -> None:
     monkeypatch.setattr(connect, "sys", SimpleNamespace(platform=platform))
-    assert here("connect", tool, "--url", url).err.startswith(f"~/{file}:\n")
+    assert f"~/{file}:\n" in here("connect", tool, "--url", url).err
 
 
 def test_what_is_known_is_said(here: Any, home: Path, url: str) -> None:
     done = here("connect", "emacs")
     assert (done.status, "give claude, codex" in done.err) == (2, True)
     done = here("connect", "codex", "--url", f"{url}/")
-    assert done.err == "~/.codex/sealring.config.toml:\nrun: codex --profile sealring\n"
+    files = "~/.codex/sealring.models.json:\n~/.codex/sealring.config.toml:\n"
+    assert done.err == f"{files}run: codex --profile sealring\n"
     assert f'base_url = "{url}/v1"' in done.out
     assert here("connect", "curl", "--url", url).err == "run it as it stands\n", "it has no file"
     for way in ("--write", "--undo"):
@@ -123,5 +124,12 @@ def test_what_is_known_is_said(here: Any, home: Path, url: str) -> None:
     assert done.err.startswith(
         "wrote ~/.codex/sealring.config.toml; `sealring connect codex --undo` puts back what was there\n"
     )
-    assert here("connect", "codex", "--undo").err == "~/.codex/sealring.config.toml is as it was\n"
+    assert sorted(file.name for file in (home / ".codex").iterdir()) == [
+        "sealring.config.toml",
+        "sealring.models.json",
+    ]
+    assert (
+        here("connect", "codex", "--undo").err == "took the settings out of ~/.codex/sealring.config.toml\n"
+    )
+    assert list((home / ".codex").iterdir()) == []
     assert here("connect", "codex", "--undo").status == 7

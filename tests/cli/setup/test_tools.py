@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sealring.cli.setup.tools import TOOLS, Settings, Tool, filled, shown
+from sealring.cli.setup.tools import TOOLS, Settings, Tool, filled, shown, values_of
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 
-VALUES: dict[str, str | int] = {"url": "http://h:1", "model": "demo", "key": "none", "context": 4096}
+VALUES = values_of("http://h:1", "demo", "none", 4096, Path("/home/me"))
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -28,10 +29,43 @@ def test_every_entry_names_where_and_is_well_formed(name: str, tmp_path: Path) -
         assert tomllib.loads(text)["model_context_window"] == 4096
 
 
-def test_a_tool_that_can_keep_prefixes_is_told_to() -> None:
-    told = filled(TOOLS["opencode"].content, VALUES)["provider"]["sealring"]
-    assert told["options"]["setCacheKey"] is True
-    assert told["models"] == {"demo": {"name": "demo", "limit": {"context": 4096, "output": 8192}}}
+@pytest.mark.parametrize("context", [2, 2048, 32_768, 65_536, 1 << 20])
+def test_no_tool_asks_for_more_tokens_than_a_context_holds_beside_a_prompt(context: int) -> None:
+    values = values_of("http://h:1", "demo", "none", context, Path("/home/me"))
+    limit = filled(TOOLS["opencode"].content, values)["provider"]["sealring"]["models"]["demo"]["limit"]
+    assert limit["context"] == context
+    assert 0 < limit["output"] <= context / 2
+    told = filled(TOOLS["claude"].content, values)["env"]
+    assert told["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)
+    assert told["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(limit["output"])
+    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW" not in told, "it takes nothing below 100k"
+
+
+def test_nothing_is_sent_that_the_server_does_not_know() -> None:
+    options = filled(TOOLS["opencode"].content, VALUES)["provider"]["sealring"]["options"]
+    assert options.keys() == {"baseURL", "apiKey"}
+
+
+def test_codex_knows_the_model_from_a_catalog_that_its_profile_names() -> None:
+    tool = TOOLS["codex"]
+    ((file, content),) = tool.beside.items()
+    home = Path('/home/o"neill')
+    values = values_of("http://h:1", "org/demo", "none", 4096, home)
+    profile = tomllib.loads(filled(tool.content, values))
+    assert profile["model_catalog_json"] == str(home / file)
+    (model,) = filled(content, values)["models"]
+    assert (model["slug"], model["context_window"]) == (profile["model"], profile["model_context_window"])
+    assert (model["input_modalities"], model["apply_patch_tool_type"]) == (["text"], "freeform")
+    assert model["base_instructions"]
+
+
+@pytest.mark.parametrize(("context", "off"), [(2048, True), (131_072, False)])
+def test_open_webuis_own_tools_are_turned_off_where_they_would_not_fit(context: int, off: bool) -> None:
+    values = values_of("http://h:1", "demo", "none", context, Path("/home/me"))
+    lines = filled(TOOLS["open-webui"].content, values).splitlines()
+    (line,) = [line for line in lines if "DEFAULT_MODEL_METADATA" in line]
+    assert line.startswith("DEFAULT") is off
+    assert json.loads(line.partition("=")[2].strip("'"))["capabilities"] == {"builtin_tools": False}
 
 
 @pytest.mark.parametrize("name", [name for name, tool in TOOLS.items() if tool.file])
@@ -124,10 +158,58 @@ def test_what_is_not_understood_is_not_touched(tmp_path: Path, content: bytes) -
     assert (raised.value.reason, file.read_bytes(), record.exists()) == ("BAD_CONFIG_FILE", content, False)
 
 
-def test_what_was_removed_since_is_not_put_back(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_needs_no_undoing(tmp_path: Path) -> None:
     file, record = tmp_path / "file", tmp_path / "record"
-    Settings(file, record).write(TOOLS["codex"], "x = 1\n")
-    file.unlink()
-    with pytest.raises(FailedPrecondition) as raised:
-        Settings(file, record).undo()
-    assert (raised.value.reason, str(record) in raised.value.hint, file.exists()) == ("CHANGED", True, False)
+    settings = Settings(file, record)
+    for _ in range(2):
+        settings.write(TOOLS["codex"], "x = 1\n")
+        file.unlink()
+    settings.undo()
+    assert (file.exists(), settings.written) == (False, False)
+
+
+REWRITTEN = [
+    # before, what a program made of it after our settings came, what is left of it
+    (None, {"env": {"A": "1"}}, None),
+    (None, {"env": {"A": "1", "THEIRS": "2"}, "model": "x"}, {"env": {"THEIRS": "2"}, "model": "x"}),
+    (
+        {"env": {"A": "0", "B": "1"}},
+        {"model": "x", "env": {"B": "2", "A": "1"}},
+        {"model": "x", "env": {"B": "2", "A": "0"}},
+    ),
+    ({"keep": 1}, {"keep": 2, "env": {"A": "theirs now"}}, {"keep": 2, "env": {"A": "theirs now"}}),
+    ({"env": 7}, {"env": {"A": "1"}, "new": []}, {"env": 7, "new": []}),
+    ({"keep": 1}, {}, {}),
+]
+
+
+@pytest.mark.parametrize(("before", "rewritten", "left"), REWRITTEN)
+def test_only_our_own_settings_are_taken_back_from_a_file_that_a_program_rewrote(
+    tmp_path: Path, before: Any, rewritten: Any, left: Any
+) -> None:
+    file = tmp_path / "file"
+    settings = Settings(file, tmp_path / "record")
+    if before is not None:
+        file.write_text(json.dumps(before))
+    tool = Tool({"env": {"A": "1"}}, "", "x", "json")
+    settings.write(tool, tool.content)
+    file.write_text(json.dumps(rewritten, indent=7))
+    settings.write(tool, {"env": {"A": "9"}})
+    assert json.loads(file.read_text())["env"]["A"] == "9"
+    settings.undo()
+    assert (json.loads(file.read_text()) if file.exists() else None) == left
+
+
+def test_only_our_own_lines_are_taken_back_from_the_end_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    settings = Settings(file, tmp_path / "record")
+    file.write_text("- old\n")
+    tool = Tool("- ours\n", "", "x", "end")
+    settings.write(tool, tool.content)
+    file.write_text("- older\n- ours\n- newer\n")
+    settings.undo()
+    assert file.read_text() == "- older\n- newer\n"
+    settings.write(tool, tool.content)
+    file.write_text("- ours, changed\n")
+    with pytest.raises(FailedPrecondition, match="changed"):
+        settings.undo()

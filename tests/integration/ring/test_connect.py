@@ -55,6 +55,6 @@ async def test_the_program_for_langchain_runs(url, tmp_path):
 
 async def test_the_line_for_curl_runs(url, tmp_path):
     told = (await _connect(tmp_path, url, "curl")).replace("Hello!", QUESTION)
-    line = told[told.index("curl ") :]
+    line = told[told.index("echo ") :]
     line = line[: line.index("}'") + 2]
     assert ANSWER in await _run(tmp_path, "sh", "-c", line)
