@@ -216,9 +216,11 @@ class MemberStream:
             self._read_out.set()
 
     def cancel(self) -> None:
-        """Ends the call, whatever state it is in."""
-        if self._call is not None:
-            self._call.cancel()
+        """Ends the call, whatever state it is in, and lets go of it: gRPC keeps a connection open for as long
+        as there is an object of a call that went over it."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
 
 
 class ControlStreams:

@@ -244,6 +244,7 @@ class Ring:
     async def _run(self, serving: ServingEpoch, previous: asyncio.Task[None] | None) -> None:
         if previous is not None:
             await asyncio.wait((previous,))
+            previous = None  # which holds all that its epoch had
         backoff = Backoff()
         loop = asyncio.get_running_loop()
         yields, self._yields = self._yields, False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import socket
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from patience import until
 
 from sealring.gateway.rings import control
 from sealring.gateway.rings.control import MAX_RESPONSE, ControlStreams, MemberTarget, parse_response
@@ -73,6 +76,22 @@ async def test_an_address_that_swallows_everything_does_not_hide_the_next(
     streams.cancel()
     for channel in channels:
         await channel.close()
+
+
+async def test_streams_that_have_ended_hold_no_call(make_cluster: Any) -> None:
+    """Else the connection of an epoch stayed beside that of the next one."""
+    cluster = await make_cluster(1)
+    streams, channels = open_streams(cluster)
+    await streams.attach()
+    call = weakref.ref(streams._streams[0]._call)
+    streams.cancel()
+
+    def let_go() -> bool:
+        gc.collect()
+        return call() is None
+
+    await until(let_go)
+    await channels[0].close()
 
 
 class TornCall:
