@@ -32,6 +32,9 @@ from sealring.mesh.errors import SealringError
 from sealring.v1 import admin_pb2, membership_pb2
 
 ENGINE, CARRIER = "sealring.node.engine.main", "sealring.node.carrier.main"
+HELPER = "sealring.node.engine.text.template"
+_HELPERS_PIPES = 2
+"""At its engine."""
 MODULES = {"engine": ENGINE, "carrier": CARRIER, "daemon": ""}
 FEW = {"clear": ("greedy", "drawn", "long prompt"), "sealed": ("penalties",)}
 SETTLE_SECONDS = 20.0
@@ -196,6 +199,9 @@ class Things:
                 own = psutil.Process(pid)
                 for one in (own, *own.children(recursive=True)):
                     words = " ".join(one.cmdline())
+                    if HELPER in words:  # a head has a few, each begun when a prompt finds the others busy
+                        made.descriptors["engine"] -= _HELPERS_PIPES
+                        continue
                     component = "node" if name in cluster.node_names else name
                     component = "coordinator" if name == "standby" else component
                     kind = next((kind for kind in ("engine", "carrier") if MODULES[kind] in words), component)
