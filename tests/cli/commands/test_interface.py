@@ -11,7 +11,6 @@ from commands import ROOT, commands
 
 from sealring.cli.commands import (
     audit,
-    bench,
     bugreport,
     chat,
     config,
@@ -41,7 +40,6 @@ from sealring.cli.commands import (
 MODULES = (
     *(
         audit,
-        bench,
         bugreport,
         chat,
         config,
