@@ -8,6 +8,8 @@ history.replaceState(null, "", location.pathname); // not into the history, nor 
 const element = (id) => document.getElementById(id);
 const names = new Map(); // of nodes, by id
 let rings = [];
+let root = "";
+let gateways = [];
 
 function make(tag, text = "", kind = "") {
   const made = document.createElement(tag);
@@ -53,6 +55,7 @@ function age(now, seconds) {
 
 function showCluster(found) {
   names.clear();
+  root = found.root;
   for (const one of [...found.nodes, ...found.gateways]) names.set(one.id, one.name);
   const signers = found.roster.signers.map((one) => one.slice(0, 16)).join(", ");
   element("cluster").textContent =
@@ -112,6 +115,8 @@ function ringCard(deployment, ring) {
 }
 
 function showLoad(found) {
+  gateways = [...new Set(found.map((one) => one.gateway))];
+  showPrograms();
   element("load").replaceChildren(
     table(
       ["gateway", "model", "rows", "waiting", "tokens/s", "first token, median", "KV memory", "prefixes kept", "of prompts from prefixes"],
@@ -167,7 +172,40 @@ function showRings(found) {
   const models = [...new Set(found.map((one) => one.deployment))];
   const chosen = element("model").value;
   element("model").replaceChildren(...models.map((one) => new Option(one, one, false, one === chosen)));
+  showPrograms();
   showSeers();
+}
+
+const PROXY = "http://127.0.0.1:8081";
+
+// What somebody types or enters elsewhere, each with a button that copies it.
+function showPrograms() {
+  const models = [...new Set(rings.map((one) => one.deployment))];
+  const named = gateways.map((one) => ` --gateway ${one}`).join("");
+  const lines = [
+    ["Start the proxy", `sealring proxy${named} --root-sha256 ${root}`],
+    ["Set up a tool", "sealring connect claude --write"],
+    ["Base URL of OpenAI clients", `${PROXY}/v1`],
+    ["of Anthropic's and Ollama's", PROXY],
+    ...models.map((one) => ["Model", one]),
+  ];
+  const told = lines.map((one) => one.join(" ")).join("\n");
+  if (element("programs").dataset.told === told) return; // else a selection would be lost every two seconds
+  element("programs").dataset.told = told;
+  element("programs").replaceChildren(
+    ...lines.map(([label, text]) => {
+      const line = make("p");
+      const copy = make("button", "Copy");
+      copy.type = "button";
+      copy.addEventListener("click", async () => {
+        await navigator.clipboard.writeText(text);
+        copy.textContent = "Copied";
+        setTimeout(() => (copy.textContent = "Copy"), 1500);
+      });
+      line.append(make("span", label, "small"), make("code", text), copy);
+      return line;
+    }),
+  );
 }
 
 function showSeers() {
@@ -262,6 +300,11 @@ element("chat").addEventListener("submit", (event) => {
   if (!question || answering) return;
   element("question").value = "";
   void chat(question);
+});
+element("question").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return; // an input method's Enter is its own
+  event.preventDefault();
+  element("chat").requestSubmit();
 });
 element("stop").addEventListener("click", () => answering?.abort());
 element("clear").addEventListener("click", () => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -111,3 +112,11 @@ async def test_what_is_no_request_is_not_answered() -> None:
 def test_every_run_has_a_token_of_its_own() -> None:
     assert len({app.new_token() for _ in range(9)}) == 9
     assert len(app.new_token()) >= 40
+
+
+async def test_the_script_finds_what_it_fills(browser: httpx.AsyncClient) -> None:
+    page, script = [(await browser.get(path)).text for path in ("/", "/page.js")]
+    found = set(re.findall(r'\bid="(\w+)"', page))
+    used = set(re.findall(r'\belement\("(\w+)"\)', script))
+    assert used <= found
+    assert {"programs", "question", "audit"} <= used
