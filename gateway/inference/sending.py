@@ -7,21 +7,25 @@ import asyncio
 SEND_SECONDS = 60.0
 """How long a client may leave its connection's buffers full."""
 
+_LOOKS = 30
+"""In that time. Looks are counted, not seconds: after a machine slept one of them is due, not all."""
+
 
 class SendWatch:
     """Within the block, cancels its task, once, when a send takes `SEND_SECONDS`; `stuck` tells that it did.
 
-    One timer watches all of a stream's sends: nearly all of them end at once.
+    One timer watches all of a stream's sends: nearly all of them end before it looks.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._since = 0.0
+        self._sending = False
+        self._looks = 0
         self.stuck = False
 
     def __enter__(self) -> SendWatch:
         self._task = asyncio.current_task()
-        self._timer = self._loop.call_later(SEND_SECONDS, self._look)
+        self._wait()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -30,20 +34,23 @@ class SendWatch:
     @property
     def sending(self) -> bool:
         """Whether a send is under way."""
-        return bool(self._since)
+        return self._sending
 
     def begin(self) -> None:
         """A send begins."""
-        self._since = self._loop.time()
+        self._sending, self._looks = True, 0
 
     def end(self) -> None:
         """The client, or a buffer on the way to it, took all."""
-        self._since = 0.0
+        self._sending = False
+
+    def _wait(self) -> None:
+        self._timer = self._loop.call_later(SEND_SECONDS / _LOOKS, self._look)
 
     def _look(self) -> None:
-        left = self._since + SEND_SECONDS - self._loop.time() if self._since else SEND_SECONDS
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
+        self._looks += self._sending
+        if self._looks <= _LOOKS:
+            self._wait()
         elif self._task is not None:
             self.stuck = True
             self._task.cancel()

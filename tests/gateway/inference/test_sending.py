@@ -52,6 +52,23 @@ async def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.Monke
     assert made < 48 << 20, "of the 100 MB of its answer"
 
 
+async def test_a_client_is_not_given_up_for_the_time_that_this_machine_slept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the midst of a send: the loop's clock jumps, and what the client has taken is seen after that."""
+    loop = asyncio.get_running_loop()
+    slept = 0.0
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + slept)
+    with sending.SendWatch() as watch:
+        watch.begin()
+        slept = 100 * sending.SEND_SECONDS
+        for _ in range(5):
+            await asyncio.sleep(0)
+        watch.end()
+        assert not watch.stuck
+
+
 async def test_no_send_is_under_way_while_the_model_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a token takes: the client that waits for it reads."""
     watches: list[sending.SendWatch] = []
