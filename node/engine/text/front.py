@@ -10,7 +10,6 @@ from __future__ import annotations
 import hmac
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sealring.mesh.clock import AwakeClock, Clock, monotonic_clock
 from sealring.mesh.errors import (
     FailedPrecondition,
     Internal,
@@ -219,10 +219,11 @@ class Front:
         context: int,
         vocabulary: int,
         emit: Emit,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = monotonic_clock,
     ) -> None:
         """`vocabulary` is the number of tokens that the model may sample."""
-        self._clock = clock
+        # under the lock; a prompt that was being read while the machine slept is not stuck for it
+        self._clock = AwakeClock(clock)
         self._context = context
         self._vocabulary = vocabulary
         self._emit = emit
@@ -272,8 +273,8 @@ class Front:
     def stuck(self) -> bool:
         """Whether a prompt has been read for longer than any takes; the thread cannot be helped then."""
         with self._lock:
-            since = min(self._reading.values(), default=None)
-        return since is not None and self._clock() - since > STUCK_SECONDS
+            now, since = self._clock(), min(self._reading.values(), default=None)
+        return since is not None and now - since > STUCK_SECONDS
 
     def stop(self) -> None:
         """Ends the threads."""
