@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sealring.cli.calls.waiting import describe
+from sealring.mesh.trust.levels import described
 
 
 def node_lines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[str]:
@@ -15,7 +16,7 @@ def node_lines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[st
     for identifier, node in now.items():
         old = before.get(identifier)
         if old is None:
-            yield f"{node.name} has joined, trust level {node.level}"
+            yield f"{node.name} has joined, trust level {described(node.level)}"
         was = old.state if old is not None else admin_pb2.NODE_STATE_OFFLINE
         if node.state == was:
             continue

@@ -19,6 +19,7 @@ from sealring.cli.terminal.options import AsJson, read_token
 from sealring.cli.terminal.output import Progress, print_json, say
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.paths import default_state_root
+from sealring.mesh.trust.levels import described
 
 if TYPE_CHECKING:
     from sealring.cli.local.machines import OtherMachine
@@ -105,7 +106,7 @@ def _tell(joined: dict[str, Any], *, as_json: bool) -> None:
         say(line)
     if as_json:
         print_json({name: joined[name] for name in ("member_id", "cluster", "name", "level")})
-    say(f"joined cluster {joined['cluster']} as {joined['name']}, trust level {joined['level']}")
+    say(f"joined cluster {joined['cluster']} as {joined['name']}, trust level {described(joined['level'])}")
 
 
 def _keep(root: Path, settings: dict[str, Any]) -> None:

@@ -88,7 +88,7 @@ def choose_first(root: Path, file: Path | None, wishes: Wishes, ask: Ask) -> Cho
         "gateway": {"state_dir": str(root / "gateway"), **gateway, **given["gateway"]},
         "node": node,
     }
-    taken = "only machines of the same level or a better one can join"
+    taken = "only machines that claim a key in a Secure Enclave, or better, can join"
     if made.settings["coordinator"]["software_identity_allowed"]:
         taken = "machines with a key in a file can join too"
     made.said.append(f"trust: {taken} (--software-identity-allowed and --no-software-identity-allowed)")

@@ -53,6 +53,11 @@ def level_of(score: int) -> str:
     return next((str(level) for level, value in SCORES.items() if value == score), str(score))
 
 
+def described(level: str) -> str:
+    """A level with what it is worth, where its name alone says too much."""
+    return f"{level} (its own claim)" if level == TrustLevel.SELF_SIGNED else level
+
+
 def ceiling(level: TrustLevel, key_type: KeyType) -> int:
     """The highest score that evidence of `level` by a key of `key_type` may reach."""
     if key_type is KeyType.SOFTWARE:

@@ -318,7 +318,7 @@ def test_each_choice_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.Monke
         address,
         "identity: self_signed",
         f"models: in {tmp_path}, /b; none are downloaded (--models, --downloads)",
-        f"trust: only machines of the same level or a better one can join {taken}",
+        f"trust: only machines that claim a key in a Secure Enclave, or better, can join {taken}",
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import AttestationError
-from sealring.mesh.trust.levels import MAX_SCORE, SCORES, TrustLevel, ceiling, parse_level
+from sealring.mesh.trust.levels import MAX_SCORE, SCORES, TrustLevel, ceiling, described, parse_level
 
 
 def test_scores() -> None:
@@ -30,3 +30,8 @@ def test_a_software_key_never_passes_ten() -> None:
     for level in TrustLevel:
         assert ceiling(level, KeyType.SOFTWARE) == min(SCORES[level], 10)
         assert ceiling(level, KeyType.SECURE_ENCLAVE) == SCORES[level]
+
+
+def test_a_claim_is_called_one() -> None:
+    shown = {level: described(level) for level in TrustLevel}
+    assert {level for level, said in shown.items() if said != level} == {TrustLevel.SELF_SIGNED}
