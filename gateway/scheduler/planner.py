@@ -35,8 +35,11 @@ gateway."""
 
 @dataclass(slots=True, eq=False)
 class Announced:
-    """A step that is not done. `first` get their first token. `owed` are the outputs that may still come, by
-    the numbers of their rows."""
+    """A step that is not done. `first` get their first token.
+
+    `owed` counts the outputs that may still come, by row: one of each, or with drafts one for each token. So
+    a head's outputs are bounded by what members were asked to compute.
+    """
 
     number: int
     lane: Lane | None
@@ -107,21 +110,12 @@ class StepPlanner:
             lane.ready = [each for each in lane.ready if each is not row]
             self._drop(row)
 
-    def brings(self, number: int, rows: Sequence[int]) -> None:
-        """Takes outputs of `rows` as those of a step: each row has one, or with drafts one for each token.
-
-        So what a head sends is bounded by what members were asked to compute. Raises InvalidInput (BAD_STEP).
-        """
+    def due(self, number: int) -> Announced:
+        """The step whose outputs come next. Raises InvalidInput (BAD_STEP) unless it has this number."""
         step = self._under_way.get(number)
         if step is None or self._earliest(step) is not step:
             raise InvalidInput(f"step {number} is not the one that is due", reason="BAD_STEP")
-        owed = step.owed
-        for row in rows:
-            left = owed.get(row, 0)
-            if not left:
-                raise InvalidInput(f"step {number} owes no token of row {row}", reason="BAD_STEP")
-            owed[row] = left - 1
-        step.tokens += len(rows)
+        return step
 
     def _earliest(self, step: Announced) -> Announced:
         """The first step under way that samples something; `step` itself where that samples nothing."""

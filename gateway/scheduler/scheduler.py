@@ -34,7 +34,7 @@ from sealring.gateway.scheduler.actions import (
     RingFacts,
 )
 from sealring.gateway.scheduler.pace import Pace, retry_after
-from sealring.gateway.scheduler.planner import EXTENSION, StepPlanner
+from sealring.gateway.scheduler.planner import EXTENSION, Announced, StepPlanner
 from sealring.gateway.scheduler.queue import FairQueue
 from sealring.gateway.scheduler.row import Row
 from sealring.mesh.errors import (
@@ -223,17 +223,19 @@ class Scheduler:
         """A step has come round, or with `more` some of its outputs have. Raises InvalidInput (BAD_STEP) when
         they cannot have: the epoch must end."""
         epoch, self._now = self._running_epoch(), now
-        if done.outputs or done.more:
+        if done.more:
             if not done.outputs:
                 raise InvalidInput(f"step {done.step} brought a part of nothing", reason="BAD_STEP")
-            epoch.planner.brings(done.step, [output.row for output in done.outputs])
-        if done.more:
-            self._outputs(epoch.rows, done)
+            due = epoch.planner.due(done.step)
+            due.tokens += len(done.outputs)
+            self._outputs(epoch.rows, done, due)
             return self._take()
+        if done.outputs:
+            epoch.planner.due(done.step).tokens += len(done.outputs)
         step = epoch.planner.done(done.step, now, likely=min(100, done.likely) / 100)
         if step is None:
             return self._take()
-        self._outputs(epoch.rows, done)
+        self._outputs(epoch.rows, done, step)
         epoch.planner.tokens_out(step)
         return self._pump()
 
@@ -301,13 +303,20 @@ class Scheduler:
             self._queue.push_front(suspect.request)
         return requests
 
-    def _outputs(self, rows: dict[int, Row], done: control.StepDone) -> None:
+    def _outputs(self, rows: dict[int, Row], done: control.StepDone, step: Announced) -> None:
+        """Raises InvalidInput (BAD_STEP) for an output that the step does not owe, or that cannot be."""
+        owed = step.owed
         pieces: list[Piece] = []
         self._actions.append(Deliver(pieces))
         add = pieces.append
         large = done.ByteSize() > TOKEN_BYTES
         for output in done.outputs:  # each field that is read here counts: they are most of a step's time
-            row = rows.get(output.row)
+            number = output.row
+            left = owed.get(number, 0)
+            if not left:
+                raise InvalidInput(f"step {step.number} owes no token of row {number}", reason="BAD_STEP")
+            owed[number] = left - 1
+            row = rows.get(number)
             if row is None:
                 continue
             text, sealed, tokens = output.text, output.sealed, output.tokens
