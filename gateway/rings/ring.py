@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from sealring.gateway.inference.answer import Answer
+from sealring.gateway.inference.answer import EVENT_BYTES, Answer
 from sealring.gateway.metrics import Metrics
 from sealring.gateway.rings.control import ControlStreams, MemberTarget
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
@@ -138,6 +138,7 @@ class Ring:
 
         self._unstarted: dict[int, Answer] = {}  # of rows given to the head, until their first step
         self._event = 0.0
+        self._untold = 0  # bytes for guests that are not on their way
         self._streams: ControlStreams | None = None
         self._formable = formable
         self._down_since = formable()
@@ -293,7 +294,7 @@ class Ring:
     def _begin(
         self, serving: ServingEpoch, streams: ControlStreams, attached: Sequence[control.Attached]
     ) -> None:
-        self._streams, self._context = streams, serving.context
+        self._streams, self._context, self._untold = streams, serving.context, 0
         self.capabilities = capabilities_of(attached[0].capabilities) if attached else []
         self._unstarted.clear()
         if streams.guest:
@@ -361,7 +362,10 @@ class Ring:
                 self._answers.pop(request.id).answer.finished(event.finished)
 
     def _serve_guest(self, forward: control.Forward) -> None:
-        """A request of a gateway that does not schedule this ring, or the end of one."""
+        """A request of a gateway that does not schedule this ring, or the end of one. Raises InvalidInput
+        (HEAD_BEHIND) where the head takes none of the answers."""
+        if self._untold > ALL_UNREAD:
+            raise InvalidInput("the head does not read what its guests are told", reason="HEAD_BEHIND")
         asked = f"{forward.guest}:{forward.number}"
         if forward.cancel:
             every = [each for each in self._answers if each.startswith(f"{forward.guest}:")]
@@ -383,7 +387,15 @@ class Ring:
             self.submit(request, answer, answer.min_trust)
 
     def _tell_guest(self, forwarded: control.Forwarded, written: Callable[[], None]) -> None:
-        self._send_head(control.ScheduleRequest(forwarded=forwarded), written)
+        size, streams = forwarded.ByteSize() + EVENT_BYTES, self._streams
+        self._untold += size
+
+        def on_its_way() -> None:
+            written()
+            if self._streams is streams:
+                self._untold -= size
+
+        self._send_head(control.ScheduleRequest(forwarded=forwarded), on_its_way)
 
     def _handle(self, response: control.ScheduleResponse) -> None:
         streams = self._streams

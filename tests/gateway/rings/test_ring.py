@@ -863,3 +863,24 @@ def test_what_guests_bring_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPat
     ring.hear(forward=control.Forward(guest=1, number=1, cancel=True))
     ring.hear(forward=control.Forward(guest=9, number=1, request=request))
     assert "9:1" in ring.ring._answers
+
+
+def test_a_head_that_brings_guests_and_takes_no_answer_ends_the_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ring_module, "ALL_UNREAD", 5000)
+
+    class Deaf(Members):
+        def send_head(self, message: bytes, written: Any = None) -> None:
+            super().send_head(message)
+
+    reading, deaf = Serving(), Serving()
+    deaf.members = Deaf()
+    deaf.ring._begin(SERVING, deaf.members, [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
+    for number in range(1, 50):
+        reading.hear(forward=control.Forward(guest=1, number=number))
+    assert len(reading.members.head) == 49
+    with pytest.raises(InvalidInput) as caught:
+        for number in range(1, 50):
+            deaf.hear(forward=control.Forward(guest=1, number=number))
+    assert caught.value.reason == "HEAD_BEHIND"
