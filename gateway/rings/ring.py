@@ -68,8 +68,9 @@ FREE_UNREAD, MAX_UNREAD, ALL_UNREAD = 64 << 10, 4 << 20, 32 << 20
 what all may have together. A client in step has none: text is joined, and connections have buffers of their
 own. 4 MiB are a million tokens of text, or a thousand with the log-probabilities of 20 others each."""
 
-ALL_ASKED = 32 << 20
-"""Bytes of guests' requests that one ring holds: what comes over a head may come from that head alone."""
+ALL_ASKED = 16 << 20
+"""Bytes of guests' requests that one ring holds, two of the largest: what comes over a head may come from that
+head alone. Each costs about four times its bytes on its way in and out again."""
 
 YIELD_SECONDS = 2.0
 """How long a guest leaves the next epoch's head to the gateway that scheduled before, where a prompt of its
