@@ -69,8 +69,8 @@ what all may have together. A client in step has none: text is joined, and conne
 own. 4 MiB are a million tokens of text, or a thousand with the log-probabilities of 20 others each."""
 
 ALL_ASKED = 16 << 20
-"""Bytes of guests' requests that one ring holds, two of the largest: what comes over a head may come from that
-head alone. Each costs about four times its bytes on its way in and out again."""
+"""Bytes of guests' requests that one ring holds, two of the largest: a head may have made them up. gRPC needs
+about 90 MiB more while it passes requests of a megabyte from a head and back to it."""
 
 YIELD_SECONDS = 2.0
 """How long a guest leaves the next epoch's head to the gateway that scheduled before, where a prompt of its
