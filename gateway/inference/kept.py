@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TypeAlias
 
 from sealring.gateway.inference.answer import weight
+from sealring.gateway.inference.awake import AwakeTimer
 from sealring.mesh.errors import Cancelled, FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
@@ -54,7 +55,7 @@ class _Kept:
 
     def leave(self) -> None:
         """Nobody reads it."""
-        self.timer = asyncio.get_running_loop().call_later(LEFT_SECONDS, self.task.cancel)
+        self.timer = AwakeTimer(LEFT_SECONDS, self.task.cancel)
 
     async def _collect(self, events: Events) -> SealringError | None:
         try:
@@ -174,7 +175,7 @@ class KeptAnswers:
             kept.passing = False  # readers that are behind are soon given up
             return
         self._ended[name] = kept
-        kept.timer = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, name)
+        kept.timer = AwakeTimer(KEPT_SECONDS, lambda: self._forget(name))
         self._make_room()
 
     def _grown(self, size: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sealring.gateway.inference import kept
+from sealring.gateway.inference.awake import LOOKS
 from sealring.gateway.inference.kept import KeptAnswers
 from sealring.mesh.errors import Cancelled, FailedPrecondition, InvalidInput, Unavailable
 from sealring.v1 import inference_pb2 as inference
@@ -148,7 +149,7 @@ def ends_in(entry: Any) -> int | None:
     timer = entry.timer
     if timer.cancelled():
         return None
-    return round((timer.when() - asyncio.get_running_loop().time()) / 3600)
+    return round(timer.left / 3600)
 
 
 @pytest.mark.usefixtures("hours")
@@ -173,7 +174,8 @@ async def test_an_answer_runs_out_while_nobody_reads_it_and_some_time_after_its_
     assert ends_in(entry) == 7
     assert await texts(answers.events("", "k", b"", told)) == ["a", "b"]
     assert ends_in(entry) == 7, "reading it again keeps it no longer"
-    entry.timer._run()
+    for _ in range(LOOKS):
+        entry.timer.look()
     assert answers._kept == {}
 
 
