@@ -73,7 +73,11 @@ class Moves:
         settings: CoordinatorSettings,
         *,
         clock: Clock,
+        awake: Clock = awake_clock,
     ) -> None:
+        """`awake` counts the seconds in which this coordinator could hear members: none is lost for the time
+        that it slept."""
+        self._awake = awake
         self._store = store
         self._publisher = publisher
         self._sessions = sessions
@@ -95,7 +99,7 @@ class Moves:
     async def run(self) -> None:
         """Move what has to move, as soon as it can. Runs until cancelled."""
         while True:
-            self.look(awake_clock())  # who is lost is not told by the time that this machine slept
+            self.look(self._awake())
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self, now: float) -> None:
@@ -322,7 +326,7 @@ class Moves:
         """Whether a move has its reason yet: members may be back, or stay after all."""
         if all(one != ring for _, one in self._rings.planned):
             return False
-        now_lost = self._lost(ring, awake_clock()) | self._drains.keys()
+        now_lost = self._lost(ring, self._awake()) | self._drains.keys()
         return now_lost >= lost if lost else ring.ring in self._quiet
 
     async def _plan(

@@ -13,6 +13,7 @@ import structlog
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.rings.pace import READINGS
 from sealring.coordinator.settings import CoordinatorSettings
+from sealring.mesh.clock import AwakeClock, Clock, monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError
 from sealring.v1 import admin_pb2, membership_pb2
 from tests.coordinator.rings.test_rings import DOWN, SERVING, deploy, ring_state, three
@@ -271,7 +272,7 @@ RING = admin_pb2.RingPlan(
 class Scene:
     """A planned ring of which `awaited` members are away, and the moves that were begun for it."""
 
-    def __init__(self, *, stages: int = 0) -> None:
+    def __init__(self, *, stages: int = 0, awake: Clock = monotonic_clock) -> None:
         self.begun: list[set[str]] = []
         self.awaited: list[str] = []
         self.obstacles: dict[str, str] = {}
@@ -292,7 +293,9 @@ class Scene:
         survey: Any = SimpleNamespace(free=lambda ring: self.free, able=lambda deployment, ring: self.free)
         settings = CoordinatorSettings(replace_after=30)
         sessions: Any = self
-        self.moves = Moves(unused, unused, sessions, survey, rings, unused, settings, clock=lambda: 0.0)
+        self.moves = Moves(
+            unused, unused, sessions, survey, rings, unused, settings, clock=lambda: 0.0, awake=awake
+        )
         self.moves._spawn = self._begin  # type: ignore[method-assign,assignment]
 
     def __iter__(self) -> Any:
@@ -387,6 +390,26 @@ def test_a_slow_member_gives_its_place_to_a_free_node_once_the_ring_is_quiet() -
     assert scene.begun[1] == {"b"}
 
 
+async def test_nobody_is_lost_for_the_time_that_the_coordinator_slept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each look comes after a long sleep, of which two seconds count."""
+    now, looks = 0.0, 0
+    scene = Scene(awake=AwakeClock(lambda: now))
+    scene.awaited = ["a"]
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now, looks
+        now, looks = now + 1000.0, looks + 1
+        if scene.begun or looks == 40:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("sealring.coordinator.rings.moves.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await scene.moves.run()
+    assert (scene.begun, looks) == ([{"a"}], 16), "30 s of being awake"
+
+
 @pytest.mark.parametrize(
     ("planned", "lost_now", "draining", "quiet", "lost", "still"),
     [
@@ -408,6 +431,7 @@ def test_a_move_goes_on_while_its_reason_holds(
         _rings=SimpleNamespace(planned=[(None, other), (None, RING if planned else other)]),
         _lost=lambda ring, now: set(lost_now),
         _drains=dict.fromkeys(draining),
+        _awake=lambda: 0.0,
         _quiet={"r-0": 1.0} if quiet else {},
     )
     assert made._still(RING, lost) is still
