@@ -1,7 +1,7 @@
 """Stand-ins of the tools by which a Mac tells its posture: shell scripts below a folder, as `Attestor` runs.
 
 `python macs_tools.py FOLDER ARGUMENTS` is `sealring` of a machine that is a Mac to its attestor, with the
-tools in FOLDER.
+tools in FOLDER, and whose nodes renew the keys of their links all the time.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ exec /bin/cat "$folder/answer"
 """
 
 
+RENEW_SECONDS = 1.0
+
+
 class Tools:
     """The tools below a folder; all protections are on, until a command is made to answer something else."""
 
@@ -87,8 +90,10 @@ class Tools:
 def main() -> None:
     folder = Path(sys.argv.pop(1))
     if "node" in sys.argv:
+        from sealring.node.daemon import rotation
         from sealring.node.identity import attestor
 
+        rotation.RENEW_SECONDS = rotation.RETRY_SECONDS = RENEW_SECONDS
         mac = partial(attestor.Attestor, system="darwin", root=folder)
         attestor.Attestor = mac  # type: ignore[misc,assignment]
     import hasty
