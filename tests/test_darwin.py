@@ -28,6 +28,7 @@ PARTS = (
     "tests/node/daemon/test_carrier_process.py",
     "tests/mesh/system/test_processes.py",
     "tests/mesh/system/test_files.py",
+    "tests/mesh/system/test_addresses.py",
 )
 PROBE = """
 import errno, fcntl, json, os, resource, select, signal, socket, subprocess, sys, time

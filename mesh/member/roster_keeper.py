@@ -102,7 +102,7 @@ class RosterKeeper:
 
         Raises FailedPrecondition (NO_ROSTER, ROSTER_EXPIRED).
         """
-        assert self._reader.current
+        _ = self.current  # which raises where it may not be shown
         return self._envelope, encode_chain(self._reader.root.chain)
 
     @property

@@ -33,7 +33,8 @@ class Port:
     with a certificate has called (`mesh/rpc/door.py`); `streams` of each connection at once, `message` bytes
     at most, and with `counting` no more fields in one than `mesh/rpc/wire.py` says. Clients keep to the
     number of streams by themselves: what is more waits in the client. A connection ends after `idle` seconds
-    without a call, and after `age` seconds with calls; 0: never.
+    without a call, and after `age` seconds with calls; 0: never. Callers may list the services where the port
+    `reflects`.
     """
 
     connections: int = 2048
@@ -43,6 +44,7 @@ class Port:
     counting: bool = False
     idle: float = 0.0
     age: float = 0.0
+    reflects: bool = True
 
     @property
     def options(self) -> list[tuple[str, Any]]:
@@ -57,7 +59,7 @@ class Port:
         ]
 
 
-JOINING = Port(share=16, streams=4, message=1 << 18, counting=True, idle=10.0, age=20.0)
+JOINING = Port(share=16, streams=4, message=1 << 18, counting=True, idle=10.0, age=20.0, reflects=False)
 """Open to whoever can reach it, for two calls within seconds: machines join and renew certificates here."""
 
 INFERENCE = Port(
@@ -125,7 +127,8 @@ class Server:
             names.append(name)
         self._names = names[2:]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(names, self._server)
+        if port.reflects:
+            reflection.enable_server_reflection(names, self._server)
 
     def listen(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
         """Binds and returns the port; without credentials on loopback only.

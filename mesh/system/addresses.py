@@ -94,7 +94,11 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether this process could listen there now."""
+    """Whether this process could listen there now, and nobody does.
+
+    BSD lets a process bind 127.0.0.1:8080 beside one of the same user that listens on *:8080, and then gives
+    it that one's local callers.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -102,7 +106,7 @@ def is_free(host: str, port: int) -> bool:
             probe.listen(1)
         except OSError:
             return False
-        return True
+    return not listens(host, port)
 
 
 def listens(host: str, port: int) -> bool:

@@ -12,7 +12,11 @@ from pathlib import Path
 from sealring.mesh.errors import ConfigError
 
 MAX_STATE_BYTES = 1 << 20
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What volumes without hard links answer, as exFAT and FAT on the sticks that keys are kept on."""
+
 _NO_FULL_SYNC = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY)
+_MODES_HINT = "; a volume without permissions (exFAT, FAT) gives every file another: copy it to this disk"
 UNWRITABLE_HINT = "check free space and permissions of the state folder"
 
 
@@ -32,13 +36,20 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
 
 
 def create_exclusive(path: Path, data: bytes, *, mode: int = 0o600) -> bool:
-    """Create `path` with all of `data`, or leave an existing file alone and return False. Raises OSError."""
+    """Create `path` with all of `data`, or leave an existing file alone and return False.
+
+    Raises OSError, and ConfigError (VOLUME_WITHOUT_MODES) where the volume would show the file to others.
+    """
     temporary = _write_temporary(path, data, mode)
     try:
         # A link fails where a file exists; a rename would replace it.
         os.link(temporary, path)
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return _create_alone(path, data, mode)
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
@@ -57,7 +68,7 @@ def read_secret(path: Path, *, max_bytes: int = 1 << 16) -> bytes:
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise _unsafe(path, "is not a regular file of this user")
         if stat.S_IMODE(status.st_mode) & 0o077:
-            raise _unsafe(path, "can be read by others")
+            raise _unsafe(path, "can be read by others", _MODES_HINT)
         if status.st_size > max_bytes:
             raise _unsafe(path, "is too large")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -99,6 +110,31 @@ def _write_temporary(path: Path, data: bytes, mode: int) -> Path:
     return temporary
 
 
+def _create_alone(path: Path, data: bytes, mode: int) -> bool:
+    """As `create_exclusive` without links: a crash may leave the file half written. Such volumes may keep no
+    modes either, so the file's mode is looked at before anything is in it."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    except FileExistsError:
+        return False
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if stat.S_IMODE(os.fstat(descriptor).st_mode) & ~mode & 0o077:
+                raise ConfigError(
+                    f"the volume of {path} keeps no permissions: others could read the file",
+                    hint="take a volume that keeps them, as an encrypted APFS one",
+                    reason="VOLUME_WITHOUT_MODES",
+                )
+            file.write(data)
+            file.flush()
+            sync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    return True
+
+
 def sync_folder(folder: Path) -> None:
     """The same for the names in a folder. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -131,9 +167,9 @@ def _open_no_follow(path: Path) -> int:
         raise _unsafe(path, "cannot be opened") from error
 
 
-def _unsafe(path: Path, what: str) -> ConfigError:
+def _unsafe(path: Path, what: str, more: str = "") -> ConfigError:
     return ConfigError(
         f"secret file {path} {what}",
         reason="SECRET_FILE_UNSAFE",
-        hint="it has to be a regular file of this user with mode 0600",
+        hint=f"it has to be a regular file of this user with mode 0600{more}",
     )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import psutil  # type: ignore[import-untyped]
 
 USABLE_SHARE = 0.75
-"""Of all memory, where the compute device names no lower limit: what macOS lets a GPU wire by default."""
+"""Of all memory, where the compute device names no limit: what macOS lets a GPU wire by default."""
+
+_SYSTEM_BYTES = 4 << 30
+"""Left to the system where the owner lets the GPU wire more (`iogpu.wired_limit_mb`)."""
 
 
 class MemoryMeter:
@@ -26,5 +29,7 @@ class MemoryMeter:
     @property
     def usable(self) -> int:
         """Bytes for weights and KV caches of this node, what is loaded now included."""
-        limits = [int(self.total * USABLE_SHARE), self._device, self._configured]
+        share = int(self.total * USABLE_SHARE)
+        most = share if self._device is None else max(share, self.total - _SYSTEM_BYTES)
+        limits = [most, self._device, self._configured]
         return min(limit for limit in limits if limit is not None)

@@ -68,6 +68,7 @@ class CoordinatorSession:
         self._introduction = introduction
         self._listener = listener
         self._outbox: deque[membership_pb2.MemberMessage] = deque(maxlen=_MAX_OUTBOX)
+        self._lost = 0
         self._renewal: membership_pb2.MemberMessage | None = None  # for the stream that is open
         self._wake = asyncio.Event()
         self._leaving = False
@@ -76,9 +77,17 @@ class CoordinatorSession:
         self._left = asyncio.Event()
 
     def send(self, message: membership_pb2.MemberMessage) -> None:
-        """Queues a message; of very many the oldest are lost."""
+        """Queues a message. When very many wait the oldest is lost: a coordinator that asked for it waits for
+        its own timeout."""
+        if len(self._outbox) == _MAX_OUTBOX:
+            self._count_lost(self._outbox[0])
         self._outbox.append(message)
         self._wake.set()
+
+    def _count_lost(self, message: membership_pb2.MemberMessage) -> None:
+        self._lost += 1
+        if self._lost & (self._lost - 1) == 0:  # 1, 2, 4, 8...: it may go on for hours
+            log.warning("coordinator_message_lost", kind=message.WhichOneof("message"), lost=self._lost)
 
     async def run(self) -> None:
         """Connects, talks, and connects again."""
@@ -166,7 +175,7 @@ class CoordinatorSession:
                 due = asyncio.get_running_loop().time() + HEARTBEAT_SECONDS
                 while await self._something_before(due):
                     await self._write_outbox(call)
-                    if self._leaving:
+                    if self._leaving and (self._dismissed or not self._outbox):
                         await call.done_writing()
                         self._left.set()
                         return
@@ -189,20 +198,26 @@ class CoordinatorSession:
         renewal, self._renewal = self._renewal, None
         if renewal is not None:
             await call.write(renewal)
-        while self._outbox and not self._dismissed:
+        for _ in range(len(self._outbox)):  # what is sent meanwhile comes after the heartbeat
+            if not self._outbox or self._dismissed:
+                return
             message = self._outbox[0]
             await call.write(message)
             if self._outbox and self._outbox[0] is message:
                 self._outbox.popleft()
 
     async def _something_before(self, due: float) -> bool:
-        try:
+        """Whether there is something to say before a heartbeat is due, by the event loop's clock."""
+        if asyncio.get_running_loop().time() >= due:
+            return False
+        if self._outbox:
+            return True
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(due):
                 await self._wake.wait()
-        except TimeoutError:
-            return bool(self._outbox)
-        self._wake.clear()
-        return True
+            self._wake.clear()
+            return True
+        return False
 
     async def _hear(self, message: membership_pb2.CoordinatorMessage) -> None:
         if not self.connected:

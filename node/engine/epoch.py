@@ -344,13 +344,16 @@ class StageEpoch:
     def close(self) -> None:
         """Ends the epoch and frees its memory."""
         self.end()
-        self._outbox.join(_JOIN_SECONDS)
+        copied = self._outbox.join(_JOIN_SECONDS)
         if self._inbox is not None:
             self._inbox.join(_JOIN_SECONDS)
         if self._channel is not None:
             self._channel.close()
         self.drop()
-        self._transfer.close()
+        if copied:
+            self._transfer.close()
+        else:  # the outbox reads memory that `close` would free
+            log.warning("transfer_left_open")
 
     def drop(self) -> None:
         """Frees all rows; what was kept of them stays, unless it was computing that failed."""

@@ -124,8 +124,10 @@ class Outbox:
         self._queue.put(None)
         self._credits.put(None)
 
-    def join(self, timeout: float) -> None:
+    def join(self, timeout: float) -> bool:
+        """Whether the thread has ended by then."""
         self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:

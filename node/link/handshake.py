@@ -18,6 +18,7 @@ import hashlib
 import hmac
 import secrets
 import struct
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NoReturn
@@ -53,20 +54,25 @@ class Outcome:
 
 
 class EphemeralLedger:
-    """The hellos that a daemon has answered: each gets one attempt. Bounded, oldest out first."""
+    """The hellos that a daemon has answered: each gets one attempt. Bounded, oldest out first.
+
+    Safe to use from several threads, as handshakes run in them.
+    """
 
     def __init__(self, capacity: int = 4096) -> None:
         self._capacity = capacity
+        self._lock = threading.Lock()
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def claim(self, share: bytes) -> None:
         """Use up the one attempt of an ephemeral share. Raises HandshakeError (REPLAYED)."""
         name = hashlib.sha256(share).digest()
-        if name in self._seen:
-            raise HandshakeError("ephemeral share was used before", reason="REPLAYED")
-        self._seen[name] = None
-        if len(self._seen) > self._capacity:
-            self._seen.popitem(last=False)
+        with self._lock:
+            if name in self._seen:
+                raise HandshakeError("ephemeral share was used before", reason="REPLAYED")
+            self._seen[name] = None
+            if len(self._seen) > self._capacity:
+                self._seen.popitem(last=False)
 
 
 class _Machine(Uncopyable):

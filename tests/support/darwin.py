@@ -13,6 +13,7 @@ of its interpreter, and so all that tests and daemons start by `sys.executable`,
 * no process can be held to an address space (RLIMIT_AS);
 * what is in a folder called Documents, Desktop or Downloads is not to be read, whatever its mode (TCC);
 * MLX keeps all buffers that are freed, unless a process sets a limit;
+* a socket with SO_REUSEADDR is bound to 127.0.0.1:PORT beside one that listens on *:PORT;
 * the machine can sleep (`sleep`): the monotonic clock stands still meanwhile, the others go on.
 
 Start it with a soft limit of 256 open files (`ulimit -S -n 256`), as a terminal on macOS does. What macOS
@@ -295,10 +296,23 @@ def _getsockopt(self: socket.socket, level: int, option: int, *size: int) -> Any
 
 
 def _bind(self: socket.socket, address: Any) -> None:
-    _real_bind(self, address)
+    try:
+        _real_bind(self, address)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE or not _is_beside_all(self, address):
+            raise
+        _real_bind(self, (address[0], 0))  # Linux has no such thing: it listens, and elsewhere
     if self.family in (socket.AF_INET, socket.AF_INET6) and self.type == socket.SOCK_STREAM:
         name = f"{self.getsockname()[1]}-{os.getpid()}-{self.fileno()}-{os.fstat(self.fileno()).st_ino}"
         Path(sys.prefix, "bound", name).touch()
+
+
+def _is_beside_all(self: socket.socket, address: Any) -> bool:
+    """Whether BSD lets a socket have an address of a port that another listens on with all (in_pcbbind)."""
+    if self.family != socket.AF_INET or address[0] in ("", "0.0.0.0"):
+        return False
+    reuses = _real_getsockopt(self, socket.SOL_SOCKET, socket.SO_REUSEADDR)
+    return bool(reuses) and _listens(address[1], only="00000000")
 
 
 def _connect(self: socket.socket, address: Any) -> None:
@@ -341,12 +355,13 @@ def _held(entry: Path) -> bool:
     return False
 
 
-def _listens(port: int) -> bool:
+def _listens(port: int, only: str = "") -> bool:
+    """Whether somebody listens on a port; of which address, in the form of /proc/net/tcp, may be asked."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with open(table) as lines:
             for line in list(lines)[1:]:
-                local, state = line.split()[1], line.split()[3]
-                if state == _LISTENING and int(local.rpartition(":")[2], 16) == port:
+                (host, _, number), state = line.split()[1].rpartition(":"), line.split()[3]
+                if state == _LISTENING and int(number, 16) == port and only in ("", host):
                     return True
     return False
 

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,22 @@ async def test_a_refused_roster_leaves_what_was(
         with pytest.raises(RosterError):
             await keeper.accept(envelope, no_newer_root)
         assert keeper.signed()[0] == (folder / ROSTER).read_bytes() == paper.envelope
+
+
+async def test_an_expired_roster_is_shown_to_nobody_by_an_optimized_python_either(
+    folder: Path, paper: PaperCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -O` runs no assert."""
+    source = Path(str(roster_keeper.__file__))
+    module = types.ModuleType(roster_keeper.__name__)
+    exec(compile(source.read_text(), source, "exec", dont_inherit=True, optimize=1), vars(module))
+    keeper: RosterKeeper = module.RosterKeeper(folder, state_of(paper))
+    await keeper.accept(paper.envelope, no_newer_root)
+    assert keeper.signed()[0] == paper.envelope
+    monkeypatch.setattr(keeper._reader, "_clock", lambda: time.time() + 3600)
+    with pytest.raises(FailedPrecondition) as caught:
+        keeper.signed()
+    assert caught.value.reason == "ROSTER_EXPIRED"
 
 
 async def test_an_expired_file_is_left_alone(

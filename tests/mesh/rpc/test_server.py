@@ -26,6 +26,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.rpc import server as rpc
 from sealring.mesh.rpc.server import (
     CHANNEL_OPTIONS,
+    JOINING,
     SERVER_OPTIONS,
     Port,
     Server,
@@ -198,6 +199,21 @@ async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
     call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     names = {one.name async for answer in call for one in answer.list_services_response.service}
     assert {INFERENCE, "sealring.v1.Membership", "grpc.health.v1.Health"} <= names
+
+
+async def test_the_joining_port_shows_strangers_no_services() -> None:
+    server = Server(
+        [(inference_pb2_grpc.add_InferenceServicer_to_server, Inference(), INFERENCE)], port=JOINING
+    )
+    port = server.listen("127.0.0.1:0", None)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        assert (await failure(call)).code in ("UNIMPLEMENTED", "INTERNAL"), (
+            "the latter if it ends while written to"
+        )
+    await server.stop(0)
 
 
 async def test_listening_is_refused_where_it_must_be() -> None:

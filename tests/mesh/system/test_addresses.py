@@ -133,6 +133,14 @@ def test_who_listens_is_found_and_takes_the_port() -> None:
     assert not is_free("192.0.2.1", 0)
 
 
+def test_a_port_is_taken_on_loopback_by_who_listens_on_every_address() -> None:
+    """On BSD it could be bound all the same (tests/test_darwin.py runs this so)."""
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert not is_free("127.0.0.1", port)
+    assert is_free("127.0.0.1", port)
+
+
 def test_a_port_is_free_though_connections_to_it_have_ended_just_now() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()

@@ -54,6 +54,56 @@ def test_only_a_regular_file_is_a_secret(tmp_path: Path, kind: str, monkeypatch:
     assert psutil.Process().num_fds() == before
 
 
+class Stick:
+    """A volume without hard links, as exFAT: what `os.link` answers there, and the modes of its files."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: int, mode: int = 0o700) -> None:
+        def link(*_: object) -> None:
+            raise OSError(error, os.strerror(error))
+
+        real = os.open
+
+        def create(path: Path, flags: int, wanted: int = 0o777, **options: int) -> int:
+            descriptor = real(path, flags, wanted, **options)
+            if flags & os.O_CREAT:
+                os.fchmod(descriptor, mode)
+            return descriptor
+
+        monkeypatch.setattr(os, "link", link)
+        monkeypatch.setattr(os, "open", create)
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOTSUP])
+def test_a_key_is_made_on_and_read_from_a_volume_without_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    Stick(monkeypatch, error)  # which macOS mounts with mode 0700 for whoever plugged it in
+    path = tmp_path / "root.key"
+    assert create_exclusive(path, b"one")
+    assert not create_exclusive(path, b"two")
+    assert read_secret(path) == b"one"
+    assert os.listdir(tmp_path) == ["root.key"]
+
+
+def test_no_secret_is_written_where_others_could_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Stick(monkeypatch, errno.EPERM, 0o755)
+    with pytest.raises(ConfigError) as error:
+        create_exclusive(tmp_path / "root.key", b"one")
+    assert error.value.reason == "VOLUME_WITHOUT_MODES"
+    assert os.listdir(tmp_path) == []
+
+
+def test_another_error_of_a_link_is_none_of_the_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Stick(monkeypatch, errno.ENOSPC)
+    with pytest.raises(OSError, match="space"):
+        create_exclusive(tmp_path / "root.key", b"one")
+    assert os.listdir(tmp_path) == []
+
+
 def test_exclusive_creation_never_overwrites(tmp_path: Path) -> None:
     path = tmp_path / "key"
     assert create_exclusive(path, b"one")

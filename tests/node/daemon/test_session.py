@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import structlog
 from prooftest import answer_offer, identity
 from structlog.testing import capture_logs
 
@@ -314,8 +315,30 @@ async def test_a_new_stream_does_not_begin_with_a_renewal_of_the_last(talk: Any,
     coordinator.proof.check_renewal(renewal, of_identity(coordinator.member))
 
 
-def test_of_very_many_messages_the_oldest_are_lost() -> None:
+def test_of_very_many_messages_the_oldest_are_lost_and_the_log_says_so() -> None:
     session = CoordinatorSession(None, None, Listener())  # type: ignore[arg-type]
-    for epoch in range(257):
-        session.send(fault(epoch))
-    assert [one.fault.epoch for one in session._outbox] == list(range(1, 257))
+    with structlog.testing.capture_logs() as logs:
+        for epoch in range(261):
+            session.send(fault(epoch))
+    assert [one.fault.epoch for one in session._outbox] == list(range(5, 261))
+    lost = [(one["kind"], one["lost"]) for one in logs if one["event"] == "coordinator_message_lost"]
+    assert lost == [("fault", 1), ("fault", 2), ("fault", 4)]
+
+
+async def test_messages_without_end_hold_up_no_heartbeat(talk: Any) -> None:
+    """Each is followed by the next before it has been written."""
+    coordinator, _, session, _ = talk
+
+    async def talks() -> None:
+        while True:
+            if len(session._outbox) < 2:
+                session.send(fault(1))
+            await asyncio.sleep(0)
+
+    talking = asyncio.create_task(talks())
+    try:
+        for _ in range(3):
+            await coordinator.hears("heartbeat")
+            await coordinator.hears("fault")
+    finally:
+        talking.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +11,8 @@ from patience import PATIENCE_SECONDS
 from stagering import Prompts, Ring, compute_thread, prompt_of, stages_of
 
 from sealring.mesh.errors import EpochEnded, InvalidInput, StageFailed
-from sealring.node.engine import params
+from sealring.node.engine import epoch as epoch_module
+from sealring.node.engine import params, threads
 from sealring.node.engine.check import check
 from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.params import RowParameters
@@ -147,3 +149,18 @@ def test_a_named_end_stays_what_it_is(llama: dict[str, Any]) -> None:
     epoch.fail(error)
     epoch.close()
     assert faults == [error]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_memory_that_the_outbox_may_still_read_is_not_freed(
+    llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    freed: list[bool] = []
+    made: Any = SimpleNamespace(close=lambda: freed.append(True))
+    monkeypatch.setattr(epoch_module, "transfer", lambda: made)
+    epoch = epoch_of(random_stage(llama, 0, 2, seed=0), [])
+    with monkeypatch.context() as slow:
+        if not ended:
+            slow.setattr(threads.Outbox, "join", lambda *_: False)
+        epoch.close()
+    assert freed == [True] * ended

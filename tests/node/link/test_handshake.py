@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import hmac
 import pickle
 import secrets
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +22,7 @@ from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.labels import Label
 from sealring.mesh.crypto.suites import DEFAULT_SUITES, InitiatorShare, Suite
 from sealring.mesh.errors import HandshakeError, InvalidInput, NotFound, RecordError
+from sealring.node.link import handshake
 from sealring.node.link.handshake import (
     DEADLINE_SECONDS,
     MAX_FRAME_BYTES,
@@ -158,6 +162,33 @@ def test_another_valid_member_in_the_place_of_the_expected_responder(
     reply = impostor.on_message(b"\x01" + pack_fields(*fields)).message
     assert reply is not None
     assert refusal(honest, reply) == "BAD_PROOF"
+
+
+def test_a_share_that_comes_twice_at_once_gets_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handshakes run in threads: the second may look before the first has noted what it took."""
+    together, taken = threading.Barrier(2), list[bytes]()
+
+    class Seen(OrderedDict[bytes, None]):
+        def __contains__(self, name: object) -> bool:
+            known = super().__contains__(name)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(1.0)
+            return known
+
+    monkeypatch.setattr(handshake, "OrderedDict", Seen)
+    ledger = EphemeralLedger()
+
+    def claim() -> None:
+        with contextlib.suppress(HandshakeError):
+            ledger.claim(b"share")
+            taken.append(b"share")
+
+    threads = [threading.Thread(target=claim) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == 1
 
 
 class Thief:
