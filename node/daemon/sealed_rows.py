@@ -33,6 +33,7 @@ else its length would tell the tokens'."""
 MAX_UNIT_BYTES = 64 << 10
 """At most to a multiple of this, where log-probabilities are a whole prompt's."""
 
+_MAX_CLIENT_BYTES = 32
 MAX_ROSTERS = 256
 MAX_ROWS = 8192
 """Rows that may be open on one control stream once one of them is sealed."""
@@ -84,7 +85,11 @@ class Unsealer:
         info = RequestInfo(plan.deployment, to.request_id, to.expires, to.roster_hash)
         trust = self._current_trust(info.roster_hash, plan)
         opened = self._key.open_request(
-            open_row.envelope.sealed, info, self._guard, epoch=plan.epoch, client=open_row.prefix_scope
+            open_row.envelope.sealed,
+            info,
+            self._guard,
+            epoch=plan.epoch,
+            client=open_row.client[:_MAX_CLIENT_BYTES].hex(),
         )
         try:
             body = _sealed_prompt(opened.body, open_row, trust)

@@ -497,13 +497,13 @@ class OpenRow(_message.Message):
     max_tokens: _builtins.int
     """0: as many as the context holds"""
     prefix_scope: _builtins.str
-    """Prompts in clear of one scope may share prefixes; a sealed prompt brings a scope of its own, and its request id
-    counts among those of this one.
-    """
+    """Prompts in clear of one scope may share prefixes; a sealed prompt brings a scope of its own."""
     choices: _builtins.int
     """Rows that share the prompt: this one and those of the next numbers, which are then opened with it; 0: 1."""
     client: _builtins.bytes
-    """Whose prompt it is, for turns at the head: a name that the gateway makes up for a client. At most 32 bytes."""
+    """Whose prompt it is, for turns at the head, and among whose request ids that of a sealed prompt counts: a name that
+    the gateway makes up for a client. At most 32 bytes.
+    """
     @_builtins.property
     def envelope(self) -> _inference_pb2.Envelope: ...
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import secrets
 from typing import Any
 
@@ -18,7 +19,7 @@ from sealring.mesh.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from sealring.mesh.prompt.sealed import ReplyOpener, RequestInfo, SealingKey, seal_request
+from sealring.mesh.prompt.sealed import ReplayGuard, ReplyOpener, RequestInfo, SealingKey, seal_request
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.node.daemon import sealed_rows
@@ -210,6 +211,22 @@ def test_a_prompt_that_is_refused_uses_up_no_id() -> None:
     rows.seal(engine.EngineEvent(refused=control.RowRefused(row=3)).SerializeToString())
     with pytest.raises(EnvelopeError, match="taken before"):
         head.unsealer.open(row, head.plan)
+
+
+def test_ids_count_among_those_of_the_client_that_the_gateway_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_rows, "ReplayGuard", functools.partial(ReplayGuard, 4))
+    head = Head()
+
+    def ask(client: bytes) -> None:
+        row, _ = head.seal()
+        row.client = client
+        head.unsealer.open(row, head.plan)
+
+    ask(b"greedy")
+    ask(b"greedy")
+    with pytest.raises(ResourceExhausted):
+        ask(b"greedy")
+    ask(b"modest")
 
 
 def test_nothing_is_touched_before_a_sealed_row() -> None:
