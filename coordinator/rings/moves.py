@@ -345,7 +345,7 @@ class Moves:
                 member
                 for member in spec.members
                 if member in able and (told := answers.get(member)) is not None and told.profile
-            ]  # who came since the survey has told nothing of the model yet
+            ]  # a node that came after the survey was not asked
             spec.members[:] = named or spec.members
         try:
             return await self._survey.plan(spec, answers, digest=digest, replacing=ring)

@@ -50,7 +50,7 @@ class Copies:
         )
 
     async def _renew(self) -> None:
-        """Where something has changed, and in a thread: heartbeats do not wait while megabytes are packed."""
+        """Makes the copy anew if something has changed, in a thread: heartbeats do not wait for it."""
         changes = self._store.changes
         if self._changes != changes:
             self._copy, self._digest = await asyncio.to_thread(self._made)

@@ -144,7 +144,7 @@ def changed_outside(what: str, reason: str = "AUDIT_BROKEN", **metadata: object)
 
 
 class Beginning:
-    """Where a log begins of which the oldest entries may have been dropped, to be told all of its entries."""
+    """The beginning of a log whose oldest entries may have been dropped. It reads all that are left."""
 
     def __init__(self) -> None:
         self._begins: tuple[int, bytes] | None = None

@@ -10,7 +10,7 @@ LOOKS = 30
 
 
 class AwakeTimer:
-    """Calls once, after so many seconds in which this process could run, unless it is cancelled before."""
+    """Calls once, after `seconds` in which this process could run, unless it is cancelled before."""
 
     def __init__(self, seconds: float, call: Callable[[], object]) -> None:
         self._seconds = seconds

@@ -18,12 +18,16 @@ from typing import TypeAlias
 
 import structlog
 
+from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.rpc.limits import peer_name
 
 QUIET_SECONDS = 1.0
 BUSY_SECONDS = 0.1
 """Between two looks, while no address has too much and while one has. A look costs about 10 us a descriptor,
 and 2,048 connections, which a port takes at most, cannot be opened again in the shorter time."""
+
+LATE_SECONDS = 3.0
+"""A caller that keeps to the protocol has a handshake and a call behind it by then, on a slow machine too."""
 
 _DESCRIPTORS = "/dev/fd"
 """Lists a process's own descriptors, on Linux and on macOS."""
@@ -37,11 +41,13 @@ _End: TypeAlias = tuple[str, int]
 class Door:
     """Watches the connections of one listening port."""
 
-    def __init__(self, share: int) -> None:
+    def __init__(self, share: int, *, clock: Clock = monotonic_clock) -> None:
         """`share`: connections of one IPv4 address, or IPv6 network of 64 bits, that nobody vouches for."""
         self._share = share
+        self._clock = clock
         self._vouched: set[_End] = set()
-        self._seen: dict[_End, None] = {}
+        self._gone: set[_End] = set()  # shut down, and not closed by gRPC yet
+        self._seen: dict[_End, float] = {}
         self._crowded: set[str] = set()
 
     def vouch(self, peer: str) -> None:
@@ -56,28 +62,34 @@ class Door:
             await asyncio.sleep(BUSY_SECONDS if self.look(port) else QUIET_SECONDS)
 
     def look(self, port: int) -> int:
-        """Shuts down what is too much, the oldest first, and returns how many those were.
+        """Shuts down what is too much, and returns how many connections that were.
 
-        A connection that keeps to the protocol is vouched for within a round trip or two, so what is old is
-        what does not.
+        What nobody has vouched for in time goes first, and then the newest: of many members that come at once
+        from one address those that are nearly through stay.
         """
-        found = dict(_connections(port))
+        now, found = self._clock(), dict(_connections(port))
         self._vouched &= found.keys()
-        # the order in which they were first seen
-        self._seen = dict.fromkeys([*(end for end in self._seen if end in found), *found])
+        self._gone &= found.keys()
+        before = {end: since for end, since in self._seen.items() if end in found}
+        self._seen = before | {end: now for end in found if end not in before}
         networks: defaultdict[str, list[_End]] = defaultdict(list)
         for end in self._seen:
-            if end not in self._vouched:
+            if end not in self._vouched and end not in self._gone:
                 networks[peer_name(end[0])].append(end)
         crowded = {
-            name: ends[: len(ends) - self._share]
-            for name, ends in networks.items()
-            if len(ends) > self._share
+            name: self._surplus(ends, now) for name, ends in networks.items() if len(ends) > self._share
         }
         for name in crowded.keys() - self._crowded:
             log.warning("connections_refused", peer=name, port=port, share=self._share)
         self._crowded = set(crowded)
-        return sum(_shut(found[end], end) for ends in crowded.values() for end in ends)
+        shut = {end for ends in crowded.values() for end in ends if _shut(found[end], end)}
+        self._gone |= shut
+        return len(shut)
+
+    def _surplus(self, ends: list[_End], now: float) -> list[_End]:
+        """The connections of one network that go; `ends` are in the order in which they came."""
+        late = [end for end in ends if now - self._seen[end] > LATE_SECONDS]
+        return [*late, *reversed(ends[len(late) :])][: len(ends) - self._share]
 
 
 def _connections(port: int) -> Iterator[tuple[_End, int]]:

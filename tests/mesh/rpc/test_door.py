@@ -19,7 +19,7 @@ from patience import PATIENCE_SECONDS
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
 from sealring.mesh.rpc import server as rpc
-from sealring.mesh.rpc.door import Door
+from sealring.mesh.rpc.door import LATE_SECONDS, Door
 from sealring.mesh.rpc.server import JOINING, Port, Server
 from sealring.mesh.rpc.tls import (
     TlsMaterial,
@@ -46,22 +46,37 @@ def connected(listening: socket.socket, stack: contextlib.ExitStack) -> socket.s
     return end
 
 
-def test_the_oldest_beyond_an_addresss_share_are_shut_and_what_is_vouched_for_is_not(
-    listening: socket.socket,
-) -> None:
-    door, port = Door(SHARE), listening.getsockname()[1]
+def is_open(end: socket.socket) -> bool:
+    end.setblocking(False)
+    try:
+        return end.recv(1) != b""
+    except BlockingIOError:
+        return True
+
+
+def test_beyond_an_addresss_share_the_late_go_and_then_the_newest(listening: socket.socket) -> None:
+    """Whoever called with a certificate is not counted, however long ago that was."""
+    now = 0.0
+    door, port = Door(SHARE, clock=lambda: now), listening.getsockname()[1]
     with contextlib.ExitStack() as stack:
-        member = connected(listening, stack)
+
+        def some(number: int) -> list[socket.socket]:
+            made = []
+            for _ in range(number):
+                made.append(connected(listening, stack))
+                door.look(port)
+            return made
+
+        (member,) = some(1)
         door.vouch(f"ipv4:127.0.0.1:{member.getsockname()[1]}")
-        old = [connected(listening, stack) for _ in range(SHARE)]
-        assert door.look(port) == 0
-        new = [connected(listening, stack) for _ in range(SHARE)]
-        assert door.look(port) == SHARE
-        assert [each.recv(1) for each in old] == [b""] * SHARE
-        for each in (member, *new):
-            each.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                each.recv(1)
+        first = some(SHARE)
+        second = some(2)
+        assert [is_open(each) for each in (*first, *second)] == [True] * SHARE + [False] * 2
+        now += LATE_SECONDS + 1
+        assert door.look(port) == 0, "there is room for all that are left"
+        third = some(2)
+        assert [is_open(each) for each in (*first, *third)] == [False] * 2 + [True] * (SHARE - 2 + 2)
+        assert is_open(member)
 
 
 def test_connections_of_other_ports_are_left_alone(listening: socket.socket) -> None:
@@ -100,7 +115,8 @@ async def healthy(channel: grpc.aio.Channel) -> None:
 async def test_half_open_connections_of_one_address_keep_no_member_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as the port takes of all, again and again: who was there stays, who is new gets in."""
+    """There are as many as the port takes in all, again and again. A member that is connected stays so, and a
+    new one gets in."""
     ca = ClusterCA.create(tmp_path, "demo", now=time.time())
     leaf, peer = LeafKey(), PeerIdentity("demo", Role.MEMBER, "one")
     certificate = ca.issue(leaf.csr(), peer, lifetime=3600, now=time.time())
