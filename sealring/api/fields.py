@@ -152,7 +152,7 @@ class Translated:
 def translate(
     value: dict[str, Any], rules: Rules, inside: str = "", into: Translated | None = None
 ) -> Translated:
-    """What a body asks for, as the fields of a chat's body; fields that the API reads itself are left out.
+    """The fields of a chat's body that ask what this body does, but for those that the API reads itself.
 
     Raises InvalidInput with `param`: UNSUPPORTED_FIELD, UNKNOWN_FIELD, BAD_FIELD.
     """
@@ -272,13 +272,6 @@ def as_list(value: Any, param: str) -> list[Any]:
     """Raises InvalidInput (BAD_FIELD)."""
     if not isinstance(value, list):
         raise bad(param, "it is not a list")
-    return value
-
-
-def as_text(value: Any, param: str) -> str:
-    """Raises InvalidInput (BAD_FIELD)."""
-    if not isinstance(value, str):
-        raise bad(param, "it is not a text")
     return value
 
 

@@ -56,14 +56,14 @@ RESPONSES: Rules = {
         parts={
             "effort": taken_as("reasoning_effort"),
             "context": BOOKKEEPING,
-            "generate_summary": BOOKKEEPING,  # the reasoning is told as it is
+            "generate_summary": BOOKKEEPING,  # reasoning comes as it is
             "summary": BOOKKEEPING,
         }
     ),
     "background": only(False),
     "client_metadata": BOOKKEEPING,
     "conversation": only(because=_ALONE),
-    "include": BOOKKEEPING,  # reasoning is told in clear
+    "include": BOOKKEEPING,  # reasoning comes in clear
     "max_tool_calls": BOOKKEEPING,  # of hosted tools, which are not there
     "metadata": BOOKKEEPING,
     "previous_response_id": only(because=_ALONE),
@@ -254,7 +254,7 @@ def _add_choice(chat: Translated, choice: Any, tools: _Tools) -> None:
 
 
 def _add_messages(chat: Translated, value: _Object, tools: _Tools) -> None:
-    """Whatever the system says at the beginning is one message."""
+    """The system's messages at the beginning are one."""
     given = value.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list):
