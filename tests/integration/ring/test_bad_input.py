@@ -27,7 +27,7 @@ def body(**changes):
         (body(messages=[{"role": "user", "content": "x" * 60_000}]), 400, "messages"),
         (body(temperature=-1), 400, "temperature"),
         (body(temperature=1e9), 400, "temperature"),
-        (body(top_p=0), 400, "top_p"),
+        (body(top_p=1.5), 400, "top_p"),
         (body(max_tokens=-5), 400, "max_tokens"),
         (body(colour="red"), 400, "colour"),
         (body(messages=[{"role": "wizard", "content": "x"}]), 400, "messages"),
