@@ -28,8 +28,8 @@ from sealring.v1.membership_pb2 import CoordinatorMessage, RingGone, RingState, 
 
 _MAX_GRACE_SECONDS = 300
 _RELOAD_SECONDS = 30
-"""Requests wait for a ring that is down until its silent member is replaced (five minutes at most), and so
-long for the new member to load."""
+"""A ring that is down takes new requests until its silent member is replaced (five minutes at most), and for
+as many seconds more, in which the new member loads."""
 
 _MAX_REASON = 200
 _MAX_WHAT = 64

@@ -20,7 +20,7 @@ _PHASES = {
 @dataclass
 class RunningRing:
     """`spec`, `digest` (hex) and `model_type` are the deployment's, with every default filled in.
-    Requests wait for it `patience` seconds; `protocol` is that of its epoch."""
+    New requests are taken for `patience` seconds while it is down; `protocol` is that of its epoch."""
 
     plan: admin_pb2.RingPlan
     spec: admin_pb2.DeploymentSpec

@@ -1556,7 +1556,7 @@ class RingState(_message.Message):
     protocol: _builtins.int
     """of the epoch"""
     patience: _builtins.int
-    """seconds that a request waits while it is down"""
+    """seconds for which it takes new requests while it is down"""
     def __init__(
         self,
         *,
