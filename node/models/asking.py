@@ -33,6 +33,10 @@ log = structlog.get_logger()
 _DESCRIBE_SECONDS = 3600.0
 """A member that was never asked reads the whole model first."""
 
+OTHERS_SECONDS = 5.0
+"""How long other members may take once one has answered that has all of the model: enough for all that need
+not read their files anew, which takes minutes."""
+
 _PIECE_SECONDS = 60.0
 _BUSY_SECONDS = 2.0
 _BUSY = ("MODELS_BUSY", "RATE_LIMITED")
@@ -55,6 +59,10 @@ class _Giver:
     have: Parts
     commit: str
     hub_files: str
+
+    @property
+    def whole(self) -> bool:
+        return all(len(here) == file.parts for file, here in zip(self.manifest.files, self.have, strict=True))
 
 
 class ModelAsker:
@@ -109,13 +117,13 @@ class ModelAsker:
             return True
 
     async def _givers(self, model: str, commit: str, channels: AsyncExitStack) -> list[_Giver]:
-        """Who has any of it, but at another commit; all of them say the same of the whole. Asks the busy ones
-        again if there is nobody else. Raises ModelError (MODEL_VERSIONS_DIFFER)."""
+        """Members that have any of it, but at another commit; all of them say the same of the whole. Asks the
+        busy ones again if nobody else has it. Raises ModelError (MODEL_VERSIONS_DIFFER)."""
         members = self._members()
         while True:
-            asked = await asyncio.gather(*(self._ask(member, model, channels) for member in members))
+            asked = await self._ask_all(members, model, commit, channels)
             givers = [one for one in asked if isinstance(one, _Giver)]
-            found = [one for one in givers if not commit or one.commit in ("", commit)]
+            found = [one for one in givers if _fits(one, commit)]
             if found or True not in asked:
                 break
             members = [member for member, one in zip(members, asked, strict=True) if one is True]
@@ -134,6 +142,30 @@ class ModelAsker:
                 reason="MODEL_VERSIONS_DIFFER",
             )
         return found
+
+    async def _ask_all(
+        self, members: Sequence[RosterMember], model: str, commit: str, channels: AsyncExitStack
+    ) -> list[_Giver | bool]:
+        """What each of the members says. One that reads its files for long is not waited for, False, once
+        another has all of the model."""
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(self._ask(member, model, channels)) for member in members]
+        pending, until = set(tasks), None
+        try:
+            while pending:
+                patience = None if until is None else max(0.0, until - loop.time())
+                done, pending = await asyncio.wait(
+                    pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                if until is None and any(_has_all(task.result(), commit) for task in done):
+                    until = loop.time() + OTHERS_SECONDS
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+        return [task.result() if task.done() and not task.cancelled() else False for task in tasks]
 
     def _members(self) -> list[RosterMember]:
         roster = self._roster()
@@ -161,6 +193,15 @@ class ModelAsker:
             return _Giver(member, read, manifest, parts_of(told, manifest), commit, hub_files)
         except (grpc.RpcError, SealringError) as raised:
             return _note(member, raised).reason in _BUSY
+
+
+def _fits(giver: _Giver, commit: str) -> bool:
+    """Whether what a member has is of a commit (empty: of any), as far as is known."""
+    return not commit or giver.commit in ("", commit)
+
+
+def _has_all(answer: _Giver | bool, commit: str) -> bool:
+    return isinstance(answer, _Giver) and answer.whole and _fits(answer, commit)
 
 
 async def _fill(model: str, givers: Sequence[_Giver], landing: Landing, progress: Progress) -> None:

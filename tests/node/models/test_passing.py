@@ -145,6 +145,43 @@ async def test_a_model_comes_from_the_member_that_has_it(world: World) -> None:
     assert told[-1] == (Manifest.of(there).size, Manifest.of(there).size)
 
 
+class Reading(models_pb2_grpc.ModelsServicer):
+    """A member that reads its files for hours before it says what it has."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def Describe(self, request: Any, context: Any) -> Any:
+        self.asked.set()
+        await asyncio.get_running_loop().create_future()
+
+
+async def test_a_member_that_reads_for_long_does_not_hold_up_what_another_has(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is waited for where nobody else has all of the model."""
+    slow = world.cluster.party()
+    reading = Reading()
+    server = Server([(models_pb2_grpc.add_ModelsServicer_to_server, reading, SERVICE)])
+    slow.address = f"127.0.0.1:{server.listen('127.0.0.1:0', server_credentials(slow.store()))}"
+    await server.start()
+    _, world.roster = world.cluster.roster(members=[world.own, slow])
+    waiting = asyncio.create_task(world.asker().fetch("org/model", world.landing(), ignore))
+    await reading.asked.wait()
+    assert not (await asyncio.wait((waiting,), timeout=0.1))[0]
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+
+    monkeypatch.setattr("sealring.node.models.asking.OTHERS_SECONDS", 0.05)
+    make_model(world.tmp_path / "giver" / "model")
+    giver = await world.add("giver")
+    _, world.roster = world.cluster.roster(members=[world.own, slow, giver.party])
+    landing = world.landing()
+    assert await world.asker().fetch("org/model", landing, ignore)
+    assert not any(landing.missing())
+    await server.stop(0)
+
+
 async def test_nobody_has_it(world: World) -> None:
     await world.add("empty")
     world.sign()
