@@ -21,6 +21,8 @@ class LocalHub:
         self.files = files
         self.asked: list[tuple[str, str, str]] = []
         """Method, path and range of every request."""
+        self.tokens: set[tuple[str, str | None]] = set()
+        """First part of the path, and authorization, of every request."""
         self.etags: dict[str, str] = {}
         """Those that it told before a file was changed."""
         self.commit = COMMIT
@@ -94,6 +96,7 @@ def local_hub(repository: str, files: dict[str, bytes]) -> Iterator[LocalHub]:
         def answer(self, *, body: bool) -> None:
             path = self.path.partition("?")[0]
             hub.asked.append((self.command, path, self.headers.get("range", "")))
+            hub.tokens.add((path.split("/")[1], self.headers.get("authorization")))
             name = path.rpartition("/")[2]
             revision = path.partition("/revision/")[2]
             model = {

@@ -134,6 +134,17 @@ def test_the_files_of_a_model_come_and_no_code(hub: LocalHub, tmp_path: Path) ->
     assert len(hub.sent("GET", "/storage/")) == before
 
 
+@pytest.mark.parametrize("token", ["hf_test", ""])
+def test_the_hub_gets_the_users_token_and_its_storage_does_not(
+    hub: LocalHub, tmp_path: Path, token: str
+) -> None:
+    assert not run(hub, tmp_path, HF_TOKEN=token)[-1].HasField("problem")
+    sent = {where: said for where, said in hub.tokens if where != "storage"}
+    assert ("storage", None) in hub.tokens
+    assert set(sent.values()) == {f"Bearer {token}" if token else None}
+    assert len(sent) == len(hub.tokens) - 1
+
+
 def test_a_download_that_was_killed_goes_on_where_it_was(hub: LocalHub, tmp_path: Path) -> None:
     hub.breaks_after, hub.stalls = 21 << 20, threading.Event()
     child, frames = start(hub, tmp_path)
