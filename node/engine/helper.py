@@ -31,8 +31,8 @@ _PART_BYTES = 1 << 16
 class Helper:
     """One process, which is started when it is first asked, and anew once it has come to its limits.
 
-    It is told `first` at each start, and its answer to that is given to `begun`, which may raise. Used by one
-    thread at a time.
+    Each start begins with the question `first`, whose answer is given to `begun`, which may raise. Used by
+    one thread at a time.
     """
 
     def __init__(

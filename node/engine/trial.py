@@ -133,7 +133,7 @@ class _Trials:
         """In a fork, which this ends: with 0, and without a word where the grammar can be used."""
         status = 1
         try:
-            _make(self._library, "start: /a/")  # what the first one alone reads from disk is not counted
+            _make(self._library, "start: /a/")  # the first one reads code from disk, which is not counted
             before = _peak()
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             made = _make(self._library, grammar)

@@ -174,7 +174,7 @@ class PlainText:
         return [text[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
 
     def _named(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where names of control tokens stand."""
+        """The places of control tokens' names, begin and end."""
         assert self._names is not None
         for first in range(0, len(text), PIECE):
             for found in self._names.finditer(text, first, first + PIECE + self._longest):
@@ -198,7 +198,7 @@ def _unused(used: set[str]) -> str:
 
 
 def too_long(tokens: int, context: int, param: str, *, more: bool = False) -> InvalidInput:
-    """The error for a prompt of so many tokens, or `more` than that."""
+    """The error for a prompt of this number of tokens, or of `more`."""
     return InvalidInput(
         f"the prompt has {'more than ' * more}{tokens} tokens, the context holds {context} with the answer",
         reason="CONTEXT_TOO_LONG",

@@ -1,7 +1,7 @@
 """A model's chat template in processes of their own (`node/engine/text/template.py`), started by the front.
 
-A template is a program that came with a model, and may run or grow without end. There it has so many seconds
-and so much memory, and takes nothing with it.
+A template is a program that came with a model, and may run or grow without end. There it has limits of
+seconds and memory, and takes nothing with it.
 """
 
 from __future__ import annotations

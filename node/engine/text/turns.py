@@ -94,7 +94,7 @@ class Turns(Generic[T]):
             return left
 
     def close(self) -> None:
-        """Whoever takes gets nothing more, nor waits."""
+        """Ends all `take`, those that wait included: there is nothing more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
