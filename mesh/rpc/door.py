@@ -138,7 +138,8 @@ def _shut(descriptor: int, end: _End) -> bool:
 
 
 def _plain(address: str) -> str:
-    """The address, an IPv4 one without the prefix that a socket for both versions gives it."""
+    """The address without its zone, and without the prefix that a socket for both versions gives IPv4."""
+    address = address.partition("%")[0]
     return address.removeprefix("::ffff:") if "." in address else address
 
 

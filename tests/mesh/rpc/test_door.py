@@ -32,15 +32,17 @@ from sealring.mesh.rpc.tls import (
 SHARE = 3
 
 
-@pytest.fixture
-def listening() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as made:
+@pytest.fixture(params=[False, socket.has_dualstack_ipv6()], ids=["ipv4", "both"])
+def listening(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    """With IPv4 alone, and as gRPC listens to both versions."""
+    both = {"family": socket.AF_INET6, "dualstack_ipv6": True} if request.param else {}
+    with socket.create_server(("" if both else "127.0.0.1", 0), **both) as made:
         yield made
 
 
 def connected(listening: socket.socket, stack: contextlib.ExitStack) -> socket.socket:
     """The caller's end of a connection that this process has accepted."""
-    end = stack.enter_context(socket.create_connection(listening.getsockname()))
+    end = stack.enter_context(socket.create_connection(("127.0.0.1", listening.getsockname()[1])))
     stack.enter_context(listening.accept()[0])
     end.settimeout(PATIENCE_SECONDS)
     return end
@@ -99,7 +101,7 @@ def test_an_end_that_is_vouched_for_is_forgotten_with_its_connection(listening: 
         first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
     assert door.look(port) == 0
     with contextlib.ExitStack() as stack:
-        again = stack.enter_context(socket.create_connection(listening.getsockname(), None, ("", number)))
+        again = stack.enter_context(socket.create_connection(("127.0.0.1", port), None, ("", number)))
         stack.enter_context(listening.accept()[0])
         assert again.getsockname()[1] == number
         assert door.look(port) == 1
