@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from closed import make_sick
 from structlog.testing import capture_logs
 
 from sealring.mesh.errors import ConfigError, NotFound, RosterError
@@ -112,6 +113,22 @@ async def test_the_model_of_every_ring_is_stated(cluster: Any, make_daemon: Any)
         for path in files
     }
     assert await daemon._served_models() == (bytes(32), b"\x11" * 32, b"\x11" * 32)
+
+
+async def test_a_served_model_whose_volume_is_sick_is_not_stated_as_gone(
+    cluster: Any, make_daemon: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros would make it a changed one, and the node distrusted until it starts again."""
+    daemon = make_daemon(cluster.party())
+    daemon._seats = {
+        name: SimpleNamespace(phase=Phase.UP, stage=SimpleNamespace(path=str(tmp_path / name)))
+        for name in ("sick", "gone")
+    }
+    (tmp_path / "sick").mkdir()
+    with monkeypatch.context() as volume:
+        make_sick(volume, tmp_path / "sick")
+        assert await daemon._served_models() == (bytes(32),)
+    await daemon._stop("stopping")
 
 
 async def test_a_node_holds_off_sleep_while_it_is_in_a_ring(cluster: Any, make_daemon: Any) -> None:
