@@ -128,7 +128,6 @@ async def test_a_served_model_whose_volume_is_sick_is_not_stated_as_gone(
     with monkeypatch.context() as volume:
         make_sick(volume, tmp_path / "sick")
         assert await daemon._served_models() == (bytes(32),)
-    await daemon._stop("stopping")
 
 
 async def test_a_node_holds_off_sleep_while_it_is_in_a_ring(cluster: Any, make_daemon: Any) -> None:
