@@ -72,7 +72,9 @@ class Trial:
         with self._lock:
             answer = self._helper.ask({"grammar": grammar})
         if answer is None or answer.get("ended"):
-            raise bad_grammar(f"to compile it takes more than {SECONDS:g} s or {MEMORY_BYTES >> 20} MiB")
+            raise bad_grammar(
+                f"to compile it takes more than {SECONDS:g} s or {MEMORY_BYTES >> 20} MiB", limit=SECONDS
+            )
         if "error" in answer:
             raise bad_grammar(answer["error"])
 
@@ -82,14 +84,16 @@ class Trial:
             self._helper.close()
 
 
-def bad_grammar(why: str) -> InvalidInput:
-    """The library's own words are about the schema, which is the sender's."""
+def bad_grammar(why: str, **metadata: object) -> InvalidInput:
+    """The library's own words are about the schema, which is the sender's. One that costs too much has the
+    `limit` in its metadata."""
     said = why.splitlines()[0] if why else "it cannot be compiled"
     return InvalidInput(
         f"the schema cannot be used: {said.split('JSON schema: ')[-1][:200]}",
         hint="leave out what is named; docs/clients.md tells what a schema may hold",
         reason="BAD_GRAMMAR",
         param="response_format",
+        **metadata,
     )
 
 

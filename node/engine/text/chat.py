@@ -37,17 +37,21 @@ def in_turns(messages: Iterable[inference.ChatMessage]) -> list[inference.ChatMe
     What the system says later becomes the user's, at the same place. Many templates refuse anything else, and
     some leave it out without a word.
     """
-    found = list[inference.ChatMessage]()
+    found: list[tuple[inference.ChatMessage, list[str]]] = []
     for message in messages:
-        said = inference.ChatMessage()
-        said.CopyFrom(message)
-        if said.role == "system" and any(one.role != "system" for one in found):
-            said.role = "user"
-        if found and found[-1].role == said.role and said.role in ("system", "user"):
-            found[-1].content = "\n\n".join(text for text in (found[-1].content, said.content) if text)
+        later = message.role == "system" and found and (len(found) > 1 or found[0][0].role != "system")
+        role = "user" if later else message.role
+        if found and found[-1][0].role == role and role in ("system", "user"):
+            found[-1][1].append(message.content)
         else:
-            found.append(said)
-    return found
+            said = inference.ChatMessage()
+            said.CopyFrom(message)
+            said.role = role
+            found.append((said, [message.content]))
+    for said, texts in found:  # joined once: a text that grew with each message would cost their square
+        if len(texts) > 1:
+            said.content = "\n\n".join(filter(None, texts))
+    return [said for said, _ in found]
 
 
 def sections_of(tokenizer: Tokenizer, prompt: inference.Prompt, ids: Sequence[int]) -> Sections | None:

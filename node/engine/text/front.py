@@ -463,17 +463,21 @@ class Front:
             grammar = grammar_of(prompt, tokenizer.format, tokenizer.special, said, held)
             return grammar, self._compiled(grammar) if grammar else None
 
+        costly = False
+
         def possible(held: frozenset[int]) -> tuple[str, Any] | None:
+            nonlocal costly
             try:
-                return made(held)
-            except InvalidInput:
+                return None if costly or not held else made(held)
+            except InvalidInput as error:
+                costly = "limit" in error.metadata  # nobody gets to try several of these
                 return None
 
         held = may_be_held(prompt.chat)
-        found = possible(held) if held else None
+        found = possible(held)
         if found is None and 1 < len(held) <= MAX_TRIED_TOOLS:
             held = frozenset(place for place in held if possible(frozenset({place})))
-            found = possible(held) if held else None
+            found = possible(held)
         return found or made(frozenset())
 
     def _compiled(self, grammar: str) -> Any:

@@ -24,6 +24,7 @@ from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings
 from sealring.node.engine.text.front import Answer, Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
+from sealring.node.engine.trial import bad_grammar
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1.membership_pb2 import Problem
@@ -553,6 +554,24 @@ def test_an_answer_that_ends_by_its_schema_cannot_go_on(desk: Desk, name: str) -
         row = 1 + bool(schema)
         problem = desk.open(row, text_prompt("a", sampling=sampling, schema=schema)).refused.problem
         assert (problem.reason, problem.metadata.get("param", "")) == (reason, name if reason else "")
+
+
+def test_schemas_that_cost_too_much_are_not_tried_one_by_one(
+    calling: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def costly(grammar: str) -> None:
+        tried.append(grammar)
+        if '"enum"' in grammar:
+            raise bad_grammar("it takes too long", limit=1)
+
+    monkeypatch.setattr(calling.front.grammars, "try_out", costly)
+    chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="x")], call_required=True)
+    for place in range(4):
+        chat.tools.add(name=f"tool{place}", parameters=json.dumps(CITY))
+    assert calling.open(1, inference.Prompt(chat=chat)).opened.row == 1
+    assert len(tried) == 2  # all of them, and none
 
 
 def test_what_the_model_can_do_is_told(desk: Desk) -> None:
