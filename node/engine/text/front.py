@@ -685,7 +685,7 @@ def _stop_tokens(sampling: inference.Sampling, size: int) -> frozenset[int]:
 
 
 def _check_free(sampling: inference.Sampling) -> None:
-    """Where an answer has to end by its schema, it cannot go on. Raises InvalidInput (BAD_SAMPLING)."""
+    """Refuses what lets an answer go on behind the end of its schema. Raises InvalidInput (BAD_SAMPLING)."""
     name = "ignore_eos" if sampling.ignore_eos else "min_tokens"
     if sampling.ignore_eos or sampling.min_tokens:
         raise InvalidInput(

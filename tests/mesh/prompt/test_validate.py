@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from sealring.mesh.prompt.validate import (
     validate_request,
     validate_request_id,
 )
+from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -208,13 +210,15 @@ def test_a_cache_key_is_taken_up_to_its_length_and_beside_no_sealed_prompt() -> 
         ("top_k", [0, 1 << 20], [(1 << 20) + 1]),
         ("logprobs", [0, 20], [21]),
         ("num_draft_tokens", [0, 256], [257]),
+        ("min_tokens", [0, (1 << 31) - 1], [1 << 31]),
+        ("stop_token_ids", [[0, (1 << 31) - 1], [1] * 16], [[1 << 31], [1] * 17]),
         ("repetition_penalty", [0.11, 10], [0.09, 10.01, math.nan]),
         ("repetition_context_size", [1, 4096], [0, 4097]),
         ("presence_penalty", [-2, 2], [-2.01, 2.01, math.nan]),
         ("frequency_penalty", [-2, 2], [-2.01, 2.01, math.nan]),
     ],
 )
-def test_a_number_is_taken_up_to_its_bounds(field: str, good: list[float], bad: list[float]) -> None:
+def test_a_number_is_taken_up_to_its_bounds(field: str, good: list[Any], bad: list[Any]) -> None:
     for value in good:
         validate_prompt(inference.Prompt(text="x", sampling=inference.Sampling(**{field: value})))
     for value in bad:
@@ -253,6 +257,7 @@ def test_messages_and_stops_are_taken_up_to_their_numbers() -> None:
         ("priority", [-10, 0, 10], [-11, 11], "BAD_PRIORITY"),
         ("deadline_ms", [0, 86_400_000], [86_400_001], "BAD_DEADLINE"),
         ("choices", [0, 8], [9], "BAD_CHOICES"),
+        ("min_trust", [0, MAX_SCORE], [MAX_SCORE + 1], "BAD_MIN_TRUST"),
         ("request_id", ["", "x" * 64], ["x" * 65, "a b"], "BAD_REQUEST_ID"),
         ("prompt_cache_key", ["", "x" * 256], ["x" * 257], "BAD_PROMPT_CACHE_KEY"),
     ],
