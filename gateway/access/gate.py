@@ -65,7 +65,8 @@ def _unlimited(answers: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the id of an API key, or nothing. `known` is whether what only insiders see may be shown.
+    """The caller of a request: the id of its API key, or empty. `known` is whether it may see what strangers
+    may not.
 
     `claim` counts a request, once it has been read, as one for each answer that it asks for: each is a row of
     a ring. It raises ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE), InvalidInput (TOO_MANY_ANSWERS).

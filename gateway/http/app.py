@@ -65,7 +65,7 @@ def create_app(
         allow_origins=cors_origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=["x-request-id", "retry-after", "x-should-retry"],
     )
     edge = _Edge(backend, exposition, kept or KeptAnswers())
     return Starlette(

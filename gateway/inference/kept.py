@@ -1,8 +1,8 @@
 """Answers that are asked for again by an `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header), which
 is metadata of a gRPC call too.
 
-One that is under way goes on, one that has ended is told once more; nothing is computed twice. They are kept
-by this process alone, and end with it.
+One that is under way goes on, one that has ended is sent again; nothing is computed twice. They are kept by
+this process alone, and end with it.
 """
 
 from __future__ import annotations
