@@ -68,9 +68,9 @@ FREE_UNREAD, MAX_UNREAD, ALL_UNREAD = 64 << 10, 4 << 20, 32 << 20
 what all may have together. A client in step has none: text is joined, and connections have buffers of their
 own. 4 MiB are a million tokens of text, or a thousand with the log-probabilities of 20 others each."""
 
-ALL_ASKED = 12 << 20
-"""Bytes of guests' requests that one ring holds: one of the largest, of 8 MiB, and others. A head may have
-made them up, and each costs a few times its bytes while it is given to the head."""
+ALL_ASKED = 8 << 20
+"""Bytes of guests' requests that one ring holds, unless there is one alone. A head may have made them up, and
+each costs a few times its bytes while it is given to the head."""
 
 YIELD_SECONDS = 2.0
 """How long a guest leaves the next epoch's head to the gateway that scheduled before, where a prompt of its
@@ -382,7 +382,7 @@ class Ring:
             if asked in self._answers:
                 return
             held = sum(each.answer.asked for each in self._answers.values())
-            if held + answer.asked > ALL_ASKED:
+            if held and held + answer.asked > ALL_ASKED:
                 answer.fail(ResourceExhausted("guests have too much waiting", reason="QUEUE_FULL"))
                 return
             self.submit(request, answer, answer.min_trust)
