@@ -256,8 +256,10 @@ class Fetcher:
             return []
         finally:
             if why != self._unread.get(folder, ""):
-                event = "model_folder_unreadable" if why else "model_folder_readable"
-                log.warning(event, folder=str(folder), why=why)
+                if why:
+                    log.warning("model_folder_unreadable", folder=str(folder), why=why)
+                else:
+                    log.info("model_folder_readable", folder=str(folder))
             self._unread[folder] = why
 
     async def stop(self) -> None:
