@@ -18,10 +18,9 @@ INTRODUCTION = """\
 # Models
 
 What sealring can do with the architectures of mlx-lm 0.32.2. Each line is a small configuration of
-`tests/data`, with random float32 weights, on a CPU. The names are those of mlx-lm; after a colon stands a
-variant.
+`tests/data`, with random float32 weights, on a CPU. A name is mlx-lm's, with a variant after a colon.
 
-This page is made of `docs/models.json` by `python -m bench.architectures`. To check them again:
+`python -m bench.architectures` makes this page from `docs/models.json`. To check the architectures again:
 
 ```
 python tests/support/small_models.py > models.json
@@ -33,55 +32,57 @@ python -m bench.architectures found.json shards.json
 ## Served in stages
 
 Each of these gives the same logits in three stages as whole, bit for bit: prompts in chunks, rows that join
-and leave, states that pass through records. A row's logits are those that it gets alone, but for rounding.
+and leave, states that pass through records. Up to rounding, a row's logits are those that it gets alone.
 
-Tokens over real rings of three nodes are those of mlx-lm, too, for the 16 configurations that
+Tokens over real rings of three nodes are also those of mlx-lm for the 16 configurations that
 `tests/integration/test_unusual.py` names (`make sweep`); all passed in two runs, before and after rows of
 deepseek_v41 began to share steps. They are one or more of each kind with a hook, and nanochat, nemotron-nas
-and recurrent_gemma; gemma4:moe, gemma4_text, longcat_flash and minimax_m3_vl:dense-first are not among them.
+and recurrent_gemma. gemma4:moe, gemma4_text, longcat_flash and minimax_m3_vl:dense-first are not among
+them.
 
-- **hook**: sealring has code of its own for it: its layers do more than hand one state on, or mlx-lm's code
-  knows the position of one row only.
+- **hook**: sealring has code of its own for it, because its layers do more than hand one state on, or
+  because mlx-lm's code knows the position of one row only.
 - **rows**: *together* if the rows that decode share a step, so that weights are read once for all of them;
-  *in turn* if one is computed after the other, which is slower and as right.
+  *in turn* if one is computed after the other, which is slower and equally correct.
 - **kv-bits**: whether `deploy --kv-bits` can keep its KV cache in 8 or 4 bits. Keys and values must be a
-  multiple of 32 wide for that, which those of some configurations here are not: a model's profile tells.
-- **prefixes**: *any* if a kept prefix can be used as far as it is equal; *whole* if only as a whole, for a
-  state or a sliding window cannot be cut.
-- **tensor**: on how many nodes `deploy --strategy tensor` gave the whole model's logits, but for rounding,
-  with numbers of heads that the nodes divide (`bench/shards.py`); *no* where mlx-lm does not shard it.
-- **drafts**: whether `deploy --speculate` guesses tokens ahead, as [sampling.md](sampling.md#drafts) has it,
-  on rings of two or more. Wrong ones have to be cut off, so it is where prefixes are *any*.
+  multiple of 32 wide, which those of some configurations here are not.
+- **prefixes**: *any* if the equal part of a kept prefix can be used; *whole* if only all of it can, because
+  a state or a sliding window cannot be cut.
+- **tensor**: the numbers of nodes on which `deploy --strategy tensor` gave the whole model's logits, up to
+  rounding, with numbers of heads that the nodes divide (`bench/shards.py`); *no* if mlx-lm does not shard
+  it.
+- **drafts**: whether `deploy --speculate` guesses tokens ahead ([how](sampling.md#drafts)) on rings of two
+  or more. Wrong guesses have to be cut off, so only architectures with *any* prefixes guess.
 """
 
 TENSOR = """\
 ## A part of every layer
 `sealring deploy MODEL --strategy tensor --stages 2 --clear-links` has 2, 4 or 8 nodes each compute a part
-of every layer, instead of all of some layers. It needs connections that answer within microseconds, and
-what nodes add up crosses them unsealed ([what that means](trust.md#what-is-not-promised)). Embedding and
-output head are whole on every node, and all of them need the memory of the smallest part.
+of every layer, instead of all of some layers. It needs connections that answer within microseconds, and the
+nodes' sums cross them unsealed ([what that means](trust.md#what-is-not-promised)). Embedding and output
+head are whole on every node, and all of them need the memory of the smallest part.
 
 * Architectures: those that mlx-lm shards, in the tables' column *tensor*. Heads, and heads of keys and
-  values, have to be divisible by the number of nodes. `sealring deployment plan` tells. On 8 nodes none was
-  tried. Tested token for token, with rows that come and go: llama, qwen3_moe, gpt_oss.
+  values, have to be divisible by the number of nodes. `sealring deployment plan` shows whether they are.
+  None was tried on 8 nodes. Tested token for token, with rows that come and go: llama, qwen3_moe, gpt_oss.
 * `--backend ring` (default) is TCP between the nodes' `ring_host` addresses, on ports that change with each
   epoch. `--backend nccl` is for NVIDIA GPUs of one host.
 * `--backend jaccl` is RDMA over Thunderbolt 5. It was never run on hardware. It needs the same build of
   macOS (26.2 or later) on every Mac, RDMA enabled in recovery (`rdma_ctl enable`) and a cable between every
-  pair, each end out of the Thunderbolt bridge and with an IPv4 address of its own. `sealring doctor
-  --cluster` shows that and prints `rdma_devices` for the settings file of each node: which device leads to
-  which other node. After that `ring` and `jaccl` differ by `--backend` alone. Where the setting names no
-  device for a rank, the group does not come up (`NO_GROUP`), before anything is loaded.
-* `--or-pipeline`: a ring whose backend does not come up twice in a row becomes a pipeline over its own
-  nodes, sealed, and `sealring deployment list` and the audit log say so. Other replicas stay as they are.
-* When a node is lost, all others load their part anew.
+  pair. Each end of a cable is outside the Thunderbolt bridge and has an IPv4 address of its own. `sealring
+  doctor --cluster` checks that and prints `rdma_devices` for the settings file of each node: which device
+  leads to which other node. After that `ring` and `jaccl` differ by `--backend` alone. If the setting names
+  no device for a rank, the group does not form (`NO_GROUP`), before anything is loaded.
+* `--or-pipeline`: a ring whose group does not form twice in a row becomes a sealed pipeline over its own
+  nodes, and `sealring deployment list` and the audit log say so. Other replicas stay as they are.
+* If a node is lost, all others load their parts anew.
 """
 
 REFUSED = """\
 ## Refused
 
-A deployment of these in stages fails before it serves, with this reason. Those that cannot be split can be
-served by one machine. The last column is of parts of every layer, as above.
+A deployment of these in stages fails before it serves, with this reason. One machine can serve those that
+cannot be split. The last column is about parts of every layer, as above.
 """
 
 REAL = """\
@@ -94,16 +95,15 @@ Qwen2.5-Coder-0.5B-Instruct (qwen2), all in bfloat16, and SmolLM2 in 8 bits.
 
 An answer is equal token for token, or a near tie. In a near tie, the logits of the first two tokens that
 differ are no further apart than twice the noise: the difference that chunks of other sizes make in mlx_lm's
-own logits. The output names each near tie. All answers of SmolLM2 and Gemma 3 were
-equal, 120 of each. `sealring model check`
-finds all three the same, bit for bit, in two stages as whole. Qwen2.5's answers over rings have not been
-compared yet: on two cores they take most of the time.
+own logits. The output names each near tie. All answers of SmolLM2 and Gemma 3 were equal, 120 of each.
+`sealring model check` finds all three models equal, bit for bit, in two stages and whole. Qwen2.5's answers
+over rings have not been compared yet: on two cores they take most of the time.
 
 ### What a quantized cache costs a small model
 
 Keys and values in few bits are mlx-lm's own arithmetic: a ring with `--kv-bits` gives the tokens of mlx_lm
-with a quantized cache from the first token on
-([decision 4](decisions/0004-quantized-from-the-first-token.md)). What that loses is the model's matter.
+with a quantized cache from the first token on ([decision
+4](decisions/0004-quantized-from-the-first-token.md)). How much precision that loses depends on the model.
 In rings of two with 8 bits and with 4, 24 of 24 answers were equal. SmolLM2-135M, float32, keys 64 wide, 8
 questions, 24 greedy tokens for each, with mlx_lm alone:
 
@@ -115,17 +115,17 @@ questions, 24 greedy tokens for each, with mlx_lm alone:
 | whole answers of 24 tokens that stay the same | 6 of 8 | none |
 | the same with `mlx_lm.generate --kv-bits --quantized-kv-start 0` | 7 of 8 | none |
 
-One other token makes the rest of an answer another one, so that most long answers differ in a word somewhere.
-Four bits are too few for a model of this size.
+One different token changes the rest of an answer, so most long answers differ in a word somewhere. Four
+bits are too few for a model of this size.
 """
 
 GRAMMARS = """\
 ## Grammars
 
 Answers by JSON schema and tool calls that are held to a grammar need a tokenizer that can be read
-(`NO_GRAMMARS` says so otherwise). They do not depend on the architecture: whatever model there is, its tail
-masks the logits. For rows held to a grammar nothing is guessed. Which tools can be called by a grammar
-depends on the chat template's syntax: [clients.md](clients.md#answers-that-fit-a-schema).
+(`NO_GRAMMARS` says so otherwise). They do not depend on the architecture, because the tail masks the logits
+of any model. Rows held to a grammar have no drafts. The chat template's syntax decides which tools can be
+called by a grammar: [clients.md](clients.md#answers-that-fit-a-schema).
 """
 
 
