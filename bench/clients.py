@@ -25,11 +25,11 @@ import psutil  # type: ignore[import-untyped]
 
 from bench.frame import Result, Table, progress
 from bench.verdict import Check
-from sealring.gateway.http import server
-from sealring.gateway.http.app import create_app
-from sealring.gateway.http.server import HttpServer
-from sealring.gateway.inference import sending
-from sealring.gateway.inference.service import SERVICE, InferenceService
+from sealring.edge.http import server
+from sealring.edge.http.app import create_app
+from sealring.edge.http.server import HttpServer
+from sealring.edge.inference import sending
+from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.mesh.rpc.server import INFERENCE, Server
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc

@@ -22,11 +22,11 @@ from typing import Any
 from bench.frame import Result, Table, numbers
 from bench.openai_client import ask
 from bench.verdict import Check
-from sealring.gateway.http.app import create_app
-from sealring.gateway.http.server import HttpServer
-from sealring.gateway.inference.answer import Answer
-from sealring.gateway.inference.service import RingBackend
-from sealring.gateway.metrics import Metrics
+from sealring.edge.http.app import create_app
+from sealring.edge.http.server import HttpServer
+from sealring.edge.inference.answer import Answer
+from sealring.edge.metrics import Metrics
+from sealring.gateway.backend import RingBackend
 from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.ring import Ring, ServingEpoch
 from sealring.gateway.scheduler.actions import Request

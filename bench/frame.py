@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.verdict import MISSED, Check, joined
-from sealring.cli.doctor.hardware import machine as mac
-from sealring.cli.doctor.system import System
+from sealring.doctor.hardware import machine as mac
+from sealring.doctor.system import System
 from sealring.mesh.errors import ConfigError, NotFound
 
 Result = dict[str, Any]

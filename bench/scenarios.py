@@ -1,11 +1,11 @@
 """The ten load scenarios of Layr-Labs/d-inference's benchmark, by name, over sealed requests.
 
 A provider is a ring of one node. Users are fairness keys; each has clients of its own that verify the roster
-and seal every prompt. Temperature 0, four sequences at once per ring. Segments: parse, reserve, route,
-queue_wait, dispatch, open and coordinator_to_provider are measured by the gateway (gateway.timings says from
-what to what), encrypt (choosing the ring and sealing), ttft and total_e2e by the client. As there, what is
-asserted is overhead: waiting for others is a segment of its own (queue_wait) and not part of reserve, and
-what the provider's head does with an envelope (opening it, tokens from text: open) not part of dispatch.
+and seal every prompt. Temperature 0, four sequences at once per ring. The gateway
+measures the segments parse, reserve, route, queue_wait, dispatch, open and coordinator_to_provider
+(`edge.inference.timings` defines them). The client measures encrypt (choosing the ring and sealing), ttft
+and total_e2e. The assertions are about overhead. So waiting for other requests is a segment of its own
+(queue_wait) and no part of reserve, and the head's work on an envelope (open) is no part of dispatch.
 
 Exits with 13 when a request fails or an assertion does not hold.
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 from sealring.client import AsyncClient, Completion
 from sealring.client.core import View
-from sealring.gateway.inference.timings import HEADER
+from sealring.edge.inference.timings import HEADER
 from sealring.mesh.errors import SealringError
 
 _ENTRY = re.compile(r"([a-z_0-9]+);dur=([0-9.]+)")

@@ -15,11 +15,11 @@ import structlog
 
 from sealring.client import AsyncClient, Ring
 from sealring.client.sealing import SealingBackend
-from sealring.gateway.access.gate import Caller
-from sealring.gateway.access.keys import ApiKey, Scope, new_key, parse_key
-from sealring.gateway.http.app import create_app
-from sealring.gateway.http.server import HttpServer
-from sealring.gateway.metrics import Metrics
+from sealring.edge.access.gate import Caller
+from sealring.edge.access.keys import ApiKey, Scope, new_key, parse_key
+from sealring.edge.http.app import create_app
+from sealring.edge.http.server import HttpServer
+from sealring.edge.metrics import Metrics
 from sealring.mesh.errors import ConfigError, Unauthenticated
 from sealring.mesh.system.files import create_exclusive, read_secret, unwritable
 from sealring.mesh.system.lock import require_own_state
@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 
 class OwnGate:
-    """Lets in the programs that have the one key (gateway.access.gate.Door).
+    """Lets in the programs that have the one key (edge.access.gate.Door).
 
     It has 256 random bits: nobody guesses it, so attempts are neither counted nor made slow. A program that
     has no key, or an old one, keeps no other out.

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import structlog
 
-from sealring.gateway.access.edge_tls import EdgeTls
-from sealring.gateway.access.gate import Gate, Limits
-from sealring.gateway.access.interceptor import GateInterceptor
-from sealring.gateway.access.keyfile import KeyFile
+from sealring.edge.access.edge_tls import EdgeTls
+from sealring.edge.access.gate import Gate, Limits
+from sealring.edge.access.interceptor import GateInterceptor
+from sealring.edge.access.keyfile import KeyFile
+from sealring.edge.http.app import create_app
+from sealring.edge.http.server import HttpServer
+from sealring.edge.inference.kept import KeptAnswers
+from sealring.edge.inference.service import SERVICE, InferenceService
+from sealring.edge.metrics import Metrics
+from sealring.gateway.backend import RingBackend
 from sealring.gateway.credentials import load_gateway
-from sealring.gateway.http.app import create_app
-from sealring.gateway.http.server import HttpServer
-from sealring.gateway.inference.kept import KeptAnswers
-from sealring.gateway.inference.service import SERVICE, InferenceService, RingBackend
-from sealring.gateway.metrics import Metrics
 from sealring.gateway.rings.rings import Rings
 from sealring.gateway.rings.watch import Watch
 from sealring.gateway.settings import GatewaySettings

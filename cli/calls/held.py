@@ -8,8 +8,9 @@ from typing import Any
 
 from sealring.cli.calls.members import find_node
 from sealring.cli.calls.operator import Admin
-from sealring.cli.terminal.output import print_data, print_table, say, size
+from sealring.cli.terminal.output import print_data, print_table, say
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
+from sealring.mesh.units import size
 
 _POLL_SECONDS = 0.5
 _STALE_SECONDS = 5.0

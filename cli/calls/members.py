@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from sealring.cli.calls.operator import Admin, run_admin
-from sealring.cli.terminal.output import moment, plain, print_data, print_table, say, size
+from sealring.cli.terminal.output import moment, plain, print_data, print_table, say
 from sealring.mesh.errors import InvalidInput, NotFound
 from sealring.mesh.trust.levels import SCORES, TrustLevel
+from sealring.mesh.units import size
 
 if TYPE_CHECKING:
     import typer

@@ -109,7 +109,7 @@ def _json(value: Any) -> str:
 
 
 def _doctor(context: typer.Context) -> Any:
-    from sealring.cli.doctor.report import plain
+    from sealring.doctor.report import plain
 
     return plain(examine_machine(context, None))
 
@@ -127,8 +127,8 @@ def _versions() -> dict[str, str]:
 
 
 def _machine() -> dict[str, str]:
-    from sealring.cli.doctor.hardware import machine
-    from sealring.cli.doctor.system import System
+    from sealring.doctor.hardware import machine
+    from sealring.doctor.system import System
 
     return machine(System())
 

@@ -41,9 +41,9 @@ def dashboard(
     from sealring.client import AsyncClient
     from sealring.client.sealing import SealingBackend
     from sealring.client.trust import default_state_file
-    from sealring.gateway.http.app import create_app
-    from sealring.gateway.http.server import HttpServer
-    from sealring.gateway.metrics import Metrics
+    from sealring.edge.http.app import create_app
+    from sealring.edge.http.server import HttpServer
+    from sealring.edge.metrics import Metrics
     from sealring.mesh.system.processes import stop_on_signals
 
     async def work() -> None:

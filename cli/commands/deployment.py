@@ -25,7 +25,6 @@ from sealring.cli.terminal.output import (
     print_table,
     progress,
     say,
-    size,
 )
 from sealring.mesh.errors import InvalidInput, NotFound
 from sealring.mesh.prompt.deployment_limits import (
@@ -37,6 +36,7 @@ from sealring.mesh.prompt.deployment_limits import (
 )
 from sealring.mesh.system.files import read_bounded
 from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
+from sealring.mesh.units import size
 
 app = typer.Typer(
     name="deployment", help="Deployments: models, and the rings that serve them.", no_args_is_help=True

@@ -16,8 +16,8 @@ from sealring.cli.terminal.output import print_data, print_json, printable, prog
 from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
-    from sealring.cli.doctor.cluster import Node
-    from sealring.cli.doctor.report import Finding, Report
+    from sealring.doctor.cluster import Node
+    from sealring.doctor.report import Finding, Report
     from sealring.node.settings import NodeSettings
 
 app = typer.Typer()
@@ -46,8 +46,8 @@ def doctor(
         findings = _cluster(context, as_json=as_json)
     else:
         findings = _machine(context, state_dir, as_json=as_json)
-    from sealring.cli.doctor.report import Severity, worst
-    from sealring.cli.doctor.show import summary
+    from sealring.doctor.report import Severity, worst
+    from sealring.doctor.show import summary
 
     say(summary(findings))
     if worst(findings) is Severity.PROBLEM:
@@ -80,10 +80,10 @@ def _is_there(path: Path) -> bool:
 
 def examine_machine(context: typer.Context, state_dir: Path | None) -> Report:
     """What there is to say of this machine. Raises ConfigError."""
-    from sealring.cli.doctor.daemon import ask_daemon
-    from sealring.cli.doctor.local import examine
-    from sealring.cli.doctor.system import System
-    from sealring.cli.doctor.view import read_view
+    from sealring.doctor.daemon import ask_daemon
+    from sealring.doctor.local import examine
+    from sealring.doctor.system import System
+    from sealring.doctor.view import read_view
 
     settings = _node_settings(context, state_dir)
     with progress("looking at this machine"):
@@ -92,8 +92,8 @@ def examine_machine(context: typer.Context, state_dir: Path | None) -> Report:
 
 
 def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -> list[Finding]:
-    from sealring.cli.doctor.report import plain
-    from sealring.cli.doctor.show import lines
+    from sealring.doctor.report import plain
+    from sealring.doctor.show import lines
 
     report = examine_machine(context, state_dir)
     if as_json:
@@ -104,9 +104,9 @@ def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -
 
 
 def _cluster(context: typer.Context, *, as_json: bool) -> list[Finding]:
-    from sealring.cli.doctor.cluster import examine
-    from sealring.cli.doctor.report import plain
-    from sealring.cli.doctor.show import lines, summary
+    from sealring.doctor.cluster import examine
+    from sealring.doctor.report import plain
+    from sealring.doctor.show import lines, summary
 
     with progress("asking every node"):
         nodes = run_admin(context, _nodes)
@@ -125,7 +125,7 @@ def _cluster(context: typer.Context, *, as_json: bool) -> list[Finding]:
 
 async def _nodes(admin: Admin) -> list[Node]:
     """Every node with its report; those that are asked are asked a few at once."""
-    from sealring.cli.doctor.cluster import Node, Stage
+    from sealring.doctor.cluster import Node, Stage
     from sealring.v1 import admin_pb2
 
     listed = await admin.call("ListNodes")
@@ -158,8 +158,8 @@ async def _nodes(admin: Admin) -> list[Node]:
 
 
 async def _ask(admin: Admin, member: str) -> dict[str, Any]:
-    from sealring.cli.doctor.cluster import without_commands
-    from sealring.cli.doctor.report import decode
+    from sealring.doctor.cluster import without_commands
+    from sealring.doctor.report import decode
     from sealring.mesh.errors import SealringError
 
     try:
@@ -175,7 +175,7 @@ async def _ask(admin: Admin, member: str) -> dict[str, Any]:
 
 
 def _plain_node(node: Node) -> dict[str, Any]:
-    from sealring.cli.doctor.report import plain
+    from sealring.doctor.report import plain
 
     return {
         "name": node.name,

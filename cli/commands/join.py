@@ -18,7 +18,7 @@ from sealring.cli.terminal.command import command, config_file
 from sealring.cli.terminal.options import AsJson, read_token
 from sealring.cli.terminal.output import Progress, print_json, say
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.system.paths import default_state_root
+from sealring.mesh.system.paths import LAUNCH_DAEMONS, default_state_root
 from sealring.mesh.trust.levels import described
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _serve(
     from sealring.cli.commands.service import program
     from sealring.cli.service.install import Installation, account_id
     from sealring.cli.service.launchctl import Launchctl
-    from sealring.cli.service.launchd import PLIST_FOLDER, Service
+    from sealring.cli.service.launchd import Service
     from sealring.cli.service.places import make_places, require_of_root, under
     from sealring.cli.setup.enrol import enrol_as
     from sealring.mesh.member.state import is_enrolled
@@ -158,7 +158,7 @@ def _serve(
         Installation(control, made, prefix, chosen=settings).run(say, start=True, dry_run=dry_run)
     except BaseException as error:
         if was_loaded:
-            control.bootstrap(made.label, under(prefix, PLIST_FOLDER / made.file_name))
+            control.bootstrap(made.label, under(prefix, LAUNCH_DAEMONS / made.file_name))
         if isinstance(error, PermissionError):
             raise needs_root(Path(str(error.filename))) from None
         raise

@@ -12,7 +12,7 @@ from sealring.cli.terminal.options import AsJson, Seconds
 from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from sealring.gateway.access.keyfile import KeyFile, KeyRecord
+    from sealring.edge.access.keyfile import KeyFile, KeyRecord
 
 app = typer.Typer(
     name="key",
@@ -53,7 +53,7 @@ def create(
 
     From a gateway's first key on, every request needs one.
     """
-    from sealring.gateway.access.keys import Scope as KeyScope
+    from sealring.edge.access.keys import Scope as KeyScope
 
     chosen = [KeyScope(one.value) for one in scope or [Scope.INFERENCE]]
     keys = _keys(context)
@@ -101,7 +101,7 @@ def revoke(
 
 
 def _keys(context: typer.Context) -> KeyFile:
-    from sealring.gateway.access.keyfile import KeyFile
+    from sealring.edge.access.keyfile import KeyFile
     from sealring.mesh.member.state import is_enrolled
 
     folder = load_settings(context).settings.state_dir

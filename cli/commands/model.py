@@ -16,8 +16,9 @@ from sealring.cli.local.apart import ask_apart, ask_each_apart
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.exit_codes import CHECK_FAILED
 from sealring.cli.terminal.options import AsJson
-from sealring.cli.terminal.output import plain, print_json, print_table, progress, say, size
+from sealring.cli.terminal.output import plain, print_json, print_table, progress, say
 from sealring.mesh.errors import ModelError
+from sealring.mesh.units import size
 
 app = typer.Typer(
     name="model", help="Models: where they are, what they need, how they split.", no_args_is_help=True

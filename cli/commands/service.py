@@ -11,12 +11,13 @@ from typing import Annotated
 import typer
 
 from sealring.cli.service.launchctl import Launchctl
-from sealring.cli.service.launchd import NEWSYSLOG_FOLDER, PLIST_FOLDER, Service
+from sealring.cli.service.launchd import NEWSYSLOG_FOLDER, Service
 from sealring.cli.service.places import needs_root, under
 from sealring.cli.terminal.command import command
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import print_json, print_table, say
 from sealring.mesh.errors import ConfigError, NotFound
+from sealring.mesh.system.paths import LAUNCH_DAEMONS
 
 app = typer.Typer(name="service", help="Run components under launchd (macOS).", no_args_is_help=True)
 
@@ -75,7 +76,7 @@ def uninstall(component: Which, root: Root = Path("/")) -> None:
     """Stop a service and remove it; its state and logs stay."""
     service = Service(component.value)
     Launchctl().bootout(service.label)
-    for file in (PLIST_FOLDER / service.file_name, NEWSYSLOG_FOLDER / service.rules_name):
+    for file in (LAUNCH_DAEMONS / service.file_name, NEWSYSLOG_FOLDER / service.rules_name):
         file = under(root, file)
         try:
             file.unlink(missing_ok=True)
@@ -148,7 +149,7 @@ def program() -> str:
 
 
 def _installed(service: Service, root: Path) -> Path:
-    plist = under(root, PLIST_FOLDER / service.file_name)
+    plist = under(root, LAUNCH_DAEMONS / service.file_name)
     if not plist.exists():
         raise NotFound(
             f"{service.label} is not installed",

@@ -19,7 +19,6 @@ from sealring.cli.local.children import tail
 from sealring.cli.service.adoption import copy_state, in_the_way, remove_state, stopped
 from sealring.cli.service.launchd import (
     NEWSYSLOG_FOLDER,
-    PLIST_FOLDER,
     STATE_FOLDER,
     Service,
     newsyslog_rules,
@@ -33,7 +32,7 @@ from sealring.mesh.member.state import is_enrolled
 from sealring.mesh.settings.config import load
 from sealring.mesh.system.addresses import listens, parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
-from sealring.mesh.system.paths import state_root_of
+from sealring.mesh.system.paths import LAUNCH_DAEMONS, state_root_of
 from sealring.node.models.folders import unreadable
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class Installation:
         if service.config is None and self._chosen:
             service = replace(service, config=str(settings_file_of(Path(STATE_FOLDER), service.component)))
         self.service = service
-        self.plist = under(root, PLIST_FOLDER / service.file_name)
+        self.plist = under(root, LAUNCH_DAEMONS / service.file_name)
         self._rules = under(root, NEWSYSLOG_FOLDER / service.rules_name)
 
     def check(self, *, start: bool) -> None:

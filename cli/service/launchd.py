@@ -10,10 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.system.paths import launchd_label
 
 COMPONENTS = ("coordinator", "node", "gateway")
-PREFIX = "org.sealring"
-PLIST_FOLDER = Path("/Library/LaunchDaemons")
 NEWSYSLOG_FOLDER = Path("/etc/newsyslog.d")
 LOG_FOLDER = PurePosixPath("/var/log/sealring")
 STATE_FOLDER = PurePosixPath("/var/db/sealring")
@@ -56,7 +55,7 @@ class Service:
     @property
     def label(self) -> str:
         """The service's name in launchd, equal to its file's name without the ending."""
-        return f"{PREFIX}.{self.component}"
+        return launchd_label(self.component)
 
     @property
     def file_name(self) -> str:

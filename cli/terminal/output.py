@@ -197,13 +197,3 @@ def moment(seconds: int) -> str:
     except (ValueError, OverflowError, OSError):
         return f"{seconds} s"
     return found.isoformat(sep=" ", timespec="seconds")
-
-
-def size(count: int) -> str:
-    """Bytes in binary units."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} GiB"

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sealring.gateway.inference.answer import EVENT_BYTES, Answer
+from sealring.edge.inference.answer import EVENT_BYTES, Answer
 from sealring.gateway.scheduler.actions import Answered, Request
 from sealring.gateway.scheduler.queue import place
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS

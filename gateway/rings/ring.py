@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from sealring.gateway.inference.answer import EVENT_BYTES, Answer
-from sealring.gateway.metrics import Metrics
+from sealring.edge.inference.answer import EVENT_BYTES, Answer
+from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.control import ControlStreams, MemberTarget
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
 from sealring.gateway.scheduler.actions import (

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from sealring.gateway.inference.answer import Answer
-from sealring.gateway.metrics import Metrics, ModelLoad
+from sealring.edge.inference.answer import Answer
+from sealring.edge.metrics import Metrics, ModelLoad
 from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.guests import Refused
 from sealring.gateway.rings.ring import Ring, ServingEpoch, below_floor, ring_down

@@ -6,6 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+LAUNCH_DAEMONS = Path("/Library/LaunchDaemons")
+"""The folder of the property lists of launchd's system services (launchd.plist(5))."""
+
 
 def default_state_root() -> Path:
     """The user's own state folder: each component keeps its state in a folder of its name below it."""
@@ -34,3 +37,8 @@ def default_config_file() -> Path:
     else:
         base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
         return Path(base) / "sealring" / "sealring.toml"
+
+
+def launchd_label(component: str) -> str:
+    """The name in launchd of a component's service; its property list has the same name and `.plist`."""
+    return f"org.sealring.{component}"

@@ -32,7 +32,7 @@ from sealring.node.settings import NodeSettings
 from sealring.v1 import diagnosis_pb2, diagnosis_pb2_grpc
 
 SERVICE = diagnosis_pb2.DESCRIPTOR.services_by_name["Diagnosis"].full_name
-MODULE = "sealring.cli.doctor"
+MODULE = "sealring.doctor"
 MAX_REPORT_BYTES = 128 << 10
 KEPT_SECONDS = 10.0
 """How long an answer is given again instead of looking anew."""

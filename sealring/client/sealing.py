@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 
 from sealring.client.asynchronous import AsyncClient
 from sealring.client.types import Completion, Delta, Ring
-from sealring.gateway.inference.service import model_not_found
-from sealring.gateway.metrics import Metrics
+from sealring.edge.inference.service import model_not_found
+from sealring.edge.metrics import Metrics
 from sealring.mesh.errors import InvalidInput, Unavailable
 from sealring.mesh.names import served_name
 from sealring.v1 import inference_pb2 as inference
@@ -18,7 +18,7 @@ _REASONS = {"stop": inference.FINISH_REASON_STOP, "length": inference.FINISH_REA
 
 
 class SealingBackend:
-    """Answers prompts (gateway.inference.service.InferenceBackend) through a client that seals them."""
+    """Answers prompts (edge.inference.service.InferenceBackend) through a client that seals them."""
 
     def __init__(self, client: AsyncClient, metrics: Metrics) -> None:
         self._client = client

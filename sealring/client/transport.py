@@ -16,8 +16,8 @@ import httpx2
 
 from sealring.client.asynchronous import AsyncClient
 from sealring.client.sealing import SealingBackend
-from sealring.gateway.http.app import create_app
-from sealring.gateway.metrics import Metrics
+from sealring.edge.http.app import create_app
+from sealring.edge.metrics import Metrics
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from sealring.api.chat import ChatBody, ask_chat, chat_request, parse_chat
 from sealring.api.completions import CompletionBody, ask_completion, completion_requests, parse_completion
 from sealring.api.fields import renamed
-from sealring.gateway.http.body import MAX_DIGITS, parse_object
+from sealring.edge.http.body import MAX_DIGITS, parse_object
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.validate import validate_request
 from sealring.v1 import inference_pb2 as inference

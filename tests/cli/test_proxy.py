@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from sealring.cli import proxy
 from sealring.cli.main import app
 from sealring.client.sealing import SealingBackend
-from sealring.gateway.http.app import create_app
-from sealring.gateway.metrics import Metrics
+from sealring.edge.http.app import create_app
+from sealring.edge.metrics import Metrics
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.v1 import inference_pb2 as inference
 

@@ -19,7 +19,7 @@ from sealring.client.types import (
     TopLogprob,
     Usage,
 )
-from sealring.gateway.metrics import Metrics
+from sealring.edge.metrics import Metrics
 from sealring.mesh.errors import InvalidInput, NotFound, Unavailable
 from sealring.v1 import inference_pb2 as inference
 

@@ -19,8 +19,8 @@ from edgecert import write_edge_certificate
 from patience import PATIENCE_SECONDS, until
 
 from sealring.client import AsyncClient
-from sealring.gateway.access.keyfile import KeyFile
-from sealring.gateway.access.keys import Scope
+from sealring.edge.access.keyfile import KeyFile
+from sealring.edge.access.keys import Scope
 from sealring.gateway.main import serve
 from sealring.gateway.rings import control as gateway_control
 from sealring.gateway.settings import GatewaySettings

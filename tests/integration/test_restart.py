@@ -19,8 +19,8 @@ from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Reply, Ring, chat, started
 from slow_engine import SLOW_SECONDS, markers
 
 from sealring.cli.local.cluster import LocalCluster
-from sealring.gateway.access.keyfile import KeyFile
-from sealring.gateway.access.keys import Scope
+from sealring.edge.access.keyfile import KeyFile
+from sealring.edge.access.keys import Scope
 from sealring.gateway.rings.control import PONG_SECONDS
 from sealring.gateway.rings.losses import LOST_SECONDS
 from sealring.mesh.member.state import load_machine_state

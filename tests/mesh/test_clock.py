@@ -29,7 +29,7 @@ def test_a_clock_counts_only_while_it_runs() -> None:
 def test_nothing_goes_by_a_clock_that_jumps_when_it_is_set() -> None:
     """Where a clock is an argument, the raw one is nobody's default."""
     root = Path(__file__).parents[2]
-    packages = ("mesh", "coordinator", "node", "gateway", "cli")
+    packages = ("mesh", "edge", "coordinator", "node", "gateway", "doctor", "cli")
     files = [file for package in packages for file in (root / package).rglob("*.py")]
     raw = [file for file in files if re.search(r"\w+: Clock = time\.time\b", file.read_text("utf-8"))]
     assert [str(file.relative_to(root)) for file in raw if file.name != "clock.py"] == []

@@ -107,7 +107,7 @@ def test_a_daemon_has_neither() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["sealring.node.models.fetch", "sealring.cli.doctor", "sealring.cli.setup.enrol"]
+    "name", ["sealring.node.models.fetch", "sealring.doctor", "sealring.cli.setup.enrol"]
 )
 def test_what_is_started_for_one_thing_has_nothing_for_terminals(name: str) -> None:
     found = loaded(name)

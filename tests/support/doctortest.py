@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sealring.cli.doctor.report import Finding
-from sealring.cli.doctor.system import Answer, Folder, System
+from sealring.doctor.report import Finding
+from sealring.doctor.system import Answer, Folder, System
 from sealring.mesh.trust.attestation import UNKNOWN_POSTURE, Posture
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "doctor"

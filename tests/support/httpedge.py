@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sealring.gateway.http.app import create_app
-from sealring.gateway.http.server import HttpServer
-from sealring.gateway.inference.service import model_not_found
+from sealring.edge.http.app import create_app
+from sealring.edge.http.server import HttpServer
+from sealring.edge.inference.service import model_not_found
 from sealring.mesh.errors import NotFound, SealringError
 from sealring.mesh.prompt.validate import validate_request
 from sealring.v1 import inference_pb2 as inference

@@ -24,7 +24,7 @@ from rostertest import PaperCluster
 
 from sealring.api.chat import ask_chat
 from sealring.api.completions import ask_completion
-from sealring.gateway.http.body import parse_object
+from sealring.edge.http.body import parse_object
 from sealring.mesh.crypto.dsse import parse_envelope, sign_envelope
 from sealring.mesh.crypto.identity import SoftwareSigner, load_public_key, member_id, verify
 from sealring.mesh.crypto.labels import Label

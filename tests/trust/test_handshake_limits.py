@@ -23,12 +23,12 @@ import pytest
 from edgecert import write_edge_certificate
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-import sealring.gateway.http.server as http_server
+import sealring.edge.http.server as http_server
 from sealring.coordinator.init import init
 from sealring.coordinator.main import Coordinator
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.gateway.access.edge_tls import EdgeTls
-from sealring.gateway.http.server import HttpServer
+from sealring.edge.access.edge_tls import EdgeTls
+from sealring.edge.http.server import HttpServer
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, role_server_name
@@ -220,7 +220,7 @@ def test_every_grpc_server_is_the_one_with_limits() -> None:
     root = Path(__file__).parents[2]
     found = {
         str(file.relative_to(root))
-        for package in ("mesh", "coordinator", "node", "gateway", "cli", "sealring")
+        for package in ("mesh", "edge", "coordinator", "node", "gateway", "doctor", "cli", "sealring")
         for file in (root / package).rglob("*.py")
         if "grpc.aio.server(" in file.read_text("utf-8") or "grpc.server(" in file.read_text("utf-8")
     }

@@ -19,7 +19,7 @@ from sealring.mesh.system.addresses import is_loopback, parse_address
 from sealring.node.settings import NodeSettings
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("mesh", "coordinator", "node", "gateway", "cli", "sealring")
+PACKAGES = ("mesh", "edge", "coordinator", "node", "gateway", "doctor", "cli", "sealring")
 SETTINGS: tuple[type[BaseModel], ...] = (CliSettings, CoordinatorSettings, GatewaySettings, NodeSettings)
 REVIEWED_SWITCHES = {"software_identity_allowed", "allow_downloads", "hybrid_sealing_key"}
 """What a setting can switch on: identities that say what they are, fetching of models, a stronger key."""

@@ -12,11 +12,11 @@ from sealring.cli.calls import client as client_module
 from sealring.cli.calls.client import Question, gateway_access, inference
 from sealring.cli.settings import CliSettings
 from sealring.client import AsyncClient
-from sealring.gateway.access.edge_tls import EdgeTls
-from sealring.gateway.access.gate import Gate
-from sealring.gateway.access.interceptor import GateInterceptor
-from sealring.gateway.access.keyfile import KeyFile
-from sealring.gateway.access.keys import Scope
+from sealring.edge.access.edge_tls import EdgeTls
+from sealring.edge.access.gate import Gate
+from sealring.edge.access.interceptor import GateInterceptor
+from sealring.edge.access.keyfile import KeyFile
+from sealring.edge.access.keys import Scope
 from sealring.mesh.errors import ConfigError, NotFound, SealringError, Unavailable
 from sealring.mesh.rpc.server import Server
 from sealring.v1 import inference_pb2, inference_pb2_grpc

@@ -17,7 +17,7 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
-from sealring.gateway.metrics import Metrics, ModelLoad
+from sealring.edge.metrics import Metrics, ModelLoad
 from sealring.mesh.errors import RosterError, Unavailable
 from sealring.mesh.pki import root
 from sealring.v1 import admin_pb2

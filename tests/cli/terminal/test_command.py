@@ -88,7 +88,7 @@ def test_help_has_an_example_that_works_and_fits_80_columns(
 
 NO_COMMANDS = {"carrier", "does not"}
 """A process's title and a sentence."""
-PACKAGES = ("cli", "coordinator", "gateway", "mesh", "node", "sealring")
+PACKAGES = ("cli", "coordinator", "doctor", "edge", "gateway", "mesh", "node", "sealring")
 LINES_OF_A_LOG = "logs"
 HELP = """\
 Usage: root do [OPTIONS] WHAT [MORE...]

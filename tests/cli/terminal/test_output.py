@@ -20,9 +20,9 @@ from sealring.cli.terminal.output import (
     print_table,
     progress,
     say,
-    size,
 )
 from sealring.mesh.system.lean import show_rich
+from sealring.mesh.units import size
 from sealring.v1 import admin_pb2, inference_pb2, membership_pb2
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import structlog
 
-from sealring.gateway.inference.answer import Answer
-from sealring.gateway.metrics import Metrics
+from sealring.edge.inference.answer import Answer
+from sealring.edge.metrics import Metrics
 from sealring.gateway.rings import ring as ring_module
 from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.guests import Sent

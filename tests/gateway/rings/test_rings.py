@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sealring.gateway.inference.answer import Answer
-from sealring.gateway.inference.timings import Timings
-from sealring.gateway.metrics import Metrics
+from sealring.edge.inference.answer import Answer
+from sealring.edge.inference.timings import Timings
+from sealring.edge.metrics import Metrics
 from sealring.gateway.rings import rings as module
 from sealring.gateway.rings.guests import Refused
 from sealring.gateway.rings.ring import Ring

@@ -7,8 +7,8 @@ from kernels import share_kernels
 from ringtest import HASTY, MODEL, Arrangements
 
 from sealring.cli.local.cluster import LocalCluster
-from sealring.gateway.access.keyfile import KeyFile
-from sealring.gateway.access.keys import Scope
+from sealring.edge.access.keyfile import KeyFile
+from sealring.edge.access.keys import Scope
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")

@@ -9,9 +9,9 @@ import pytest_asyncio
 from ringtest import CLUSTER, chat
 
 from sealring.client.sealing import SealingBackend
-from sealring.gateway.http.app import create_app
-from sealring.gateway.http.server import HttpServer
-from sealring.gateway.metrics import Metrics
+from sealring.edge.http.app import create_app
+from sealring.edge.http.server import HttpServer
+from sealring.edge.metrics import Metrics
 from sealring.v1 import inference_pb2 as inference
 
 pytestmark = CLUSTER

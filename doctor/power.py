@@ -1,0 +1,86 @@
+"""Sleep, Low Power Mode and heat: what makes a Mac leave the ring, or slow it down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from sealring.doctor.report import Finding, note, ok, unknown, warning
+from sealring.doctor.system import System
+from sealring.doctor.view import View
+
+PMSET = "/usr/bin/pmset"
+_SETTING = re.compile(r"^\s*([A-Za-z][A-Za-z ]{0,40}?)\s+([0-9]{1,9})(?:\s+\(.*\))?\s*$")
+_SPEED = re.compile(r"CPU_(?:Speed|Scheduler)_Limit\s*=\s*([0-9]{1,9})")
+_LEVEL = re.compile(
+    r"(?:thermal|performance) warning level(?: set to)?\s*[:=]?\s*([0-9]{1,9})", re.IGNORECASE
+)
+
+
+def parse_settings(text: str) -> dict[str, int]:
+    """The numbers of `pmset -g` by their names; those that are words are left out."""
+    found = (_SETTING.match(line) for line in text.splitlines())
+    return {match[1].lower(): int(match[2]) for match in found if match is not None}
+
+
+def parse_thermal(text: str) -> bool | None:
+    """Whether the machine is slowed down by heat. From `pmset -g therm`; None when it says nothing of it."""
+    speeds, levels = _SPEED.findall(text), _LEVEL.findall(text)
+    if any(int(speed) < 100 for speed in speeds) or any(int(level) > 0 for level in levels):
+        return True
+    known = speeds or levels or "warning level has been recorded" in text
+    return False if known else None
+
+
+def check(system: System, view: View) -> Iterator[Finding]:
+    """What the power settings mean for a machine that others wait for."""
+    answer = system.run(PMSET, "-g")
+    settings = parse_settings(answer.text)
+    if "sleep" not in settings and "sleepdisabled" not in settings:
+        why = answer.why or "pmset named no setting for sleep"
+        yield unknown("power.sleep", "whether this Mac sleeps", why, f"{PMSET} -g")
+    else:
+        yield _sleep(settings)
+    if settings.get("lowpowermode") == 1 or settings.get("powermode") == 1:
+        yield warning(
+            "power.low_power_mode",
+            "Low Power Mode is on",
+            "a ring is as fast as its slowest member",
+            "turn it off",
+            f"sudo {PMSET} -a lowpowermode 0",
+        )
+    if settings.get("powernap") == 1 and settings.get("sleep"):
+        yield note(
+            "power.nap", "Power Nap is on", "it wakes a sleeping Mac for Apple's services, not for a ring"
+        )
+    yield _heat(system)
+
+
+def _sleep(settings: dict[str, int]) -> Finding:
+    minutes = settings.get("sleep", 0)
+    if minutes == 0 or settings.get("sleepdisabled") == 1:
+        return ok("power.sleep", "this Mac does not sleep by itself")
+    return warning(
+        "power.sleep",
+        f"this Mac sleeps after {minutes} min without use",
+        "asleep it leaves its ring, and no ring can be formed with it",
+        "keep it awake; on a laptop with a closed lid also: sudo pmset -a disablesleep 1",
+        f"sudo {PMSET} -a sleep 0 disksleep 0 womp 1",
+    )
+
+
+def _heat(system: System) -> Finding:
+    answer = system.run(PMSET, "-g", "therm")
+    hot = parse_thermal(answer.text)
+    if hot is None:
+        why = answer.why or "pmset answered in words that are not known here"
+        return unknown("power.heat", "whether heat slows this Mac down", why, f"{PMSET} -g therm")
+    if not hot:
+        return ok("power.heat", "no heat slows this Mac down")
+    return warning(
+        "power.heat",
+        "heat slows this Mac down at the moment",
+        "a ring is as fast as its slowest member",
+        "give it air, and see whether it lasts",
+        f"{PMSET} -g therm",
+    )

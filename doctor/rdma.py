@@ -1,0 +1,109 @@
+"""RDMA over Thunderbolt: whether it is on, and the devices of `rdma_devices` ready for it.
+
+Only tensor deployments with `--backend jaccl` need it. What MLX's jaccl asks of a device is in its source
+(mlx/distributed/jaccl/lib/jaccl/rdma.cpp): it opens it by name, and takes the IPv4 address of its interface.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from sealring.doctor.report import Finding, note, ok, problem, unknown
+from sealring.doctor.system import System
+from sealring.doctor.thunderbolt import IFCONFIG, parse_addresses, parse_bridges
+from sealring.doctor.versions import os_version
+from sealring.doctor.view import View
+
+RDMA_CTL = "/usr/bin/rdma_ctl"
+IBV_DEVICES = "/usr/bin/ibv_devices"
+FIRST_VERSION = (26, 2)
+_DEVICE = re.compile(r"^\s*(rdma_[a-z0-9]{1,15})\s+[0-9a-f]{1,32}\s*$", re.MULTILINE)
+
+
+def parse_status(text: str) -> bool | None:
+    """From `rdma_ctl status`."""
+    return {"enabled": True, "disabled": False}.get(text.strip().rpartition(" ")[2].rstrip(".").lower())
+
+
+def parse_devices(text: str) -> tuple[str, ...]:
+    """From `ibv_devices`."""
+    return tuple(_DEVICE.findall(text))
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Numbers of a version such as 26.2.1; empty where it is none."""
+    parts = text.strip().split(".")
+    good = len(parts) <= 4 and all(re.fullmatch(r"[0-9]{1,6}", part) for part in parts)
+    return tuple(map(int, parts)) if good else ()
+
+
+def status(system: System) -> str:
+    """enabled, disabled, or nothing where it is not known."""
+    found = parse_status(system.run(RDMA_CTL, "status").text)
+    return "" if found is None else "enabled" if found else "disabled"
+
+
+def check(system: System, view: View) -> Iterator[Finding]:
+    """A note, for most deployments do without, unless the node's settings name devices."""
+    wanted = [line.partition("=")[2] for line in view.settings.rdma_devices]
+    version = parse_version(os_version(system))
+    if version and version < FIRST_VERSION:
+        if wanted:
+            yield _unready("RDMA over Thunderbolt begins with macOS 26.2", "update macOS, on every Mac alike")
+        else:
+            yield ok("rdma.status", "RDMA over Thunderbolt begins with macOS 26.2")
+        return
+    found = status(system)
+    if not found:
+        why = system.run(RDMA_CTL, "status").why or "rdma_ctl answered in words that are not known here"
+        yield unknown("rdma.status", "RDMA over Thunderbolt", why, f"{RDMA_CTL} status")
+    elif found == "disabled" and wanted:
+        fix = "turn it on at the Mac, in the Terminal of its recovery system"
+        yield _unready("RDMA over Thunderbolt is off", fix, "rdma_ctl enable")
+    elif found == "disabled":
+        yield ok(
+            "rdma.status",
+            "RDMA over Thunderbolt is off; only --backend jaccl needs it",
+        )
+    else:
+        devices = parse_devices(system.run(IBV_DEVICES).text)
+        yield note(
+            "rdma.status",
+            f"RDMA over Thunderbolt is on ({', '.join(devices) or 'no device'})",
+            "only --backend jaccl uses it, and needs the same build of macOS on every Mac",
+        )
+        yield from _devices(system, wanted, devices)
+
+
+def _devices(system: System, wanted: Sequence[str], devices: Sequence[str]) -> Iterator[Finding]:
+    """Whether jaccl can use those that the settings name."""
+    interfaces = system.run(IFCONFIG, "-a").text
+    addresses = parse_addresses(interfaces)
+    bridged = {
+        member: name for name, (up, members) in parse_bridges(interfaces).items() if up for member in members
+    }
+    ready = True
+    for device in wanted:
+        interface = device.removeprefix("rdma_")
+        if device not in devices:
+            fix = "correct it: sealring doctor --cluster prints what to set"
+            finding = _unready(f"rdma_devices names {device}, and this Mac has none", fix)
+        elif interface in bridged:
+            fix = "take it out, and give it an address of its own, in a network of the cable's two ends alone"
+            command = f"sudo {IFCONFIG} {bridged[interface]} deletem {interface}"
+            finding = _unready(f"{interface} of {device} is in {bridged[interface]}", fix, command)
+        elif interfaces and not addresses.get(interface):
+            fix = "give it one, in a network of the cable's two ends alone"
+            finding = _unready(f"{interface} of {device} has no IPv4 address", fix)
+        else:
+            continue
+        ready = False
+        yield finding
+    if wanted and ready:
+        yield ok("rdma.devices", f"the devices of rdma_devices are there: {', '.join(wanted)}")
+
+
+def _unready(what: str, fix: str, command: str = "") -> Finding:
+    why = "rdma_devices is set, and tensor rings over jaccl do not come up without"
+    return problem("rdma.unready", what, why, fix, command)

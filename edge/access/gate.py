@@ -1,0 +1,326 @@
+"""Lets requests in: limits first, then the API key, then its scope, then the limits of the key.
+
+Without any key ever made, loopback is open. Once there was one, every call but those for liveness needs one,
+until the gateway starts again without the file. A key is hashed once in a while only: one that was right is
+remembered for `REMEMBER_SECONDS` by a MAC under a key of this process, and looked up in the file's records at
+every request, so that a revocation counts at once. Refused attempts share one small bucket per peer, which is
+asked before the hash is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from sealring.edge.access.keyfile import KeyFile, KeyRecord
+from sealring.edge.access.keys import ApiKey, Scope, matches, parse_key
+from sealring.edge.access.limits import UnderWay
+from sealring.mesh.clock import Clock, monotonic_clock, wall_clock
+from sealring.mesh.errors import ConfigError, PermissionDenied, SealringError, Unauthenticated
+from sealring.mesh.rpc.limits import Buckets, too_fast
+
+log = structlog.get_logger()
+
+REMEMBER_SECONDS = 300.0
+ATTEMPTS_PER_SECOND = 1.0
+ATTEMPTS_AT_ONCE = 20
+BURST_SECONDS = 4.0
+"""How many seconds' worth of requests may come at once."""
+
+USE_SECONDS = 60.0
+
+_REMEMBERED = 4096
+_HASHES_AT_ONCE = 2
+_HASHES_WAITING = 64
+
+ANY = frozenset(Scope)
+USE = frozenset({Scope.INFERENCE})
+LOOK = frozenset({Scope.INFERENCE, Scope.READ})
+WATCH = frozenset({Scope.READ})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Requests per second and at once. Peers are told apart by their network address."""
+
+    key_per_second: float = 100.0
+    key_at_once: int = 512
+    peer_per_second: float = 200.0
+
+
+def _unlimited(answers: int) -> None:
+    """The claim of a caller without a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller of a request: the id of its API key, or empty. `known` is whether it may see what strangers
+    may not.
+
+    `claim` counts a request, once it has been read, as one for each answer that it asks for: each is a row of
+    a ring. It raises ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE), InvalidInput (TOO_MANY_ANSWERS).
+    """
+
+    key_id: str = ""
+    known: bool = True
+    claim: Callable[[int], None] = field(default=_unlimited, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    key_id: str
+    hash: str
+    until: float
+
+
+class Door(Protocol):
+    """What lets requests into the HTTP edge: a Gate, or what needs less."""
+
+    @property
+    def required(self) -> bool:
+        """Whether a key is needed."""
+
+    def admit(
+        self, peer: str, authorization: str | None, scopes: Collection[Scope] | None
+    ) -> AbstractAsyncContextManager[Caller]:
+        """Lets one request in for the length of the block, or not; see Gate."""
+
+
+class Gate:
+    """The one way into both edges. Use it from one event loop only; one of these serves all listeners.
+
+    Without a key file (`keys` None, as in a process on the user's own machine) only the limits hold.
+    """
+
+    def __init__(
+        self,
+        keys: KeyFile | None = None,
+        limits: Limits | None = None,
+        *,
+        on_refused: Callable[[str], None] = lambda reason: None,
+        clock: Clock = monotonic_clock,
+        wall: Clock = wall_clock,
+    ) -> None:
+        """Raises ConfigError (KEYS_CORRUPT, SECRET_FILE_UNSAFE) when there are keys that cannot be read."""
+        limits = limits or Limits()
+        self._file = keys
+        self._on_refused = on_refused
+        self._clock = clock
+        self._wall = wall
+        self._stamp: tuple[int, int, int] | None = None
+        self._records: dict[str, KeyRecord] = {}
+        self._required = self._unreadable = False
+        self._mac_key = secrets.token_bytes(32)
+        self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
+        self._checks: dict[bytes, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(_HASHES_AT_ONCE)
+        self._used: dict[str, int] = {}
+        self._peers = _buckets(limits.peer_per_second, clock)
+        self._keys = _buckets(limits.key_per_second, clock)
+        self._attempts = Buckets(ATTEMPTS_PER_SECOND, ATTEMPTS_AT_ONCE, clock=clock)
+        self._under_way = UnderWay(limits.key_at_once)
+        self._read()
+
+    @property
+    def required(self) -> bool:
+        """Whether a key is needed."""
+        self._refresh()
+        return self._required
+
+    @property
+    def usable_keys(self) -> int:
+        """How many keys would be let in now."""
+        self._refresh()
+        now = self._wall()
+        return sum(record.usable(now) for record in self._records.values())
+
+    @contextlib.asynccontextmanager
+    async def admit(
+        self, peer: str, authorization: str | None, scopes: Collection[Scope] | None
+    ) -> AsyncIterator[Caller]:
+        """Lets one request in for the length of the block, or not. `scopes` None: open to everybody.
+
+        `peer` is a `peer_name`, `authorization` what `presented` makes of the headers. Raises Unauthenticated
+        (INVALID_API_KEY, SEVERAL_API_KEYS), PermissionDenied (SCOPE_DENIED), ResourceExhausted (RATE_LIMITED,
+        TOO_MANY_AT_ONCE).
+        """
+        try:
+            caller = await self._caller(peer, authorization, scopes)
+            under_way = contextlib.ExitStack()
+            if caller.key_id:
+                under_way.enter_context(self._under_way.more(caller.key_id))
+                caller = replace(caller, claim=partial(self._claim, caller.key_id, under_way))
+        except SealringError as error:
+            self._on_refused(error.reason)
+            raise
+        with under_way:
+            yield caller
+
+    def _claim(self, key_id: str, under_way: contextlib.ExitStack, answers: int) -> None:
+        if answers <= 1:
+            return
+        try:
+            under_way.enter_context(self._under_way.more(key_id, answers - 1))
+            self._keys.check(key_id, answers - 1)
+        except SealringError as error:
+            self._on_refused(error.reason)
+            raise
+
+    async def run(self) -> None:
+        """Writes down once a minute which keys were used, for ever."""
+        while True:
+            await asyncio.sleep(USE_SECONDS)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Writes down which keys were used since the last time."""
+        used, self._used = self._used, {}
+        if used and self._file is not None:
+            try:
+                await asyncio.to_thread(self._file.note_use, used)
+            except (OSError, ConfigError) as error:
+                log.warning("key_use_not_recorded", error=error)
+
+    async def _caller(self, peer: str, authorization: str | None, scopes: Collection[Scope] | None) -> Caller:
+        self._peers.check(peer)
+        self._refresh()
+        if scopes is None or not self._required:
+            return Caller(known=not self._required)
+        record = await self._authenticate(peer, authorization or "")
+        if not record.allows(scopes):
+            raise PermissionDenied(
+                "this API key may not do that",
+                hint=f"use one with scope {' or '.join(sorted(scopes))}",
+                reason="SCOPE_DENIED",
+            )
+        self._keys.check(record.id)
+        self._used[record.id] = int(self._wall())
+        return Caller(record.id)
+
+    async def _authenticate(self, peer: str, authorization: str) -> KeyRecord:
+        """The record of the key that a header presents. Raises Unauthenticated, ResourceExhausted."""
+        tag = hashlib.blake2b(authorization.encode(), key=self._mac_key, digest_size=32).digest()
+        record = self._recall(tag)
+        if record is not None:
+            return record
+        check = self._checks.get(tag)
+        if check is None:
+            # Before the key is parsed or hashed: hashing is slow on purpose, and guesses must not make the
+            # gateway do it without bound.
+            self._attempts.check(peer)
+            key = parse_key(_bearer(authorization))
+            if (
+                key is None
+                or (record := self._records.get(key.id)) is None
+                or not record.usable(self._wall())
+            ):
+                raise self._refuse(peer, several="," in authorization)
+            if len(self._checks) >= _HASHES_WAITING:
+                raise too_fast(1.0)
+            check = asyncio.ensure_future(self._check(key, record, tag, peer))
+            self._checks[tag] = check
+            check.add_done_callback(lambda _: self._checks.pop(tag))
+        # Shielded: requests with the same key wait for one check, and whoever leaves must not cancel it for
+        # the others.
+        await asyncio.shield(check)
+        # The key may have been revoked while its hash was made.
+        self._refresh()
+        record = self._recall(tag)
+        if record is None:
+            raise self._refuse(peer)
+        return record
+
+    async def _check(self, key: ApiKey, record: KeyRecord, tag: bytes, peer: str) -> None:
+        """Makes the hash, which takes long, beside the event loop. A key that is right is remembered."""
+        async with self._turns:
+            right = await asyncio.to_thread(matches, key, record.hash)
+        if right:
+            self._attempts.give_back(peer)
+            self._remembered[tag] = _Remembered(record.id, record.hash, self._clock() + REMEMBER_SECONDS)
+            if len(self._remembered) > _REMEMBERED:
+                self._remembered.popitem(last=False)
+
+    def _recall(self, tag: bytes) -> KeyRecord | None:
+        """The record of a key that was right not long ago, if it still stands as it did."""
+        known = self._remembered.get(tag)
+        if known is None:
+            return None
+        record = self._records.get(known.key_id)
+        if (
+            record is None
+            or not record.usable(self._wall())
+            or not hmac.compare_digest(record.hash, known.hash)
+            or self._clock() >= known.until
+        ):
+            del self._remembered[tag]
+            return None
+        return record
+
+    def _refuse(self, peer: str, *, several: bool = False) -> Unauthenticated:
+        """Does not tell which check failed; `several` is what the caller can see for itself."""
+        log.warning("api_key_refused", peer=peer)
+        if several:
+            return Unauthenticated(
+                "the request has several API keys that differ",
+                hint="send one, in authorization or in x-api-key (clients take them from their variables, as "
+                "ANTHROPIC_AUTH_TOKEN and ANTHROPIC_API_KEY)",
+                reason="SEVERAL_API_KEYS",
+            )
+        return Unauthenticated(
+            "the API key is missing or not valid",
+            hint="send the header authorization: Bearer KEY (sealring's own commands: --api-key-file FILE); "
+            "the gateway's owner makes keys: sealring key create",
+            reason="INVALID_API_KEY",
+        )
+
+    def _refresh(self) -> None:
+        """Takes up a changed file. One that cannot be read leaves no key valid, and a key needed."""
+        if self._file is None:
+            return
+        try:
+            if self._file.stamp() != self._stamp:
+                self._read()
+            self._unreadable = False
+        except (OSError, ConfigError) as error:
+            self._records, self._required = {}, True
+            if isinstance(error, OSError):  # the file may come back as it was
+                self._stamp = None
+            if not self._unreadable:
+                log.error("api_keys_unreadable", error=error)
+            self._unreadable = True
+
+    def _read(self) -> None:
+        if self._file is not None:
+            # The stamp before the content: a change between the two is then read again, and not missed.
+            self._stamp = self._file.stamp()
+            # Never back to open: if the file disappears, no key is valid, rather than no key being needed.
+            self._required = self._required or self._stamp is not None
+            self._records = self._file.read()
+            log.debug("api_keys_read", count=len(self._records))
+
+
+def _buckets(rate: float, clock: Clock) -> Buckets:
+    return Buckets(rate, max(1, round(rate * BURST_SECONDS)), clock=clock)
+
+
+def presented(headers: Iterable[str]) -> str | None:
+    """The credentials of a request's headers as one header; equal ones count once. Different ones are joined
+    by a comma (RFC 9110 section 5.3), which no credential holds."""
+    return ", ".join({_bearer(header) or header: header for header in headers}.values()) or None
+
+
+def _bearer(header: str) -> str:
+    """The credential of RFC 6750, section 2.1."""
+    scheme, _, credential = header.partition(" ")
+    return credential.strip() if scheme.lower() == "bearer" else ""

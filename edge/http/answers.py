@@ -1,0 +1,257 @@
+"""Answers on the wire: whole or as server-sent events; a client that goes away cancels its request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sealring.api.answers import Asked, Choice
+from sealring.edge.inference.answer import EVENT_BYTES, weight
+from sealring.edge.inference.sending import SendWatch
+from sealring.edge.inference.timings import CURRENT
+from sealring.mesh.errors import Cancelled, Internal, InvalidInput, SealringError, Unavailable
+from sealring.mesh.prompt.tools import parse_json_object
+from sealring.v1 import inference_pb2 as inference
+
+PING_SECONDS = 8.0
+"""How long a stream tells nothing, at most; also before the answer's start, so that errors have a status."""
+
+T = TypeVar("T")
+Events = AsyncGenerator[inference.GenerateResponse, None]
+
+
+async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled when the client goes away. Raises Cancelled then."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Cancelled("the client went away")
+    finally:
+        for each in (task, watcher):
+            each.cancel()
+        await asyncio.wait((task, watcher))
+
+
+async def _disconnected(receive: Receive) -> None:
+    with contextlib.suppress(OSError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+async def started(events: Events) -> inference.Started:
+    """The first event; until it is there, errors still have an HTTP status."""
+    first = await anext(events)
+    if first.WhichOneof("event") != "started":
+        raise Internal("the answer does not begin with its start")
+    return first.started
+
+
+async def collect(
+    events: Events, choices: int, hold: Callable[[int], None] = lambda size: None
+) -> tuple[inference.Started, list[Choice], inference.Finished]:
+    """The whole answer: its start, each choice, its end. `hold` counts the bytes of memory that it takes, and
+    may raise an error, which ends it."""
+    async with contextlib.aclosing(events):
+        begin = await started(events)
+        told = [Choice() for _ in range(choices)]
+        async for event in events:
+            if event.WhichOneof("event") == "finished":
+                return begin, told, event.finished
+            check_calls(event.delta)
+            hold(weight(event) - EVENT_BYTES)  # texts are joined
+            told[event.delta.choice].add(event.delta)
+    raise Internal("the answer does not end")
+
+
+def check_calls(delta: inference.Delta) -> None:
+    """Every API takes a call's arguments for an object, which a head that is not honest need not send.
+
+    Raises Unavailable (BAD_TOOL_CALL).
+    """
+    if delta.HasField("parsed"):
+        try:
+            for call in delta.parsed.tool_calls:
+                parse_json_object(call.arguments, "arguments")
+        except InvalidInput:
+            raise Unavailable(
+                "the arguments of a call are no JSON object of a size that is taken",
+                hint="send the request again",
+                reason="BAD_TOOL_CALL",
+            ) from None
+
+
+async def together(parts: Sequence[Events], choices: int) -> Events:
+    """The answers to several prompts, `choices` to each, as those to one.
+
+    Raises what any of them fails with; the others are ended then.
+    """
+    told: asyncio.Queue[tuple[int, inference.GenerateResponse | Exception]] = asyncio.Queue(len(parts))
+
+    async def read(number: int, events: Events) -> None:
+        timings = CURRENT.get()
+        if number and timings:  # the first prompt's are those of the whole
+            CURRENT.set(dataclasses.replace(timings))
+        try:
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    await told.put((number, event))
+        except Exception as error:
+            await told.put((number, error))
+
+    tasks = [asyncio.create_task(read(number, events)) for number, events in enumerate(parts)]
+    begun, ends = False, dict[int, inference.Finished]()
+    try:
+        while len(ends) < len(parts):
+            number, event = await told.get()
+            if isinstance(event, Exception):
+                raise event
+            kind = event.WhichOneof("event")
+            if kind == "finished":
+                ends[number] = event.finished
+            elif kind == "delta":
+                event.delta.choice += number * choices
+            if kind == "delta" or (kind == "started" and not begun):
+                begun = True
+                yield event
+        yield inference.GenerateResponse(finished=_all([ends[number] for number in range(len(parts))]))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def _all(ends: list[inference.Finished]) -> inference.Finished:
+    whole = inference.Finished(
+        reason=ends[0].reason,
+        prompt_tokens=sum(end.prompt_tokens for end in ends),
+        completion_tokens=sum(end.completion_tokens for end in ends),
+        cached_tokens=sum(end.cached_tokens for end in ends),
+        drafted_tokens=sum(end.drafted_tokens for end in ends),
+        accepted_tokens=sum(end.accepted_tokens for end in ends),
+    )
+    for end in ends:
+        one = inference.FinishedChoice(reason=end.reason, completion_tokens=end.completion_tokens)
+        whole.choices.extend(end.choices or [one])
+    return whole
+
+
+class EventStream(Response):
+    """The events of one answer as they come. Slow clients slow the reading, no more."""
+
+    def __init__(self, events: Events, asked: Asked, headers: Callable[[inference.Started], Any]) -> None:
+        """`headers` tells those of an answer that has begun when the response does."""
+        asking = asked.request
+        self._renderer = asked.render(
+            inference.Started(request_id=asking.request_id, model=asking.model)
+        )  # until it is known who answers
+        super().__init__(media_type=self._renderer.media_type, headers={"cache-control": "no-store"})
+        del self.headers["content-length"]
+        self._events = events
+        self._asked = asked
+        self._told = headers
+        self._start = asyncio.ensure_future(started(events))
+
+    async def begin(self, receive: Receive) -> None:
+        """Waits for the answer's start, for a while. Raises what the request failed with, or Cancelled."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PING_SECONDS):
+                    await unless_disconnected(receive, asyncio.shield(self._start))
+                    self.headers.update(self._told(self._start.result()))
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _close(self) -> None:
+        self._start.cancel()
+        await asyncio.wait((self._start,))
+        if not self._start.cancelled():
+            self._start.exception()
+        await self._events.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._close)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            # what lies between here and the connection only cares for the start
+            writer = _Writer(scope["state"]["send"], self._renderer.ping)
+            with contextlib.suppress(Cancelled):
+                await unless_disconnected(receive, self._stream(writer))
+
+    async def _stream(self, writer: _Writer) -> None:
+        with writer:
+            try:
+                renderer = self._renderer = self._asked.render(await self._start)
+                render = renderer.delta
+                await writer.write(renderer.first())
+                async for event in self._events:
+                    if event.HasField("delta"):
+                        check_calls(event.delta)
+                        await writer.write(render(event.delta))
+                    else:
+                        await writer.write(renderer.last(event.finished))
+            except SealringError as error:
+                if isinstance(error, Cancelled):
+                    raise
+                await writer.write(self._renderer.error(error))
+            await writer.write(b"", more=False)
+
+
+class _Writer:
+    """Sends parts of a body; raises Cancelled where the client does not take one for `SEND_SECONDS`.
+
+    A timer sends `ping`, if there is any, whenever nothing was sent for `PING_SECONDS`.
+    """
+
+    def __init__(self, send: Send, ping: bytes = b"") -> None:
+        self._send = send
+        self._ping = ping
+        self._pinging: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._watch = SendWatch()
+
+    def __enter__(self) -> None:
+        self._watch.__enter__()
+        self._last = self._loop.time()
+        self._beat = self._loop.call_later(PING_SECONDS, self._keep_alive)
+
+    def __exit__(self, *error: object) -> None:
+        self._watch.__exit__(*error)
+        self._beat.cancel()
+        if self._pinging is not None:
+            self._pinging.cancel()
+
+    async def write(self, part: bytes, *, more: bool = True) -> None:
+        self._last = self._loop.time()
+        self._watch.begin()
+        try:
+            await self._send({"type": "http.response.body", "body": part, "more_body": more})
+        except OSError:
+            raise Cancelled("the client went away") from None
+        except asyncio.CancelledError:
+            if not self._watch.stuck:
+                raise
+            raise Cancelled("the client does not read") from None
+        self._watch.end()
+
+    def _keep_alive(self) -> None:
+        now = self._loop.time()
+        left = self._last + PING_SECONDS - now
+        if left <= 0:
+            left, self._last = PING_SECONDS, now
+            if self._ping and not self._watch.sending:
+                self._pinging = self._loop.create_task(self._send_ping())
+        self._beat = self._loop.call_later(left, self._keep_alive)
+
+    async def _send_ping(self) -> None:
+        with contextlib.suppress(OSError):  # the next part will tell
+            await self._send({"type": "http.response.body", "body": self._ping, "more_body": True})

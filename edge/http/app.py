@@ -1,0 +1,242 @@
+"""The HTTP edge over any InferenceBackend."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sealring.api import described
+from sealring.api.answers import Asked, Loading, model_object
+from sealring.api.anthropic import ask_count, ask_messages
+from sealring.api.chat import ask_chat
+from sealring.api.completions import ask_completion
+from sealring.api.fields import bad, renamed
+from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, show, tags
+from sealring.api.responses import ask_responses
+from sealring.edge.access.gate import Door, Gate
+from sealring.edge.http.answers import EventStream, collect, started, together, unless_disconnected
+from sealring.edge.http.body import read_json
+from sealring.edge.http.guard import Guard
+from sealring.edge.inference.kept import KeptAnswers
+from sealring.edge.inference.service import InferenceBackend
+from sealring.edge.inference.timings import CURRENT, HEADER
+from sealring.mesh.errors import SealringError
+from sealring.mesh.rpc.protocol import software_version
+from sealring.v1 import inference_pb2 as inference
+
+Ask = Callable[[dict[str, Any], str], Asked | Loading]
+
+_ASKED: dict[str, Ask] = {
+    "/v1/chat/completions": ask_chat,
+    "/v1/completions": ask_completion,
+    "/v1/messages": ask_messages,
+    "/v1/responses": ask_responses,
+    "/api/chat": ask_ollama_chat,
+    "/api/generate": ask_ollama_generate,
+}
+
+
+def create_app(
+    backend: InferenceBackend,
+    *,
+    exposition: Callable[[], bytes],
+    kept: KeptAnswers | None = None,
+    gate: Door | None = None,
+    cors_origins: Sequence[str] = (),
+) -> Starlette:
+    """The ASGI application. `exposition` makes the body of /metrics; without a gate nobody needs a key.
+    `kept` are answers that another edge over the same backend may have begun.
+
+    Pages of `cors_origins` may use it from a browser.
+    """
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=cors_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after", "x-should-retry"],
+    )
+    edge = _Edge(backend, exposition, kept or KeptAnswers())
+    return Starlette(
+        routes=[
+            Route("/", edge.page, methods=["GET"]),
+            Route("/docs", edge.docs, methods=["GET"]),
+            Route("/openapi.json", edge.openapi, methods=["GET"]),
+            *(Route(path, edge.answers(ask), methods=["POST"]) for path, ask in _ASKED.items()),
+            Route("/v1/messages/count_tokens", edge.count, methods=["POST"]),
+            Route("/v1/models", edge.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", edge.model, methods=["GET"]),
+            Route("/api/tags", edge.tags, methods=["GET"]),
+            Route("/api/ps", edge.tags, methods=["GET"]),
+            Route("/api/show", edge.show, methods=["POST"]),
+            Route("/api/version", edge.version, methods=["GET"]),
+            Route("/ping", edge.health, methods=["GET"]),  # SageMaker's and vLLM's
+            Route("/version", edge.software, methods=["GET"]),  # vLLM's
+            Route("/health", edge.health, methods=["GET"]),
+            Route("/health/live", edge.live, methods=["GET"]),
+            Route("/metrics", edge.metrics, methods=["GET"]),
+        ],
+        middleware=[*([cors] if cors_origins else []), Middleware(Guard, gate=gate or Gate())],
+        exception_handlers={HTTPException: _pass_on},
+    )
+
+
+def _pass_on(request: Request, error: Exception) -> Response:
+    """Leaves Starlette's own errors to the guard."""
+    raise error
+
+
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>sealring</title>
+<body style="font: 1rem/1.5 system-ui; max-width: 40rem; margin: 2rem auto; padding: 0 1rem">
+<h1>sealring</h1>
+<p>A language model for programs. A client's base URL is this address with <code>/v1</code>.</p>
+<ul>
+<li><a href="/v1/models">/v1/models</a>: what is served</li>
+<li>/v1/chat/completions, /v1/completions, /v1/responses: OpenAI</li>
+<li>/v1/messages: Anthropic; /api/chat, /api/generate: Ollama</li>
+<li><a href="/docs">/docs</a>: all paths and their fields</li>
+<li><a href="/health">/health</a>, <a href="/metrics">/metrics</a></li>
+</ul>
+"""
+
+
+class _Edge:
+    def __init__(self, backend: InferenceBackend, exposition: Callable[[], bytes], kept: KeptAnswers) -> None:
+        self._backend = backend
+        self._exposition = exposition
+        self._kept = kept
+
+    def answers(self, ask: Ask) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint of one API's questions."""
+
+        async def endpoint(request: Request) -> Response:
+            body = await read_json(request)
+            asked = ask(body, request.state.request_id)
+            if isinstance(asked, Loading):
+                await self._backend.get_model(asked.model)
+                return _json(asked.answer)
+            try:
+                return await self._told(request, asked, body)
+            except SealringError as error:
+                raise renamed(error, asked.names) from error.__cause__
+
+        return endpoint
+
+    async def _told(self, request: Request, asked: Asked, body: dict[str, Any]) -> Response:
+        """The answer, or the stream that it comes in."""
+        request.state.caller.claim(asked.choices)
+        events = self._answer(request, asked, body)
+        if asked.stream:
+            stream = EventStream(events, asked, _headers)
+            await stream.begin(request.receive)
+            return stream
+        collected = collect(events, asked.choices, request.state.hold)
+        begin, choices, finished = await unless_disconnected(request.receive, collected)
+        answer = asked.render(begin).whole(choices, finished)
+        return Response(answer, headers=_headers(begin), media_type="application/json")
+
+    def _answer(
+        self, request: Request, asked: Asked, body: dict[str, Any]
+    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+        """A new answer, or the one that has the request's `Idempotency-Key`."""
+        key = request.headers.get("idempotency-key")
+        if key is None:
+            return self._events(request, asked)
+        text = json.dumps([request.url.path, body], sort_keys=True)
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        caller = request.state.caller.key_id or ""
+        return self._kept.events(caller, key, digest, lambda: self._events(request, asked))
+
+    def _events(self, request: Request, asked: Asked) -> AsyncGenerator[inference.GenerateResponse, None]:
+        key_id = request.state.caller.key_id or ""
+        parts = [
+            self._backend.generate(one, key=key_id or asked.user, tenant=key_id)
+            for one in (asked.request, *asked.others)
+        ]
+        return together(parts, asked.request.choices) if asked.others else parts[0]
+
+    async def count(self, request: Request) -> Response:
+        """How many tokens the prompt has: by the answer's start, or where that does not tell by its end."""
+        asked = ask_count(await read_json(request), request.state.request_id)
+        async with contextlib.aclosing(self._events(request, asked)) as events:
+            begin = await unless_disconnected(request.receive, started(events))
+            tokens = begin.prompt_tokens
+            while not tokens:
+                tokens = (await anext(events)).finished.prompt_tokens
+        return _json({"input_tokens": tokens})
+
+    async def page(self, request: Request) -> Response:
+        return Response(PAGE, media_type="text/html; charset=utf-8")
+
+    async def docs(self, request: Request) -> Response:
+        return Response(described.page(), media_type="text/html; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        return _json(described.openapi(software_version()))
+
+    async def models(self, request: Request) -> Response:
+        models = [model_object(model) for model in await self._backend.list_models()]
+        return _json({"object": "list", "data": models, "models": []})  # Codex wants both
+
+    async def model(self, request: Request) -> Response:
+        return _json(model_object(await self._backend.get_model(request.path_params["name"])))
+
+    async def tags(self, request: Request) -> Response:
+        return _json(tags(await self._backend.list_models()))
+
+    async def show(self, request: Request) -> Response:
+        body = await read_json(request)
+        name = body.get("model") or body.get("name") or ""
+        if not isinstance(name, str):
+            raise bad("model", "it is not a text")
+        return _json(show(await self._backend.get_model(name.removesuffix(":latest"))))
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": VERSION})
+
+    async def software(self, request: Request) -> Response:
+        return _json({"version": software_version()})
+
+    async def health(self, request: Request) -> Response:
+        """200 while some ring serves: whoever balances over gateways sends requests then."""
+        models = await self._backend.list_models()
+        serving = {model.name: model.rings for model in models}
+        ready = any(serving.values())
+        answer: dict[str, Any] = {"status": "serving" if ready else "unavailable"}
+        if request.state.caller.known:
+            answer["rings"] = serving
+        return _json(answer, 200 if ready else 503)
+
+    async def live(self, request: Request) -> Response:
+        """200 while this process answers at all."""
+        return _json({"status": "live"})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._exposition(), media_type="text/plain; version=1.0.0; charset=utf-8")
+
+
+def _headers(begin: inference.Started) -> dict[str, str]:
+    timings = CURRENT.get()
+    told = timings.header() if timings else ""
+    return {
+        **({HEADER: told} if told else {}),
+        "x-sealring-ring": begin.ring,
+        "x-sealring-min-trust": str(begin.min_trust),
+        "x-sealring-roster-version": str(begin.roster_version),
+    }
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(json.dumps(value), status, media_type="application/json")

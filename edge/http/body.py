@@ -1,0 +1,138 @@
+"""Request bodies: bounded in length, time and number of values, JSON in UTF-8 and nothing else.
+
+Parsing holds the interpreter lock, so no other thread would keep the streams of others going meanwhile. What
+a body may hold is bounded instead, by counting before anything is built of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+
+from sealring.edge.inference.timings import CURRENT, Timings
+from sealring.mesh.errors import Cancelled, DeadlineExceeded, InvalidInput
+
+MAX_BODY = 4 << 20
+MAX_VALUES = 1 << 15
+"""JSON values in one body. The longest conversation that is taken has 4096 messages of about four each."""
+
+MAX_MEMBERS = 512
+"""Of one JSON object; more than the fields of a body, or than biased tokens."""
+
+MAX_DIGITS = 20
+"""Of a whole number: 64 bits."""
+
+BODY_SECONDS = 30.0
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body's one JSON object.
+
+    Raises InvalidInput: BAD_CONTENT_TYPE, BODY_TOO_LARGE, BAD_UTF8, BAD_JSON, TOO_MANY_VALUES;
+    DeadlineExceeded (BODY_TOO_SLOW); ResourceExhausted (TOO_MANY_BYTES); Cancelled when the client goes away.
+    Messages hold nothing of the body.
+    """
+    _check_content_type(request.headers)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await _read(request)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"the body did not arrive within {BODY_SECONDS:g} s", reason="BODY_TOO_SLOW"
+        ) from None
+    except ClientDisconnect:
+        raise Cancelled("the client went away") from None
+    CURRENT.set(Timings())
+    return parse_object(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Parses one JSON object. Raises InvalidInput: BAD_UTF8, BAD_JSON, TOO_MANY_VALUES."""
+    _check_count(body)
+    try:
+        value = json.loads(
+            body.decode(), object_pairs_hook=_object, parse_int=_whole_number, parse_constant=_no_number
+        )
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"the body is not UTF-8 at byte {error.start}", reason="BAD_UTF8") from None
+    except (ValueError, RecursionError):
+        raise InvalidInput("the body is not valid JSON", reason="BAD_JSON") from None
+    if not isinstance(value, dict):
+        raise InvalidInput("the body is not a JSON object", reason="BAD_JSON")
+    return value
+
+
+def _check_count(body: bytes) -> None:
+    """Counts what begins or parts values outside of strings, which are every other piece between quotes."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > 4 * MAX_VALUES:  # two for each value, two for its name
+        raise _too_many("values", MAX_VALUES)
+    outside = b"".join(plain.split(b'"')[::2])
+    if sum(map(outside.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise _too_many("values", MAX_VALUES)
+
+
+def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(members) > MAX_MEMBERS:
+        raise _too_many("members in one object", MAX_MEMBERS)
+    found = dict(members)
+    if len(found) < len(members):
+        raise InvalidInput("a name occurs twice in one object of the body", reason="BAD_JSON")
+    return found
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits.removeprefix("-")) > MAX_DIGITS:
+        raise InvalidInput(f"a number in the body has more than {MAX_DIGITS} digits", reason="BAD_JSON")
+    return int(digits)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise InvalidInput("the body is not valid JSON: NaN and Infinity are no numbers", reason="BAD_JSON")
+
+
+async def _read(request: Request) -> bytes:
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > MAX_BODY:
+        raise _too_large()
+    body = bytearray()
+    async for part in request.stream():
+        request.state.hold(len(part))
+        body += part
+        if len(body) > MAX_BODY:
+            raise _too_large()
+    return bytes(body)
+
+
+def _too_many(what: str, limit: int) -> InvalidInput:
+    return InvalidInput(
+        f"the body has more than {limit} {what}",
+        hint="send fewer",
+        reason="TOO_MANY_VALUES",
+        limit=limit,
+    )
+
+
+def _too_large() -> InvalidInput:
+    return InvalidInput(
+        f"the body is larger than {MAX_BODY} bytes", reason="BODY_TOO_LARGE", hint="send less", limit=MAX_BODY
+    )
+
+
+def _check_content_type(headers: Mapping[str, str]) -> None:
+    """Programs may leave it out, as litellm does for Ollama. A page in a browser, which may send what is no
+    JSON to any address (Fetch's "no-cors" requests), tells its origin and may not."""
+    if "content-type" not in headers and "origin" not in headers:
+        return
+    kind, _, parameters = headers.get("content-type", "").partition(";")
+    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    if kind.strip().lower() != "application/json" or charset not in ("", "utf-8", "utf8"):
+        raise InvalidInput(
+            "the body is not declared to be JSON in UTF-8",
+            hint="send content-type: application/json",
+            reason="BAD_CONTENT_TYPE",
+        )

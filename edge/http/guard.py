@@ -1,0 +1,241 @@
+"""The outermost layer: request ids, who is let in, and every error in OpenAI's form, unknown ones masked."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Collection
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Door, presented
+from sealring.edge.access.keys import Scope as ApiScope
+from sealring.edge.http.errors import error_response
+from sealring.mesh.errors import (
+    Cancelled,
+    Internal,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    SealringError,
+)
+from sealring.mesh.rpc.limits import peer_name
+from sealring.mesh.system.addresses import is_loopback
+
+log = structlog.get_logger()
+
+MAX_REQUESTS = 4096
+"""HTTP requests under way at once."""
+
+MAX_HELD = 256 << 20
+"""Bytes of all their bodies together, and of answers that are collected to be sent whole, each for as long as
+its request is under way. No key has more of them than are left for the others."""
+
+_DRAIN_BYTES = 8 << 20
+_DRAIN_SECONDS = 2.0
+
+
+_BODY_OF_TRIFLE = 1 << 16
+"""Bytes of a body that uvicorn may read and forget when it was not asked for."""
+
+_SCOPES: dict[str, Collection[ApiScope] | None] = {
+    "/health": None,
+    "/health/live": None,
+    "/metrics": WATCH,
+    "/v1/models": LOOK,
+    "/v1/chat/completions": USE,
+    "/v1/completions": USE,
+    "/v1/responses": USE,
+    "/api/chat": USE,
+    "/api/generate": USE,
+    "/api/tags": LOOK,
+    "/api/ps": LOOK,
+    "/api/show": LOOK,
+    "/api/version": LOOK,
+    "/v1/messages": USE,
+    "/v1/messages/count_tokens": USE,
+    "/": None,
+}
+"""What a path needs. One that is not listed needs a key of any scope."""
+
+
+class Guard:
+    """Wraps the whole edge. Where no key is needed only loopback names are answered: a page in a browser may
+    resolve its own name to 127.0.0.1, but it has no key."""
+
+    def __init__(self, app: ASGIApp, gate: Door) -> None:
+        self._app = app
+        self._gate = gate
+        self._under_way = 0
+        self._held: Counter[str] = Counter()  # by the key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request_id = secrets.token_hex(12)
+        begun = admitted = False
+        key, held = "", 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if self._held[key] + size > MAX_HELD - self._held.total() - size:
+                raise _too_much()
+            held += size
+            self._held[key] += size
+
+        scope.setdefault("state", {}).update(request_id=request_id, send=send, hold=hold)
+
+        async def tagged_send(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", request_id.encode()),
+                    (b"request-id", request_id.encode()),
+                    (b"x-content-type-options", b"nosniff"),
+                    *_parting(scope),
+                ]
+            await send(message)
+
+        self._under_way += 1
+        try:
+            if self._under_way > MAX_REQUESTS:
+                raise _too_many()
+            request = Request(scope)
+            if not self._gate.required:
+                _check_host(request)
+            async with self._gate.admit(_peer(scope), _authorization(request), _scopes(request)) as caller:
+                admitted, key = True, caller.key_id
+                scope["state"]["caller"] = caller
+                await self._app(scope, receive, tagged_send)
+        except Exception as error:
+            # A name of this frame for it would make a cycle, and the body that its traceback holds would stay
+            # until the next collection: of 4 MiB each, hundreds of them.
+            await _fail(error, scope, receive, None if begun else tagged_send, admitted=admitted)
+        finally:
+            self._under_way -= 1
+            self._held[key] -= held
+            if not self._held[key]:
+                del self._held[key]
+
+
+async def _fail(
+    error: Exception, scope: Scope, receive: Receive, send: Send | None, *, admitted: bool
+) -> None:
+    """Logs it if it is unknown; answers it unless an answer has begun (`send` is None)."""
+    known = _known(error, scope["path"])
+    if isinstance(known, Internal):
+        log.error("http_request_failed", request_id=scope["state"]["request_id"], exc_info=error)
+    if send is not None:
+        cut_off = known.reason in ("BODY_TOO_LARGE", "TOO_MANY_BYTES")
+        unread = cut_off or not (admitted or _has_small_body(scope))
+        await _answer(known, scope, receive, send, unread=unread)
+
+
+async def _answer(error: SealringError, scope: Scope, receive: Receive, send: Send, *, unread: bool) -> None:
+    response = error_response(error, scope["path"])
+    if unread:
+        # closing a connection with unread input resets it, and the client would never see the answer
+        response.headers["connection"] = "close"
+        await send(
+            {
+                "type": "http.response.start",
+                "status": response.status_code,
+                "headers": response.raw_headers,
+            }
+        )
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        await _drain(receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return
+    if not isinstance(error, Cancelled):
+        await response(scope, receive, send)
+
+
+async def _drain(receive: Receive) -> None:
+    left = _DRAIN_BYTES
+    try:
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            while left > 0:
+                message = await receive()
+                if not message.get("more_body"):  # nor has the end of the connection
+                    return
+                left -= len(message.get("body", b""))
+    except TimeoutError:
+        return
+
+
+def _known(error: Exception, path: str) -> SealringError:
+    if isinstance(error, SealringError):
+        return error
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        served = ", ".join(name for name, scopes in _SCOPES.items() if scopes in (USE, LOOK))
+        return NotFound(f"{path[:80]!r} is not served", hint=f"there is {served}", reason="NO_SUCH_PATH")
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        return InvalidInput("this path has no such method", reason="METHOD_NOT_ALLOWED", allow=allow)
+    return Internal("an internal error", hint="see the gateway's log")
+
+
+def _scopes(request: Request) -> Collection[ApiScope] | None:
+    path = request.scope["path"]
+    return LOOK if path.startswith("/v1/models/") else _SCOPES.get(path, ANY)
+
+
+def _authorization(request: Request) -> str | None:
+    """From the header, and from Anthropic's own."""
+    found = request.headers.getlist("authorization")
+    return presented([*found, *(f"Bearer {key}" for key in request.headers.getlist("x-api-key"))])
+
+
+def _peer(scope: Scope) -> str:
+    client = scope.get("client")
+    return peer_name(client[0] if client else "")
+
+
+def _parting(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Ends the connection of who waits to be told to send a body (RFC 9110 section 10.1.1): after an answer
+    that comes first, what follows may be that body or, from a proxy, the request of somebody else."""
+    return [(b"connection", b"close")] if "expect" in Headers(scope=scope) else []
+
+
+def _has_small_body(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    length = headers.get("content-length", "0")
+    return "transfer-encoding" not in headers and len(length) < 9 and int(length) <= _BODY_OF_TRIFLE
+
+
+def _too_many() -> ResourceExhausted:
+    return ResourceExhausted(
+        f"{MAX_REQUESTS} requests are under way",
+        hint="try again later",
+        reason="TOO_MANY_REQUESTS",
+        retry_after=1,
+    )
+
+
+def _too_much() -> ResourceExhausted:
+    return ResourceExhausted(
+        "the requests under way have too many bytes",
+        hint="try again later",
+        reason="TOO_MANY_BYTES",
+        retry_after=1,
+    )
+
+
+def _check_host(request: Request) -> None:
+    host = request.headers.get("host", "")
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    if not is_loopback(name.strip("[]")):
+        raise PermissionDenied(
+            "the host that was asked for is not this machine",
+            hint="use http://127.0.0.1 or http://localhost",
+            reason="HOST_NOT_ALLOWED",
+        )

@@ -1,0 +1,145 @@
+"""uvicorn's HTTP/1.1 protocol with what it lacks: limits of headers, their time, chunks, connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from sealring.api.errors import error_status
+from sealring.edge.http.errors import error_response
+from sealring.mesh.errors import InvalidInput
+
+HEADER_SECONDS = 10.0
+"""From connecting, or from the first byte of a further request, to the end of its headers; and from an answer
+to the end of a body that was not read."""
+
+MAX_HEADER_BYTES = 16 << 10
+MAX_HEADERS = 100
+MIN_CHUNK_BYTES = 64
+"""On the average of a chunked body, after as many chunks: parsing a chunk of one byte costs a thousand times
+what the byte does."""
+
+MAX_CONNECTIONS = 8192
+
+_LOGGER = logging.getLogger("uvicorn.edge")
+_LOGGER.setLevel(logging.ERROR)
+"""uvicorn warns of every malformed request and every `upgrade`, before any limit has been asked."""
+
+
+class _Connection(h11.Connection):
+    """A parser that takes no more headers, and no smaller chunks, than it should."""
+
+    def next_event(self) -> Any:
+        """As h11's. Raises RemoteProtocolError."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            _check_headers(event)
+            self._chunks = self._chunked_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._chunked_bytes += len(event.data)
+            if self._chunks > MIN_CHUNK_BYTES + self._chunked_bytes // MIN_CHUNK_BYTES:
+                raise h11.RemoteProtocolError("too many small chunks")
+        return event
+
+
+def _check_headers(request: h11.Request) -> None:
+    if request.http_version not in (b"1.1", b"1.0"):  # h11 takes any digits, as HTTP/2's preface has them
+        raise h11.RemoteProtocolError("another version")
+    size = sum(len(name) + len(value) + 4 for name, value in request.headers)
+    if len(request.headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+        raise h11.RemoteProtocolError("too many headers")
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
+        # whoever stands before the gateway may go by the other one (RFC 9112 section 6.3)
+        raise h11.RemoteProtocolError("two lengths")
+
+
+class EdgeProtocol(H11Protocol):
+    """One connection. A client that takes too long over its headers is cut off without an answer."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.conn = _Connection(h11.SERVER, MAX_HEADER_BYTES)
+        self.logger = _LOGGER
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self._watch_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """In pieces: h11 looks at the size of headers only while they are incomplete."""
+        if self.conn.their_state is h11.IDLE:
+            self._watch_headers()
+        for start in range(0, len(data), MAX_HEADER_BYTES):
+            if self._refused:
+                return
+            super().data_received(data[start : start + MAX_HEADER_BYTES])
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.conn.their_state is not h11.IDLE and not self._answered_early():
+            self._unwatch_headers()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no request, drops what else comes, and closes once the client has, or soon.
+
+        Closing at once, with input unread, would reset the connection before the client has the answer.
+        """
+        self._refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # what still works on the request has nobody to answer
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun already
+            self.transport.abort()
+            return
+        error = InvalidInput(
+            "the HTTP request is malformed or above a limit",
+            hint=f"send at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together, one length of "
+            f"the body, and chunks of {MIN_CHUNK_BYTES} bytes or more",
+            reason="BAD_HTTP",
+        )
+        response = error_response(error)
+        headers = [*response.raw_headers, (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=error_status(error), headers=headers, reason=b"Bad Request"),
+            h11.Data(data=bytes(response.body)),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        if self.transport.can_write_eof():  # TLS cannot
+            self.transport.write_eof()
+        self._watch_headers()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._answered_early():
+            self._watch_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch_headers()
+        super().connection_lost(exc)
+
+    def _answered_early(self) -> bool:
+        return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+
+    def _watch_headers(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)
+
+    def _unwatch_headers(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _too_slow(self) -> None:
+        self._header_timer = None
+        self.transport.abort()

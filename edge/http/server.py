@@ -1,0 +1,122 @@
+"""uvicorn inside our own event loop: no signal handlers of its own, no access log, no headers believed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from sealring.edge.access.edge_tls import EdgeTls
+from sealring.edge.http.protocol import EdgeProtocol
+from sealring.mesh.errors import ConfigError
+from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
+
+KEEP_ALIVE_SECONDS = 75
+HANDSHAKE_SECONDS = 10.0
+_BACKLOG = 1024
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.begun = asyncio.Event()
+        self.ending = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens by itself: uvicorn would leave a silent TLS client a minute."""
+        await super().startup([])
+        loop = asyncio.get_running_loop()
+        timeout = None if self.config.ssl is None else HANDSHAKE_SECONDS
+        for one in sockets or []:
+            server = await loop.create_server(
+                self._protocol,
+                sock=one,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=timeout,
+                backlog=self.config.backlog,
+            )
+            self.servers.append(server)
+        self.begun.set()
+
+    def _protocol(self) -> EdgeProtocol:
+        return EdgeProtocol(self.config, self.server_state, self.lifespan.state)
+
+    async def main_loop(self) -> None:
+        """Ticks once a second instead of ten times, and ends at once."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self.ending.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Serves one ASGI application on one address; without TLS on loopback only."""
+
+    def __init__(self, app: ASGIApp, *, tls: EdgeTls | None = None) -> None:
+        self._tls = tls
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=EdgeProtocol,
+                ssl_context_factory=None if tls is None else lambda config, default: tls.context,
+                ws="none",
+                lifespan="off",
+                loop="none",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._socket: socket.socket | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def listen(self, address: str) -> int:
+        """Binds and returns the port. Raises ConfigError (LOOPBACK_ONLY, CANNOT_LISTEN)."""
+        if self._tls is None:
+            require_loopback(address)
+        host, port = parse_address(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind((host, port))
+            bound.listen(_BACKLOG)
+        except OSError:
+            bound.close()
+            raise listen_error(address) from None
+        bound.setblocking(False)
+        self._socket = bound
+        return int(bound.getsockname()[1])
+
+    async def start(self) -> None:
+        """Begins to serve; `listen` must have been called. Raises what keeps the server from it."""
+        assert self._socket is not None
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        begun = asyncio.create_task(self._server.begun.wait())
+        await asyncio.wait((self._task, begun), return_when=asyncio.FIRST_COMPLETED)
+        if not begun.done():
+            begun.cancel()
+            self._socket.close()
+            task, self._task = self._task, None
+            task.result()
+            raise ConfigError("the HTTP server ended before it listened", reason="CANNOT_LISTEN")
+
+    async def stop(self) -> None:
+        """Takes no more connections, ends those that are open, and returns when all is closed."""
+        self._server.should_exit = True
+        self._server.ending.set()
+        if self._task is not None:
+            await self._task
+        elif self._socket is not None:
+            self._socket.close()

@@ -1,0 +1,1 @@
+"""What answers prompts, an answer on its way to the client, and where its time goes."""

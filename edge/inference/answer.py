@@ -1,0 +1,177 @@
+"""Carries one answer from the scheduler to the client that asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from sealring.edge.inference.timings import Timings
+from sealring.mesh.errors import SealringError
+from sealring.v1 import inference_pb2 as inference
+
+MOST_LOGPROBS = 256
+"""Tokens with log-probabilities from which on a delta is not joined with the next: messages have a limit."""
+
+
+EVENT_BYTES = 256
+"""About what an event takes beside its content."""
+
+ENTRY_BYTES = 128
+"""About what each log-probability in it takes beside its own."""
+
+
+def weight(event: inference.GenerateResponse) -> int:
+    """Bytes of memory that an event takes, about."""
+    return event.ByteSize() + EVENT_BYTES + ENTRY_BYTES * _entries(event.delta.logprobs)
+
+
+def _entries(logprobs: Sequence[inference.TokenLogprob]) -> int:
+    return sum(1 + len(one.top) for one in logprobs)
+
+
+class Answer:
+    """Events of one request, in order. Written by a ring, read by one task, in one event loop.
+
+    Text that the reader has not taken yet is joined into one delta, so a slow client costs no more than its
+    own answer's length. Sealed chunks cannot be joined. The ring bounds what is `unread`.
+    """
+
+    def __init__(self, timings: Timings | None = None) -> None:
+        self.timings = timings or Timings()
+        self._events: deque[tuple[inference.GenerateResponse, int]] = deque()
+        self._text: list[str] = []
+        self._text_tokens = 0
+        self._choice = 0
+        self._parsed: inference.Parsed | None = None
+        self._logprobs: list[inference.TokenLogprob] = []
+        self._error: SealringError | None = None
+        self._over = False
+        self._waiter: asyncio.Future[None] | None = None
+        self.asked = 0
+        """Bytes of the request, where another gateway has sent it."""
+
+        self._joining = 0  # bytes of what the next delta joins
+        self._queued = 0
+
+    @property
+    def unread(self) -> int:
+        """Bytes of memory that wait for the reader, about."""
+        return self._queued + self._joining
+
+    def opened(self) -> None:
+        """The head is given the prompt."""
+
+    def waits(self) -> None:
+        """The head has read the prompt, which waits for memory from now on."""
+
+    def computed(self) -> None:
+        """Members are given the prompt to compute."""
+
+    def started(self, event: inference.Started) -> None:
+        self._put(inference.GenerateResponse(started=event))
+
+    def delta(
+        self,
+        text: str,
+        sealed: bytes,
+        tokens: int,
+        logprobs: Sequence[inference.TokenLogprob] = (),
+        choice: int = 0,
+        parsed: inference.Parsed | None = None,
+    ) -> None:
+        """Adds text (or a sealed chunk of it) of one choice, whose tokens so far `tokens` counts.
+
+        What was `parsed` beside the text is not joined with what comes before it or after it.
+        """
+        if sealed:
+            self._put(inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=tokens)))
+            return
+        if choice != self._choice:
+            self._flush()
+            self._choice = choice
+        if parsed is not None:
+            self._flush()
+            self._parsed = parsed
+        self._text.append(text)
+        self._text_tokens = tokens
+        self._joining += len(text)
+        if logprobs:
+            self._joining += ENTRY_BYTES * _entries(logprobs)
+            self._logprobs.extend(logprobs)
+            if len(self._logprobs) >= MOST_LOGPROBS:
+                self._flush()
+        if parsed is not None:
+            self._flush()
+        self._wake()
+
+    def finished(self, event: inference.Finished) -> None:
+        """The last event."""
+        self._put(inference.GenerateResponse(finished=event))
+        self._over = True
+
+    def fail(self, error: SealringError) -> None:
+        """Ends with an error, after what came before it."""
+        self._error = error
+        self._over = True
+        self._wake()
+
+    def give_up(self, error: SealringError) -> None:
+        """Ends with an error, without what the reader has not taken."""
+        self._events.clear()
+        self._text.clear()
+        self._logprobs.clear()
+        self._queued = self._joining = 0
+        self.fail(error)
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> inference.GenerateResponse:
+        """The next event. Raises what the request failed with."""
+        while True:
+            if self._events:
+                event, size = self._events.popleft()
+                self._queued -= size
+                return event
+            if self._text:
+                self._flush()
+                continue
+            if self._error is not None:
+                raise self._error
+            if self._over:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def _put(self, event: inference.GenerateResponse) -> None:
+        self._flush()
+        self._queue(event)
+        self._wake()
+
+    def _queue(self, event: inference.GenerateResponse) -> None:
+        size = weight(event)
+        self._queued += size
+        self._events.append((event, size))
+
+    def _flush(self) -> None:
+        if self._text:
+            delta = inference.Delta(
+                text="".join(self._text),
+                tokens=self._text_tokens,
+                logprobs=self._logprobs,
+                choice=self._choice,
+                parsed=self._parsed,
+            )
+            self._queue(inference.GenerateResponse(delta=delta))
+            self._joining = 0
+            self._text.clear()
+            self._logprobs.clear()
+            self._parsed = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,132 @@
+"""The interface of whatever answers prompts, and the gRPC service over it.
+
+The HTTP edge knows this interface only, so a client that seals prompts can stand behind the same edge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, Protocol
+
+import grpc.aio
+
+from sealring.edge.access.interceptor import CLAIM, KEY_ID
+from sealring.edge.inference.kept import KeptAnswers
+from sealring.edge.inference.sending import SendWatch
+from sealring.edge.inference.timings import CURRENT, HEADER, Timings
+from sealring.mesh.errors import NotFound
+from sealring.v1 import inference_pb2 as inference
+from sealring.v1 import inference_pb2_grpc as inference_grpc
+
+SERVICE = "sealring.v1.Inference"
+
+
+class InferenceBackend(Protocol):
+    """Whatever answers prompts. Errors are of the tree in mesh.errors."""
+
+    def generate(
+        self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
+    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+        """Started, deltas, Finished. Closing the generator cancels the request everywhere.
+
+        `key` is who asks; requests of different keys take turns. `tenant` is the id of an API key, or empty
+        where there are none: prompts of one tenant may share kept prefixes. Raises InvalidInput, NotFound
+        (MODEL_NOT_FOUND), ResourceExhausted (QUEUE_FULL), FailedPrecondition (TRUST_BELOW_FLOOR),
+        Unavailable (RING_DOWN, and RING_GONE when a prompt was sealed for a ring that is not there).
+        """
+        ...
+
+    async def list_models(self) -> list[inference.Model]:
+        """The models that can be asked for, by name."""
+        ...
+
+    async def get_model(self, name: str) -> inference.Model:
+        """One of these. Raises NotFound (MODEL_NOT_FOUND), Unavailable (RING_DOWN) before all are known."""
+        ...
+
+    async def get_roster(self) -> inference.GetRosterResponse:
+        """The signed roster as the coordinator gave it, and which of its rings serve just now."""
+        ...
+
+
+class InferenceService(inference_grpc.InferenceServicer):
+    """`sealring.v1.Inference` over a backend."""
+
+    def __init__(
+        self,
+        backend: InferenceBackend,
+        exposition: Callable[[], bytes],
+        kept: KeptAnswers | None = None,
+    ) -> None:
+        self._backend = backend
+        self._exposition = exposition
+        self._kept = kept or KeptAnswers()
+
+    async def Generate(  # noqa: N802
+        self, request: inference.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[inference.GenerateResponse]:
+        timings = Timings()
+        CURRENT.set(timings)
+        CLAIM.get()(request.choices)
+        async with contextlib.aclosing(self._events(request, context)) as events:
+            with SendWatch() as watch:
+                async for event in events:
+                    watch.begin()
+                    yield event
+                    watch.end()
+        context.set_trailing_metadata(((HEADER, timings.header()),))
+
+    def _events(
+        self, request: inference.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+        """A new answer, or the one that has the call's `idempotency-key`."""
+        key_id, caller = KEY_ID.get(), _caller(context)
+
+        def start() -> AsyncGenerator[inference.GenerateResponse, None]:
+            return self._backend.generate(request, key=caller, tenant=key_id)
+
+        key = _metadata(context).get("idempotency-key")
+        if key is None:
+            return start()
+        digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+        return self._kept.events(key_id, key, digest, start)
+
+    async def ListModels(  # noqa: N802
+        self, request: inference.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference.ListModelsResponse:
+        return inference.ListModelsResponse(models=await self._backend.list_models())
+
+    async def GetRoster(  # noqa: N802
+        self, request: inference.GetRosterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference.GetRosterResponse:
+        return await self._backend.get_roster()
+
+    async def GetMetrics(  # noqa: N802
+        self, request: inference.GetMetricsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference.GetMetricsResponse:
+        return inference.GetMetricsResponse(exposition=self._exposition())
+
+
+def _caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Who asks: the id of its API key; without keys the client's own word, or its connection."""
+    key_id = KEY_ID.get()
+    if key_id:
+        return key_id
+    return _metadata(context).get("sealring-user") or context.peer()
+
+
+def _metadata(context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, str]:
+    """What is text of what came beside the call."""
+    return {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def model_not_found(name: str, names: list[str]) -> NotFound:
+    shown = ", ".join(names[:20]) or "none"
+    return NotFound(
+        f"there is no model {name[:128]!r}" if name else "the request names no model",
+        hint=f"the models here are: {shown}",
+        reason="MODEL_NOT_FOUND",
+        param="model",
+    )

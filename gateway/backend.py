@@ -1,0 +1,179 @@
+"""Answers prompts with the rings that this gateway schedules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import math
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from sealring.edge.inference.answer import Answer
+from sealring.edge.inference.service import model_not_found
+from sealring.edge.inference.timings import CURRENT, Timings
+from sealring.edge.metrics import Metrics
+from sealring.gateway.scheduler.actions import Request
+from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
+from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
+from sealring.mesh.names import served_name
+from sealring.mesh.prompt.routing import SECRET_BYTES, routing_key
+from sealring.mesh.prompt.sealed import RequestInfo
+from sealring.mesh.prompt.validate import validate_request
+from sealring.v1 import inference_pb2 as inference
+
+MAX_KEY = 256
+MAX_RING = 64
+_RETRY_SECONDS = 5
+
+
+class Router(Protocol):
+    """What the backend needs of the rings."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is known which deployments there are."""
+
+    def deployments(self) -> list[str]: ...
+
+    def models(self) -> list[inference.Model]: ...
+
+    def signed_roster(self) -> inference.GetRosterResponse: ...
+
+    def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+
+class RingBackend:
+    """Answers prompts with the rings that this gateway schedules."""
+
+    def __init__(self, rings: Router, metrics: Metrics) -> None:
+        self._rings = rings
+        self._metrics = metrics
+        self._routing_secret = os.urandom(SECRET_BYTES)
+        self._running: set[str] = set()
+        self._idle = asyncio.Event()
+        self._draining = False
+
+    async def generate(
+        self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
+    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+        if self._draining:
+            raise Unavailable(
+                "the gateway is stopping",
+                hint="ask another one, or try again later",
+                reason="STOPPING",
+                retry_after=_RETRY_SECONDS,
+            )
+        timings = CURRENT.get() or Timings()
+        validate_request(request)
+        model = self._model(request.model)
+        _check_sealed_for(request.envelope, model)
+        request_id = request.request_id or f"req-{secrets.token_hex(12)}"
+        if request_id in self._running:
+            raise InvalidInput(
+                "the request id is in use",
+                hint="use every request id once",
+                reason="REQUEST_ID_IN_USE",
+                param="request_id",
+            )
+        answer = Answer(timings)
+        timings.parsed = time.perf_counter()
+        work = Request(
+            request_id,
+            key[:MAX_KEY],
+            request.max_tokens,
+            request.envelope,
+            model,
+            tenant,
+            request.choices or 1,
+            request.envelope.clear.sampling.HasField("logprobs"),
+            routing_key=self._routing_key(request, tenant),
+            priority=request.priority,
+            patience=request.deadline_ms / 1e3 or math.inf,
+            claimed=min(request.attempts, MAX_ATTEMPTS - 1),
+        )
+        self._running.add(request_id)
+        try:
+            with self._metrics.request(model) as observed:
+                self._rings.submit(model, work, answer, min_trust=request.min_trust)
+                async for event in answer:
+                    if not timings.first and event.WhichOneof("event") != "started":
+                        timings.first = time.perf_counter()
+                        observed.segments(timings.segments())
+                    observed.event(event)
+                    yield event
+        except SealringError as error:
+            raise _counted(error, work) from error.__cause__
+        finally:
+            self._running.discard(request_id)
+            if not self._running:
+                self._idle.set()
+            self._rings.cancel(request_id)
+
+    async def list_models(self) -> list[inference.Model]:
+        models = self._rings.models()
+        if self._draining:
+            for model in models:
+                model.rings = 0
+        return models
+
+    async def get_model(self, name: str) -> inference.Model:
+        known = self._model(name)
+        return next(model for model in await self.list_models() if model.name == known)
+
+    async def get_roster(self) -> inference.GetRosterResponse:
+        return self._rings.signed_roster()
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no more requests and gives those under way so long to end."""
+        self._draining = True
+        if self._running:
+            self._idle.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._idle.wait()
+
+    def _routing_key(self, request: inference.GenerateRequest, tenant: str) -> bytes:
+        """Sealed prompts have none here: they name their ring."""
+        if request.envelope.WhichOneof("content") != "clear":
+            return b""
+        key = request.prompt_cache_key if request.HasField("prompt_cache_key") else None
+        return routing_key(self._routing_secret, tenant, key, request.envelope.clear)
+
+    def _model(self, name: str) -> str:
+        names = self._rings.deployments()
+        if (known := served_name(name, names)) is not None:
+            return known
+        if not self._rings.complete:
+            raise Unavailable(
+                "the gateway does not know yet which models there are",
+                hint="try again later",
+                reason="RING_DOWN",
+                retry_after=_RETRY_SECONDS,
+            )
+        raise model_not_found(name, names)
+
+
+def _counted(error: SealringError, request: Request) -> SealringError:
+    """With the epochs that the request has ended, from which a client goes on counting that asks again."""
+    counted = copy.copy(error)  # others may have been told the same one
+    counted.metadata = {**error.metadata, **({"attempts": str(request.tried)} if request.tried else {})}
+    return counted
+
+
+def _check_sealed_for(envelope: inference.Envelope, model: str) -> None:
+    """Raises InvalidInput (BAD_REQUEST_INFO) unless a sealed prompt says for whom and no other does."""
+    to, sealed = envelope.sealed_for, envelope.WhichOneof("content") == "sealed"
+    if sealed:
+        RequestInfo(model, to.request_id, to.expires, to.roster_hash)
+    if len(to.ring) > MAX_RING or bool(to.ring) != sealed:
+        raise InvalidInput(
+            "a sealed prompt must name its ring, and no other may",
+            reason="BAD_REQUEST_INFO",
+            param="envelope.sealed_for.ring",
+        )

@@ -1,1 +1,0 @@
-"""The inference service: its interface, one answer's way to the client, and where its time goes."""

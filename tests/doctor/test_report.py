@@ -1,0 +1,199 @@
+"""Reports that come from another machine: bounded, and harmless on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sealring.doctor import show
+from sealring.doctor.daemon import with_daemon
+from sealring.doctor.report import (
+    MAX_REPORT_BYTES,
+    Bridge,
+    Connection,
+    Facts,
+    Port,
+    Report,
+    Severity,
+    decode,
+    encode,
+    note,
+    ok,
+    problem,
+    unknown,
+    warning,
+    worst,
+)
+from sealring.doctor.view import View
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.system.addresses import parse_address
+from sealring.node.settings import NodeSettings
+from sealring.v1 import diagnosis_pb2
+
+FACTS = Facts(
+    name="mini",
+    packages={"mlx": "1"},
+    connections=(Connection(member="a", address="10.0.0.1:1", error="TIMEOUT", milliseconds=3000),),
+    ports=(Port(uuid="A", peer="B"),),
+    bridges=(Bridge(name="bridge0", members=("en1",)),),
+)
+
+
+def test_a_report_travels_whole() -> None:
+    report = Report(facts=FACTS, findings=(ok("a.b", "fine"), problem("c", "bad", "why", "do", "run")))
+    assert decode(encode(report)) == report
+    assert worst(report.findings) is Severity.PROBLEM
+    assert worst([]) is Severity.OK
+
+
+@given(data=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_anything_else_is_refused(data: bytes) -> None:
+    with contextlib.suppress(InvalidInput):  # and nothing else
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 131072,
+        b'{"findings": [{"id": "a b", "severity": "ok", "what": ""}]}',
+        b'{"findings": [{"id": "a", "severity": "fatal", "what": ""}]}',
+        b"{}" + b" " * 131071,
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        decode(data)
+    assert caught.value.reason == "BAD_REPORT"
+
+
+def test_a_report_that_is_as_long_as_it_may_be() -> None:
+    assert decode(b"{}" + b" " * 131070) == Report()
+
+
+PORT, CONNECTION = {"uuid": "x"}, {"member": "m", "address": "a"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "most"),
+    [
+        *((lambda number, name=name: {name: "x" * number}, 200) for name in ("name", "os_build", "rdma")),
+        (lambda number: {"protocol": number}, 1 << 20),
+        (lambda number: {"memory": number}, 1 << 60),
+        (lambda number: {"wired_limit": number}, 1 << 60),
+        (lambda number: {"packages": {f"p{one}": "1" for one in range(number)}}, 32),
+        (lambda number: {"addresses": ["a"] * number}, 64),
+        (lambda number: {"addresses": ["a" * number]}, 300),
+        (lambda number: {"connections": [CONNECTION] * number}, 512),
+        (lambda number: {"connections": [CONNECTION | {"milliseconds": number}]}, 1 << 40),
+        (lambda number: {"ports": [PORT] * number}, 64),
+        (lambda number: {"bridges": [{"name": "b"}] * number}, 64),
+        (lambda number: {"bridges": [{"name": "b", "members": ["m"] * number}]}, 64),
+    ],
+)
+def test_every_fact_is_bounded(facts: Callable[[int], dict[str, Any]], most: int) -> None:
+    def told(number: int) -> Report:
+        return decode(json.dumps({"facts": facts(number)}).encode())
+
+    assert told(0)
+    assert told(most)
+    with pytest.raises(InvalidInput):
+        told(most + 1)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"protocol": -1},
+        {"memory": -1},
+        {"wired_limit": -1},
+        {"connections": [CONNECTION | {"milliseconds": -1}]},
+    ],
+)
+def test_no_number_is_below_nothing(facts: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        decode(json.dumps({"facts": facts}).encode())
+
+
+def test_there_are_at_most_so_many_findings() -> None:
+    one = {"id": "a", "severity": "ok", "what": ""}
+    assert len(decode(json.dumps({"findings": [one] * 512}).encode()).findings) == 512
+    with pytest.raises(InvalidInput):
+        decode(json.dumps({"findings": [one] * 513}).encode())
+
+
+def test_what_is_not_told_is_nothing() -> None:
+    told = json.loads(Facts().model_dump_json())
+    assert not any(told.values())
+    assert Bridge(name="b").enabled
+    assert Connection(member="m", address="a").milliseconds == 0
+    with pytest.raises(ValidationError):
+        FACTS.name = "another"
+
+
+def test_texts_are_cut_and_hold_no_terminal_codes() -> None:
+    found = decode(b'{"findings": [{"id": "a", "severity": "ok", "what": "\\u001b[2J' + b"x" * 5000 + b'"}]}')
+    assert found.findings[0].what.startswith("?[2Jxxx")
+    assert len(found.findings[0].what) == 1000
+
+
+def test_a_report_that_would_be_too_long_is_shortened() -> None:
+    long = Report(findings=tuple(note(f"n{number}", "x" * 1000, "y" * 1000) for number in range(500)))
+    data = encode(long)
+    assert len(data) <= MAX_REPORT_BYTES
+    assert [one.id for one in decode(data).findings] == [
+        "report.cut",
+        *(f"n{number}" for number in range(62)),
+    ]
+
+
+@pytest.mark.parametrize(("beyond", "cut"), [(0, False), (1, True)])
+def test_a_report_is_cut_only_where_it_is_too_long(beyond: int, cut: bool) -> None:
+    def made(*lengths: int) -> Report:
+        return Report(findings=tuple(note("a", "x" * length) for length in (*lengths, *[1000] * 125)))
+
+    missing = 131072 + beyond - len(encode(made(1, 1, 1)))
+    assert 0 < missing < 2000
+    found = decode(encode(made(1, 1 + missing // 2, 1 + missing - missing // 2)))
+    assert (found.findings[0].id == "report.cut") == cut
+
+
+def test_facts_alone_may_be_too_long_and_end_it_all_the_same() -> None:
+    """Where nothing is left to leave out: whoever reads it refuses it."""
+    bridge = Bridge(name="b", members=("m" * 200,) * 64)
+    assert len(encode(Report(facts=Facts(bridges=(bridge,) * 64), findings=(ok("a", "fine"),)))) > 131072
+
+
+def test_the_worst_comes_first() -> None:
+    found = [ok("a", "fine"), warning("b", "odd", "because"), problem("c", "bad", "why", "mend it", "mend")]
+    assert show.lines([*found, unknown("d", "the sky", "dark")]) == [
+        "problem  bad",
+        "         why: why",
+        "         do:  mend it",
+        "           $ mend",
+        "warning  odd",
+        "         why: because",
+        "note     could not tell: the sky",
+        "         why: dark",
+        "ok       fine",
+    ]
+    assert show.summary(found) == "1 problem, 1 warning, 0 notes, 1 ok"
+
+
+def test_the_longest_address_that_a_member_may_announce_spoils_no_report() -> None:
+    longest = f"{'h' * 253}:65535"
+    parse_address(longest)
+    told = diagnosis_pb2.DiagnoseResponse(
+        connections=[diagnosis_pb2.PeerConnection(member="m", address=longest, error="UNKNOWN_HOST")]
+    )
+    connections = with_daemon(View(NodeSettings()), told).connections
+    assert connections is not None
+    sent = encode(Report(facts=Facts(connections=connections, addresses=(longest,))))
+    assert decode(sent).facts.connections[0].address == longest

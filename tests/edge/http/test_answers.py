@@ -1,0 +1,291 @@
+"""Answers that break off, and clients that do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+import pytest
+
+from sealring.edge.http.answers import _Writer, collect, together, unless_disconnected
+from sealring.edge.inference import sending
+from sealring.edge.inference.timings import CURRENT, Timings
+from sealring.mesh.errors import Cancelled, Internal
+from sealring.v1 import inference_pb2 as inference
+
+STARTED = inference.GenerateResponse(started=inference.Started(model="demo"))
+FINISHED = inference.GenerateResponse(finished=inference.Finished(completion_tokens=3))
+
+
+def delta(text: str, choice: int = 0, *logged: int) -> inference.GenerateResponse:
+    told = [inference.TokenLogprob(id=one) for one in logged]
+    return inference.GenerateResponse(delta=inference.Delta(text=text, choice=choice, logprobs=told))
+
+
+async def events(*given: inference.GenerateResponse) -> AsyncGenerator[inference.GenerateResponse, None]:
+    for event in given:
+        yield event
+
+
+async def test_a_whole_answer_is_put_together_by_choice() -> None:
+    told = events(STARTED, delta("a", 0, 1), delta("x", 1), delta("b", 0, 2, 3), FINISHED)
+    begin, choices, end = await collect(told, 2)
+    assert (begin.model, end.completion_tokens) == ("demo", 3)
+    assert [(one.text, [token.id for token in one.logprobs]) for one in choices] == [
+        ("ab", [1, 2, 3]),
+        ("x", []),
+    ]
+
+
+async def test_answers_to_several_prompts_are_those_to_one() -> None:
+    ends = [inference.FinishedChoice(completion_tokens=tokens) for tokens in (1, 2)]
+    several = inference.GenerateResponse(finished=inference.Finished(completion_tokens=3, choices=ends))
+    for end, tokens in ((several, [1, 2, 1, 2]), (FINISHED, [3, 3])):
+        parts = [events(STARTED, delta("a"), end) for _ in range(2)]
+        _, choices, whole = await collect(together(parts, len(tokens) // 2), len(tokens))
+        assert [one.text for one in choices] == ["a", *[""] * (len(tokens) // 2 - 1)] * 2
+        assert [one.completion_tokens for one in whole.choices] == tokens
+        assert whole.completion_tokens == 6
+
+
+async def test_each_prompt_of_a_body_has_moments_of_its_own() -> None:
+    found = []
+
+    async def part(number: int) -> AsyncGenerator[inference.GenerateResponse, None]:
+        timings = CURRENT.get()
+        assert timings is not None
+        found.append(timings)
+        timings.parsed += number
+        yield STARTED
+        yield FINISHED
+
+    CURRENT.set(whole := Timings(arrived=1.0, parsed=2.0))
+    await collect(together([part(number) for number in range(3)], 1), 3)
+    assert found[0] is whole
+    assert [one.parsed for one in found] == [2.0, 3.0, 4.0]
+    assert {one.arrived for one in found} == {1.0}
+
+
+@pytest.mark.parametrize("given", [(FINISHED,), (STARTED, delta("a"))])
+async def test_an_answer_without_its_start_or_end_is_a_fault_of_ours(given: Any) -> None:
+    with pytest.raises(Internal, match="begin" if given[0] is FINISHED else "end"):
+        await collect(events(*given), 1)
+
+
+async def test_what_one_of_several_fails_with_ends_them_all() -> None:
+    closed = []
+
+    async def part(number: int, error: Exception | None) -> AsyncGenerator[inference.GenerateResponse, None]:
+        try:
+            yield STARTED
+            yield delta("a")
+            if error is not None:
+                raise error
+            await asyncio.Event().wait()
+        finally:
+            closed.append(number)
+
+    told = []
+    with pytest.raises(ValueError, match="broken"):
+        async for event in together([part(0, None), part(1, ValueError("broken")), part(2, None)], 2):
+            told.append(event)
+    assert [event.WhichOneof("event") for event in told].count("started") == 1
+    assert {event.delta.choice for event in told if event.HasField("delta")} <= {0, 2, 4}
+    assert sorted(closed) == [0, 1, 2]
+
+
+async def test_the_numbers_of_several_answers_are_added_up() -> None:
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens")
+    ends = []
+    for scale in (1, 10):
+        numbers = {name: scale * index for index, name in enumerate(names, 1)}
+        ends.append(inference.Finished(reason=inference.FINISH_REASON_LENGTH, **numbers))  # type: ignore[arg-type]
+    parts = [events(STARTED, inference.GenerateResponse(finished=end)) for end in ends]
+    _, _, whole = await collect(together(parts, 1), 2)
+    assert [getattr(whole, name) for name in names] == [11, 22, 33, 44, 55]
+    assert [(one.reason, one.completion_tokens) for one in whole.choices] == [
+        (ends[0].reason, 2),
+        (ends[0].reason, 20),
+    ]
+
+
+async def test_work_ends_with_its_client() -> None:
+    ended = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    for last in ({"type": "http.disconnect"}, OSError("reset")):
+        told: list[Any] = [{"type": "http.request"}, last]
+
+        async def receive(told: list[Any] = told) -> Any:
+            message = told.pop(0)
+            if isinstance(message, OSError):
+                raise message
+            return message
+
+        with pytest.raises(Cancelled):
+            await unless_disconnected(receive, work())
+    assert ended == [True, True]
+
+    async def silent() -> Any:
+        await asyncio.Event().wait()
+
+    async def quick() -> int:
+        return 7
+
+    assert await unless_disconnected(silent, quick()) == 7
+
+
+async def test_what_else_a_client_sends_ends_nothing() -> None:
+    told = [{"type": "http.request", "body": b"", "more_body": False}] * 3
+    done, heard = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Any:
+        if told:
+            return told.pop()
+        heard.set()
+        await done.wait()
+
+    async def work() -> int:
+        await heard.wait()
+        await asyncio.sleep(0)
+        return 7
+
+    assert await unless_disconnected(receive, work()) == 7
+
+
+async def test_a_client_that_is_gone_ends_the_writing() -> None:
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) == 3:
+            raise OSError("gone")
+
+    writer = _Writer(send)
+    with writer:
+        await writer.write(b"a")
+        await writer.write(b"b", more=False)
+        with pytest.raises(Cancelled, match="went away"):
+            await writer.write(b"c")
+    assert [(one["body"], one["more_body"]) for one in sent] == [(b"a", True), (b"b", False), (b"c", True)]
+
+
+async def test_only_who_does_not_read_is_cancelled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        await held.wait()
+
+    async def write() -> None:
+        writer = _Writer(send)
+        with writer:
+            await writer.write(b"a")
+
+    task = asyncio.create_task(write())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    monkeypatch.setattr(sending, "SEND_SECONDS", 0.01)
+    with pytest.raises(Cancelled, match="does not read"):
+        await asyncio.create_task(write())
+
+
+async def test_a_writer_that_waits_for_its_answer_and_not_its_client_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "SEND_SECONDS", 0.001)
+
+    async def send(message: Any) -> None: ...
+
+    writer = _Writer(send)
+    watch = writer._watch
+    looks, look = [], watch._look
+    watch._look = lambda: (looks.append(True), look())[1]  # type: ignore[method-assign]
+    with writer:
+        await writer.write(b"a")
+        while len(looks) < 3:
+            await asyncio.sleep(0.001)
+        await writer.write(b"b")
+
+
+@pytest.mark.parametrize(
+    ("ping", "sending", "quiet", "told", "next_look"),
+    [
+        (b":\n", False, 8.0, [b":\n"], 8.0),
+        (b":\n", False, 9.5, [b":\n"], 8.0),
+        (b":\n", False, 7.5, [], 0.5),
+        (b":\n", True, 8.0, [], 8.0),  # a part is on its way, and a ping might get in its middle
+        (b"", False, 8.0, [], 8.0),
+    ],
+)
+async def test_a_stream_that_tells_nothing_is_pinged(
+    ping: bytes, sending: bool, quiet: float, told: list[bytes], next_look: float
+) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    loop = asyncio.get_running_loop()
+    now, looks = [100.0], list[float]()
+
+    class Clock:
+        time = staticmethod(lambda: now[0])
+        create_task = staticmethod(loop.create_task)
+
+        @staticmethod
+        def call_later(seconds: float, look: Any) -> asyncio.TimerHandle:
+            looks.append(seconds)
+            return loop.call_later(3600, look)
+
+    writer = _Writer(send, ping)
+    writer._loop = Clock  # type: ignore[assignment]
+    with writer:
+        await writer.write(b"a")
+        if sending:
+            writer._watch.begin()
+        now[0] += quiet
+        writer._beat.cancel()
+        writer._keep_alive()
+        await asyncio.sleep(0)
+        assert [one["body"] for one in sent[1:]] == told
+        assert all(one["more_body"] for one in sent)
+        assert looks == [8.0, next_look]
+
+
+async def test_a_ping_that_nobody_takes_breaks_nothing() -> None:
+    async def send(message: Any) -> None:
+        raise OSError("gone")
+
+    await _Writer(send, b":\n")._send_ping()
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+        ("completions", {"prompt": "hello"}),
+    ],
+)
+async def test_a_stream_tells_its_usage_with_each_piece(port: int, path: str, asked: dict[str, Any]) -> None:
+    """As clients that measure speed ask, with a length of the answer that does not depend on the model."""
+    body = {"model": "demo", "stream": True, "ignore_eos": True, "min_tokens": 3, **asked}
+    for continuous, counted in ((True, [1, 2, 3]), (False, [])):
+        options = {"include_usage": True, "continuous_usage_stats": continuous}
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1") as http:
+            answer = await http.post(f"/{path}", json={**body, "stream_options": options})
+        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+        *pieces, last = (json.loads(line)["usage"] for line in lines)
+        told = [one["completion_tokens"] for one in pieces if one]
+        assert sorted(set(told) - {0}) == counted
+        assert all(one["prompt_tokens"] == 5 for one in pieces if one)
+        assert (last["completion_tokens"], last["total_tokens"]) == (3, 8)

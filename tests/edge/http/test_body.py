@@ -1,0 +1,115 @@
+"""Bodies up to each limit, and how they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from sealring.edge.http import body
+from sealring.edge.http.body import parse_object, read_json
+from sealring.mesh.errors import Cancelled, DeadlineExceeded, InvalidInput, SealringError
+
+
+def reason(data: bytes) -> str:
+    try:
+        parse_object(data)
+    except InvalidInput as error:
+        return error.reason
+    return ""
+
+
+def test_so_many_values_members_and_digits() -> None:
+    for commas, told in ((32_766, ""), (32_767, "TOO_MANY_VALUES")):  # beside the object and the list
+        assert reason(b'{"a":[' + b"0," * commas + b"0]}") == told
+    members = [b'"%d":0' % number for number in range(513)]
+    assert reason(b"{" + b",".join(members[:512]) + b"}") == ""
+    assert reason(b"{" + b",".join(members) + b"}") == "TOO_MANY_VALUES"
+    for sign in (b"", b"-"):
+        assert reason(b'{"a":%s}' % (sign + b"9" * 20)) == ""
+        assert reason(b'{"a":%s}' % (sign + b"9" * 21)) == "BAD_JSON"
+    for quotes, told in ((4 * 32_768, "BAD_JSON"), (4 * 32_768 + 1, "TOO_MANY_VALUES")):
+        assert reason(b'"' * quotes) == told
+
+
+def request(*parts: bytes, kind: str = "application/json", **headers: str) -> Any:
+    held: list[int] = []
+
+    async def stream() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+
+    state = SimpleNamespace(hold=held.append)
+    return SimpleNamespace(headers={"content-type": kind, **headers}, stream=stream, state=state, held=held)
+
+
+async def refused(made: Any) -> SealringError:
+    with pytest.raises(SealringError) as caught:
+        await read_json(made)
+    return caught.value
+
+
+async def test_a_body_has_at_most_four_mebibytes_declared_or_not() -> None:
+    most = 4 << 20
+    whole = b'{"a":"' + b"x" * (most - 8) + b'"}'
+    made = request(whole[:5], whole[5:], **{"content-length": str(most)})
+    assert list(await read_json(made)) == ["a"]
+    assert made.held == [5, most - 5]
+    assert (await refused(request(whole, b" "))).reason == "BODY_TOO_LARGE"
+    made = request(b"{}", **{"content-length": str(most + 1)})
+    assert (await refused(made)).reason == "BODY_TOO_LARGE"
+    assert made.held == []
+    assert (await refused(request(b"{}", **{"content-length": "9" * 30}))).reason == "BODY_TOO_LARGE"
+    assert await read_json(request(b"{}", **{"content-length": "x"})) == {}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/json",
+        "Application/JSON",
+        "application/json; charset=utf-8",
+        'application/json; charset="UTF8"',
+        " application/json ;",
+    ],
+)
+async def test_json_in_utf_8_is_taken(kind: str) -> None:
+    assert await read_json(request(b"{}", kind=kind)) == {}
+
+
+@pytest.mark.parametrize("kind", ["", "text/json", "application/json; charset=latin-1", "application/jsonp"])
+async def test_nothing_else_is(kind: str) -> None:
+    assert (await refused(request(b"{}", kind=kind))).reason == "BAD_CONTENT_TYPE"
+
+
+async def test_programs_may_leave_it_out_and_pages_may_not() -> None:
+    made = request(b"{}")
+    del made.headers["content-type"]
+    assert await read_json(made) == {}
+    made.headers["origin"] = "https://example.com"
+    assert (await refused(made)).reason == "BAD_CONTENT_TYPE"
+
+
+async def test_a_body_that_does_not_come_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = request()
+
+    async def leaves() -> AsyncIterator[bytes]:
+        yield b"{"
+        raise ClientDisconnect
+
+    made.stream = leaves
+    assert isinstance(await refused(made), Cancelled)
+
+    async def waits() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    made.stream = waits
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.01)
+    error = await refused(made)
+    assert isinstance(error, DeadlineExceeded)
+    assert error.reason == "BODY_TOO_SLOW"

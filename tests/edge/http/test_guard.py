@@ -1,0 +1,219 @@
+"""The outermost layer by itself: how many, how much, and what is read of who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from sealring.edge.access.gate import Gate
+from sealring.edge.http import guard
+from sealring.edge.http.guard import Guard, _drain, _has_small_body, _known
+from sealring.mesh.errors import Conflict, InvalidInput, ResourceExhausted
+
+
+def scope(**fields: Any) -> dict[str, Any]:
+    headers = {"host": "localhost", **fields.pop("headers", {})}
+    packed = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {
+        "type": "http",
+        "method": "GET",
+        "path": "/v1/models",
+        "client": ("127.0.0.1", 5),
+        "headers": packed,
+        "query_string": b"",
+    } | fields
+
+
+async def nothing() -> Any:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+class Sent(list[Any]):
+    async def __call__(self, message: Any) -> None:
+        self.append(message)
+
+    @property
+    def status(self) -> int:
+        return int(next(one["status"] for one in self if one["type"] == "http.response.start"))
+
+
+async def test_so_many_requests_are_under_way_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "MAX_REQUESTS", 2)
+    held = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await held.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    outer, sent = Guard(app, Gate(None)), [Sent() for _ in range(3)]
+    tasks = [asyncio.create_task(outer(scope(), nothing, one)) for one in sent[:2]]
+    await asyncio.sleep(0)
+    await outer(scope(), nothing, sent[2])
+    assert sent[2].status == 429
+    assert (b"retry-after", b"1") in sent[2][0]["headers"]
+    held.set()
+    await asyncio.gather(*tasks)
+    assert [one.status for one in sent[:2]] == [200, 200]
+    await outer(scope(), nothing, again := Sent())
+    assert again.status == 200
+    assert (outer._under_way, dict(outer._held)) == (0, {})
+
+
+async def test_every_answer_has_an_id_and_its_type_is_not_guessed() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"own", b"1")]})
+
+    sent = Sent()
+    await Guard(app, Gate())(scope(), nothing, sent)
+    headers = dict(sent[0]["headers"])
+    request_id = headers[b"x-request-id"]
+    assert len(request_id) == 24
+    assert headers == {
+        b"own": b"1",
+        b"x-request-id": request_id,
+        b"request-id": request_id,
+        b"x-content-type-options": b"nosniff",
+    }
+
+
+async def test_what_is_no_http_is_not_answered() -> None:
+    await Guard(None, Gate(None))({"type": "websocket"}, nothing, sent := Sent())  # type: ignore[arg-type]
+    assert sent == []
+
+
+async def test_no_key_holds_more_than_is_left_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "MAX_HELD", 10)
+    for sizes, status in (((5,), 200), ((6,), 429), ((2, 3), 200), ((2, 4), 429)):
+
+        async def app(scope: Any, receive: Any, send: Any, sizes: Any = sizes) -> None:
+            for size in sizes:
+                scope["state"]["hold"](size)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        outer = Guard(app, Gate(None))
+        await outer(scope(), nothing, sent := Sent())
+        assert sent.status == status, sizes
+        assert not outer._held
+
+
+async def test_of_who_is_refused_so_much_is_read_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (guard._DRAIN_BYTES, guard._BODY_OF_TRIFLE) == (8 << 20, 1 << 16)
+    monkeypatch.setattr(guard, "_DRAIN_BYTES", 10)
+    for size, count in ((5, 2), (3, 4), (9, 2), (10, 1)):
+        reads = []
+
+        async def endless(size: int = size, reads: list[int] = reads) -> Any:
+            reads.append(size)
+            return {"type": "http.request", "body": bytes(size), "more_body": True}
+
+        await _drain(endless)
+        assert len(reads) == count
+    for last in ({"type": "http.request", "body": b"1"}, {"type": "http.disconnect"}):
+        told = [{"type": "http.request", "body": b"1", "more_body": True}, last, None]
+
+        async def receive(told: list[Any] = told) -> Any:
+            return told.pop(0)
+
+        await _drain(receive)
+        assert told == [None]
+
+    async def silent() -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(guard, "_DRAIN_SECONDS", 0.01)
+    await _drain(silent)
+
+
+@pytest.mark.parametrize(
+    ("headers", "small"),
+    [
+        ({}, True),
+        ({"content-length": "0"}, True),
+        ({"content-length": "65536"}, True),
+        ({"content-length": "65537"}, False),
+        ({"content-length": "00065536"}, True),
+        ({"content-length": "000065536"}, False),
+        ({"transfer-encoding": "chunked"}, False),
+        ({"transfer-encoding": "chunked", "content-length": "1"}, False),
+    ],
+)
+def test_what_is_read_before_an_answer_to_who_was_not_asked(headers: dict[str, str], small: bool) -> None:
+    assert _has_small_body(scope(headers=headers)) is small
+
+
+def test_what_is_not_ours_is_masked() -> None:
+    known = Conflict("x")
+    assert _known(known, "/") is known
+    for status, reason in ((404, "NO_SUCH_PATH"), (405, "METHOD_NOT_ALLOWED"), (418, "INTERNAL")):
+        assert _known(HTTPException(status, "SECRET"), "/").reason == reason
+    assert _known(HTTPException(405, headers={"Allow": "GET"}), "/").metadata["allow"] == "GET"
+    assert "SECRET" not in str(_known(ValueError("SECRET"), "/"))
+    missing = _known(HTTPException(404), "/" + "x" * 99)
+    assert missing.message == f"'/{'x' * 79}' is not served"
+    assert missing.hint.startswith("there is /v1/models, /v1/chat/completions, ")
+    assert "/metrics" not in missing.hint
+
+
+async def test_a_failure_of_ours_is_masked_and_one_after_the_start_ends_the_answer() -> None:
+    for begins in (False, True):
+
+        async def app(scope: Any, receive: Any, send: Any, begins: bool = begins) -> None:
+            if begins:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+            raise ValueError("SECRET")
+
+        await Guard(app, Gate(None))(scope(), nothing, sent := Sent())
+        assert "SECRET" not in str(sent)
+        assert [one["type"] for one in sent].count("http.response.start") == 1
+        assert sent.status == (200 if begins else 500)
+        names = {name for name, _ in sent[0]["headers"]}
+        assert {b"x-request-id", b"x-content-type-options"} <= names
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("localhost:8080", 200),
+        ("127.0.0.1", 200),
+        ("[::1]", 200),
+        ("[::1]:8080", 200),
+        ("evil.example", 403),
+        ("evil.example:80", 403),
+        ("", 403),
+    ],
+)
+async def test_without_keys_only_this_machines_names_are_answered(host: str, status: int) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    await Guard(app, Gate(None))(scope(headers={"host": host}), nothing, sent := Sent())
+    assert sent.status == status
+
+
+@pytest.mark.parametrize(
+    ("host", "length", "error", "closes"),
+    [
+        ("localhost", 1 << 20, Conflict("x"), False),  # who was let in: its body was asked for
+        ("localhost", 1 << 20, InvalidInput("x", reason="BODY_TOO_LARGE"), True),
+        ("localhost", 1 << 20, ResourceExhausted("x", reason="TOO_MANY_BYTES"), True),
+        ("localhost", 1, Conflict("x"), False),
+        ("evil.example", 1 << 16, None, False),
+        ("evil.example", (1 << 16) + 1, None, True),
+    ],
+)
+async def test_a_connection_is_closed_where_a_large_body_was_not_read(
+    host: str, length: int, error: Exception | None, closes: bool
+) -> None:
+    async def app(*_: Any) -> None:
+        assert error is not None, "it is refused before"
+        raise error
+
+    headers = {"host": host, "content-length": str(length)}
+    await Guard(app, Gate(None))(scope(headers=headers), nothing, sent := Sent())
+    assert ((b"connection", b"close") in sent[0]["headers"]) == closes
+    assert b"".join(one.get("body", b"") for one in sent[1:]).startswith(b'{"error"')
+    assert not sent[-1].get("more_body")

@@ -1,0 +1,127 @@
+"""The HTTP server by itself: where it listens, what it leaves open, whom it believes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edgecert import write_edge_certificate
+
+from sealring.edge.access.edge_tls import EdgeTls
+from sealring.edge.http import server as module
+from sealring.edge.http.server import HttpServer
+from sealring.mesh.errors import ConfigError
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with who asks, and by what scheme."""
+    told = f"{scope['client'][0]} {scope['scheme']}".encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]})
+    await send({"type": "http.response.body", "body": told})
+
+
+async def ask(port: int, *headers: str) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = "".join(f"{one}\r\n" for one in ("host: localhost", "connection: close", *headers))
+    writer.write(f"GET / HTTP/1.1\r\n{head}\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+def bound(port: int) -> socket.socket:
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", port))
+    return taken
+
+
+async def test_nobody_is_believed_about_whom_he_speaks_for_and_nothing_is_told_of_the_server() -> None:
+    server = HttpServer(app)
+    port = server.listen("127.0.0.1:0")
+    await server.start()
+    try:
+        answer = await ask(port, "x-forwarded-for: 192.0.2.7", "x-forwarded-proto: https")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert body.startswith(b"127.0.0.1 http") or b"127.0.0.1 http\r\n" in body
+        assert b"x-own: 1" in head
+        assert b"server:" not in head
+    finally:
+        await server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        await ask(port)
+
+
+async def test_a_server_that_never_began_leaves_its_port() -> None:
+    await HttpServer(app).stop()
+    server = HttpServer(app)
+    port = server.listen("127.0.0.1:0")
+    with pytest.raises(ConfigError) as raised:
+        HttpServer(app).listen(f"127.0.0.1:{port}")
+    assert raised.value.reason == "CANNOT_LISTEN"
+    await server.stop()
+    bound(port).close()
+
+
+def test_without_tls_it_listens_on_loopback_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        HttpServer(app).listen("192.0.2.1:0")
+    assert raised.value.reason == "LOOPBACK_ONLY"
+    with pytest.raises(ConfigError) as raised:
+        HttpServer(app, tls=EdgeTls(*write_edge_certificate(tmp_path))).listen("192.0.2.1:0")
+    assert raised.value.reason == "CANNOT_LISTEN", "with TLS it would, were the address this machine's"
+
+
+async def test_a_client_that_does_not_shake_hands_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.01)
+    server = HttpServer(app, tls=EdgeTls(*write_edge_certificate(tmp_path)))
+    port = server.listen("127.0.0.1:0")
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+    finally:
+        await server.stop()
+
+
+async def test_a_server_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    """As where no more descriptors are left: its port is given back, and nobody waits for it."""
+
+    class Taken(HttpServer):
+        def listen(self, address: str) -> int:
+            port = super().listen(address)
+            assert self._socket is not None
+            self._socket.close()
+            return port
+
+    server = Taken(app)
+    port = server.listen("127.0.0.1:0")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        async with asyncio.timeout(60):
+            await server.start()
+    await server.stop()
+    bound(port).close()
+
+
+async def test_what_is_no_http_or_asks_for_another_protocol_writes_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = HttpServer(app)
+    port = server.listen("127.0.0.1:0")
+    await server.start()
+    try:
+        answer = await ask(port, "connection: upgrade", "upgrade: websocket")
+        assert answer.startswith(b"HTTP/1.1 200")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"PRI * HTTP/2.0\r\nhost: localhost\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400")
+        writer.close()
+    finally:
+        await server.stop()
+    assert not [record.getMessage() for record in caplog.records]

@@ -1,0 +1,306 @@
+"""What of a request the rings are told."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+from patience import until
+
+from sealring.edge.inference.answer import Answer
+from sealring.edge.inference.timings import CURRENT, Timings
+from sealring.edge.metrics import Metrics
+from sealring.gateway.backend import RingBackend
+from sealring.gateway.scheduler.actions import Request
+from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
+from sealring.v1 import inference_pb2 as inference
+
+
+class OneRing:
+    def __init__(self, *names: str) -> None:
+        self.requests: list[Request] = []
+        self.names = list(names) or ["model"]
+        self.cancelled: list[str] = []
+        self.complete = True
+
+    def deployments(self) -> list[str]:
+        return self.names
+
+    def models(self) -> list[inference.Model]:
+        return [inference.Model(name=name, rings=2) for name in self.names]
+
+    def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None:
+        self.requests.append(request)
+        raise Unavailable("enough", reason="RING_DOWN")
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+
+class SlowRing(OneRing):
+    """Takes requests, and answers them when the test does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Answer] = []
+
+    def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None:
+        self.requests.append(request)
+        self.answers.append(answer)
+
+
+CLEAR = inference.Envelope(clear=inference.Prompt(text="x"))
+
+
+async def ask(backend: RingBackend, **fields: Any) -> list[inference.GenerateResponse]:
+    fields.setdefault("envelope", CLEAR)
+    return [event async for event in backend.generate(inference.GenerateRequest(**fields), key="k" * 300)]
+
+
+async def refused(backend: RingBackend, **fields: Any) -> SealringError:
+    with pytest.raises(SealringError) as caught:
+        await ask(backend, **fields)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "told"),
+    [
+        (["a"], "", "RING_DOWN"),
+        (["a"], "a", "RING_DOWN"),
+        (["a", "b"], "b", "RING_DOWN"),
+        (["a", "openai/b"], "openai/b", "RING_DOWN"),
+        (["a", "b"], "", "MODEL_NOT_FOUND"),
+        (["a"], "b", "MODEL_NOT_FOUND"),
+    ],
+)
+async def test_a_model_is_asked_for_by_name_where_there_are_several(
+    names: list[str], asked: str, told: str
+) -> None:
+    rings = OneRing(*names)
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    assert (await refused(backend, model=asked)).reason == told
+    assert [one.deployment for one in rings.requests] == ([asked or "a"] if told == "RING_DOWN" else [])
+
+
+async def test_what_is_told_of_models_that_are_not_there_is_short() -> None:
+    rings = OneRing(*(f"model-{number}" for number in range(21)))
+    error = await refused(RingBackend(rings, Metrics()), model="other")  # type: ignore[arg-type]
+    assert "model-19" in str(error)
+    assert "model-20" not in str(error)
+
+
+async def test_no_model_is_unknown_before_all_are_known() -> None:
+    rings = OneRing("model")
+    rings.complete = False
+    error = await refused(RingBackend(rings, Metrics()), model="other")  # type: ignore[arg-type]
+    assert (error.reason, int(error.metadata["retry_after"]) > 0) == ("RING_DOWN", True)
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    assert (await backend.get_model("model")).name == "model"
+    for rings.complete, reason in ((False, "RING_DOWN"), (True, "MODEL_NOT_FOUND")):
+        with pytest.raises(SealringError) as caught:
+            await backend.get_model("other")
+        assert caught.value.reason == reason
+
+
+async def test_a_request_has_an_id_of_its_own_and_ends_with_it() -> None:
+    rings = SlowRing()
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    first = asyncio.create_task(ask(backend, request_id="r"))
+    await until(lambda: rings.requests)
+    error = await refused(backend, request_id="r")
+    assert (error.reason, error.metadata["param"]) == ("REQUEST_ID_IN_USE", "request_id")
+    rings.answers[0].started(inference.Started())
+    rings.answers[0].finished(inference.Finished())
+    assert len(await first) == 2
+    assert rings.cancelled == ["r"]
+    plain, again = (asyncio.create_task(ask(backend, **fields)) for fields in ({}, {"request_id": "r"}))
+    await until(lambda: len(rings.requests) == 3)
+    (request,) = [one for one in rings.requests[1:] if one.id != "r"]
+    assert (len(request.id), request.choices, request.key, request.max_tokens) == (28, 1, "k" * 256, 0)
+    assert request.id.startswith("req-")
+    for task in (plain, again):
+        task.cancel()
+    await asyncio.gather(plain, again, return_exceptions=True)
+    assert sorted(rings.cancelled) == sorted(["r", "r", request.id])
+
+
+async def test_the_ring_is_told_what_was_asked_before() -> None:
+    rings = OneRing("model")
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    for attempts, told in ((0, None), (2, "2"), (4_000_000_000, "4")):
+        assert (await refused(backend, attempts=attempts)).metadata.get("attempts") == told
+    assert [request.claimed for request in rings.requests] == [0, 2, 4]
+
+
+async def test_a_gateway_that_stops_takes_nothing_more_and_waits_for_what_it_took() -> None:
+    rings = SlowRing()
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    assert [model.rings for model in await backend.list_models()] == [2]
+    asked = asyncio.create_task(ask(backend))
+    await until(lambda: rings.requests)
+    draining = asyncio.create_task(backend.drain(200))
+    await asyncio.sleep(0)
+    stopping = await refused(backend)
+    assert (stopping.reason, stopping.metadata["retry_after"]) == ("STOPPING", "5")
+    assert [model.rings for model in await backend.list_models()] == [0]
+    assert not draining.done()
+    rings.answers[0].finished(inference.Finished())
+    await asked
+    await draining
+    asked = asyncio.create_task(ask(RingBackend(rings, Metrics())))  # type: ignore[arg-type]
+    await backend.drain(200)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+
+
+async def test_it_waits_no_longer_than_it_was_told_to() -> None:
+    rings = SlowRing()
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    asked = asyncio.create_task(ask(backend))
+    await until(lambda: rings.requests)
+    await backend.drain(0.001)
+    assert not asked.done()
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("ring", "sealed", "reason"),
+    [
+        ("r" * 64, True, "RING_DOWN"),
+        ("r" * 65, True, "BAD_REQUEST_INFO"),
+        ("", True, "BAD_REQUEST_INFO"),
+        ("r", False, "BAD_REQUEST_INFO"),
+    ],
+)
+async def test_a_sealed_prompt_names_its_ring_and_no_other_does(ring: str, sealed: bool, reason: str) -> None:
+    to = inference.SealedFor(ring=ring, request_id=bytes(16), expires=9, roster_hash=bytes(32))
+    envelope = inference.Envelope(sealed_for=to)
+    if sealed:
+        envelope.sealed = b"x"
+    else:
+        envelope.clear.text = "x"
+    error = await refused(RingBackend(OneRing(), Metrics()), envelope=envelope)  # type: ignore[arg-type]
+    assert error.reason == reason
+
+
+async def test_log_probabilities_and_choices_reach_the_scheduler() -> None:
+    rings = OneRing()
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    for logprobs, choices in ((None, 1), (0, 3)):
+        envelope = inference.Envelope(clear=inference.Prompt(text="x"))
+        if logprobs is not None:
+            envelope.clear.sampling.logprobs = logprobs
+        await refused(backend, envelope=envelope, choices=choices, max_tokens=7)
+        request = rings.requests.pop()
+        assert (request.tells, request.choices, request.max_tokens) == (logprobs is not None, choices, 7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "priority", "patience"),
+    [({}, 0, math.inf), ({"priority": -7, "deadline_ms": 1500}, -7, 1.5)],
+)
+async def test_priority_and_deadline_reach_the_scheduler(
+    fields: dict[str, Any], priority: int, patience: float
+) -> None:
+    rings = OneRing()
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    envelope = inference.Envelope(clear=inference.Prompt(text="x"))
+    with pytest.raises(Unavailable):
+        async for _ in backend.generate(inference.GenerateRequest(envelope=envelope, **fields), key="k"):
+            pass
+    (request,) = rings.requests
+    assert (request.priority, request.patience, request.key) == (priority, patience, "k")
+
+
+LONG = "what all turns of a conversation begin with " * 8
+
+
+async def routing_key_of(backend: RingBackend, rings: OneRing, tenant: str = "", **fields: Any) -> bytes:
+    fields.setdefault("envelope", inference.Envelope(clear=inference.Prompt(text=LONG)))
+    with pytest.raises(Unavailable):
+        async for _ in backend.generate(inference.GenerateRequest(**fields), tenant=tenant):
+            pass
+    return rings.requests.pop().routing_key
+
+
+async def test_what_a_ring_is_preferred_by() -> None:
+    """The key that was given, else how the prompt begins; each tenant's apart; of a sealed prompt nothing."""
+    rings = OneRing()
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    derived = await routing_key_of(backend, rings)
+    keyed = await routing_key_of(backend, rings, prompt_cache_key="k")
+    other = inference.Envelope(clear=inference.Prompt(text="something else " * 40))
+    assert len({derived, keyed, b""}) == 3
+    assert await routing_key_of(backend, rings) == derived
+    assert await routing_key_of(backend, rings, envelope=other) not in (derived, keyed, b"")
+    assert await routing_key_of(backend, rings, envelope=other, prompt_cache_key="k") == keyed
+    assert await routing_key_of(backend, rings, prompt_cache_key="") == b""
+    assert await routing_key_of(backend, rings, "tenant") not in (derived, b"")
+    assert await routing_key_of(backend, rings, "tenant", prompt_cache_key="k") not in (keyed, b"")
+    to = inference.SealedFor(ring="r", request_id=bytes(16), expires=9, roster_hash=bytes(32))
+    sealed = inference.Envelope(sealed=LONG.encode(), sealed_for=to)
+    assert await routing_key_of(backend, rings, envelope=sealed) == b""
+    again = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    assert await routing_key_of(again, rings) != derived
+
+
+@pytest.mark.parametrize(
+    ("key", "sealed"), [("x" * 257, False), ("x" * 10_240, False), ("\0" * 257, False), ("mine", True)]
+)
+async def test_a_key_that_is_too_long_or_beside_a_sealed_prompt_is_refused(key: str, sealed: bool) -> None:
+    rings = OneRing()
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    envelope = inference.Envelope(clear=inference.Prompt(text="x"))
+    if sealed:
+        to = inference.SealedFor(ring="r", request_id=bytes(16), expires=9, roster_hash=bytes(32))
+        envelope = inference.Envelope(sealed=b"x", sealed_for=to)
+    with pytest.raises(InvalidInput) as caught:
+        async for _ in backend.generate(inference.GenerateRequest(envelope=envelope, prompt_cache_key=key)):
+            pass
+    told = caught.value
+    assert (told.reason, told.metadata["param"]) == ("BAD_PROMPT_CACHE_KEY", "prompt_cache_key")
+    assert key not in told.message
+    assert rings.requests == []
+
+
+async def test_the_time_to_the_first_token_is_told_once_and_not_by_the_start() -> None:
+    metrics, rings = Metrics(), SlowRing()
+    told = asyncio.create_task(ask(RingBackend(rings, metrics), model="model"))  # type: ignore[arg-type]
+    await until(lambda: rings.answers)
+    (answer,) = rings.answers
+    labels = {"model_name": "model", "segment": "parse"}
+
+    def counted() -> float | None:
+        return metrics.registry.get_sample_value("sealring_request_segment_seconds_count", labels)
+
+    answer.started(inference.Started())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (counted(), answer.timings.first) == (None, 0.0)
+    for text in "ab":
+        answer.delta(text, b"", 1)
+        await until(lambda: counted() is not None)
+    answer.finished(inference.Finished())
+    assert next(event.WhichOneof("event") for event in await told) == "started"
+    assert counted() == 1
+    assert answer.timings.first > answer.timings.parsed > 0
+
+
+async def test_a_request_is_timed_by_who_brought_it_and_counted() -> None:
+    rings, metrics, timings = SlowRing(), Metrics(), Timings()
+    backend = RingBackend(rings, metrics)  # type: ignore[arg-type]
+    CURRENT.set(timings)
+    asked = asyncio.create_task(ask(backend))
+    await until(lambda: rings.requests)
+    assert rings.answers[0].timings is timings
+    assert timings.parsed
+    rings.answers[0].started(inference.Started(prompt_tokens=7))
+    rings.answers[0].finished(inference.Finished())
+    await asked
+    assert timings.first
+    labels = {"model_name": "model"}
+    assert metrics.registry.get_sample_value("sealring_prompt_tokens_total", labels) == 7
