@@ -34,7 +34,7 @@ from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.member.proof import CalledProof, Connection, HeldRoster, Identity, Purpose, by_identity
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, key_hash
-from sealring.mesh.prompt.composition import Composition
+from sealring.mesh.ring.composition import Composition
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import (
     PeerChannel,

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from bench.models import drawn_prompt
-from sealring.mesh.prompt.composition import ResolvedStep
+from sealring.mesh.ring.composition import ResolvedStep
 from sealring.mesh.system import logging
 from sealring.node.engine import device, params
 from sealring.node.engine.folder import Loaded
@@ -28,7 +28,7 @@ from sealring.node.engine.main import _SWITCH_SECONDS, Engine
 from sealring.node.engine.prefixes import Origin
 from sealring.node.engine.staging import random_stage
 from sealring.node.engine.warm_up import warm_up
-from sealring.node.ipc.frames import FrameSocket
+from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 

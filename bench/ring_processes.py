@@ -21,11 +21,11 @@ from bench.rivals import ROOT, started
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.suites import Suite
 from sealring.node.carrier.neighbours import PASS_BYTES
-from sealring.node.ipc.channel import ChannelEnds, create_channel
-from sealring.node.ipc.frames import FrameSocket
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.params import LinkParams
+from sealring.node.wire.channel import ChannelEnds, create_channel
+from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import engine_pb2 as engine
 
 FORM_SECONDS = 20

@@ -20,9 +20,9 @@ from sealring.gateway.scheduler.actions import Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
 from sealring.mesh.names import served_name
-from sealring.mesh.prompt.routing import SECRET_BYTES, routing_key
 from sealring.mesh.prompt.sealed import RequestInfo
 from sealring.mesh.prompt.validate import validate_request
+from sealring.mesh.ring.routing import SECRET_BYTES, routing_key
 from sealring.v1 import inference_pb2 as inference
 
 MAX_KEY = 256

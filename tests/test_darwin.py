@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="imposed on Linu
 
 ROOT = Path(__file__).parents[1]
 PARTS = (
-    "tests/node/ipc/test_channel.py",
+    "tests/node/wire/test_channel.py",
     "tests/node/daemon/test_supervisor.py::test_what_a_child_started_ends_with_it",
     "tests/node/daemon/test_supervisor.py::test_a_child_that_does_not_read_pushes_back",
     "tests/node/daemon/test_supervisor.py::test_the_end_of_a_child_is_told_once",

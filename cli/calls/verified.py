@@ -10,7 +10,7 @@ from sealring.mesh.trust.levels import level_of
 
 if TYPE_CHECKING:
     from sealring.cli.calls.operator import Admin
-    from sealring.coordinator.roster.audit_head import AuditHead
+    from sealring.mesh.audit import AuditHead
     from sealring.mesh.roster.model import Roster
     from sealring.v1 import admin_pb2
 
@@ -28,9 +28,7 @@ async def verify_audit(
     Entries before `since`, the head that an earlier call returned, are not read again; the others are added
     to `newest`. Raises FailedPrecondition (AUDIT_BROKEN, AUDIT_UNSIGNED), RosterError (ROOT_*).
     """
-    from sealring.coordinator.roster.audit_head import check_signed, read_head
-    from sealring.coordinator.store import verify_chain
-    from sealring.coordinator.store.audit import Beginning, changed_outside
+    from sealring.mesh.audit import Beginning, changed_outside, check_signed, read_head, verify_chain
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
 
     answer = await admin.call("GetRoster")

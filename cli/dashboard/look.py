@@ -21,7 +21,7 @@ from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.problem import from_problem
 
 if TYPE_CHECKING:
-    from sealring.coordinator.roster.audit_head import AuditHead
+    from sealring.mesh.audit import AuditHead
     from sealring.v1 import admin_pb2
 
 AUDIT_SHOWN = 50

@@ -7,84 +7,16 @@ while the entry that it signed last still stands: from a changed log on, the old
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import structlog
 
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.store import AUDIT_HEAD, Store
-from sealring.coordinator.store.audit import changed_outside
+from sealring.mesh.audit import AuditHead, read_head, sign_head
 from sealring.mesh.clock import Clock
-from sealring.mesh.crypto.dsse import Ed25519Signer, check_threshold, parse_envelope, sign_envelope
-from sealring.mesh.crypto.encoding import (
-    Fields,
-    FormatError,
-    canonical_json,
-    encode_base64,
-    parse_json_object,
-)
-from sealring.mesh.errors import FailedPrecondition, RosterError
-from sealring.mesh.pki.root import RootMetadata, follow_root
+from sealring.mesh.errors import FailedPrecondition
+from sealring.mesh.pki.root import follow_root
 
-PAYLOAD_TYPE = "application/vnd.sealring.audit-head+json"
-_MAX_PAYLOAD_BYTES = 1024
-_HASH_BYTES = 32
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class AuditHead:
-    """The newest entry when it was signed, `at` in seconds since 1970."""
-
-    cluster: str
-    sequence: int
-    hash: bytes
-    at: int
-
-
-def sign_head(head: AuditHead, signers: Sequence[Ed25519Signer]) -> bytes:
-    """The head in an envelope, signed by every signer."""
-    payload = {
-        "cluster": head.cluster,
-        "sequence": head.sequence,
-        "hash": encode_base64(head.hash),
-        "at": head.at,
-    }
-    return sign_envelope(PAYLOAD_TYPE, canonical_json(payload), signers)
-
-
-def read_head(envelope: bytes, root: RootMetadata) -> AuditHead:
-    """The head that the roster keys of `root` signed. Raises FailedPrecondition (AUDIT_UNSIGNED)."""
-    try:
-        opened = parse_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=_MAX_PAYLOAD_BYTES)
-        check_threshold(opened, root.roster_keys, root.roster_threshold)
-        fields = Fields(
-            parse_json_object(opened.payload, max_bytes=_MAX_PAYLOAD_BYTES),
-            ("cluster", "sequence", "hash", "at"),
-        )
-        head = AuditHead(
-            fields.text("cluster"),
-            fields.integer("sequence", low=1),
-            fields.binary("hash", sizes=(_HASH_BYTES,)),
-            fields.integer("at"),
-        )
-    except (RosterError, FormatError):
-        raise _unsigned() from None
-    if head.cluster != root.cluster:
-        raise _unsigned()
-    return head
-
-
-def check_signed(found: bytes | None, head: AuditHead) -> None:
-    """Check the hash of the entry that has the signed one's number, None where the log ends before it.
-
-    Raises FailedPrecondition (AUDIT_BROKEN).
-    """
-    if found is None:
-        raise changed_outside(f"the audit log ends before entry {head.sequence}, which was signed")
-    if found != head.hash:
-        raise changed_outside(f"entry {head.sequence} of the audit log is not the one that was signed")
 
 
 class AuditSeal:
@@ -128,7 +60,3 @@ class AuditSeal:
             except FailedPrecondition:
                 continue
         return found
-
-
-def _unsigned() -> FailedPrecondition:
-    return changed_outside("the roster keys did not sign the head of the audit log", "AUDIT_UNSIGNED")

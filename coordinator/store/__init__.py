@@ -1,6 +1,6 @@
 """The coordinator's memory: SQLite behind one narrow interface per kind of thing."""
 
-from sealring.coordinator.store.audit import AUDIT_HEAD, verify_chain
+from sealring.coordinator.store.audit import AUDIT_HEAD
 from sealring.coordinator.store.deployments import StoredDeployment
 from sealring.coordinator.store.members import Revocation, StoredMember
 from sealring.coordinator.store.operators import OperatorRole, StoredOperator
@@ -19,5 +19,4 @@ __all__ = [
     "StoredOperator",
     "StoredRoster",
     "StoredToken",
-    "verify_chain",
 ]

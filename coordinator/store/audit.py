@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 from sealring.coordinator.store.database import Database
-from sealring.mesh.crypto.encoding import canonical_json
-from sealring.mesh.errors import FailedPrecondition
+from sealring.mesh.audit import FIRST_PREVIOUS, PRUNED, entry_hash
 from sealring.v1 import admin_pb2
 
-FIRST_PREVIOUS = bytes(32)
 AUDIT_HEAD = "audit_head"
 """What `Store.get_meta` has the signed head under (`coordinator/roster/audit_head.py`)."""
-
-PRUNED = "prune_audit"
-"""The action of the entry that says which entries were dropped: `through` is the last one's number and `hash`
-its hash, from which the chain goes on."""
 
 KEPT = 50_000
 """Entries: years of an operator's work. An entry takes 107 bytes of a standby's copy (measured), so all of
@@ -116,77 +109,3 @@ class AuditLog:
         """Whether the entry of this number has this hash."""
         row = self._database.row("SELECT 1 FROM audit WHERE sequence = ? AND hash = ?", sequence, digest)
         return row is not None
-
-
-def entry_hash(entry: admin_pb2.AuditEntry) -> bytes:
-    """SHA-256 over the previous hash and the canonical JSON of everything else."""
-    content = canonical_json(
-        {
-            "sequence": entry.sequence,
-            "at": entry.at,
-            "actor": entry.actor,
-            "action": entry.action,
-            "subject": entry.subject,
-            "details": dict(entry.details),
-        }
-    )
-    return hashlib.sha256(b"sealring/v1 audit\x00" + entry.previous + content).digest()
-
-
-def changed_outside(what: str, reason: str = "AUDIT_BROKEN", **metadata: object) -> FailedPrecondition:
-    """What is said of a log that is not the one which the coordinator wrote."""
-    return FailedPrecondition(
-        what,
-        hint="it was changed outside of the coordinator: look at a backup",
-        reason=reason,
-        **metadata,
-    )
-
-
-class Beginning:
-    """The beginning of a log whose oldest entries may have been dropped. It reads all that are left."""
-
-    def __init__(self) -> None:
-        self._begins: tuple[int, bytes] | None = None
-        self._dropped: set[tuple[str, str]] = set()
-
-    def read(self, entries: Sequence[admin_pb2.AuditEntry]) -> tuple[int, bytes]:
-        """Takes the next entries, and returns what the first of all follows, as `verify_chain` takes it."""
-        if self._begins is None:
-            first = entries[0] if entries else None
-            self._begins = (first.sequence - 1, first.previous) if first else (0, FIRST_PREVIOUS)
-        self._dropped |= {
-            (one.details["through"], one.details["hash"])
-            for one in entries
-            if one.action == PRUNED and one.actor == "coordinator"
-        }
-        return self._begins
-
-    def check(self) -> None:
-        """After the last entry: a log begins with entry 1, or an entry says what was dropped before.
-
-        Raises FailedPrecondition (AUDIT_BROKEN).
-        """
-        sequence, previous = self._begins or (0, FIRST_PREVIOUS)
-        whole = (sequence, previous) == (0, FIRST_PREVIOUS)
-        if not whole and (str(sequence), previous.hex()) not in self._dropped:
-            raise changed_outside(
-                f"the audit log begins after entry {sequence}, and no entry says that others were dropped",
-                sequence=sequence,
-            )
-
-
-def verify_chain(
-    entries: Iterable[admin_pb2.AuditEntry], *, after: tuple[int, bytes] = (0, FIRST_PREVIOUS)
-) -> tuple[int, bytes]:
-    """Check that entries follow `after` (sequence, hash) and each other; returns the last of them likewise.
-
-    Raises FailedPrecondition (AUDIT_BROKEN) naming the first entry that does not.
-    """
-    sequence, previous = after
-    for entry in entries:
-        sequence += 1
-        if (entry.sequence, entry.previous, entry.hash) != (sequence, previous, entry_hash(entry)):
-            raise changed_outside(f"the audit log is broken at entry {sequence}", sequence=sequence)
-        previous = entry.hash
-    return sequence, previous

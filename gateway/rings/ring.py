@@ -43,9 +43,9 @@ from sealring.mesh.errors import (
     Unavailable,
 )
 from sealring.mesh.member.proof import Identity
-from sealring.mesh.prompt.composition import Origin
-from sealring.mesh.prompt.prefix_names import Names, split
 from sealring.mesh.prompt.tools import capabilities_of
+from sealring.mesh.ring.composition import Origin
+from sealring.mesh.ring.prefix_names import Names, split
 from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import from_problem

@@ -19,7 +19,7 @@ from sealring.mesh.clock import Clock, PausableClock, awake_clock
 from sealring.mesh.errors import NotFound, Unavailable
 from sealring.mesh.member.proof import Identity
 from sealring.mesh.pki.certificates import PeerIdentity, Role
-from sealring.mesh.prompt.routing import choose, ranked
+from sealring.mesh.ring.routing import choose, ranked
 from sealring.mesh.roster import model as rosters
 from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.protocol import speaks

@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeAlias
 
 from sealring.gateway.scheduler.costs import StepCosts
 from sealring.mesh.errors import InvalidInput, SealringError
-from sealring.mesh.prompt.composition import MAX_LANES, Origin
-from sealring.mesh.prompt.prefix_names import Names
+from sealring.mesh.ring.composition import MAX_LANES, Origin
+from sealring.mesh.ring.prefix_names import Names
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

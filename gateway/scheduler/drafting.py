@@ -20,7 +20,7 @@ from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.lane import Lane
 from sealring.gateway.scheduler.row import Row
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import MAX_UNSETTLED
+from sealring.mesh.ring.composition import MAX_UNSETTLED
 from sealring.v1 import control_pb2 as control
 
 DEPTHS = (1, 3, 7, 15)

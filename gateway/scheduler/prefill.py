@@ -3,7 +3,7 @@
 A chunk is as long as a budget of tokens (gateway.scheduler.budget), or by up to REST of that longer if then
 nothing is left of its prompt. Steps go in turn to the oldest prompt and to the one that has least left, so
 that short prompts do not wait behind long ones, and long ones get at least half of the steps. A row's first
-chunk goes only after those of all rows with lower numbers (mesh.prompt.composition demands it).
+chunk goes only after those of all rows with lower numbers (mesh.ring.composition demands it).
 """
 
 from __future__ import annotations

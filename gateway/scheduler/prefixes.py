@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.row import Row
-from sealring.mesh.prompt.composition import Origin
-from sealring.mesh.prompt.prefix_names import Names, split
+from sealring.mesh.ring.composition import Origin
+from sealring.mesh.ring.prefix_names import Names, split
 from sealring.v1 import control_pb2 as control
 
 MAX_KEPT = 256

@@ -46,7 +46,7 @@ from sealring.mesh.errors import (
     SealringError,
     StageFailed,
 )
-from sealring.mesh.prompt.prefix_names import split
+from sealring.mesh.ring.prefix_names import split
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

@@ -1,1 +1,1 @@
-"""Prompts: validation, sealing, which rows are where, prefixes and routing by them."""
+"""Prompts: validation, limits and sealing."""

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import MAX_CHOICES
 from sealring.mesh.prompt.tools import check_calls, check_schema, check_tools, tools_size
+from sealring.mesh.ring.composition import MAX_CHOICES
 from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 

@@ -35,10 +35,10 @@ from sealring.mesh.system.logging import configure, end_with_any_thread
 from sealring.node.carrier.neighbours import meet
 from sealring.node.carrier.pump import Counters, Pump
 from sealring.node.carrier.ring import RingGroup
-from sealring.node.ipc.channel import CarrierChannel
-from sealring.node.ipc.frames import FrameSocket
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.records import Link
+from sealring.node.wire.channel import CarrierChannel
+from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import control_pb2, engine_pb2
 
 RECORD_DEADLINE = 60.0  # seconds that a neighbour may take to read one record, or to send all of one

@@ -29,8 +29,8 @@ import mlx.core as mx
 from sealring.mesh.errors import EpochEnded, Unavailable
 from sealring.mesh.system.addresses import free_port
 from sealring.node.carrier.neighbours import Connections
-from sealring.node.ipc.arena import SLOT_BYTES
-from sealring.node.ipc.waiting import wait
+from sealring.node.wire.arena import SLOT_BYTES
+from sealring.node.wire.waiting import wait
 
 _LOOPBACK = "127.0.0.1"
 _PREVIOUS, _OWN, _NEXT = range(3)

@@ -30,8 +30,8 @@ from sealring.mesh.errors import (
 from sealring.mesh.member.proof import CalledProof, Connection, Identity, Purpose, no_proof, of_identity
 from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role, key_hash
-from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES
-from sealring.mesh.prompt.prefix_names import clear_scope, sealed_scope
+from sealring.mesh.ring.composition import MAX_CHANGES, MAX_CHOICES
+from sealring.mesh.ring.prefix_names import clear_scope, sealed_scope
 from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.tls import peer_certificate, peer_identity

@@ -47,11 +47,11 @@ from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.node.daemon.seat import Seat, Surroundings
 from sealring.node.daemon.session import CoordinatorSession
 from sealring.node.identity.challenge import Prover
-from sealring.node.ipc.timelog import now
 from sealring.node.link.exchange import Links
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.giving import ModelGiver
 from sealring.node.settings import NodeSettings
+from sealring.node.wire.timelog import now
 from sealring.v1 import membership_pb2
 
 log = structlog.get_logger()

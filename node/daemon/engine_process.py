@@ -13,7 +13,7 @@ import structlog
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.rpc.problem import from_problem
 from sealring.node.daemon.supervisor import Child, Liveness, child_ended, within
-from sealring.node.ipc.frames import socket_pair
+from sealring.node.wire.frames import socket_pair
 from sealring.v1 import control_pb2, engine_pb2, model_pb2, trace_pb2
 
 log = structlog.get_logger()

@@ -24,14 +24,14 @@ from sealring.mesh.errors import (
     InvalidInput,
     SealringError,
 )
-from sealring.mesh.prompt.deployment_limits import JACCL
+from sealring.mesh.ring.deployment_limits import JACCL
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system.addresses import parse_address
 from sealring.node.daemon.carrier_process import LinkFigures
 from sealring.node.daemon.engine_process import EngineFigures, EngineSink
 from sealring.node.daemon.plan import EpochPlan
 from sealring.node.daemon.rotation import KeyTaker, StepGate
-from sealring.node.ipc.channel import ChannelEnds
+from sealring.node.wire.channel import ChannelEnds
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2, trace_pb2
 
 log = structlog.get_logger()

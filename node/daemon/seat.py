@@ -27,9 +27,9 @@ from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
 from sealring.node.daemon.link_setup import LinkSetup
 from sealring.node.daemon.plan import EpochPlan, LinkPlan, rdma_devices
 from sealring.node.daemon.rotation import KeyTaker, Rotation, StepGate
-from sealring.node.ipc.channel import ChannelEnds, create_channel
 from sealring.node.link.exchange import Links
 from sealring.node.link.params import LinkParams
+from sealring.node.wire.channel import ChannelEnds, create_channel
 from sealring.v1 import membership_pb2
 
 _RING_BACKLOG = 128

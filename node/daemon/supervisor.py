@@ -1,6 +1,6 @@
 """Child processes: spawned with only what they need, watched, and never left behind.
 
-A child speaks length-prefixed frames (as in `node/ipc/frames.py`) over one private socket. When the daemon
+A child speaks length-prefixed frames (as in `node/wire/frames.py`) over one private socket. When the daemon
 dies the socket ends and the child exits by itself, on Linux and macOS alike. A child has a process group of
 its own, so that a terminal's Ctrl-C reaches the daemon alone and whatever the child started ends with it.
 """
@@ -23,7 +23,7 @@ from sealring.mesh.clock import awake_clock
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput
 from sealring.mesh.system.processes import signal_group
 from sealring.node.daemon.childlog import ChildLog
-from sealring.node.ipc.frames import MAX_FRAME, socket_pair
+from sealring.node.wire.frames import MAX_FRAME, socket_pair
 
 log = structlog.get_logger()
 

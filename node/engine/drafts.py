@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import ResolvedStep, Settling
-from sealring.node.ipc.timelog import TimeLog, now
+from sealring.mesh.ring.composition import ResolvedStep, Settling
+from sealring.node.wire.timelog import TimeLog, now
 
 _LENGTHS = (3, 2, 1)
 """Tokens that must have occurred before, the most first, as in vLLM's prompt_lookup_max and _min; one alone

@@ -28,7 +28,7 @@ from sealring.mesh.errors import (
     SealringError,
     StageFailed,
 )
-from sealring.mesh.prompt.composition import (
+from sealring.mesh.ring.composition import (
     MAX_UNSETTLED,
     Admission,
     Adopting,
@@ -57,8 +57,8 @@ from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.threads import LAUNCHES, Inbox, Intake, Outbox, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
 from sealring.node.engine.transfer import Departure, Landing, SharedDeparture, transfer
-from sealring.node.ipc.channel import EngineChannel
-from sealring.node.link.headers import Kind, RecordHeader
+from sealring.node.wire.channel import EngineChannel
+from sealring.node.wire.headers import Kind, RecordHeader
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import trace_pb2
 

@@ -15,8 +15,8 @@ import mlx.core as mx
 import numpy as np
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded
-from sealring.mesh.prompt.composition import ResolvedStep
-from sealring.node.ipc.waiting import spin_seconds
+from sealring.mesh.ring.composition import ResolvedStep
+from sealring.node.wire.waiting import spin_seconds
 
 
 class LocalFeedback:
@@ -82,7 +82,7 @@ class RingFeedback:
         begun = time.monotonic()
         until = begun + self._deadline
         while self._arrived_step < needed and not self._over and time.monotonic() < begun + spin_seconds:
-            time.sleep(0)  # as node.ipc.waiting, without what a poll is for
+            time.sleep(0)  # as node.wire.waiting, without what a poll is for
         with self._changed:
             while self._arrived_step < needed:
                 left = until - time.monotonic()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from sealring.mesh.errors import Internal
-from sealring.mesh.prompt.composition import Admission, Eviction, Keeping, Settling
+from sealring.mesh.ring.composition import Admission, Eviction, Keeping, Settling
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import caches

@@ -39,8 +39,8 @@ from sealring.node.engine.folder import Loaded, load, profile_message, ranges_me
 from sealring.node.engine.group import form
 from sealring.node.engine.staging import Shard
 from sealring.node.engine.text.front import refusal
-from sealring.node.ipc.channel import EngineChannel
-from sealring.node.ipc.frames import FrameSocket
+from sealring.node.wire.channel import EngineChannel
+from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 

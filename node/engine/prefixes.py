@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import Adopting, Chunk, Keeping, Origin
+from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin
 from sealring.node.engine.staging import caches
 from sealring.node.engine.staging.caches import Cache
 from sealring.v1 import control_pb2 as control

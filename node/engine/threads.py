@@ -22,9 +22,9 @@ from sealring.mesh.clock import AwakeClock, Clock
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.transfer import Departure
-from sealring.node.ipc.channel import EngineChannel
-from sealring.node.ipc.timelog import TimeLog, now
-from sealring.node.link.headers import Kind
+from sealring.node.wire.channel import EngineChannel
+from sealring.node.wire.headers import Kind
+from sealring.node.wire.timelog import TimeLog, now
 
 LAUNCHES = 4
 """Results under way at once; the compute loop waits before it launches more."""

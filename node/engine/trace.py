@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sealring.node.engine.threads import TRACE_LENGTH, StepTimes
-from sealring.node.ipc.timelog import TimeLog, process_trace, span
+from sealring.node.wire.timelog import TimeLog, process_trace, span
 from sealring.v1 import trace_pb2
 from sealring.v1.trace_pb2 import (
     ACTIVITY_BUILD,

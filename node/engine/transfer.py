@@ -17,7 +17,7 @@ import numpy as np
 
 from sealring.node.engine import device, records
 from sealring.node.engine.staging import TensorSpec
-from sealring.node.ipc.channel import lay_out
+from sealring.node.wire.channel import lay_out
 
 
 class Landing(Protocol):

@@ -31,7 +31,6 @@ from sealring.mesh.errors import ModelError, SealringError, Unavailable
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system import logging
 from sealring.mesh.system.coredumps import forbid_core_files
-from sealring.node.ipc.frames import FrameSocket
 from sealring.node.models.folders import not_found
 from sealring.node.models.hub import Repository
 from sealring.node.models.kept import (
@@ -46,6 +45,7 @@ from sealring.node.models.kept import (
 )
 from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import PART, Manifest
+from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import engine_pb2
 
 log = structlog.get_logger()

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from sealring.api.fields import BOOKKEEPING, MAX_STRING, Body, Rule, Rules, bad, only, taken_as
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import MAX_CHOICES
 from sealring.mesh.prompt.tools import parse_json_object, too_deep
 from sealring.mesh.prompt.validate import (
     MAX_DEADLINE_MS,
@@ -24,6 +23,7 @@ from sealring.mesh.prompt.validate import (
     MAX_TOKEN_ID,
     MAX_TOKENS,
 )
+from sealring.mesh.ring.composition import MAX_CHOICES
 from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from sealring.mesh.errors import FailedPrecondition, NotFound
 from sealring.mesh.names import served_name
-from sealring.mesh.prompt.routing import choose, ranked
+from sealring.mesh.ring.routing import choose, ranked
 from sealring.mesh.roster.model import Ring, Roster, ring_min_trust
 from sealring.mesh.roster.rules import links_in_clear
 from sealring.v1 import inference_pb2 as inference

@@ -27,8 +27,8 @@ from sealring.client.question import (
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Model, Ring
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
-from sealring.mesh.prompt.routing import SECRET_BYTES
 from sealring.mesh.prompt.tools import capabilities_of
+from sealring.mesh.ring.routing import SECRET_BYTES
 from sealring.mesh.roster.model import Roster, ring_min_trust
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.system.addresses import parse_address, require_loopback

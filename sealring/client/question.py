@@ -8,8 +8,6 @@ from typing import Any
 
 from sealring.client.options import SamplingOptions
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import MAX_CHOICES
-from sealring.mesh.prompt.routing import routing_key
 from sealring.mesh.prompt.validate import (
     MAX_DEADLINE_MS,
     MAX_PRIORITY,
@@ -17,6 +15,8 @@ from sealring.mesh.prompt.validate import (
     validate_prompt,
     validate_prompt_cache_key,
 )
+from sealring.mesh.ring.composition import MAX_CHOICES
+from sealring.mesh.ring.routing import routing_key
 from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 

@@ -17,7 +17,7 @@ from sealring.cli.main import Commands
 from sealring.cli.terminal import exit_codes
 from sealring.mesh import errors
 from sealring.mesh.errors import ConfigError, SealringError
-from sealring.mesh.prompt.deployment_limits import MAX_PREFILL_CHUNK, MAX_ROWS
+from sealring.mesh.ring.deployment_limits import MAX_PREFILL_CHUNK, MAX_ROWS
 from sealring.mesh.system import coredumps
 
 HEAVY = (

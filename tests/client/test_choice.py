@@ -16,7 +16,7 @@ from sealring.client.attempt import Attempts
 from sealring.client.choice import MOST, Loads, _deployment, choose_ring
 from sealring.client.question import Question, chat_prompt, routing_key_of, text_prompt
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
-from sealring.mesh.prompt.routing import leeway
+from sealring.mesh.ring.routing import leeway
 from sealring.mesh.roster.model import TENSOR
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import inference_pb2 as inference

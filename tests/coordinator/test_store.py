@@ -21,10 +21,10 @@ from sealring.coordinator.store import (
     StoredMember,
     StoredRoster,
     StoredToken,
-    verify_chain,
 )
-from sealring.coordinator.store.audit import AuditLog, Beginning
+from sealring.coordinator.store.audit import AuditLog
 from sealring.coordinator.store.database import Database
+from sealring.mesh.audit import Beginning, verify_chain
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import (
     AlreadyExists,

@@ -24,7 +24,7 @@ from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE, Machi
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
-from sealring.mesh.prompt.composition import Composition
+from sealring.mesh.ring.composition import Composition
 from sealring.mesh.roster.codec import complete_roster, sign_roster
 from sealring.mesh.roster.memory import RosterStateFile
 from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember

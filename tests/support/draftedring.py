@@ -13,7 +13,7 @@ import numpy as np
 from sealring.gateway.scheduler.actions import Action, AnnounceStep, MemberMemory, OpenRow, Request, RingFacts
 from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.scheduler import Scheduler
-from sealring.mesh.prompt.composition import MAX_DRAFTS, MAX_UNSETTLED, Composition, ResolvedStep, Settling
+from sealring.mesh.ring.composition import MAX_DRAFTS, MAX_UNSETTLED, Composition, ResolvedStep, Settling
 from sealring.node.engine.drafts import Lookup, Runs
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference

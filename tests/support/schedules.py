@@ -18,7 +18,7 @@ from stagering import (
     stages_of,
 )
 
-from sealring.mesh.prompt.composition import Origin
+from sealring.mesh.ring.composition import Origin
 from sealring.node.engine import params
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import support

@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sealring.mesh.prompt.composition import ResolvedStep
+from sealring.mesh.ring.composition import ResolvedStep
 from sealring.node.engine import main
 from sealring.node.engine.epoch import StageEpoch
 

@@ -22,7 +22,7 @@ import pytest
 from patience import PATIENCE_SECONDS
 
 from sealring.mesh.errors import EpochEnded
-from sealring.mesh.prompt.composition import Adopting, Chunk, Composition, Keeping, ResolvedStep
+from sealring.mesh.ring.composition import Adopting, Chunk, Composition, Keeping, ResolvedStep
 from sealring.node.engine import device, params
 from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.grammar import Grammars
@@ -31,7 +31,7 @@ from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.staging import Stage, random_model, random_stage
 from sealring.node.engine.warm_up import warm_up
-from sealring.node.link.headers import RecordHeader
+from sealring.node.wire.headers import RecordHeader
 from sealring.v1 import control_pb2 as control
 
 SEED = 7
@@ -141,7 +141,7 @@ class MemoryReceived:
 
 
 class MemoryChannel:
-    """As node.ipc.channel.EngineChannel, and as strict about what was announced."""
+    """As node.wire.channel.EngineChannel, and as strict about what was announced."""
 
     def __init__(self, outgoing: Link, incoming: Link) -> None:
         self._outgoing, self._incoming = outgoing, incoming

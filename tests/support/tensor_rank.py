@@ -39,12 +39,12 @@ from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Shard, random_model
 from sealring.node.engine.warm_up import warm_up
-from sealring.node.link.headers import RecordHeader
+from sealring.node.wire.headers import RecordHeader
 from sealring.v1 import control_pb2 as control
 
 
 class SocketChannel:
-    """As node.ipc.channel.EngineChannel, and as strict about what was announced."""
+    """As node.wire.channel.EngineChannel, and as strict about what was announced."""
 
     def __init__(self, incoming: Any, outgoing: Any) -> None:
         self._incoming, self._outgoing = incoming, outgoing

@@ -43,9 +43,9 @@ from sealring.mesh.pki.certificates import (
 )
 from sealring.mesh.pki.root import PAYLOAD_TYPE as ROOT_TYPE
 from sealring.mesh.pki.root import decode_chain, encode_chain, follow_root, verify_root_chain
-from sealring.mesh.prompt.routing import routing_key
 from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo, SealingKey, seal_request
 from sealring.mesh.prompt.validate import validate_prompt, validate_request
+from sealring.mesh.ring.routing import routing_key
 from sealring.mesh.roster.codec import PAYLOAD_TYPE as ROSTER_TYPE
 from sealring.mesh.roster.codec import encode_roster
 from sealring.mesh.roster.memory import RosterStateFile
@@ -56,14 +56,14 @@ from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.trust.attestation import decode_statement
 from sealring.node.control.service import GatewayStream, parse_request, reframe
 from sealring.node.daemon.plan import plan_epoch
-from sealring.node.ipc.channel import decode_message, encode_message
-from sealring.node.ipc.frames import FrameSocket
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
-from sealring.node.link.headers import Kind, RecordHeader
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.params import LinkParams
 from sealring.node.link.records import Link
 from sealring.node.settings import NodeSettings
+from sealring.node.wire.channel import decode_message, encode_message
+from sealring.node.wire.frames import FrameSocket
+from sealring.node.wire.headers import Kind, RecordHeader
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, links_pb2, membership_pb2, proof_pb2
 
 HARD = int(os.environ.get("SEALRING_FUZZ", "1"))

@@ -28,7 +28,8 @@ from sealring.mesh.errors import (
     SealringError,
     StageFailed,
 )
-from sealring.mesh.prompt.composition import (
+from sealring.mesh.prompt.validate import MAX_SCORED, validate_prompt
+from sealring.mesh.ring.composition import (
     MAX_CHOICES,
     MAX_DRAFTS,
     MAX_PARAMS_BYTES,
@@ -38,8 +39,7 @@ from sealring.mesh.prompt.composition import (
     Origin,
     ResolvedStep,
 )
-from sealring.mesh.prompt.prefix_names import KEY_BYTES, PrefixNames
-from sealring.mesh.prompt.validate import MAX_SCORED, validate_prompt
+from sealring.mesh.ring.prefix_names import KEY_BYTES, PrefixNames
 from sealring.mesh.rpc.problem import to_problem
 from sealring.node.engine import params
 from sealring.node.engine.drafts import Lookup

@@ -10,10 +10,10 @@ import pytest
 
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
-from sealring.coordinator.roster.audit_head import AuditHead, AuditSeal, check_signed, read_head, sign_head
+from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
-from sealring.coordinator.store.audit import entry_hash
+from sealring.mesh.audit import AuditHead, check_signed, entry_hash, read_head, sign_head
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.errors import FailedPrecondition
 

@@ -16,10 +16,10 @@ from structlog.testing import capture_logs
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.roster import publisher
-from sealring.coordinator.roster.audit_head import read_head
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredRoster
+from sealring.mesh.audit import read_head
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.errors import FailedPrecondition, RosterError, Unavailable

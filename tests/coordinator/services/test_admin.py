@@ -13,7 +13,8 @@ import pytest
 
 from sealring.coordinator.planning.profiles import Answer, unknown_model
 from sealring.coordinator.services.admin import AdminService
-from sealring.coordinator.store import StoredToken, verify_chain
+from sealring.coordinator.store import StoredToken
+from sealring.mesh.audit import verify_chain
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import (

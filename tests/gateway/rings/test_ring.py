@@ -21,7 +21,7 @@ from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, ep
 from sealring.gateway.scheduler.actions import AnnounceStep, Finish, MemberMemory, Request
 from sealring.gateway.scheduler.scheduler import Load
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError, Unavailable
-from sealring.mesh.prompt.composition import Composition, ResolvedStep
+from sealring.mesh.ring.composition import Composition, ResolvedStep
 from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import control_pb2 as control

@@ -23,7 +23,7 @@ from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.drafting import DEPTHS, Depth, Drafting, _Chain, _Run
 from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import MAX_UNSETTLED, Composition
+from sealring.mesh.ring.composition import MAX_UNSETTLED, Composition
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

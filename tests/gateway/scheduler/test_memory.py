@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sealring.gateway.scheduler.actions import MemberMemory, Request, RingFacts
 from sealring.gateway.scheduler.memory import BLOCK, Ledger, _bytes, rounded
 from sealring.gateway.scheduler.row import Row
-from sealring.mesh.prompt.composition import MAX_LANES
+from sealring.mesh.ring.composition import MAX_LANES
 from sealring.v1 import inference_pb2 as inference
 
 members = st.lists(

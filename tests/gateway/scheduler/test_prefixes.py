@@ -12,8 +12,8 @@ from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.prefixes import PrefixCache
 from sealring.gateway.scheduler.row import Row
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import MAX_PREFIXES, Origin
-from sealring.mesh.prompt.prefix_names import NAME_BYTES, boundaries
+from sealring.mesh.ring.composition import MAX_PREFIXES, Origin
+from sealring.mesh.ring.prefix_names import NAME_BYTES, boundaries
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

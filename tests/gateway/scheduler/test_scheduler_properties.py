@@ -28,7 +28,7 @@ from sealring.gateway.scheduler.memory import rounded
 from sealring.gateway.scheduler.planner import AHEAD
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, Scheduler
 from sealring.mesh.errors import EpochEnded, InvalidInput
-from sealring.mesh.prompt.composition import (
+from sealring.mesh.ring.composition import (
     Adopting,
     Chunk,
     Composition,
@@ -39,7 +39,7 @@ from sealring.mesh.prompt.composition import (
     ResolvedStep,
     Settling,
 )
-from sealring.mesh.prompt.prefix_names import NAME_BYTES, boundaries, split
+from sealring.mesh.ring.prefix_names import NAME_BYTES, boundaries, split
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -70,7 +70,7 @@ TOLD_AT_ONCE = 3
 
 
 class ModelRing:
-    """Executes steps in order with mesh.prompt.composition; knows how long every answer is."""
+    """Executes steps in order with mesh.ring.composition; knows how long every answer is."""
 
     def __init__(self, facts: RingFacts, seed: int, earlier: dict[Origin, tuple[Content, int]]) -> None:
         self.facts = facts

@@ -18,12 +18,12 @@ from sealring.mesh.errors import EpochEnded
 from sealring.node.carrier.main import RECORD_DEADLINE, _check_progress
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.carrier.pump import Counters
-from sealring.node.ipc.channel import EngineChannel, create_channel
-from sealring.node.ipc.frames import FrameSocket
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
-from sealring.node.link.headers import Kind, RecordHeader
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.params import LinkParams
+from sealring.node.wire.channel import EngineChannel, create_channel
+from sealring.node.wire.frames import FrameSocket
+from sealring.node.wire.headers import Kind, RecordHeader
 from sealring.v1 import control_pb2, engine_pb2
 
 DIGEST = bytes(range(32))

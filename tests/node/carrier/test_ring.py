@@ -13,7 +13,7 @@ from sealring.mesh.errors import EpochEnded
 from sealring.node.carrier import ring
 from sealring.node.carrier.neighbours import Connections
 from sealring.node.carrier.ring import RingGroup, bytes_received
-from sealring.node.ipc.arena import SLOT_BYTES
+from sealring.node.wire.arena import SLOT_BYTES
 
 DARWIN_INFO = struct.Struct("<BBBx13I7Q")
 """XNU, bsd/netinet/tcp.h, struct tcp_connection_info: state and window scales; options, flags, rto, maxseg,

@@ -15,8 +15,8 @@ from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.member.proof import Identity, Purpose
 from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, to_pem
-from sealring.mesh.prompt.composition import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.prompt.sealed import RequestInfo, seal_request
+from sealring.mesh.ring.composition import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.roster.model import RingMember
 from sealring.mesh.rpc.interceptor import Lease
 from sealring.mesh.rpc.server import Server

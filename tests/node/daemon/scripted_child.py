@@ -10,7 +10,7 @@ import time
 
 import psutil
 
-from sealring.node.ipc.frames import FrameSocket
+from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import engine_pb2
 
 parser = argparse.ArgumentParser()

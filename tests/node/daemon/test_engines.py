@@ -16,7 +16,7 @@ from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.daemon.seat import Seat
-from sealring.node.ipc.frames import socket_pair
+from sealring.node.wire.frames import socket_pair
 from sealring.v1 import engine_pb2, model_pb2
 
 

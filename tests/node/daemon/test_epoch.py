@@ -19,7 +19,7 @@ from sealring.node.daemon.epoch import (
     _no_group,
 )
 from sealring.node.daemon.plan import rdma_devices
-from sealring.node.ipc.channel import create_channel
+from sealring.node.wire.channel import create_channel
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2, trace_pb2
 
 

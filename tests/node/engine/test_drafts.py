@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.prompt.composition import ResolvedStep, Settling
+from sealring.mesh.ring.composition import ResolvedStep, Settling
 from sealring.node.engine.drafts import Lookup, Runs
 
 

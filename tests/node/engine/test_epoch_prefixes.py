@@ -11,7 +11,7 @@ from schedules import check_prefixes, check_prefixes_over_epochs
 from stagering import CHUNK, Prompts, Ring, combinations, stages_of
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import Adopting, Origin
+from sealring.mesh.ring.composition import Adopting, Origin
 from sealring.node.engine.prefixes import Kept, Prefixes
 from sealring.v1 import control_pb2 as control
 

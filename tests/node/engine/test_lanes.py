@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCache
 
 from sealring.mesh.errors import Internal
-from sealring.mesh.prompt.composition import Composition
+from sealring.mesh.ring.composition import Composition
 from sealring.node.engine.lanes import Lanes, Row
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler

@@ -29,11 +29,11 @@ from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.engine import device, main
 from sealring.node.engine.profile import digest
-from sealring.node.ipc.channel import create_channel
-from sealring.node.ipc.frames import FrameSocket
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.params import LinkParams
+from sealring.node.wire.channel import create_channel
+from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference

@@ -3,12 +3,12 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from sealring.mesh.prompt.composition import Chunk, ResolvedStep
+from sealring.mesh.ring.composition import Chunk, ResolvedStep
 from sealring.node.engine import records
 from sealring.node.engine.staging import StageSpec, TensorSpec
 from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.transfer import SharedDeparture
-from sealring.node.link.headers import Kind
+from sealring.node.wire.headers import Kind
 
 HIDDEN = TensorSpec("hidden", "bfloat16", (3,))
 EXTRA = TensorSpec("extra", "float32", (2, 2))

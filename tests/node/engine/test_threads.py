@@ -8,11 +8,11 @@ import mlx.core as mx
 import pytest
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
-from sealring.mesh.prompt.composition import ResolvedStep
+from sealring.mesh.ring.composition import ResolvedStep
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.threads import LAUNCHES, DeviceWaits, Inbox, Intake, Outbox, StepTimes
 from sealring.node.engine.transfer import SharedDeparture
-from sealring.node.link.headers import Kind, RecordHeader
+from sealring.node.wire.headers import Kind, RecordHeader
 
 STEP = ResolvedStep(1, bytes(32), (), (), None, (), ())
 

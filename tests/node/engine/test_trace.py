@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from sealring.node.engine.threads import PACE_STEPS, TRACE_LENGTH, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
-from sealring.node.ipc.timelog import TimeLog
+from sealring.node.wire.timelog import TimeLog
 from sealring.v1 import trace_pb2
 
 SECOND = 1_000_000_000

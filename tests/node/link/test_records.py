@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from sealring.mesh.crypto.suites import Suite
 from sealring.mesh.errors import RecordError
 from sealring.node.link import records
-from sealring.node.link.headers import MAX_RECORD_BYTES, Kind, RecordHeader
 from sealring.node.link.keys import MAX_U64, SessionKeys
 from sealring.node.link.records import CONFIRMATION_BYTES, REKEY_BYTES, REKEY_RECORDS, REKEY_SECONDS, Link
+from sealring.node.wire.headers import MAX_RECORD_BYTES, Kind, RecordHeader
 
 SHARED = settings(
     max_examples=50,

@@ -22,7 +22,6 @@ import pytest
 from localhub import COMMIT, LocalHub, local_hub
 
 from sealring.mesh.errors import Unavailable
-from sealring.node.ipc.frames import FrameSocket, socket_pair
 from sealring.node.models import fetch
 from sealring.node.models.fetch import WANTED
 from sealring.node.models.folders import NOTE
@@ -31,6 +30,7 @@ from sealring.node.models.kept import Note, every_part, hash_of_files, note_of
 from sealring.node.models.landing import Landing
 from sealring.node.models.listing import HubFile
 from sealring.node.models.manifest import PART, Manifest
+from sealring.node.wire.frames import FrameSocket, socket_pair
 from sealring.v1 import engine_pb2
 
 LENGTH = 24 << 20

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.mesh.prompt.composition import Adopting, Chunk, Keeping, Origin, ResolvedStep
-from sealring.mesh.prompt.prefix_names import split
+from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin, ResolvedStep
+from sealring.mesh.ring.prefix_names import split
 from sealring.node.engine import params
 from sealring.node.engine.logprobs import TokenLogprobs
 from sealring.node.engine.text import front as front_module

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.ipc.frames import MAX_FRAME, FrameSocket, encode_frame, socket_pair
+from sealring.node.wire.frames import MAX_FRAME, FrameSocket, encode_frame, socket_pair
 from sealring.v1.membership_pb2 import Goodbye
 
 Pair = tuple[FrameSocket, socket.socket]
@@ -80,7 +80,7 @@ def test_a_body_that_is_no_message(pair: Pair) -> None:
 
 
 def test_a_message_above_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sealring.node.ipc.frames.MAX_FRAME", 8)
+    monkeypatch.setattr("sealring.node.wire.frames.MAX_FRAME", 8)
     with pytest.raises(InvalidInput) as caught:
         encode_frame(Goodbye(reason="123456789"))
     assert caught.value.reason == "FRAME_TOO_LARGE"

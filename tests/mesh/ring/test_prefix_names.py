@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.prefix_names import (
+from sealring.mesh.ring.prefix_names import (
     BLOCK,
     KEY_BYTES,
     MAX_SCOPE_BYTES,

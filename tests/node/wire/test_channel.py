@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import EpochEnded, InvalidInput, ResourceExhausted
-from sealring.node.ipc import channel
-from sealring.node.ipc.arena import SLOTS
-from sealring.node.ipc.channel import (
+from sealring.node.wire import channel
+from sealring.node.wire.arena import SLOTS
+from sealring.node.wire.channel import (
     CarrierChannel,
     EngineChannel,
     create_channel,
@@ -21,7 +21,7 @@ from sealring.node.ipc.channel import (
     encode_message,
     split,
 )
-from sealring.node.link.headers import MAX_RECORD_BYTES, Kind, RecordHeader
+from sealring.node.wire.headers import MAX_RECORD_BYTES, Kind, RecordHeader
 
 
 @contextlib.contextmanager

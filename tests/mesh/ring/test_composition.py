@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.composition import (
+from sealring.mesh.ring.composition import (
     MAX_CHANGES,
     MAX_LANES,
     MAX_PREFIXES,

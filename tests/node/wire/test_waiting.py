@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from sealring.node.ipc import waiting
+from sealring.node.wire import waiting
 
 
 @pytest.fixture

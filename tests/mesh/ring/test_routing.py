@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.prompt.routing import MOST_LEEWAY, SHORTEST, _mixed, choose, leeway, ranked, routing_key
+from sealring.mesh.ring.routing import MOST_LEEWAY, SHORTEST, _mixed, choose, leeway, ranked, routing_key
 from sealring.v1 import inference_pb2 as inference
 
 SECRET = bytes(range(32))

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from sealring.mesh.errors import EpochEnded, InvalidInput
-from sealring.node.ipc.arena import SLOTS, Arena, create_arena
-from sealring.node.ipc.frames import socket_pair
-from sealring.node.ipc.waiting import wait
-from sealring.node.link.headers import MAX_RECORD_BYTES, Kind, RecordHeader
+from sealring.node.wire.arena import SLOTS, Arena, create_arena
+from sealring.node.wire.frames import socket_pair
+from sealring.node.wire.headers import MAX_RECORD_BYTES, Kind, RecordHeader
+from sealring.node.wire.waiting import wait
 
 MAX_DIMENSIONS = 4
 _MESSAGE = struct.Struct(">BQ32s12sB4IiI")

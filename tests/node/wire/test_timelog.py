@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.rpc.traces import MAX_SPANS
-from sealring.node.ipc.timelog import TimeLog, process_trace, span
+from sealring.node.wire.timelog import TimeLog, process_trace, span
 from sealring.v1 import trace_pb2
 
 

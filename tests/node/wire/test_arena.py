@@ -8,8 +8,8 @@ import os
 import pytest
 
 from sealring.mesh.errors import ResourceExhausted
-from sealring.node.ipc import arena
-from sealring.node.ipc.arena import ARENA_BYTES, SLOT_BYTES, SLOTS, Arena, create_arena
+from sealring.node.wire import arena
+from sealring.node.wire.arena import ARENA_BYTES, SLOT_BYTES, SLOTS, Arena, create_arena
 
 
 def test_slots_lie_beside_each_other_and_not_beyond() -> None:
