@@ -122,8 +122,8 @@ bits are too few for a model of this size.
 GRAMMARS = """\
 ## Grammars
 
-Answers by JSON schema and tool calls that are held to a grammar need a tokenizer that can be read
-(`NO_GRAMMARS` says so otherwise). They do not depend on the architecture, because the tail masks the logits
+Answers by JSON schema and tool calls that are held to a grammar need a tokenizer that llguidance can read;
+others are refused (`NO_GRAMMARS`). They do not depend on the architecture, because the tail masks the logits
 of any model. Rows held to a grammar have no drafts. The chat template's syntax decides which tools can be
 called by a grammar: [clients.md](clients.md#answers-that-fit-a-schema).
 """
