@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the wheel has the bundled demo model, so that `sealring demo` finds it."""
+"""Adds the bundled demo model to the wheel, for `sealring demo`; pyproject.toml cannot express this."""
 
 import shutil
 from pathlib import Path
@@ -10,13 +10,12 @@ MODEL = "examples/demo_model/model"
 
 
 class BuildWithModel(build_py):
-    """Packages, and the model beside the command line's; in a checkout it is found where it lies."""
+    """Builds the packages and puts the model beside those of the command; a checkout has it already."""
 
     def run(self) -> None:
         if not self.editable_mode:
-            shutil.rmtree(
-                self.build_lib, ignore_errors=True
-            )  # what an earlier build left, of files that are gone
+            # An earlier build may have left files that the sources no longer have.
+            shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
         if not self.editable_mode:
             shutil.copytree(MODEL, Path(self.build_lib, "sealring", "cli", "demo_model"), dirs_exist_ok=True)

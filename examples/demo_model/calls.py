@@ -68,7 +68,7 @@ class Offer:
         return f"- {self.name}({', '.join(self.parameters)}){said}"
 
     def asked(self, random: Random, expand: Expand) -> tuple[str, str, str, str]:
-        """A question, the call that answers it, what may come of it, and what is said then."""
+        """A question, the call that answers it, a possible result, and the answer to it."""
         kind = self.tool["kind"]
         x: Any = {"weather": some_place, "time": some_place, "message": lambda r: r.choice(FACTS.names)}.get(
             kind, value

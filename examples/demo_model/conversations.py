@@ -194,7 +194,7 @@ def one_of(words: list[str]) -> Make:
 
 
 def maybe(words: list[str], share: float, before: str = "", after: str = "") -> Make:
-    """One of these words in so many cases, else an invented one."""
+    """One of these words in a `share` (0 to 1) of cases, else an invented one."""
     return lambda random: (
         before + (random.choice(words) if random.random() < share else facts.invented(random)) + after
     )

@@ -76,7 +76,7 @@ def write_rows(folder: Path, seed: int, count: int, pad: int) -> None:
 
 
 def dataset(options: argparse.Namespace, pad: int) -> list[Rows]:
-    """For each of the lengths the rows that so many processes wrote, each from a seed of its own."""
+    """Rows for each of LENGTHS, written by `options.workers` processes, each with a seed of its own."""
     share = math.ceil(options.conversations / options.workers)
     seeds = [options.seed * 1000 + i for i in range(options.workers)]
     with tempfile.TemporaryDirectory() as name:
