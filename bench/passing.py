@@ -33,7 +33,7 @@ from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsMaterial, TlsStore, server_credentials
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.giving import SERVICE, ModelGiver
-from sealring.node.models.landing import Landing
+from sealring.node.models.partial_model import PartialModel
 from sealring.v1 import models_pb2_grpc
 
 CLUSTER, MODEL, WEIGHTS = "bench", "model", "model.safetensors"
@@ -140,8 +140,8 @@ async def _run(options: argparse.Namespace, folder: Path) -> Result:
         context = taker.context(folder, server=False)
 
         async def by_service() -> None:
-            landing = Landing(folder / "service", MODEL)
-            if not await asker.fetch(MODEL, landing, lambda done, size: None):
+            partial = PartialModel(folder / "service", MODEL)
+            if not await asker.fetch(MODEL, partial, lambda done, size: None):
                 raise AssertionError("the model did not come")
 
         ways: dict[str, Callable[[], Any]] = {

@@ -23,7 +23,7 @@ from sealring.node.daemon.daemon import Daemon
 from sealring.node.daemon.diagnosis import DiagnosisService
 from sealring.node.identity.attestor import require_software_allowed
 from sealring.node.identity.key import load_signer
-from sealring.node.link import exchange as links
+from sealring.node.link import exchange
 from sealring.node.models import giving
 from sealring.node.scratch import is_private
 from sealring.node.settings import NodeSettings
@@ -57,7 +57,7 @@ async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
     daemon = Daemon(settings, state, signer)
     server = Server(
         [
-            (links_pb2_grpc.add_LinksServicer_to_server, daemon.links, links.SERVICE),
+            (links_pb2_grpc.add_LinksServicer_to_server, daemon.handshakes, exchange.SERVICE),
             (models_pb2_grpc.add_ModelsServicer_to_server, daemon.models, giving.SERVICE),
             (add_control_to_server, ControlService(daemon), control.SERVICE),
             (

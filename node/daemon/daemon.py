@@ -47,7 +47,7 @@ from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.node.daemon.seat import Seat, Surroundings
 from sealring.node.daemon.session import CoordinatorSession
 from sealring.node.identity.challenge import Prover
-from sealring.node.link.exchange import Links
+from sealring.node.link.exchange import Handshakes
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.giving import ModelGiver
 from sealring.node.settings import NodeSettings
@@ -89,14 +89,14 @@ class Daemon:
         asker = ModelAsker(self._cluster, self._own_id, self.store, lambda: self._rosters.valid)
         self._fetcher = Fetcher(folders, fetched, asker, allowed=settings.allow_downloads)
         self._engines = EngineKeeper(folders, self._meter, self._fetcher)
-        self.links = Links(state.peer.cluster, signer, self.store, revoked=self._rosters.revoked)
+        self.handshakes = Handshakes(state.peer.cluster, signer, self.store, revoked=self._rosters.revoked)
         self._around = Surroundings(
             self._own_id,
             settings.ring_host,
             settings.rdma_devices,
             self._run_folder,
             self._rosters,
-            self.links,
+            self.handshakes,
             self._engines,
             self.report,
         )
@@ -229,7 +229,7 @@ class Daemon:
             raise
         self._unsaved = None
         self.unsealer.learn(roster)
-        self.links.close_revoked()
+        self.handshakes.close_revoked()
         seen = membership_pb2.RosterSeen(version=roster.version, hash=roster.hash)
         self._session.send(membership_pb2.MemberMessage(roster_seen=seen))
         for seat in list(self._seats.values()):

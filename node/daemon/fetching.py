@@ -31,7 +31,7 @@ from sealring.node.models.asking import ModelAsker, Needs
 from sealring.node.models.fetch import WANTED
 from sealring.node.models.folders import HUB_ID, NAME, local_model, models_in, not_found, unreadable
 from sealring.node.models.kept import check_commit, commit_of, is_part, note_of
-from sealring.node.models.landing import Landing, places
+from sealring.node.models.partial_model import PartialModel, places
 from sealring.v1 import engine_pb2, membership_pb2
 
 log = structlog.get_logger()
@@ -292,21 +292,21 @@ class Fetcher:
                 note = await asyncio.to_thread(note_of, found)
                 check_commit(name, commit_of(found, note), commit)
                 return found
-            landing = await asyncio.to_thread(Landing, self._home, name)
-            await asyncio.to_thread(landing.prepare)
+            partial = await asyncio.to_thread(PartialModel, self._home, name)
+            await asyncio.to_thread(partial.prepare)
 
             def progress(done: int, size: int) -> None:
                 pull.done, pull.size = done, size
 
-            if self._asker is None or not await self._asker.fetch(name, landing, progress, needs, commit):
-                await self._from_hub(name, landing, pull, needs, commit)
-            found = await asyncio.to_thread(landing.publish)
+            if self._asker is None or not await self._asker.fetch(name, partial, progress, needs, commit):
+                await self._from_hub(name, partial, pull, needs, commit)
+            found = await asyncio.to_thread(partial.publish)
         await self.look()
         log.info("model_fetched", model=name, size=pull.size)
         return found
 
     async def _from_hub(
-        self, name: str, landing: Landing, pull: Pull, needs: Needs | None, commit: str
+        self, name: str, partial: PartialModel, pull: Pull, needs: Needs | None, commit: str
     ) -> None:
         if HUB_ID.fullmatch(name) is None:
             raise not_found(name, "no member has it; the hub's models are named org/name")
@@ -315,8 +315,8 @@ class Fetcher:
             await self._ask_hub(name, pull, *options)
             return
         await self._ask_hub(name, pull, "--part", *options)
-        ranges = json.dumps(await needs(landing.path)).encode()
-        await asyncio.to_thread(write_atomic, landing.path / WANTED, ranges)
+        ranges = json.dumps(await needs(partial.path)).encode()
+        await asyncio.to_thread(write_atomic, partial.path / WANTED, ranges)
         await self._ask_hub(name, pull, "--part", *options)
 
     async def _ask_hub(self, name: str, pull: Pull, *options: str) -> None:

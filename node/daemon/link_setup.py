@@ -23,7 +23,7 @@ from sealring.mesh.system.addresses import parse_address
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.daemon.epoch import LinkSecrets
 from sealring.node.daemon.plan import EpochPlan, LinkPlan
-from sealring.node.link.exchange import Conversation, Links, Talk, is_broken_off
+from sealring.node.link.exchange import Conversation, Handshakes, Talk, is_broken_off
 from sealring.v1 import membership_pb2
 
 log = structlog.get_logger()
@@ -45,10 +45,10 @@ class LinkSetup:
     """The handshakes of one epoch, from `establish` until `close`."""
 
     def __init__(
-        self, links: Links, plan: EpochPlan, own_address: str, again: Callable[[LinkSecrets], None]
+        self, handshakes: Handshakes, plan: EpochPlan, own_address: str, again: Callable[[LinkSecrets], None]
     ) -> None:
         """`again` is told of every handshake that a neighbour repeats once `establish` is done with it."""
-        self._links = links
+        self._handshakes = handshakes
         self._plan = plan
         self._own_address = own_address
         self._again = again
@@ -97,7 +97,7 @@ class LinkSetup:
         patience, pause = _FIRST_ATTEMPT, _PAUSE
         while True:
             try:
-                return await self._links.call(
+                return await self._handshakes.call(
                     link.params, link.peer_addresses, 0, self._talk(link), seconds=patience
                 )
             except SealringError as error:
@@ -120,7 +120,7 @@ class LinkSetup:
                 first.set_exception(error)
 
         with contextlib.suppress(asyncio.CancelledError):
-            async with self._links.answering(link.params, self._talk(link), done, failed):
+            async with self._handshakes.answering(link.params, self._talk(link), done, failed):
                 await asyncio.get_running_loop().create_future()
 
     def _talk(self, link: LinkPlan) -> Talk[LinkSecrets]:

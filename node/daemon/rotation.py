@@ -23,7 +23,7 @@ import structlog
 
 from sealring.mesh.errors import HandshakeError, SealringError
 from sealring.node.daemon.plan import EpochPlan, LinkPlan
-from sealring.node.link.exchange import Conversation, Links
+from sealring.node.link.exchange import Conversation, Handshakes
 from sealring.node.link.params import LinkParams
 from sealring.node.link.records import REKEY_SECONDS
 
@@ -104,14 +104,14 @@ class Rotation:
     def __init__(
         self,
         plan: EpochPlan,
-        links: Links,
+        handshakes: Handshakes,
         gate: StepGate,
         carrier: KeyTaker,
         params: Callable[[LinkPlan], LinkParams],
     ) -> None:
         """`params` gives a link's parameters by the roster of the moment, or raises a SealringError."""
         self._plan = plan
-        self._links = links
+        self._handshakes = handshakes
         self._gate = gate
         self._carrier = carrier
         self._params = params
@@ -139,7 +139,7 @@ class Rotation:
 
     async def _attempt(self, link: LinkPlan, session: int) -> bool:
         try:
-            await self._links.call(
+            await self._handshakes.call(
                 self._params(link),
                 link.peer_addresses,
                 session,
@@ -156,7 +156,7 @@ class Rotation:
         while True:
             waiting = asyncio.create_task(self._hold_when_due(link))
             try:
-                await self._links.answer(
+                await self._handshakes.answer(
                     link.params,
                     session,
                     lambda found: self._change(link, found),

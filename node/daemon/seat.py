@@ -27,7 +27,7 @@ from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
 from sealring.node.daemon.link_setup import LinkSetup
 from sealring.node.daemon.plan import EpochPlan, LinkPlan, rdma_devices
 from sealring.node.daemon.rotation import KeyTaker, Rotation, StepGate
-from sealring.node.link.exchange import Links
+from sealring.node.link.exchange import Handshakes
 from sealring.node.link.params import LinkParams
 from sealring.node.wire.channel import ChannelEnds, create_channel
 from sealring.v1 import membership_pb2
@@ -55,7 +55,7 @@ class Surroundings:
     rdma_devices: Sequence[str]
     run_folder: Path
     rosters: Rosters
-    links: Links
+    handshakes: Handshakes
     engines: EngineKeeper
     report: Callable[[membership_pb2.MemberMessage], None]
 
@@ -202,7 +202,7 @@ class Seat:
     async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
         """Shakes hands on both links, and goes on answering until `settled`."""
         _, address = self._listener(plan)
-        self._setups[plan] = LinkSetup(self._around.links, plan, address, again)
+        self._setups[plan] = LinkSetup(self._around.handshakes, plan, address, again)
         return await self._setups[plan].establish()
 
     def settled(self, plan: EpochPlan) -> None:
@@ -220,7 +220,7 @@ class Seat:
                 self._around.rosters.current, now.ring, now.epoch, now.from_rank, self._around.own_id
             )
 
-        await Rotation(plan, self._around.links, gate, carrier, params).run()
+        await Rotation(plan, self._around.handshakes, gate, carrier, params).run()
 
     def release(self, plan: EpochPlan) -> None:
         """Removes the epoch's files, and what awaited its neighbour."""

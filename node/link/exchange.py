@@ -121,7 +121,7 @@ class _Open:
     limit: asyncio.Timeout
 
 
-class Links(links_pb2_grpc.LinksServicer):
+class Handshakes(links_pb2_grpc.LinksServicer):
     """All handshakes of one daemon, in both roles."""
 
     def __init__(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import TlsStore
 from sealring.node.models.giving import MAX_PARTS, SERVICE
 from sealring.node.models.kept import Parts, beginnings, headers, parts_of, runs, with_ranges
-from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import Manifest
+from sealring.node.models.partial_model import PartialModel
 from sealring.node.models.pieces import LEAST_PIECE, decode
 from sealring.v1 import models_pb2, models_pb2_grpc
 
@@ -79,16 +79,17 @@ class ModelAsker:
     async def fetch(
         self,
         model: str,
-        landing: Landing,
+        partial: PartialModel,
         progress: Progress,
         needs: Needs | None = None,
         commit: str = "",
     ) -> bool:
-        """Fills `landing` with a model, or with what `needs` asks of it; False where no member has any of it,
+        """Fills `partial` with a model, or with what `needs` asks of it; False where no member has any of it,
         or only as the hub had it at another commit than `commit`.
 
         Waits while all of them are busy. Raises ModelError (MODEL_VERSIONS_DIFFER) where members have
-        different models of this name, Unavailable (MODEL_NOT_FETCHED), and what `Landing` and `needs` raise.
+        different models of this name, Unavailable (MODEL_NOT_FETCHED),
+        and what `PartialModel` and `needs` raise.
         """
         async with AsyncExitStack() as channels:
             givers = await self._givers(model, commit, channels)
@@ -98,22 +99,22 @@ class ModelAsker:
             known = max(givers, key=lambda one: (bool(one.hub_files), bool(one.commit)))
             told = {giver.hub_files for giver in givers if giver.hub_files}
             hub_files = told.pop() if len(told) == 1 else ""  # of several all but one are made up
-            begin = partial(
-                landing.begin, commit=known.commit, checked=bool(known.commit), hub_files=hub_files
+            begin = functools.partial(
+                partial.begin, commit=known.commit, checked=bool(known.commit), hub_files=hub_files
             )
             if needs is None:
                 await asyncio.to_thread(begin, manifest)
-                await _fill(model, givers, landing, progress)
+                await _fill(model, givers, partial, progress)
                 return True
             wanted = beginnings(manifest)
             await asyncio.to_thread(begin, manifest, wanted)
-            await _fill(model, givers, landing, progress)
-            wanted = headers(manifest, wanted, landing.path)
-            await asyncio.to_thread(landing.want, wanted)
-            await _fill(model, givers, landing, progress)
-            wanted = with_ranges(manifest, wanted, await needs(landing.path))
-            await asyncio.to_thread(landing.want, wanted)
-            await _fill(model, givers, landing, progress)
+            await _fill(model, givers, partial, progress)
+            wanted = headers(manifest, wanted, partial.path)
+            await asyncio.to_thread(partial.want, wanted)
+            await _fill(model, givers, partial, progress)
+            wanted = with_ranges(manifest, wanted, await needs(partial.path))
+            await asyncio.to_thread(partial.want, wanted)
+            await _fill(model, givers, partial, progress)
             return True
 
     async def _givers(self, model: str, commit: str, channels: AsyncExitStack) -> list[_Giver]:
@@ -204,35 +205,35 @@ def _has_all(answer: _Giver | bool, commit: str) -> bool:
     return isinstance(answer, _Giver) and answer.whole and _fits(answer, commit)
 
 
-async def _fill(model: str, givers: Sequence[_Giver], landing: Landing, progress: Progress) -> None:
+async def _fill(model: str, givers: Sequence[_Giver], partial: PartialModel, progress: Progress) -> None:
     """Takes what is missing from one giver after the other; one that fails is asked no more, unless it is
     busy, or what broke was a connection over which something had come.
 
-    Raises Unavailable (MODEL_NOT_FETCHED), and what `Landing.add` raises.
+    Raises Unavailable (MODEL_NOT_FETCHED), and what `PartialModel.add` raises.
     """
     left, error = list(givers), SealringError("they do not have all of it")
-    progress(landing.done, landing.size)
-    while any(landing.missing()):
+    progress(partial.done, partial.size)
+    while any(partial.missing()):
         later = []
         for giver in left:
-            before = landing.done
+            before = partial.done
             try:
-                for file, (missing, have) in enumerate(zip(landing.missing(), giver.have, strict=True)):
+                for file, (missing, have) in enumerate(zip(partial.missing(), giver.have, strict=True)):
                     for run in runs(missing & have):
                         for first in range(run.start, run.stop, MAX_PARTS):
-                            await _copy(giver, file, range(first, run.stop)[:MAX_PARTS], landing, progress)
+                            await _copy(giver, file, range(first, run.stop)[:MAX_PARTS], partial, progress)
             except (grpc.RpcError, SealringError, TimeoutError) as raised:
                 failed = _note(giver.member, raised)
                 if failed.reason in ("DISK_FULL", "STATE_UNWRITABLE"):
                     raise failed from None
-                if failed.reason in _BUSY or (isinstance(failed, Unavailable) and landing.done > before):
+                if failed.reason in _BUSY or (isinstance(failed, Unavailable) and partial.done > before):
                     later.append(giver)
                 else:
                     error = failed
         left = later
         if left:
             await asyncio.sleep(_BUSY_SECONDS)
-        elif any(landing.missing()):
+        elif any(partial.missing()):
             raise Unavailable(
                 f"no member passes all of {model} on: {error.message}",
                 hint="try again: what has come is kept",
@@ -249,7 +250,7 @@ def _note(member: RosterMember, raised: BaseException) -> SealringError:
     return error
 
 
-async def _copy(giver: _Giver, index: int, parts: range, landing: Landing, progress: Progress) -> None:
+async def _copy(giver: _Giver, index: int, parts: range, partial: PartialModel, progress: Progress) -> None:
     """One call's worth of a file. While a part is hashed and written the next one comes."""
     file = giver.manifest.files[index]
     request = models_pb2.ReadModelRequest(
@@ -273,11 +274,11 @@ async def _copy(giver: _Giver, index: int, parts: range, landing: Landing, progr
                 left -= len(pieces[-1])
             if adding is not None:
                 await adding
-                progress(landing.done, landing.size)
-            adding = asyncio.create_task(asyncio.to_thread(landing.add, index, part, pieces))
+                progress(partial.done, partial.size)
+            adding = asyncio.create_task(asyncio.to_thread(partial.add, index, part, pieces))
         if adding is not None:
             await adding
-            progress(landing.done, landing.size)
+            progress(partial.done, partial.size)
     finally:
         call.cancel()
         if adding is not None and not adding.done():

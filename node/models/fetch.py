@@ -1,6 +1,6 @@
 """Fetches a model from the Hugging Face hub, or a part: a process of its own, started by the daemon.
 
-`python -m sealring.node.models.fetch ORG/NAME --home FOLDER --control-fd N`: into where `Landing` puts it.
+`python -m sealring.node.models.fetch ORG/NAME --home FOLDER --control-fd N` fills a `PartialModel`.
 With `--part` only the headers of weights, and what the file `.wanted` there asks for. What an earlier process
 has fetched is kept, and its commit; a file of which all is there is checked against the hub's hash. HubEvents
 go out on N. The end of the control socket, and so of the daemon, ends it. Python files are never fetched: no
@@ -43,8 +43,8 @@ from sealring.node.models.kept import (
     runs,
     with_ranges,
 )
-from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import PART, Manifest
+from sealring.node.models.partial_model import PartialModel
 from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import engine_pb2
 
@@ -91,9 +91,9 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
     Raises NotFound (MODEL_NOT_FOUND), Unavailable (HUB_OFFLINE, HUB_UNREACHABLE), ResourceExhausted
     (DISK_FULL), ModelError (MODEL_TOO_LARGE, MODEL_PART_DAMAGED, OTHER_MODEL_VERSION, BAD_HUB_ANSWER)."""
     try:
-        landing = Landing(home, model)
-        note = note_of(landing.path)
-        here = commit_of(landing.path, note)
+        partial = PartialModel(home, model)
+        note = note_of(partial.path)
+        here = commit_of(partial.path, note)
         check_commit(model, here, commit)
         repository = Repository(model, here or commit, _Beat(frames))
         manifest = repository.manifest()
@@ -105,19 +105,19 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
                     reason="OTHER_MODEL_VERSION",
                 )
             manifest = note.manifest
-        fetching = _Fetching(repository, landing, frames)
-        ranges = _wanted(landing.path / WANTED) if part else ()
+        fetching = _Fetching(repository, partial, frames)
+        ranges = _wanted(partial.path / WANTED) if part else ()
         wanted = beginnings(manifest) if part else every_part(manifest)
         if note is None:
-            landing.begin(manifest, wanted, repository.commit, hub_files=repository.hub_files)
+            partial.begin(manifest, wanted, repository.commit, hub_files=repository.hub_files)
         else:  # what came from a member is of no known commit, and so is what is added to it
-            landing.begin(manifest, wanted, note.commit, checked=note.checked, hub_files=note.hub_files)
+            partial.begin(manifest, wanted, note.commit, checked=note.checked, hub_files=note.hub_files)
         fetching.fill()
         if part:
-            wanted = headers(manifest, wanted, landing.path)
-            landing.want(wanted)
+            wanted = headers(manifest, wanted, partial.path)
+            partial.want(wanted)
             fetching.fill()
-            landing.want(with_ranges(manifest, wanted, ranges))
+            partial.want(with_ranges(manifest, wanted, ranges))
             fetching.fill()
     except SealringError:
         raise
@@ -139,11 +139,11 @@ class _Beat:
 
 
 class _Fetching:
-    """Fills a landing from a repository."""
+    """Fills a partial model from a repository."""
 
-    def __init__(self, repository: Repository, landing: Landing, frames: FrameSocket) -> None:
+    def __init__(self, repository: Repository, partial: PartialModel, frames: FrameSocket) -> None:
         self._repository = repository
-        self._landing = landing
+        self._partial = partial
         self._frames = frames
         self._kept = time.monotonic()
         self._checked: set[int] = set()
@@ -151,10 +151,10 @@ class _Fetching:
     def fill(self) -> None:
         """Brings what is missing of what is wanted, and notes it.
 
-        Raises Unavailable (HUB_UNREACHABLE) where something is still missing then, and what `Landing` and
+        Raises Unavailable (HUB_UNREACHABLE) while something is still missing, and what `PartialModel` and
         `Repository` raise."""
         self._tell()
-        for index, parts in enumerate(self._landing.missing()):
+        for index, parts in enumerate(self._partial.missing()):
             if not parts:
                 continue
             file = self._repository.files[index]
@@ -166,23 +166,23 @@ class _Fetching:
             for run in runs(parts):
                 for first in range(run.start, run.stop, _RUN):
                     self._bring(index, range(first, run.stop)[:_RUN])
-        if any(self._landing.missing()):
+        if any(self._partial.missing()):
             raise Unavailable(
                 "the hub did not send all that was asked for", hint="try again", reason="HUB_UNREACHABLE"
             )
-        complete = [index for index in range(len(self._repository.files)) if self._landing.complete(index)]
+        complete = [index for index in range(len(self._repository.files)) if self._partial.complete(index)]
         for index in complete:
             self._check(index)
-        self._landing.keep(checked=len(complete) == len(self._repository.files))
+        self._partial.keep(checked=len(complete) == len(self._repository.files))
 
     def _check(self, index: int) -> None:
         """Of a file that is all there, also where an earlier process has fetched it and came no further."""
         file = self._repository.files[index]
         if file.sha256 and index not in self._checked:
             try:
-                self._repository.check(index, self._landing.path / file.name)
+                self._repository.check(index, self._partial.path / file.name)
             except ModelError:
-                self._landing.forget(index)
+                self._partial.forget(index)
                 raise
             self._checked.add(index)
 
@@ -200,16 +200,16 @@ class _Fetching:
                     part, pieces, length = part + 1, [], 0
 
     def _add(self, index: int, part: int, pieces: Sequence[bytes | memoryview]) -> None:
-        self._landing.add(index, part, pieces)
-        if self._landing.complete(index):
+        self._partial.add(index, part, pieces)
+        if self._partial.complete(index):
             self._check(index)  # before it is noted: whatever looks whole after a crash is checked
         self._tell()
         if time.monotonic() >= self._kept + _KEEP_SECONDS:
-            self._landing.keep()
+            self._partial.keep()
             self._kept = time.monotonic()
 
     def _tell(self) -> None:
-        self._frames.send(engine_pb2.HubEvent(size=self._landing.size, done=self._landing.done))
+        self._frames.send(engine_pb2.HubEvent(size=self._partial.size, done=self._partial.done))
 
 
 def _shape(manifest: Manifest) -> list[tuple[str, int]]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sealring.node.models.kept import beginnings, headers, with_ranges
-from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import PART, Manifest, open_inside
+from sealring.node.models.partial_model import PartialModel
 
 Range = tuple[str, int, int]
 
@@ -26,15 +26,15 @@ def split(
     common = headers(manifest, beginnings(manifest), folder)
     made = []
     for number, ranges in enumerate(stages):
-        landing = Landing(into / f"stage-{number}", folder.name)
-        landing.begin(manifest, with_ranges(manifest, common, ranges))
-        for index, (file, parts) in enumerate(zip(manifest.files, landing.missing(), strict=True)):
+        partial = PartialModel(into / f"stage-{number}", folder.name)
+        partial.begin(manifest, with_ranges(manifest, common, ranges))
+        for index, (file, parts) in enumerate(zip(manifest.files, partial.missing(), strict=True)):
             descriptor = open_inside(folder, file.name)
             try:
                 for part in sorted(parts):
-                    landing.add(index, part, [os.pread(descriptor, file.length(part), part * PART)])
-                    tell(f"stage {number}: {landing.done / max(1, landing.size):.0%}")
+                    partial.add(index, part, [os.pread(descriptor, file.length(part), part * PART)])
+                    tell(f"stage {number}: {partial.done / max(1, partial.size):.0%}")
             finally:
                 os.close(descriptor)
-        made.append((landing.publish(), landing.size))
+        made.append((partial.publish(), partial.size))
     return made

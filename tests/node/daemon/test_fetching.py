@@ -26,12 +26,12 @@ from sealring.node.daemon import fetching
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.memory import MemoryMeter
-from sealring.node.models import kept, landing, manifest
+from sealring.node.models import kept, manifest, partial_model
 from sealring.node.models.folders import NOTE
 from sealring.node.models.giving import ModelGiver
 from sealring.node.models.kept import hash_of_files, note_of
-from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import Manifest
+from sealring.node.models.partial_model import PartialModel
 
 
 class Members:
@@ -44,14 +44,14 @@ class Members:
         self.may.set()
         self.error: SealringError | None = None
 
-    async def fetch(self, model: str, landing: Landing, progress: Any, *more: Any) -> bool:
+    async def fetch(self, model: str, partial: PartialModel, progress: Any, *more: Any) -> bool:
         self.asked.append(model)
         progress(1, 2)
         await self.may.wait()
         if self.error is not None:
             raise self.error
         if model in self.names:
-            (landing.path / "config.json").write_text("{}")
+            (partial.path / "config.json").write_text("{}")
         return model in self.names
 
 
@@ -81,7 +81,7 @@ async def test_what_no_member_has_comes_from_the_hub(hub: LocalHub, tmp_path: Pa
     fetcher = make(tmp_path, Members())
     found = await fetcher.fetch("org/model")
     assert {path.name for path in found.iterdir()} == {"config.json", "model.safetensors", NOTE}
-    assert not Landing(tmp_path / "fetched", "org/model").path.exists()
+    assert not PartialModel(tmp_path / "fetched", "org/model").path.exists()
 
 
 async def test_a_whole_model_of_another_commit_than_is_deployed_is_refused(
@@ -409,14 +409,14 @@ async def test_a_model_is_measured_only_where_it_is_and_fetched_to_be_served(tmp
 async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (manifest, landing, kept):
+    for module in (manifest, partial_model, kept):
         monkeypatch.setattr(module, "PART", 8)
     source, home = tmp_path / "source", tmp_path / "fetched"
     source.mkdir()
     (source / "config.json").write_text("{}")
     (source / "model.safetensors").write_bytes(bytes(range(16)))
     whole = Manifest.of(source)
-    coming = Landing(home, "model")
+    coming = PartialModel(home, "model")
     coming.begin(whole, [frozenset({0}), frozenset({0})])
     coming.add(0, 0, [b"{}"])
     coming.add(1, 0, [bytes(range(8))])

@@ -14,7 +14,7 @@ from sealring.node.engine import ranges
 from sealring.node.engine.check import check
 from sealring.node.engine.profile import profile
 from sealring.node.engine.weights import load_stage
-from sealring.node.models import kept, landing, manifest, splitting
+from sealring.node.models import kept, manifest, partial_model, splitting
 from sealring.node.models.folders import NOTE
 
 Folder = Callable[..., Path]
@@ -23,7 +23,7 @@ PART = 4096
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, landing, kept, splitting):
+    for module in (manifest, partial_model, kept, splitting):
         monkeypatch.setattr(module, "PART", PART)
 
 
@@ -68,7 +68,7 @@ def test_a_part_that_was_begun_is_gone_on_with(
 ) -> None:
     folder = model_folder(llama)
     wanted = [ranges.needed(folder, 0, 2)]
-    real, added = landing.Landing.add, []
+    real, added = partial_model.PartialModel.add, []
 
     def add(self: Any, file: int, part: int, pieces: Any) -> None:
         if len(added) == 3:
@@ -76,11 +76,11 @@ def test_a_part_that_was_begun_is_gone_on_with(
         added.append(part)
         real(self, file, part, pieces)
 
-    monkeypatch.setattr(landing.Landing, "add", add)
+    monkeypatch.setattr(partial_model.PartialModel, "add", add)
     with pytest.raises(KeyboardInterrupt):
         splitting.split(folder, tmp_path / "parts", wanted, lambda told: None)
     assert not (tmp_path / "parts" / "stage-0" / "model").exists()
-    monkeypatch.setattr(landing.Landing, "add", lambda *rest: (added.append(rest[2]), real(*rest)))
+    monkeypatch.setattr(partial_model.PartialModel, "add", lambda *rest: (added.append(rest[2]), real(*rest)))
     ((part, _),) = splitting.split(folder, tmp_path / "parts", wanted, lambda told: None)
     ranges.check_here(part, 0, 2)
     assert len(added) == sum(map(len, kept.note_of(part).have))  # type: ignore[union-attr]

@@ -25,8 +25,8 @@ from sealring.node.daemon.epoch import LinkSecrets
 from sealring.node.daemon.link_setup import LinkSetup
 from sealring.node.daemon.plan import EpochPlan, plan_epoch
 from sealring.node.daemon.rotation import Rotation, StepGate
-from sealring.node.link import exchange as links_module
-from sealring.node.link.exchange import SERVICE, Links
+from sealring.node.link import exchange
+from sealring.node.link.exchange import SERVICE, Handshakes
 from sealring.node.link.keys import SessionKeys
 from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2, proof_pb2
 
@@ -35,8 +35,10 @@ class Daemon:
     def __init__(self, cluster, party) -> None:
         self.party = party
         self.revoked: set[str] = set()
-        self.links = Links("testbed", party.signer, party.store(), revoked=self.revoked.__contains__)
-        self.server = Server([(links_pb2_grpc.add_LinksServicer_to_server, self.links, SERVICE)])
+        self.handshakes = Handshakes(
+            "testbed", party.signer, party.store(), revoked=self.revoked.__contains__
+        )
+        self.server = Server([(links_pb2_grpc.add_LinksServicer_to_server, self.handshakes, SERVICE)])
 
 
 @asynccontextmanager
@@ -50,9 +52,9 @@ async def daemons(cluster, count: int) -> AsyncIterator[list[Daemon]]:
         yield found
     finally:
         for daemon in found:
-            assert not daemon.links._expected
+            assert not daemon.handshakes._expected
         async with asyncio.timeout(200):
-            while any(daemon.links._open for daemon in found):  # of connections that were cut
+            while any(daemon.handshakes._open for daemon in found):  # of connections that were cut
                 await asyncio.sleep(0.01)
         for daemon in found:
             await daemon.server.stop(0)
@@ -78,7 +80,7 @@ def plan(roster: Roster, daemon: Daemon, epoch: int = 1) -> EpochPlan:
 
 async def shake(daemon: Daemon, epoch: EpochPlan) -> LinkSecrets:
     """One epoch's handshakes; none is answered afterwards."""
-    setup = LinkSetup(daemon.links, epoch, ring_address(daemon), lambda secrets: None)
+    setup = LinkSetup(daemon.handshakes, epoch, ring_address(daemon), lambda secrets: None)
     try:
         return await setup.establish()
     finally:
@@ -161,7 +163,7 @@ async def refused(*establishing) -> set[str]:
 
 async def test_an_epoch_that_was_not_prepared_is_refused(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_setup, "CALL_SECONDS", 0.5)
-    monkeypatch.setattr(links_module, "EARLY_SECONDS", 0.2)
+    monkeypatch.setattr(exchange, "EARLY_SECONDS", 0.2)
     async with daemons(cluster, 2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
         assert await refused(shake(nodes[0], plan(roster, nodes[0]))) <= {
@@ -172,7 +174,7 @@ async def test_an_epoch_that_was_not_prepared_is_refused(cluster, monkeypatch: p
 
 async def test_a_neighbour_that_never_calls_is_given_up(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_setup, "PEER_SECONDS", 0.1)
-    monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr(exchange, "DEADLINE_SECONDS", 0.1)
     async with daemons(cluster, 2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
         assert await refused(shake(nodes[1], plan(roster, nodes[1]))) == {"PEER_SILENT"}
@@ -192,7 +194,7 @@ async def test_a_neighbour_of_another_release_is_told_so_at_both_ends(
     cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = proof_pb2.Release(software="0.0.1", protocol=PROTOCOL_VERSION - 1)
-    monkeypatch.setattr(links_module, "own_release", lambda: older)
+    monkeypatch.setattr(exchange, "own_release", lambda: older)
     async with daemons(cluster, 2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
         results = await asyncio.gather(
@@ -237,7 +239,7 @@ async def both_ends(nodes: list[Daemon], roster: Roster, epoch: int) -> tuple[Li
     repeated: list[LinkSecrets] = []
     plans = [plan(roster, node, epoch) for node in nodes]
     setups = [
-        LinkSetup(node.links, one, ring_address(node), repeated.append)
+        LinkSetup(node.handshakes, one, ring_address(node), repeated.append)
         for node, one in zip(nodes, plans, strict=True)
     ]
     try:
@@ -255,7 +257,7 @@ async def test_another_member_cannot_stand_in(cluster, monkeypatch: pytest.Monke
     """A valid member whose address is listed for another one fails at the TLS name already."""
     monkeypatch.setattr(link_setup, "CALL_SECONDS", 0.0)
     monkeypatch.setattr(link_setup, "PEER_SECONDS", 0.5)
-    monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 0.5)
+    monkeypatch.setattr(exchange, "DEADLINE_SECONDS", 0.5)
     async with daemons(cluster, 3) as nodes:
         nodes[1].party.address = nodes[2].party.address
         _, roster = cluster.roster([node.party for node in nodes[:2]], members=[n.party for n in nodes])
@@ -299,7 +301,7 @@ async def test_keys_are_renewed_past_a_first_address_that_is_dead(
                 addresses = f"127.0.0.1:{dead.getsockname()[1]}", *made.links[0].peer_addresses
                 links = tuple(replace(link, peer_addresses=addresses) for link in made.links)
                 made, gate = replace(made, links=links), carrier.gate
-                work = Rotation(made, node.links, gate, carrier, lambda link: link.params)
+                work = Rotation(made, node.handshakes, gate, carrier, lambda link: link.params)
                 rotating += [asyncio.create_task(one) for one in (work.run(), carrier.step())]
             try:
                 async with asyncio.timeout(200):
@@ -372,8 +374,8 @@ async def test_a_member_that_is_not_the_neighbour_does_not_spoil_the_link(cluste
 )
 async def test_broken_handshakes_end_in_one_way(cluster, monkeypatch, frames) -> None:
     monkeypatch.setattr(link_setup, "PEER_SECONDS", 1.0)
-    monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 1.0)
-    monkeypatch.setattr(links_module, "EARLY_SECONDS", 0.5)
+    monkeypatch.setattr(exchange, "DEADLINE_SECONDS", 1.0)
+    monkeypatch.setattr(exchange, "EARLY_SECONDS", 0.5)
     async with daemons(cluster, 2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
         waiting = asyncio.create_task(shake(nodes[1], plan(roster, nodes[1])))
@@ -386,18 +388,18 @@ async def test_broken_handshakes_end_in_one_way(cluster, monkeypatch, frames) ->
 
 async def test_open_handshakes_are_bounded(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come early: what is too many is refused, the others wait."""
-    monkeypatch.setattr(links_module, "EARLY_SECONDS", 1000.0)
-    monkeypatch.setattr(links_module, "DEADLINE_SECONDS", 1000.0)
-    most = links_module._MAX_OPEN_PER_PEER
+    monkeypatch.setattr(exchange, "EARLY_SECONDS", 1000.0)
+    monkeypatch.setattr(exchange, "DEADLINE_SECONDS", 1000.0)
+    most = exchange._MAX_OPEN_PER_PEER
     async with daemons(cluster, 2) as nodes, asyncio.timeout(200):
         frames = [send(hello(epoch=number)) for number in range(most + 4)]
         calls = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
         while sum(task.done() for task in calls) < len(calls) - most:
-            assert len(nodes[1].links._open) <= most
+            assert len(nodes[1].handshakes._open) <= most
             await asyncio.sleep(0.01)
-        assert len(nodes[1].links._open) == most
+        assert len(nodes[1].handshakes._open) == most
         nodes[1].revoked.add(nodes[0].party.id)
-        nodes[1].links.close_revoked()
+        nodes[1].handshakes.close_revoked()
         assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.PERMISSION_DENIED}
 
 
@@ -405,15 +407,15 @@ async def test_a_handshake_for_which_too_many_are_open_is_tried_again(
     cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rings of two members may shake hands at once, and what broke off before may still be open."""
-    assert links_module._MAX_OPEN_PER_PEER >= 2 * MAX_RINGS_OF_MEMBER
-    monkeypatch.setattr(links_module, "EARLY_SECONDS", 1000.0)
+    assert exchange._MAX_OPEN_PER_PEER >= 2 * MAX_RINGS_OF_MEMBER
+    monkeypatch.setattr(exchange, "EARLY_SECONDS", 1000.0)
     refusals: list[str] = []
     async with daemons(cluster, 2) as nodes, asyncio.timeout(200):
         _, roster = cluster.roster([node.party for node in nodes])
-        frames = [send(hello(epoch=1000 + number)) for number in range(links_module._MAX_OPEN_PER_PEER)]
+        frames = [send(hello(epoch=1000 + number)) for number in range(exchange._MAX_OPEN_PER_PEER)]
         others = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
-        await until(lambda: len(nodes[1].links._open) == len(others))
-        known = nodes[0].links.call
+        await until(lambda: len(nodes[1].handshakes._open) == len(others))
+        known = nodes[0].handshakes.call
 
         async def noted(*args: Any, **more: Any) -> Any:
             try:
@@ -422,7 +424,7 @@ async def test_a_handshake_for_which_too_many_are_open_is_tried_again(
                 refusals.append(error.reason)
                 raise
 
-        monkeypatch.setattr(nodes[0].links, "call", noted)
+        monkeypatch.setattr(nodes[0].handshakes, "call", noted)
         shaking = asyncio.create_task(both_ends(nodes, roster, epoch=1))
         await until(lambda: len(refusals) >= 2)
         assert not shaking.done()
@@ -435,7 +437,7 @@ async def test_a_handshake_for_which_too_many_are_open_is_tried_again(
 
 async def test_a_revoked_member_is_refused_at_once(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its certificate is still good, and the handshake that it asks for would be waited for."""
-    monkeypatch.setattr(links_module, "EARLY_SECONDS", 1000.0)
+    monkeypatch.setattr(exchange, "EARLY_SECONDS", 1000.0)
     async with daemons(cluster, 2) as nodes:
         nodes[1].revoked.add(nodes[0].party.id)
         async with asyncio.timeout(200):
@@ -444,18 +446,18 @@ async def test_a_revoked_member_is_refused_at_once(cluster, monkeypatch: pytest.
 
 
 async def test_open_handshakes_of_a_revoked_member_end(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "EARLY_SECONDS", 1000.0)
+    monkeypatch.setattr(exchange, "EARLY_SECONDS", 1000.0)
     async with daemons(cluster, 3) as nodes:
         frames = [send(hello(epoch=number)) for number in range(3)]
         calls = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
         other = asyncio.create_task(call(cluster, nodes[1], nodes[2].party, send(hello())))
-        while len(nodes[1].links._open) < 4:
+        while len(nodes[1].handshakes._open) < 4:
             await asyncio.sleep(0.01)
         nodes[1].revoked.add(nodes[0].party.id)
-        nodes[1].links.close_revoked()
+        nodes[1].handshakes.close_revoked()
         async with asyncio.timeout(200):
             assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.PERMISSION_DENIED}
         assert not other.done()
         other.cancel()
-        while nodes[1].links._open:
+        while nodes[1].handshakes._open:
             await asyncio.sleep(0.01)

@@ -27,9 +27,9 @@ from sealring.node.models.fetch import WANTED
 from sealring.node.models.folders import NOTE
 from sealring.node.models.hub import steady
 from sealring.node.models.kept import Note, every_part, hash_of_files, note_of
-from sealring.node.models.landing import Landing
 from sealring.node.models.listing import HubFile
 from sealring.node.models.manifest import PART, Manifest
+from sealring.node.models.partial_model import PartialModel
 from sealring.node.wire.frames import FrameSocket, socket_pair
 from sealring.v1 import engine_pb2
 
@@ -97,7 +97,7 @@ def run(
 
 
 def folder(home: Path) -> Path:
-    return Landing(home, "org/model").path
+    return PartialModel(home, "org/model").path
 
 
 def kept(home: Path) -> Note:
@@ -227,11 +227,11 @@ def test_what_the_hub_has_not_confirmed_is_never_noted_as_whole(
         read=lambda index, first, end: [contents[index][first:end]],
         check=killed,
     )
-    landing = Landing(tmp_path, "org/model")
-    landing.begin(Manifest.unhashed([(one.name, one.size) for one in repository.files]), commit=COMMIT)
+    partial = PartialModel(tmp_path, "org/model")
+    partial.begin(Manifest.unhashed([(one.name, one.size) for one in repository.files]), commit=COMMIT)
     frames: Any = SimpleNamespace(send=lambda event: None)
     with pytest.raises(KeyboardInterrupt):
-        fetch._Fetching(repository, landing, frames).fill()
+        fetch._Fetching(repository, partial, frames).fill()
     note = kept(tmp_path)
     assert [sorted(one) for one in note.have] == [[0], [0, 1, 2]]
     assert replace(note, have=every_part(note.manifest)).is_part

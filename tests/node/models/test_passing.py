@@ -22,14 +22,13 @@ from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, server_credentials
-from sealring.node.models import giving, kept, landing, manifest
-from sealring.node.models import landing as landing_module
+from sealring.node.models import giving, kept, manifest, partial_model
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.folders import NOTE, FolderState
 from sealring.node.models.giving import SERVICE, ModelGiver
 from sealring.node.models.kept import Note, every_part, note_of
-from sealring.node.models.landing import Landing
 from sealring.node.models.manifest import Manifest
+from sealring.node.models.partial_model import PartialModel
 from sealring.node.models.pieces import decode, encode
 from sealring.v1 import models_pb2, models_pb2_grpc
 
@@ -38,7 +37,7 @@ PART = 1 << 16
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, landing, giving, kept):
+    for module in (manifest, partial_model, giving, kept):
         monkeypatch.setattr(module, "PART", PART)
     monkeypatch.setattr(giving, "MAX_PIECE", PART // 4)
     monkeypatch.setattr("sealring.node.models.asking.LEAST_PIECE", PART // 4)
@@ -89,8 +88,8 @@ class World:
     def asker(self) -> ModelAsker:
         return ModelAsker("testbed", self.own.id, self.own.store(), lambda: self.roster)
 
-    def landing(self) -> Landing:
-        return Landing(self.tmp_path / "own", "org/model")
+    def partial(self) -> PartialModel:
+        return PartialModel(self.tmp_path / "own", "org/model")
 
     @asynccontextmanager
     async def stub(self, member: Member, party: Any = None) -> AsyncIterator[Any]:
@@ -133,12 +132,12 @@ async def test_a_model_comes_from_the_member_that_has_it(world: World) -> None:
     await world.add("empty")
     world.sign()
     told: list[tuple[int, int]] = []
-    landing = world.landing()
-    assert await world.asker().fetch("org/model", landing, lambda *now: told.append(now))
-    assert not landing.target.exists()
-    found = landing.publish()
+    partial = world.partial()
+    assert await world.asker().fetch("org/model", partial, lambda *now: told.append(now))
+    assert not partial.target.exists()
+    found = partial.publish()
     assert found == world.tmp_path / "own" / "org" / "model"
-    assert not landing.path.exists()
+    assert not partial.path.exists()
     names = {"config.json", "empty.txt", "model.safetensors"}
     assert {path.name for path in found.iterdir()} == names | {NOTE}
     assert all((found / name).read_bytes() == (there / name).read_bytes() for name in names)
@@ -166,7 +165,7 @@ async def test_a_member_that_reads_for_long_does_not_hold_up_what_another_has(
     slow.address = f"127.0.0.1:{server.listen('127.0.0.1:0', server_credentials(slow.store()))}"
     await server.start()
     _, world.roster = world.cluster.roster(members=[world.own, slow])
-    waiting = asyncio.create_task(world.asker().fetch("org/model", world.landing(), ignore))
+    waiting = asyncio.create_task(world.asker().fetch("org/model", world.partial(), ignore))
     await reading.asked.wait()
     assert not (await asyncio.wait((waiting,), timeout=0.1))[0]
     waiting.cancel()
@@ -176,30 +175,30 @@ async def test_a_member_that_reads_for_long_does_not_hold_up_what_another_has(
     make_model(world.tmp_path / "giver" / "model")
     giver = await world.add("giver")
     _, world.roster = world.cluster.roster(members=[world.own, slow, giver.party])
-    landing = world.landing()
-    assert await world.asker().fetch("org/model", landing, ignore)
-    assert not any(landing.missing())
+    partial = world.partial()
+    assert await world.asker().fetch("org/model", partial, ignore)
+    assert not any(partial.missing())
     await server.stop(0)
 
 
 async def test_nobody_has_it(world: World) -> None:
     await world.add("empty")
     world.sign()
-    assert not await world.asker().fetch("org/model", world.landing(), ignore)
+    assert not await world.asker().fetch("org/model", world.partial(), ignore)
 
 
 async def test_it_goes_on_behind_what_has_come(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model(world.tmp_path / "a" / "model")
     await world.add("a")
     world.sign()
-    landing = world.landing()
-    assert await world.asker().fetch("org/model", landing, ignore)
-    weights = landing.path / "model.safetensors"
+    partial = world.partial()
+    assert await world.asker().fetch("org/model", partial, ignore)
+    weights = partial.path / "model.safetensors"
     whole = weights.read_bytes()
     damaged = bytearray(whole[: 3 * PART + 17])  # as kill -9 leaves it, and a part that the disk lost
     damaged[2 * PART + 5] ^= 1
     weights.write_bytes(damaged)
-    (landing.path / "stranger.txt").write_text("not of this model")
+    (partial.path / "stranger.txt").write_text("not of this model")
     sent: list[int] = []
     real = giving._write
 
@@ -208,12 +207,12 @@ async def test_it_goes_on_behind_what_has_come(world: World, monkeypatch: pytest
         await real(context, piece)
 
     monkeypatch.setattr(giving, "_write", write)
-    again = Landing(world.tmp_path / "own", "org/model")
+    again = PartialModel(world.tmp_path / "own", "org/model")
     assert await world.asker().fetch("org/model", again, ignore)
     assert weights.read_bytes() == whole
     assert again.done == Manifest.of(world.tmp_path / "a" / "model").size
     assert sum(sent) == len(whole) - 2 * PART
-    assert not (landing.path / "stranger.txt").exists()
+    assert not (partial.path / "stranger.txt").exists()
 
 
 async def test_another_member_goes_on_where_one_lies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,10 +232,10 @@ async def test_another_member_goes_on_where_one_lies(world: World, monkeypatch: 
         return data
 
     monkeypatch.setattr(giving.os, "pread", pread)
-    landing = world.landing()
-    assert await world.asker().fetch("org/model", landing, ignore)
+    partial = world.partial()
+    assert await world.asker().fetch("org/model", partial, ignore)
     assert lied
-    assert Manifest.of(landing.path).digest == liar_state.digest
+    assert Manifest.of(partial.path).digest == liar_state.digest
 
 
 async def test_members_of_two_releases_send_pieces_of_different_length(
@@ -246,7 +245,7 @@ async def test_members_of_two_releases_send_pieces_of_different_length(
     await world.add("a")
     world.sign()
     monkeypatch.setattr(giving, "MAX_PIECE", PART // 2)
-    assert await world.asker().fetch("org/model", world.landing(), ignore)
+    assert await world.asker().fetch("org/model", world.partial(), ignore)
 
 
 async def test_who_sends_smaller_pieces_is_asked_no_more(
@@ -264,7 +263,7 @@ async def test_who_sends_smaller_pieces_is_asked_no_more(
 
     monkeypatch.setattr(giving, "_write", write)
     with pytest.raises(Unavailable) as caught:
-        await world.asker().fetch("org/model", world.landing(), ignore)
+        await world.asker().fetch("org/model", world.partial(), ignore)
     assert "other pieces" in str(caught.value)
     assert sent
 
@@ -275,12 +274,12 @@ async def test_members_with_different_models_are_not_believed(world: World) -> N
     make_model(world.tmp_path / "b" / "model", parts=6)
     one, other = await world.add("a"), await world.add("b")
     world.sign()
-    landing = world.landing()
+    partial = world.partial()
     with pytest.raises(ModelError) as raised:
-        await world.asker().fetch("org/model", landing, ignore)
+        await world.asker().fetch("org/model", partial, ignore)
     assert raised.value.reason == "MODEL_VERSIONS_DIFFER"
     assert all(member.party.id[:16] in raised.value.message for member in (one, other))
-    assert not landing.path.exists()
+    assert not partial.path.exists()
 
 
 async def test_a_manifest_outlives_the_process_that_made_it(
@@ -304,9 +303,9 @@ async def test_a_fetched_model_is_noted_beside_it(world: World, monkeypatch: pyt
     folder = make_model(world.tmp_path / "a" / "model")
     await world.add("a")
     world.sign()
-    landing = world.landing()
-    assert await world.asker().fetch("org/model", landing, ignore)
-    found = landing.publish()
+    partial = world.partial()
+    assert await world.asker().fetch("org/model", partial, ignore)
+    found = partial.publish()
     note = note_of(found)
     assert note is not None
     assert note.whole
@@ -328,10 +327,10 @@ async def test_a_model_of_another_commit_is_not_taken_and_its_own_goes_with_it(w
     Note(manifest, every_part(manifest), state, commit, True, "ab" * 32).write(folder / NOTE)
     await world.add("a")
     world.sign()
-    assert not await world.asker().fetch("org/model", world.landing(), ignore, None, "e" * 40)
-    landing = world.landing()
-    assert await world.asker().fetch("org/model", landing, ignore, None, commit)
-    note = note_of(landing.publish())
+    assert not await world.asker().fetch("org/model", world.partial(), ignore, None, "e" * 40)
+    partial = world.partial()
+    assert await world.asker().fetch("org/model", partial, ignore, None, commit)
+    note = note_of(partial.publish())
     assert note is not None
     assert (note.is_part, note.commit, note.checked) == (False, commit, True)
     assert note.hub_files == "ab" * 32
@@ -348,9 +347,9 @@ async def test_what_members_tell_of_the_hubs_files_is_kept_if_they_agree(
         Note(manifest, every_part(manifest), state, "c" * 40, True, hub_files).write(folder / NOTE)
         await world.add(name)
     world.sign()
-    landing = world.landing()
-    assert await world.asker().fetch("org/model", landing, ignore)
-    note = note_of(landing.publish())
+    partial = world.partial()
+    assert await world.asker().fetch("org/model", partial, ignore)
+    note = note_of(partial.publish())
     assert note is not None
     assert (note.commit, note.hub_files) == ("c" * 40, kept_of_it)
 
@@ -367,7 +366,7 @@ async def test_who_tells_a_commit_that_is_none_gives_nothing(
     monkeypatch.setattr(kept, "is_commit", lambda text: True)  # as this member would have it
     await world.add("a")
     world.sign()
-    assert not await world.asker().fetch("org/model", world.landing(), ignore)
+    assert not await world.asker().fetch("org/model", world.partial(), ignore)
 
 
 @pytest.mark.parametrize(
@@ -429,12 +428,12 @@ async def test_what_a_stage_needs_comes_and_no_more(world: World, monkeypatch: p
         header.write((PART).to_bytes(8, "little"))  # reaches into the second part
     whole = (folder / "model.safetensors").read_bytes()
     needed: list[int] = []
-    monkeypatch.setattr(landing_module, "check_disk", lambda path, size: needed.append(size))
-    landing = world.landing()
+    monkeypatch.setattr(partial_model, "check_disk", lambda path, size: needed.append(size))
+    partial = world.partial()
     wanted = ("model.safetensors", 4 * PART + 7, 5 * PART + 1)
-    assert await world.asker().fetch("org/model", landing, ignore, ranges(wanted))
+    assert await world.asker().fetch("org/model", partial, ignore, ranges(wanted))
     assert sum(needed) == 4 * PART + 2
-    found = landing.publish()
+    found = partial.publish()
     there = (found / "model.safetensors").read_bytes()
     assert there == whole[: 2 * PART] + bytes(2 * PART) + whole[4 * PART : 6 * PART] + bytes(
         len(whole) - 6 * PART
@@ -444,7 +443,7 @@ async def test_what_a_stage_needs_comes_and_no_more(world: World, monkeypatch: p
     assert not note.whole
     assert note.done == 4 * PART + 2
 
-    again = world.landing()
+    again = world.partial()
     assert again.path == found  # it is filled where it is
     wanted = ("model.safetensors", 8 * PART, len(whole))
     assert await world.asker().fetch("org/model", again, ignore, ranges(wanted))
@@ -452,7 +451,7 @@ async def test_what_a_stage_needs_comes_and_no_more(world: World, monkeypatch: p
     taker = await world.add("own")
     del world.members[world.members.index(member)]  # only parts are left in the roster
     world.sign()
-    further = Landing(world.tmp_path / "further", "org/model")
+    further = PartialModel(world.tmp_path / "further", "org/model")
     assert await world.asker().fetch("org/model", further, ignore, ranges(wanted))
     with pytest.raises(Unavailable) as raised:
         await world.asker().fetch("org/model", further, ignore)
@@ -471,10 +470,10 @@ async def test_a_part_that_was_copied_is_looked_at_again(world: World) -> None:
         header.write((8).to_bytes(8, "little"))
     await world.add("a")
     world.sign()
-    landing = world.landing()
+    partial = world.partial()
     wanted = ("model.safetensors", 3 * PART, 5 * PART)
-    assert await world.asker().fetch("org/model", landing, ignore, ranges(wanted))
-    found = landing.publish()
+    assert await world.asker().fetch("org/model", partial, ignore, ranges(wanted))
+    found = partial.publish()
     before = note_of(found)
     assert before is not None
     with (found / "model.safetensors").open("r+b") as stream:
@@ -532,13 +531,13 @@ async def test_a_member_that_is_killed_while_it_gives(world: World) -> None:
     try:
         killed.address = f"127.0.0.1:{await asyncio.to_thread(ours.recv)}"
         _, world.roster = world.cluster.roster(members=[world.own, killed])
-        landing, come = world.landing(), asyncio.Event()
+        partial, come = world.partial(), asyncio.Event()
 
         def progress(now: int, size: int) -> None:
             if now > PART:
                 come.set()
 
-        fetching = asyncio.create_task(world.asker().fetch("org/model", landing, progress))
+        fetching = asyncio.create_task(world.asker().fetch("org/model", partial, progress))
         await come.wait()
         process.kill()
         with pytest.raises(Unavailable) as raised:
@@ -551,10 +550,10 @@ async def test_a_member_that_is_killed_while_it_gives(world: World) -> None:
         ours.close()
     await world.add("a")
     world.sign()
-    again = world.landing()
+    again = world.partial()
     told: list[int] = []
     assert await world.asker().fetch("org/model", again, lambda now, size: told.append(now))
-    assert told[0] == landing.done >= 2 * PART
+    assert told[0] == partial.done >= 2 * PART
     assert Manifest.of(again.path).digest == Manifest.of(world.tmp_path / "a" / "model").digest
 
 
@@ -575,9 +574,9 @@ async def test_a_connection_that_breaks_does_not_end_the_transfer(
         await real(context, piece)
 
     monkeypatch.setattr(giving, "_write", write)
-    landing = world.landing()
-    assert await world.asker().fetch("org/model", landing, ignore)
-    assert landing.done == landing.size == Manifest.of(world.tmp_path / "a" / "model").size
+    partial = world.partial()
+    assert await world.asker().fetch("org/model", partial, ignore)
+    assert partial.done == partial.size == Manifest.of(world.tmp_path / "a" / "model").size
 
 
 async def test_a_model_that_nobody_gives_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -591,7 +590,7 @@ async def test_a_model_that_nobody_gives_whole(world: World, monkeypatch: pytest
 
     monkeypatch.setattr(giving, "_write", write)
     with pytest.raises(Unavailable) as raised:
-        await world.asker().fetch("org/model", world.landing(), ignore)
+        await world.asker().fetch("org/model", world.partial(), ignore)
     assert raised.value.reason == "MODEL_NOT_FETCHED"
 
 
@@ -601,9 +600,9 @@ async def test_a_full_disk_is_said_before_anything_comes(
     make_model(world.tmp_path / "a" / "model")
     await world.add("a")
     world.sign()
-    monkeypatch.setattr(landing, "SPARE", 1 << 60)
+    monkeypatch.setattr(partial_model, "SPARE", 1 << 60)
     with pytest.raises(ResourceExhausted) as raised:
-        await world.asker().fetch("org/model", world.landing(), ignore)
+        await world.asker().fetch("org/model", world.partial(), ignore)
     assert raised.value.reason == "DISK_FULL"
 
 
@@ -736,7 +735,7 @@ async def test_a_busy_member_is_asked_again(world: World) -> None:
     member = await world.add("a")
     world.sign()
     member.giver._readers = ["others"] * 4
-    fetching = asyncio.create_task(world.asker().fetch("org/model", world.landing(), ignore))
+    fetching = asyncio.create_task(world.asker().fetch("org/model", world.partial(), ignore))
     real, refused = member.giver._slot, asyncio.Event()
 
     def slot(caller: str) -> Any:

@@ -22,7 +22,7 @@ SPARE = 1 << 30
 """Bytes of the disk that stay free."""
 
 
-class Landing:
+class PartialModel:
     """One model on its way to `home/NAME`. What has come outlives the process, however it ends: the next one
     hashes it and goes on behind it. A folder that holds a part of the model is filled where it is: its note
     (`node/models/kept.py`) names no part that is not there. All of this blocks; one process and one thread

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from sealring.mesh.errors import ModelError, ResourceExhausted
-from sealring.node.models import kept, landing, manifest
+from sealring.node.models import kept, manifest, partial_model
 from sealring.node.models.folders import NOTE
 from sealring.node.models.kept import note_of
-from sealring.node.models.landing import SPARE, Landing, check_disk, places
 from sealring.node.models.manifest import Manifest, ModelFile
+from sealring.node.models.partial_model import SPARE, PartialModel, check_disk, places
 
 PART = 64
 COMMIT = "ab" * 20
@@ -22,7 +22,7 @@ CONFIG, WEIGHTS = b"{}", bytes(range(1, 201))
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, landing, kept):
+    for module in (manifest, partial_model, kept):
         monkeypatch.setattr(module, "PART", PART)
 
 
@@ -56,7 +56,7 @@ def model(*, hashed: bool = True) -> Manifest:
 def test_so_much_of_the_disk_stays_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, needed: int, fits: bool
 ) -> None:
-    monkeypatch.setattr(landing.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    monkeypatch.setattr(partial_model.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
     if fits:
         check_disk(tmp_path, needed)
         return
@@ -69,7 +69,7 @@ def test_so_much_of_the_disk_stays_free(
 
 def test_parts_are_counted_once_and_only_where_they_are_wanted(tmp_path: Path) -> None:
     assert places(tmp_path, "org/m") == (tmp_path / ".partial" / "org--m", tmp_path / "org" / "m")
-    made = Landing(tmp_path, "org/m")
+    made = PartialModel(tmp_path, "org/m")
     made.begin(model(), [frozenset({0}), frozenset({1, 3})])
     assert (made.size, made.done) == (2 + 64 + 8, 0)
     pieces = cut(WEIGHTS)
@@ -86,7 +86,7 @@ def test_parts_are_counted_once_and_only_where_they_are_wanted(tmp_path: Path) -
     made.want([frozenset({0}), frozenset({0, 3})])
     assert (made.size, made.done) == (2 + 64 + 8, 2 + 64 + 8)
     made.keep()
-    again = Landing(tmp_path, "org/m")
+    again = PartialModel(tmp_path, "org/m")
     again.begin(model())
     assert (again.size, again.done) == (202, 74)
     assert again.missing() == [frozenset(), frozenset({1, 2})]
@@ -101,7 +101,7 @@ def test_parts_are_counted_once_and_only_where_they_are_wanted(tmp_path: Path) -
 
 
 def test_what_the_hub_has_no_hashes_of_is_learnt_and_forgotten(tmp_path: Path) -> None:
-    made = Landing(tmp_path, "m")
+    made = PartialModel(tmp_path, "m")
     made.begin(model(hashed=False), commit=COMMIT, hub_files="cd" * 32)
     for part, piece in enumerate(cut(WEIGHTS)):
         made.add(1, part, [piece])
@@ -125,7 +125,7 @@ def test_what_the_hub_has_no_hashes_of_is_learnt_and_forgotten(tmp_path: Path) -
 
 
 def test_what_does_not_belong_to_the_model_is_dropped(tmp_path: Path) -> None:
-    made = Landing(tmp_path, "m")
+    made = PartialModel(tmp_path, "m")
     made.prepare()
     assert made.path.stat().st_mode & 0o777 == 0o700
     (made.path / "folder").mkdir()
