@@ -1,6 +1,6 @@
-"""A seat: what a member has for one ring that it serves. Its epochs, its engine, and its ends of the links.
+"""A seat: a member's part in one ring, with its epochs, its engine, and its ends of the links.
 
-What happens in one seat leaves the others alone. The daemon has one for each of its rings, by their names.
+Seats of one node do not disturb each other.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from sealring.v1 import membership_pb2
 _RING_BACKLOG = 128
 
 _CLOSE_SECONDS = 3.0
-"""For an epoch to end in order whose weights go with it. Other seats of the node wait meanwhile to load."""
+"""Time for an epoch to end in order before its weights are freed. Other seats cannot load meanwhile."""
 
 
 class Rosters(Protocol):
-    """What links are made by."""
+    """The roster by which links are made."""
 
     @property
     def current(self) -> Roster: ...
@@ -47,8 +47,8 @@ class Rosters(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What all seats of a node share. Neighbours are awaited at `ring_host`; `rdma_devices` lead to them, as
-    the owner has named them."""
+    """Parts of the daemon that all its seats share. Carriers listen at `ring_host`; `rdma_devices` are the
+    owner's setting."""
 
     own_id: str
     ring_host: str
@@ -61,10 +61,13 @@ class Surroundings:
 
 
 class Seat:
-    """The workshop of its epochs (`epoch.py`). Use it from one event loop."""
+    """Makes the parts of its epochs (`Workshop` in `epoch.py`). Use it from one event loop."""
 
-    def __init__(self, ring: str, around: Surroundings) -> None:
+    def __init__(
+        self, ring: str, around: Surroundings, make_epoch: Callable[..., MemberEpoch] = MemberEpoch
+    ) -> None:
         self.ring = ring
+        self._make_epoch = make_epoch
         self.epoch: MemberEpoch | None = None
         self._around = around
         self._engine = around.engines.seat()
@@ -77,22 +80,22 @@ class Seat:
 
     @property
     def phase(self) -> Phase:
-        """How far the newest epoch has come."""
+        """Phase of the newest epoch."""
         return self.epoch.phase if self.epoch is not None else Phase.ENDED
 
     @property
     def stage(self) -> StageKey | None:
-        """What its engine has loaded."""
+        """The stage that the engine has loaded, or loads."""
         return self._engine.stage
 
     def prepare(self, plan: EpochPlan, prepared: membership_pb2.PrepareEpoch) -> None:
-        """Begins an epoch in place of the one before. Raises Conflict (STALE_EPOCH)."""
+        """Starts an epoch in place of the one before. Raises Conflict (STALE_EPOCH)."""
         if plan.epoch <= self._prepared.epoch:
             raise Conflict("the epoch is not newer than the last", reason="STALE_EPOCH")
         previous = self.epoch
         if previous is not None:
             previous.end("superseded")
-        self.epoch, self._prepared = MemberEpoch(plan, self, after=previous), prepared
+        self.epoch, self._prepared = self._make_epoch(plan, self, after=previous), prepared
         self.epoch.prepare()
 
     def named(self, number: int) -> MemberEpoch | None:
@@ -100,13 +103,13 @@ class Seat:
         return self.epoch if self.epoch is not None and self.epoch.plan.epoch == number else None
 
     def serving(self) -> membership_pb2.ServingEpoch | None:
-        """What is told of the epoch to a coordinator that may have forgotten it; nothing unless it is up."""
+        """The epoch for a coordinator that may have forgotten it; None unless it is up."""
         if self.epoch is None or self.epoch.phase is not Phase.UP:
             return None
         return membership_pb2.ServingEpoch(prepared=self._prepared, links=self.epoch.links)
 
     def health(self) -> membership_pb2.RingHealth | None:
-        """What heartbeats tell of it."""
+        """The epoch's figures for heartbeats; None without an engine that serves it."""
         epoch = self.epoch
         if epoch is None or epoch.engine is None or epoch.phase is Phase.ENDED:
             return None
@@ -123,10 +126,10 @@ class Seat:
         )
 
     async def vacate(self, epoch: MemberEpoch) -> None:
-        """Frees the weights, unless another epoch than this one, which has ended, wants them by now.
+        """Frees the weights of an epoch that has ended, unless a newer epoch uses them by now.
 
-        Nothing is loaded in any seat until they are free; what else the epoch leaves behind holds up none
-        but the seat's own next one.
+        No seat loads weights until these are free. The rest of the epoch's end delays only the seat's next
+        epoch.
         """
         await asyncio.shield(self._around.engines.ending(self._free(epoch)))
         await epoch.closed()
@@ -134,7 +137,7 @@ class Seat:
             self.epoch = None
 
     async def _free(self, epoch: MemberEpoch) -> None:
-        with contextlib.suppress(TimeoutError):  # a frozen engine does not close its epoch: it is ended
+        with contextlib.suppress(TimeoutError):  # a frozen engine never closes its epoch: `drop` kills it
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await epoch.closed()
         if self.epoch is epoch:
@@ -168,13 +171,13 @@ class Seat:
         except OSError as error:
             raise unwritable(run_folder, error) from None
         self._folders[plan] = folder
-        listener, _ = self._listener(plan)
+        listener, _ = self.listener(plan)
         carrier = await CarrierProcess.start(channel, listener, folder=folder, on_fault=on_fault)
-        listener.close()  # the carrier's own is the one that counts
+        listener.close()  # the carrier has a copy of it
         return carrier
 
-    def _listener(self, plan: EpochPlan) -> tuple[socket.socket, str]:
-        """Where the ring's previous member is awaited, and the address; drawn anew for every epoch.
+    def listener(self, plan: EpochPlan) -> tuple[socket.socket, str]:
+        """The socket that listens for the ring's previous member, and its address; each epoch has a new port.
 
         Raises ConfigError (CANNOT_LISTEN).
         """
@@ -188,7 +191,7 @@ class Seat:
         return self._listeners[plan]
 
     def group_address(self) -> str:
-        """Where this rank awaits others of its group. Raises ConfigError (CANNOT_LISTEN)."""
+        """An address at which this rank can listen for its group. Raises ConfigError (CANNOT_LISTEN)."""
         host = self._around.ring_host
         try:
             return f"{host}:{free_port(host)}"
@@ -196,17 +199,17 @@ class Seat:
             raise listen_error(f"{host}:0") from None
 
     def rdma_devices(self, plan: EpochPlan) -> list[str]:
-        """By rank, for jaccl. Raises EpochEnded (NO_GROUP)."""
+        """The RDMA devices by rank, for jaccl. Raises EpochEnded (NO_GROUP)."""
         return rdma_devices(plan, self._around.rdma_devices)
 
     async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
-        """Shakes hands on both links, and goes on answering until `settled`."""
-        _, address = self._listener(plan)
+        """The keys of both links after their handshakes. Repeated handshakes are answered until `settled`."""
+        _, address = self.listener(plan)
         self._setups[plan] = LinkSetup(self._around.handshakes, plan, address, again)
         return await self._setups[plan].establish()
 
     def settled(self, plan: EpochPlan) -> None:
-        """No handshake is answered any more."""
+        """Stops answering handshakes."""
         setup = self._setups.pop(plan, None)
         if setup is not None:
             setup.close()
@@ -223,7 +226,7 @@ class Seat:
         await Rotation(plan, self._around.handshakes, gate, carrier, params).run()
 
     def release(self, plan: EpochPlan) -> None:
-        """Removes the epoch's files, and what awaited its neighbour."""
+        """Removes the epoch's files, and closes its listening socket."""
         self.settled(plan)
         if plan in self._listeners:
             self._listeners.pop(plan)[0].close()
@@ -232,5 +235,5 @@ class Seat:
             shutil.rmtree(folder, ignore_errors=True)
 
     def report(self, message: membership_pb2.MemberMessage) -> None:
-        """To the coordinator."""
+        """Sends a message to the coordinator."""
         self._around.report(message)

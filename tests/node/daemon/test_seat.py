@@ -1,14 +1,15 @@
-"""What a seat tells of its newest epoch, and which epoch that is."""
+"""A seat: its newest epoch, what it reports of it, and its folders and ports."""
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sealring.mesh.errors import Conflict
-from sealring.node.daemon import seat as module
+from sealring.mesh.errors import ConfigError, Conflict
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import Phase
 from sealring.node.daemon.seat import Seat
@@ -33,10 +34,13 @@ class Epoch:
 
 
 @pytest.fixture
-def seat(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(module, "MemberEpoch", Epoch)
-    around: Any = SimpleNamespace(engines=SimpleNamespace(seat=lambda: SimpleNamespace(stage="stage")))
-    return Seat("r", around)
+def seat(tmp_path: Path) -> Any:
+    around: Any = SimpleNamespace(
+        engines=SimpleNamespace(seat=lambda: SimpleNamespace(stage="stage")),
+        run_folder=tmp_path / "run",
+        ring_host="127.0.0.1",
+    )
+    return Seat("r", around, make_epoch=Epoch)  # type: ignore[arg-type]
 
 
 def prepare(seat: Any, number: int) -> None:
@@ -83,3 +87,35 @@ def test_heartbeats_tell_of_an_epoch_that_has_an_engine(seat: Any, gateway: Any,
     )
     seat.epoch.phase = Phase.ENDED
     assert seat.health() is None
+
+
+async def test_a_run_folder_that_takes_no_files_is_named(seat: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("in the way")
+    with pytest.raises(ConfigError) as caught:
+        await seat.carrier(None, (), print)
+    assert caught.value.reason == "STATE_UNWRITABLE"
+    assert str(tmp_path / "run") in str(caught.value)
+
+
+def test_each_epoch_listens_for_the_previous_member_on_a_port_of_its_own(seat: Any) -> None:
+    first, second = object(), object()
+    listener, address = seat.listener(first)
+    assert seat.listener(first) == (listener, address)
+    assert address == f"127.0.0.1:{listener.getsockname()[1]}"
+    other, elsewhere = seat.listener(second)
+    assert elsewhere != address
+    for plan, held in ((first, listener), (second, other)):
+        seat.release(plan)
+        assert held.fileno() == -1
+
+
+def test_a_ring_host_that_cannot_be_listened_on_is_a_clear_error(
+    seat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError
+
+    monkeypatch.setattr(socket, "create_server", refused)
+    with pytest.raises(ConfigError) as raised:
+        seat.listener(object())
+    assert raised.value.reason == "CANNOT_LISTEN"

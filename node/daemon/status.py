@@ -1,0 +1,70 @@
+"""What a node reports of itself to the coordinator: a hello on each new stream, then heartbeats."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+
+from sealring.mesh.crypto.identity import Signer
+from sealring.mesh.member.roster_keeper import RosterKeeper
+from sealring.mesh.rpc.protocol import software_version
+from sealring.mesh.trust.attestation import sign_sealing_key
+from sealring.node.daemon.engines import EngineKeeper
+from sealring.node.daemon.fetching import Fetcher
+from sealring.node.daemon.memory import MemoryMeter
+from sealring.node.daemon.seats import Seats
+from sealring.v1 import membership_pb2
+
+
+class NodeStatus:
+    """Reads the state of one daemon's parts. Use it from one event loop."""
+
+    def __init__(
+        self,
+        cluster: str,
+        sealing_key: bytes,
+        signer: Signer,
+        addresses: Callable[[], tuple[str, ...]],
+        *,
+        rosters: RosterKeeper,
+        seats: Seats,
+        meter: MemoryMeter,
+        engines: EngineKeeper,
+        fetcher: Fetcher,
+    ) -> None:
+        """`sealing_key` is the public key that clients seal prompts to; `addresses` lead to the daemon."""
+        self._cluster = cluster
+        self._sealing_key = sealing_key
+        self._signer = signer
+        self._addresses = addresses
+        self._rosters = rosters
+        self._seats = seats
+        self._meter = meter
+        self._engines = engines
+        self._fetcher = fetcher
+        self._instance = secrets.token_bytes(16)
+
+    def hello(self) -> membership_pb2.Hello:
+        """The first message on a stream. Raises what signing raises (`Signer.sign`)."""
+        return membership_pb2.Hello(
+            software_version=software_version(),
+            instance=self._instance,
+            addresses=self._addresses(),
+            sealing_key=self._sealing_key,
+            sealing_key_signature=sign_sealing_key(self._signer, self._cluster, self._sealing_key),
+            roster_version=self._rosters.version,
+            serving=[serving for seat in self._seats if (serving := seat.serving()) is not None],
+        )
+
+    def heartbeat(self) -> membership_pb2.Heartbeat:
+        """Memory, load, rings and models as they are now."""
+        return membership_pb2.Heartbeat(
+            memory_total=self._meter.total,
+            memory_usable=self._meter.usable,
+            memory_used=self._engines.memory_used,
+            load=os.getloadavg()[0] / (os.cpu_count() or 1),
+            rings=[health for seat in self._seats if (health := seat.health()) is not None],
+            models=self._fetcher.messages(),
+            memory_overhead=self._meter.overhead,
+        )

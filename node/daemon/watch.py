@@ -1,0 +1,53 @@
+"""The daemon's regular check: a roster that waits for disk space, its end, and the state file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from sealring.mesh.member.roster_keeper import RosterKeeper
+from sealring.node.daemon.doing import Doing, note_doing
+from sealring.node.daemon.roster_intake import RosterIntake
+from sealring.node.daemon.seats import Seats
+
+_CHECK_SECONDS = 2.0
+
+
+class Watch:
+    """Checks what changes without a message. Use it from one event loop."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        connected: Callable[[], bool],
+        rosters: RosterKeeper,
+        intake: RosterIntake,
+        seats: Seats,
+    ) -> None:
+        """`connected` says whether the session with the coordinator is open."""
+        self._state_dir = state_dir
+        self._connected = connected
+        self._rosters = rosters
+        self._intake = intake
+        self._seats = seats
+        self._noted: Doing | None = None
+
+    async def run(self) -> None:
+        """Checks every 2 s, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            await self.check()
+
+    async def check(self) -> None:
+        """Tries a roster that waits, notes the daemon's state, and ends epochs of an expired roster.
+
+        An expired roster closes open links also while the coordinator is away.
+        """
+        await self._intake.retry()
+        doing = Doing(self._connected(), {seat.ring: seat.phase.value for seat in self._seats})
+        if doing != self._noted:
+            self._noted = doing
+            await asyncio.to_thread(note_doing, self._state_dir, doing)
+        if self._rosters.expired:
+            self._seats.fault(self._intake.error or self._rosters.lapse())
