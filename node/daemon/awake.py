@@ -12,12 +12,12 @@ import structlog
 log = structlog.get_logger()
 
 CAFFEINATE = Path("/usr/bin/caffeinate")
-"""Apple's program that holds off sleep for as long as it runs. With -w it ends with this process, however
-that ends, so nothing keeps a Mac awake that should not. Where there is none, nothing is done."""
+"""Apple's program that holds off sleep while it runs. With -w it ends with this process, also after a crash.
+On machines without it, nothing is done."""
 
 
 class Awake:
-    """At most one such program. Use it from one event loop."""
+    """Runs at most one `caffeinate`. Use it from one event loop."""
 
     def __init__(self, program: Path = CAFFEINATE) -> None:
         self._program = program
@@ -25,7 +25,7 @@ class Awake:
         self._turn = asyncio.Lock()
 
     async def hold(self, wanted: bool) -> None:
-        """Holds off idle sleep, and on mains power all sleep, or no longer. May be repeated."""
+        """Holds off idle sleep, and on mains power all sleep, while `wanted`. May be repeated."""
         async with self._turn:
             if not wanted:
                 await self._end()

@@ -1,7 +1,7 @@
-"""What this daemon finds when its owner or the cluster's operator asks: whom it reaches, and its machine.
+"""Diagnosis of a daemon for its owner or the cluster's operator: the members it reaches, and its machine.
 
-Only addresses of the roster are tried, few at once, and not again within some seconds: whoever may ask
-cannot make a scanner of a node. The machine is looked at by a process of its own.
+Only addresses of the roster are tried, few at once, and not again within some seconds, so that no caller can
+make a scanner of a node. A separate process examines the machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SERVICE = diagnosis_pb2.DESCRIPTOR.services_by_name["Diagnosis"].full_name
 MODULE = "sealring.doctor"
 MAX_REPORT_BYTES = 128 << 10
 KEPT_SECONDS = 10.0
-"""How long an answer is given again instead of looking anew."""
+"""An answer is repeated for this long before the daemon looks again."""
 
 _MAX_ADDRESSES = 128
 _AT_ONCE = 16
@@ -55,7 +55,7 @@ class Diagnosis:
         *,
         clock: Clock = monotonic_clock,
     ) -> None:
-        """`roster` gives the one in use, `session` whether the coordinator answers."""
+        """`roster` returns the roster in use; `session` says whether the coordinator answers."""
         self._settings = settings
         self._own_id = own_id
         self._roster = roster
@@ -67,7 +67,7 @@ class Diagnosis:
         self._newest_report: tuple[float, bytes] | None = None
 
     async def connect(self) -> diagnosis_pb2.DiagnoseResponse:
-        """Whom the daemon reaches, by a TCP connection to each address of the roster's other members."""
+        """Tries a TCP connection to each address of the roster's other members."""
         async with self._connecting:
             if self._newest is None or self._clock() - self._newest[0] >= KEPT_SECONDS:
                 found = await self._connect()
@@ -75,7 +75,7 @@ class Diagnosis:
             return self._newest[1]
 
     async def report(self) -> bytes:
-        """All that `sealring doctor` finds here, as JSON.
+        """The findings of `sealring doctor` on this machine, as JSON.
 
         Raises Unavailable (NO_REPORT), DeadlineExceeded (REPORT_TIMEOUT).
         """
@@ -138,7 +138,7 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
 
 
 async def _try(address: str) -> str:
-    """Why there is no connection; nothing where there was one."""
+    """The reason why the connection failed; empty if it succeeded."""
     try:
         host, port = parse_address(address)
         async with asyncio.timeout(_CONNECT_SECONDS):
@@ -156,7 +156,7 @@ async def _try(address: str) -> str:
 
 
 def _executable() -> str:
-    """The image that runs, which on macOS is not what `sys.executable` names."""
+    """The path of the running image. On macOS `sys.executable` names another file."""
     with contextlib.suppress(psutil.Error, OSError):
         return str(psutil.Process().exe())
     return os.path.realpath(sys.executable)

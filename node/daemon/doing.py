@@ -1,4 +1,4 @@
-"""What a daemon does now, in a small file, for the terminal in which `sealring join` runs it."""
+"""The daemon's current state in a small file, read by the terminal in which `sealring join` runs it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _MAX_BYTES = 1024
 
 @dataclass(frozen=True)
 class Doing:
-    """`coordinator`: it answers. `phases`: of the epochs (`daemon/epoch.py`), by the names of their rings."""
+    """`coordinator` says whether it answers. `phases` are those of epochs, by the names of their rings."""
 
     coordinator: bool
     phases: dict[str, str]
 
 
 def note_doing(state_dir: Path, doing: Doing) -> None:
-    """Leaves word; where the disk takes none, nobody is told."""
+    """Writes the state; a disk that cannot take it is ignored."""
     with suppress(OSError):
         write_atomic(state_dir / DOING, json.dumps(asdict(doing)).encode())
 
 
 def read_doing(state_dir: Path) -> Doing | None:
-    """What the daemon was about when it last left word."""
+    """The state that the daemon wrote last; None without a file that can be read."""
     try:
         return Doing(**json.loads(read_bounded(state_dir / DOING, max_bytes=_MAX_BYTES)))
     except (OSError, ValueError, TypeError, SealringError):

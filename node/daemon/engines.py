@@ -1,7 +1,7 @@
-"""The node's engine processes: one for each seat that has weights, and one without, which measures models.
+"""The node's engine processes: one for each seat with weights, and a spare one, which measures models.
 
-Started when first needed, kept while in use. None loads before those that are to end have ended, because the
-memory of both may be more than there is.
+An engine starts when it is first needed. None loads weights before engines that are stopping have ended: the
+memory may not hold both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class EngineKeeper:
-    """Answers for models and their profiles, and has the engines of all seats."""
+    """Starts, lends and ends engines, and finds and measures models with them. Use it from one event loop."""
 
     def __init__(self, folders: Sequence[Path], meter: MemoryMeter, fetcher: Fetcher) -> None:
         self._folders = folders
@@ -50,19 +50,19 @@ class EngineKeeper:
         self._spare_over: asyncio.TimerHandle | None = None
 
     def seat(self) -> SeatEngine:
-        """The engine of one more seat."""
+        """An engine slot for one more seat."""
         made = SeatEngine(self)
         self._seats.add(made)
         return made
 
     @property
     def memory_used(self) -> int:
-        """Bytes that engines hold, as far as they have told."""
+        """Bytes that engines hold, as far as they have reported them."""
         return sum(_held(place.process) for place in (self._spare, *self._seats))
 
     async def profile(self, name: str, ranks: int = 0) -> model_pb2.ModelProfile:
-        """Measures a model by its name, or what one of so many ranks holds of it; what has not changed since
-        is not measured again.
+        """Measures a model, or the share of it that one of `ranks` ranks holds; 0 means the whole. A folder
+        that has not changed is not measured again.
 
         Raises NotFound, InvalidInput, ModelError, EpochEnded, DeadlineExceeded.
         """
@@ -87,9 +87,11 @@ class EngineKeeper:
         hub_files: str = "",
         progress: Callable[[float], None] = lambda share: None,
     ) -> Path:
-        """A model's folder with what these layers need, None: with all. What is not here is brought here,
-        where the owner allows it: from the hub as it was at `commit`, if that is given, or at that of what is
-        here, if it has the same `hub_files`. `progress` is told the share of it that has come, 0 to 1.
+        """A folder with the parts of a model that `layers` need; None needs the whole model.
+
+        Missing parts are fetched if the owner allows it: from the hub at `commit`, or at the commit of the
+        parts that are here, if its `hub_files` are the same. `progress` receives the share that has arrived,
+        0 to 1.
 
         Raises as `find`, what `Fetcher.fetch` raises, and what measuring raises.
         """
@@ -100,7 +102,7 @@ class EngineKeeper:
             if error.metadata.get("fetchable") != "yes":
                 raise
         else:
-            own = self._fetcher.place(name)  # more than the owner's part of it may have come there
+            own = self._fetcher.place(name)  # parts that the owner's folder lacks may have been fetched there
             for place in (path, own) if own != path and own.is_dir() else (path,):
                 note = await asyncio.to_thread(note_of, place)
                 here = commit_of(place, note)
@@ -118,8 +120,8 @@ class EngineKeeper:
         """A model's folder.
 
         Raises NotFound (MODEL_NOT_FOUND, MODEL_FOLDER_UNREADABLE), InvalidInput (BAD_MODEL_NAME), and
-        Unavailable (MODEL_FOLDER_UNREADABLE) for a path. A NotFound says with `fetchable` that the node would
-        fetch the model.
+        Unavailable (MODEL_FOLDER_UNREADABLE) for a path. The metadata `fetchable` of NotFound says that the
+        node would fetch the model.
         """
         if not name or len(name) > _MAX_NAME:
             raise InvalidInput("a model's name is empty or too long", reason="BAD_MODEL_NAME", param="model")
@@ -141,7 +143,7 @@ class EngineKeeper:
         return path
 
     async def stop(self) -> None:
-        """Ends everything, whatever is under way."""
+        """Ends all engines and all work with them."""
         self._keep_spare_no_more()
         for task in self._tasks:
             task.cancel()
@@ -152,7 +154,7 @@ class EngineKeeper:
             await asyncio.wait(self._ending)
 
     async def _measure(self, ask: Callable[[EngineProcess], Coroutine[Any, Any, T]]) -> T:
-        """Measured by an engine without weights: one that serves would make its rows wait."""
+        """Asks an engine without weights: in one that serves, rows would wait."""
         if any(seat.stage is not None for seat in self._seats):
             return await self._measure_apart(ask)
         async with self._turn:
@@ -161,11 +163,11 @@ class EngineKeeper:
         try:
             return await ask(engine)
         except DeadlineExceeded:
-            engine.kill()  # whatever it does with that folder, it would go on
+            engine.kill()  # it would stay busy with that folder
             raise
 
     async def _measure_apart(self, ask: Callable[[EngineProcess], Coroutine[Any, Any, T]]) -> T:
-        """Beside engines that serve, whose GPU this one leaves alone."""
+        """Asks an engine that leaves the GPU to the engines that serve."""
         async with self._profiling:
             engine = await self._start(cpu=True)
             try:
@@ -174,7 +176,7 @@ class EngineKeeper:
                 await engine.stop()
 
     async def take(self) -> EngineProcess:
-        """An engine without weights, for a seat that is to load some: the spare one where there is one.
+        """An engine without weights for a seat that will load some: the spare one, or a new one.
 
         Raises EpochEnded, DeadlineExceeded, OSError.
         """
@@ -185,12 +187,12 @@ class EngineKeeper:
             return engine
 
     async def vacated(self) -> None:
-        """Waits until the engines that are to end have freed their memory."""
+        """Waits until stopping engines have freed their memory."""
         while self._ending:
             await asyncio.wait(self._ending)
 
     def ending(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Runs what ends an engine; nothing is loaded until it is done."""
+        """Runs `work`, which ends an engine. No engine loads weights until it is done."""
         task = asyncio.get_running_loop().create_task(work)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -213,7 +215,7 @@ class EngineKeeper:
         self.ending(engine.stop())
 
     def _keep_spare_a_while(self) -> None:
-        """An engine without weights waits for the deployment that often follows a profile."""
+        """Keeps the spare engine for the deployment that often follows a profile."""
         self._keep_spare_no_more()
         loop = asyncio.get_running_loop()
         self._spare_over = loop.call_later(_SPARE_SECONDS, lambda: self._go(self._drop_spare()))
@@ -230,7 +232,7 @@ class EngineKeeper:
                 await self._spare.end()
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of work that goes on when nobody waits for it any more."""
+        """The result of `work`, which goes on when its caller is cancelled."""
         return await asyncio.shield(self._go(work))
 
     def _go(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -242,31 +244,31 @@ class EngineKeeper:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waits sees it; a caller that gave up does not
+            task.exception()  # marks it as read: the caller may have been cancelled
 
 
 class _Place:
-    """Where one engine is, if there is one."""
+    """A slot for one engine process."""
 
     def __init__(self) -> None:
         self.process: EngineProcess | None = None
 
     async def end(self) -> None:
-        """Ends it, once nothing else is under way."""
+        """Ends the engine."""
         engine = self.process
         if engine is not None:
             await engine.stop()
-            if self.process is engine:  # known until it has ended: who stops all engines waits for it
+            if self.process is engine:  # kept until it has ended, so that `stop` waits for it
                 self.process = None
 
     def ended(self, engine: EngineProcess) -> None:
-        """A process of the keeper's has ended by itself."""
+        """Empties the slot if its process has ended by itself."""
         if engine is self.process:
             self.process = None
 
 
 class SeatEngine(_Place):
-    """The engine of one seat; never two with weights at once. A caller that gives up leaves work running."""
+    """The engine of one seat; never two with weights at once. Work goes on when its caller is cancelled."""
 
     def __init__(self, keeper: EngineKeeper) -> None:
         super().__init__()
@@ -276,7 +278,7 @@ class SeatEngine(_Place):
 
     @property
     def stage(self) -> StageKey | None:
-        """What the engine has loaded, or loads."""
+        """The stage that the engine has loaded, or loads."""
         engine = self.process
         return engine.stage if engine is not None and engine.alive else None
 
@@ -288,7 +290,7 @@ class SeatEngine(_Place):
         return await self._keeper.shielded(self._with_stage(stage, progress))
 
     async def drop(self) -> None:
-        """Ends the engine and frees its memory, whatever it loads."""
+        """Ends the engine and frees its memory, also in the middle of a load."""
         self._wanted = None
         if self.process is not None and self.process.loaded is None:
             self.process.kill()
@@ -317,7 +319,7 @@ class SeatEngine(_Place):
 
 
 def _held(engine: EngineProcess | None) -> int:
-    """Bytes that an engine holds, as far as it has told."""
+    """Bytes that an engine holds, as far as it has reported them."""
     if engine is None or not engine.alive:
         return 0
     return max(engine.figures.memory, engine.loaded.weight_bytes if engine.loaded else 0)

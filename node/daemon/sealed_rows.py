@@ -1,7 +1,7 @@
 """Sealed prompts at the head: opened on their way to the engine, the answers sealed on their way back.
 
-The engine never knows. A prompt is opened only for the ring that its sender verified, and what a row that was
-opened sealed brings leaves the daemon sealed or not at all, whatever a gateway does with row numbers.
+The engine sees no difference. A prompt is opened only for the ring that its sender verified. The answer of a
+row that came sealed leaves the daemon sealed or not at all, however a gateway uses row numbers.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from sealring.node.daemon.plan import EpochPlan
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2
 
 CHUNK_BYTES = 64
-"""The body of a chunk is padded to a multiple of this, and of as much again for each log-probability in it:
-else its length would tell the tokens'."""
+"""The body of a chunk is padded to a multiple of this, and by as much again for each log-probability in it:
+otherwise its length would reveal the length of the tokens."""
 
 MAX_UNIT_BYTES = 64 << 10
-"""At most to a multiple of this, where log-probabilities are a whole prompt's."""
+"""The largest padding unit, which the log-probabilities of a whole prompt reach."""
 
 _MAX_CLIENT_BYTES = 32
 MAX_ROSTERS = 256
 MAX_ROWS = 8192
-"""Rows that may be open on one control stream once one of them is sealed."""
+"""Rows that may be open on a control stream that has carried a sealed one."""
 
 
 @dataclass(frozen=True)
 class _View:
-    """What one roster says of this node and its rings."""
+    """This node and its rings in one roster."""
 
     rings: dict[str, tuple[tuple[RingMember, ...], int]]
-    """Members and trust."""
+    """Members and trust, by the name of the ring."""
 
     sealing_key: bytes
     roster: Roster
@@ -61,7 +61,7 @@ class Unsealer:
         self._views: OrderedDict[bytes, _View] = OrderedDict()
 
     def learn(self, roster: Roster) -> None:
-        """Takes the newest verified roster as one by which clients may seal from now on."""
+        """Takes the newest verified roster; clients may seal by it from now on."""
         rings = roster.rings_of(self._own_id)
         if not rings:
             self._views.clear()
@@ -76,7 +76,7 @@ class Unsealer:
     def open(
         self, open_row: control_pb2.OpenRow, plan: EpochPlan
     ) -> tuple[inference_pb2.SealedPrompt, SealedReply]:
-        """What was sealed, and what seals its answer.
+        """The opened prompt, and the sealer of its answer.
 
         Raises Unavailable (SEALED_BY_OTHER_ROSTER), EnvelopeError (ENVELOPE_*), ResourceExhausted
         (REPLAY_GUARD_FULL), FailedPrecondition (TRUST_BELOW_FLOOR), InvalidInput (BAD_REQUEST_INFO).
@@ -99,7 +99,7 @@ class Unsealer:
         return body, SealedReply(opened.reply, open_row.row, open_row.choices or 1, opened.unclaim)
 
     def _current_trust(self, roster_hash: bytes, plan: EpochPlan) -> int:
-        """The ring's trust by the newest roster, if those who serve are those of whom the sender knew."""
+        """The ring's trust in the newest roster, if its members are those that the sender verified."""
         named = self._views.get(roster_hash)
         if named is None or named.roster.expired(self._clock()):
             raise _other_roster()
@@ -117,7 +117,7 @@ class Unsealer:
 
 
 def _sealed_prompt(data: bytes, open_row: control_pb2.OpenRow, trust: int) -> inference_pb2.SealedPrompt:
-    """What was sealed, if it is what the row asks for. Raises EnvelopeError, FailedPrecondition."""
+    """The prompt, if it agrees with the row in clear. Raises EnvelopeError, FailedPrecondition."""
     try:
         body = inference_pb2.SealedPrompt.FromString(data)
     except DecodeError:
@@ -138,12 +138,12 @@ def _sealed_prompt(data: bytes, open_row: control_pb2.OpenRow, trust: int) -> in
 
 
 class SealedReply:
-    """The reply to one sealed prompt: the answers of as many rows as it has choices, from `row` on."""
+    """The reply to one sealed prompt. Its choices are consecutive rows from `row` on."""
 
     def __init__(
         self, sealer: ReplySealer, row: int, choices: int, unclaim: Callable[[], None] = lambda: None
     ) -> None:
-        """`unclaim` gives the request's id back, if the row is refused."""
+        """`unclaim` releases the request's id when the row is refused."""
         self.prompt_tokens = 0
         self.unclaim = unclaim
         self._row = row
@@ -151,7 +151,7 @@ class SealedReply:
         self._sealer = sealer
 
     def seal(self, output: control_pb2.RowOutput) -> None:
-        """Replaces what an output tells by the next chunk."""
+        """Replaces the content of an output by the next sealed chunk."""
         delta = inference_pb2.SealedDelta(
             text=output.text,
             tokens=output.tokens,
@@ -170,7 +170,7 @@ class SealedReply:
 
 @dataclass(slots=True, eq=False)
 class _Opened:
-    """What was opened at once: `begun` when it has brought something, and each row leaves by itself."""
+    """Rows of one request. `begun` says that one of them has produced output; each row leaves by itself."""
 
     rows: range
     reply: SealedReply | None
@@ -178,9 +178,9 @@ class _Opened:
 
 
 class SealedRows:
-    """The open rows of one control stream, as far as they have to be told apart: sealed, clear, gone.
+    """The open rows of one control stream: which are sealed, which are clear.
 
-    Rows before the first sealed one are clear. Of later ones, a row that is not known any more says nothing.
+    Rows before the first sealed one are clear. After it, the output of an unknown row is emptied.
     """
 
     def __init__(self) -> None:
@@ -190,13 +190,13 @@ class SealedRows:
         self._leaving: deque[tuple[int, int]] = deque()
 
     def check(self, row: int, choices: int = 1) -> None:
-        """Requires that so many row numbers are new. Raises InvalidInput (BAD_MESSAGE)."""
+        """Raises InvalidInput (BAD_MESSAGE) unless the `choices` row numbers from `row` on are new."""
         if row <= self._last:
             raise InvalidInput("row numbers do not rise", reason="BAD_MESSAGE")
         self._last = row + choices - 1
 
     def add(self, row: int, reply: SealedReply | None, choices: int = 1) -> None:
-        """Rows on their way to the engine; `reply` None for those in clear. Raises ResourceExhausted."""
+        """Adds rows on their way to the engine; `reply` is None for clear ones. Raises ResourceExhausted."""
         if reply is not None and not self._first_sealed:
             self._first_sealed = row
         if self._first_sealed:
@@ -206,21 +206,21 @@ class SealedRows:
             self._rows.update(dict.fromkeys(opened.rows, opened))
 
     def discard(self, row: int) -> None:
-        """No step will name the row. Whatever it brings all the same is not told."""
+        """Forgets a row that no later step names. Output that it still produces is emptied."""
         opened = self._rows.pop(row, None)
         if opened is not None and not opened.begun:
             for other in opened.rows:
                 self._rows.pop(other, None)
 
     def evict(self, step: control_pb2.Step) -> None:
-        """Rows that leave with a step; what steps before it bring is still on its way."""
+        """Notes the rows that leave with a step. Output of earlier steps is still on its way."""
         if self._rows:
             for change in step.changes:
                 if change.WhichOneof("change") == "evict":
                     self._leaving.append((step.number, change.evict.row))
 
     def seal(self, event: bytes) -> bytes:
-        """A serialized EngineEvent of rows as it may leave; the very same until a sealed row was opened."""
+        """A serialized EngineEvent as it may leave the daemon: unchanged until a sealed row was opened."""
         if not self._first_sealed:
             return event
         parsed = engine_pb2.EngineEvent.FromString(event)
@@ -259,7 +259,7 @@ def _clear(output: control_pb2.RowOutput) -> None:
 
 
 def _padded(delta: inference_pb2.SealedDelta) -> bytes:
-    """The delta as bytes, their number a multiple of its unit."""
+    """The serialized delta, padded to a multiple of its unit."""
     unit = CHUNK_BYTES * (1 + sum(1 + len(one.top) for one in (*delta.logprobs, *delta.held)))
     unit = min(unit, MAX_UNIT_BYTES)
     missing = -delta.ByteSize() % unit
@@ -271,7 +271,7 @@ def _padded(delta: inference_pb2.SealedDelta) -> bytes:
 
 
 def _field_length(size: int) -> int | None:
-    """The length of a bytes field that takes `size` bytes with its tag and its length; None for none."""
+    """The length of a bytes field that takes `size` bytes with its tag and length; None if no length does."""
     for prefix in (1, 2, 3):
         length = size - 1 - prefix
         if length > 0 and -(-length.bit_length() // 7) == prefix:

@@ -1,6 +1,6 @@
-"""The node's one stream to the coordinator: kept open, opened anew with back-off, never on the token path.
+"""The node's stream to the coordinator. It is reopened with back-off, and no token waits for it.
 
-What an epoch has to say while the coordinator is away waits in a bounded outbox; heartbeats do not wait.
+An epoch's messages wait in a bounded outbox while the coordinator is away; heartbeats do not wait.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _GOODBYE_SECONDS = 1.0
 
 
 class Listener(Protocol):
-    """Who a session speaks for."""
+    """The node behind a session."""
 
     def hello(self) -> membership_pb2.Hello:
-        """Raises what keeps this node from coming online; the coordinator is told."""
+        """The first message on a stream. An error keeps the node offline; it is sent as `trouble`."""
 
     def heartbeat(self) -> membership_pb2.Heartbeat: ...
 
     async def from_coordinator(self, message: membership_pb2.CoordinatorMessage) -> None:
-        """Messages come one after the other, so this must not wait for anything long."""
+        """Handles one message. The next one waits meanwhile, so this must be quick."""
 
     def thrown_out(self) -> None:
-        """The coordinator, which has proved who it is, refuses this node as not enrolled."""
+        """Called when the authenticated coordinator refuses this node as not enrolled."""
 
 
 class CoordinatorSession:
@@ -61,7 +61,7 @@ class CoordinatorSession:
         listener: Listener,
         coordinators: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`coordinators` are addresses to try beside the channel's own."""
+        """`coordinators` returns addresses to try beside the channel's own."""
         self._coordinators = coordinators
         self.connected = False
         self._channel = channel
@@ -72,12 +72,12 @@ class CoordinatorSession:
         self._renewal: membership_pb2.MemberMessage | None = None  # for the stream that is open
         self._wake = asyncio.Event()
         self._leaving = False
-        self._dismissed = False  # the coordinator says goodbye, and reads until this node has ended its side
-        self._greeted = False  # hello is on its way, so a goodbye can follow
+        self._dismissed = False  # the coordinator said goodbye; it reads until this node has ended its side
+        self._greeted = False  # a hello was sent on this stream, so a goodbye may follow
         self._left = asyncio.Event()
 
     def send(self, message: membership_pb2.MemberMessage) -> None:
-        """Queues a message. When very many wait the oldest is lost: a coordinator that asked for it waits for
+        """Queues a message. A full queue drops its oldest message: a coordinator that asked for it runs into
         its own timeout."""
         if len(self._outbox) == _MAX_OUTBOX:
             self._count_lost(self._outbox[0])
@@ -86,11 +86,11 @@ class CoordinatorSession:
 
     def _count_lost(self, message: membership_pb2.MemberMessage) -> None:
         self._lost += 1
-        if self._lost & (self._lost - 1) == 0:  # 1, 2, 4, 8...: it may go on for hours
+        if self._lost & (self._lost - 1) == 0:  # 1, 2, 4, 8...: the coordinator may be away for hours
             log.warning("coordinator_message_lost", kind=message.WhichOneof("message"), lost=self._lost)
 
     async def run(self) -> None:
-        """Connects, talks, and connects again."""
+        """Connects, exchanges messages, and connects again."""
         backoff = Backoff()
         loop = asyncio.get_running_loop()
         while not self._leaving:
@@ -102,7 +102,7 @@ class CoordinatorSession:
             await self._channel.pause(backoff.after(lasted))
 
     async def goodbye(self, reason: str) -> None:
-        """Sends what waits and a goodbye, if the coordinator is there to read it."""
+        """Sends the queue and a goodbye, if a stream is open."""
         self._leaving = True
         self.send(membership_pb2.MemberMessage(goodbye=membership_pb2.Goodbye(reason=reason)))
         if self._greeted:
@@ -149,7 +149,7 @@ class CoordinatorSession:
                     task.cancel()
                     await asyncio.wait((task,))
                     if not task.cancelled() and (failure := task.exception()) is not None:
-                        log.error("coordinator_not_told", exc_info=failure)
+                        log.error("coordinator_write_failed", exc_info=failure)
             self._renewal = None
             if call is not None:
                 call.cancel()
@@ -159,7 +159,7 @@ class CoordinatorSession:
                 self._left.set()
 
     async def _write(self, call: Any) -> None:
-        """What there is to say, until the stream ends; a message leaves the outbox when it was written."""
+        """Writes messages until the stream ends. A message leaves the outbox once it is written."""
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             self._greeted = True
             try:
@@ -184,12 +184,12 @@ class CoordinatorSession:
                         return
 
     async def _end_side(self, call: Any) -> None:
-        """Says nothing more; the coordinator then ends the stream, and says why."""
+        """Half-closes the stream; the coordinator then ends it with a reason."""
         await call.done_writing()
         await asyncio.sleep(_GOODBYE_SECONDS)
 
     async def _renew(self, introduced: Introduced) -> None:
-        """Lets the stream outlive every certificate that this node renews."""
+        """Shows each renewed certificate on the stream, which ends otherwise with the one it began with."""
         async for renewal in introduced.renewals():
             self._renewal = membership_pb2.MemberMessage(renewal=renewal)
             self._wake.set()
@@ -198,7 +198,7 @@ class CoordinatorSession:
         renewal, self._renewal = self._renewal, None
         if renewal is not None:
             await call.write(renewal)
-        for _ in range(len(self._outbox)):  # what is sent meanwhile comes after the heartbeat
+        for _ in range(len(self._outbox)):  # messages queued meanwhile follow the next heartbeat
             if not self._outbox or self._dismissed:
                 return
             message = self._outbox[0]
@@ -207,7 +207,7 @@ class CoordinatorSession:
                 self._outbox.popleft()
 
     async def _something_before(self, due: float) -> bool:
-        """Whether there is something to say before a heartbeat is due, by the event loop's clock."""
+        """Waits for a message to send. False once a heartbeat is due, at `due` on the event loop's clock."""
         if asyncio.get_running_loop().time() >= due:
             return False
         if self._outbox:
