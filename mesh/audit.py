@@ -27,9 +27,15 @@ PRUNED = "prune_audit"
 """The action of the entry that says which entries were dropped: `through` is the last one's number and `hash`
 its hash, from which the chain goes on."""
 
+KEPT = 50_000
+"""Entries that stay: years of an operator's work. An entry takes 107 bytes of a standby's copy (measured), so
+all of them take less than half of what a copy may have (`coordinator/standby/copies.py`). Where fewer stay
+somebody else has dropped the others, so a later release that keeps fewer has to say so here."""
+
 PAYLOAD_TYPE = "application/vnd.sealring.audit-head+json"
 _MAX_PAYLOAD_BYTES = 1024
 _HASH_BYTES = 32
+_DIGITS = 20
 
 
 @dataclass(frozen=True)
@@ -112,9 +118,14 @@ def changed_outside(what: str, reason: str = "AUDIT_BROKEN", **metadata: object)
 
 
 class Beginning:
-    """The beginning of a log whose oldest entries may have been dropped. It reads all that are left."""
+    """The beginning of a log whose oldest entries may have been dropped. It reads all that are left.
 
-    def __init__(self) -> None:
+    An entry that says so counts only where it stands `kept` entries behind those. Whoever can write to the
+    database can add such an entry, and the coordinator would sign it with the next roster.
+    """
+
+    def __init__(self, *, kept: int = KEPT) -> None:
+        self._kept = kept
         self._begins: tuple[int, bytes] | None = None
         self._dropped: set[tuple[str, str]] = set()
 
@@ -126,9 +137,13 @@ class Beginning:
         self._dropped |= {
             (one.details["through"], one.details["hash"])
             for one in entries
-            if one.action == PRUNED and one.actor == "coordinator"
+            if one.action == PRUNED and one.actor == "coordinator" and self._keeps(one)
         }
         return self._begins
+
+    def _keeps(self, entry: admin_pb2.AuditEntry) -> bool:
+        through = entry.details["through"]
+        return through.isdecimal() and len(through) < _DIGITS and entry.sequence - int(through) > self._kept
 
     def check(self) -> None:
         """After the last entry: a log begins with entry 1, or an entry says what was dropped before.

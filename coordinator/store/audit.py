@@ -6,15 +6,11 @@ import json
 from collections.abc import Mapping
 
 from sealring.coordinator.store.database import Database
-from sealring.mesh.audit import FIRST_PREVIOUS, PRUNED, entry_hash
+from sealring.mesh.audit import FIRST_PREVIOUS, KEPT, PRUNED, entry_hash
 from sealring.v1 import admin_pb2
 
 AUDIT_HEAD = "audit_head"
 """What `Store.get_meta` has the signed head under (`coordinator/roster/audit_head.py`)."""
-
-KEPT = 50_000
-"""Entries: years of an operator's work. An entry takes 107 bytes of a standby's copy (measured), so all of
-them take less than half of what a copy may have (`standby/copies.py`)."""
 
 PRUNED_AT_ONCE = 5_000
 _MAX_VALUE = 256

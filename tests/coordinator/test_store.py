@@ -328,12 +328,12 @@ def test_the_oldest_entries_are_dropped_and_the_rest_is_verified_from_there(tmp_
     entries = log.entries(after=0, limit=1000)
     assert entries[-1].subject == "thing-99"
     assert len(entries) >= 20
-    beginning = Beginning()
+    beginning = Beginning(kept=20)
     begins = [beginning.read(entries[at : at + 7]) for at in range(0, len(entries), 7)]
     assert verify_chain(entries, after=begins[-1]) == log.head()
     beginning.check()
     for cut in (1, 5):
-        shorter = Beginning()
+        shorter = Beginning(kept=20)
         shorter.read(entries[cut:])
         with pytest.raises(FailedPrecondition) as caught:
             shorter.check()
@@ -347,13 +347,32 @@ def test_an_operators_word_drops_nothing(store: Store) -> None:
     second = store.audit.entries(after=1, limit=1)[0]
     claims = {"through": 1, "hash": second.previous.hex()}
     store.audit.append(NOW, "operator", "prune_audit", "audit", claims)
-    beginning = Beginning()
+    beginning = Beginning(kept=1)
     beginning.read(store.audit.entries(after=1, limit=9))
     with pytest.raises(FailedPrecondition):
         beginning.check()
-    whole = Beginning()
+    whole = Beginning(kept=1)
     whole.read(store.audit.entries(after=0, limit=9))
     whole.check()
+
+
+@pytest.mark.parametrize("through", ["1", "01", "-9", "1" * 30, "one"])
+def test_a_forged_entry_drops_none_of_the_newest(store: Store, through: str) -> None:
+    """Whoever writes to the database may write it in the coordinator's name."""
+    for number in range(6):
+        store.audit.append(NOW, "operator", "do", f"thing-{number}", {})
+    second = store.audit.entries(after=1, limit=1)[0]
+    claims = {"through": through, "hash": second.previous.hex()}
+    store.audit.append(NOW, "coordinator", "prune_audit", "audit", claims)
+    for kept, found in ((5, through == "1"), (6, False)):
+        beginning = Beginning(kept=kept)
+        beginning.read(store.audit.entries(after=1, limit=9))
+        if found:
+            beginning.check()
+        else:
+            with pytest.raises(FailedPrecondition) as caught:
+                beginning.check()
+            assert caught.value.reason == "AUDIT_BROKEN"
 
 
 @pytest.mark.parametrize(
