@@ -14,6 +14,7 @@ import grpc.aio
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Caller, Gate, presented
 from sealring.edge.access.keys import Scope
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.rpc.interceptor import welcome_caller
 from sealring.mesh.rpc.limits import grpc_peer_name
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -70,8 +71,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
     ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
             async with _admitted(self._gate, context, scopes) as caller:
-                KEY_ID.set(caller.key_id)
-                CLAIM.set(caller.claim)
+                _let_in(caller)
                 return await call(await _first(requests) if one else requests, context)
 
         return guarded
@@ -81,8 +81,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
     ) -> Callable[[AsyncIterator[Any], Context], AsyncIterator[Any]]:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
             async with _admitted(self._gate, context, scopes) as caller:
-                KEY_ID.set(caller.key_id)
-                CLAIM.set(caller.claim)
+                _let_in(caller)
                 responses: Any = call(await _first(requests) if one else requests, context)
                 if inspect.isawaitable(responses):  # it writes its responses to the context itself
                     await responses
@@ -92,6 +91,13 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
                         yield response
 
         return guarded
+
+
+def _let_in(caller: Caller) -> None:
+    KEY_ID.set(caller.key_id)
+    CLAIM.set(caller.claim)
+    if caller.key_id:
+        welcome_caller()
 
 
 async def _first(requests: AsyncIterator[Any]) -> Any:

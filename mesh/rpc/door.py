@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import stat
 import urllib.parse
+import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import structlog
@@ -32,6 +34,9 @@ LATE_SECONDS = 3.0
 _DESCRIPTORS = "/dev/fd"
 """Lists a process's own descriptors, on Linux and on macOS."""
 
+_MOST_DESCRIPTORS = 1 << 16
+"""Of those that are tried one by one; more than a process asks for (`mesh/system/processes.py`)."""
+
 log = structlog.get_logger()
 
 _End: TypeAlias = tuple[str, int]
@@ -46,9 +51,14 @@ class Door:
         self._share = share
         self._clock = clock
         self._vouched: set[_End] = set()
+        self._welcome: set[_End] = set()
         self._gone: set[_End] = set()  # shut down, and not closed by gRPC yet
         self._seen: dict[_End, float] = {}
         self._crowded: set[str] = set()
+        # held from the start: where a crowd has taken all descriptors no other is to be had
+        self._copy, self._nothing = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
+        for descriptor in (self._copy, self._nothing):
+            weakref.finalize(self, os.close, descriptor)
 
     def vouch(self, peer: str) -> None:
         """A caller with a certificate has called over the connection of this peer, which counts no more."""
@@ -56,19 +66,32 @@ class Door:
         if end is not None:
             self._vouched.add(end)
 
+    def welcome(self, peer: str) -> None:
+        """A caller with an API key has called over this connection. It counts, and goes after all others of
+        its address: a crowd of strangers behind the same router does not end a client's answers."""
+        end = _end(peer)
+        if end is not None:
+            self._welcome.add(end)
+
     async def watch(self, port: int) -> None:
         """Looks until it is cancelled."""
-        while True:  # noqa: ASYNC110 (nothing tells of a connection)
-            await asyncio.sleep(BUSY_SECONDS if self.look(port) else QUIET_SECONDS)
+        while True:  # nothing tells of a connection
+            try:
+                busy = self.look(port) > 0
+            except Exception:  # a defect, after which whoever looked no more would let everybody in
+                log.exception("connections_not_counted", port=port)
+                busy = False
+            await asyncio.sleep(BUSY_SECONDS if busy else QUIET_SECONDS)
 
     def look(self, port: int) -> int:
         """Shuts down what is too much, and returns how many connections that were.
 
-        What nobody has vouched for in time goes first, and then the newest: of many members that come at once
-        from one address those that are nearly through stay.
+        What has shown nothing in time goes first, and then the newest: of many members that come at once from
+        one address those that are nearly through stay. Whoever is `welcome` goes last.
         """
         now, found = self._clock(), dict(_connections(port))
         self._vouched &= found.keys()
+        self._welcome &= found.keys()
         self._gone &= found.keys()
         before = {end: since for end, since in self._seen.items() if end in found}
         self._seen = before | {end: now for end in found if end not in before}
@@ -82,22 +105,58 @@ class Door:
         for name in crowded.keys() - self._crowded:
             log.warning("connections_refused", peer=name, port=port, share=self._share)
         self._crowded = set(crowded)
-        shut = {end for ends in crowded.values() for end in ends if _shut(found[end], end)}
+        shut = {end for ends in crowded.values() for end in ends if self._shut(found[end], end)}
         self._gone |= shut
         return len(shut)
 
     def _surplus(self, ends: list[_End], now: float) -> list[_End]:
         """The connections of one network that go; `ends` are in the order in which they came."""
-        late = [end for end in ends if now - self._seen[end] > LATE_SECONDS]
-        return [*late, *reversed(ends[len(late) :])][: len(ends) - self._share]
+        strangers = [end for end in ends if end not in self._welcome]
+        late = [end for end in strangers if now - self._seen[end] > LATE_SECONDS]
+        welcome = [end for end in reversed(ends) if end in self._welcome]
+        return [*late, *reversed(strangers[len(late) :]), *welcome][: len(ends) - self._share]
+
+    def _shut(self, descriptor: int, end: _End) -> bool:
+        """Shuts down the connection to `end`, if the descriptor still is of that.
+
+        gRPC may have closed it in another thread, and its number may be another's: a copy is looked at.
+        """
+        try:
+            os.dup2(descriptor, self._copy, inheritable=False)
+        except OSError:
+            return False
+        try:
+            copy = socket.socket(fileno=self._copy)
+        except OSError:  # no socket any more
+            os.dup2(self._nothing, self._copy, inheritable=False)
+            return False
+        try:
+            peer = copy.getpeername()
+            if (_plain(peer[0]), peer[1]) != end:
+                return False
+            copy.shutdown(socket.SHUT_RDWR)
+        except (OSError, IndexError):
+            return False
+        finally:
+            copy.detach()
+            os.dup2(self._nothing, self._copy, inheritable=False)
+        return True
+
+
+def _descriptors() -> Iterable[int]:
+    """All of this process, and perhaps numbers of none."""
+    try:
+        return [int(name) for name in os.listdir(_DESCRIPTORS)]
+    except OSError:  # all are in use, and none is left to read the list with
+        return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MOST_DESCRIPTORS))
 
 
 def _connections(port: int) -> Iterator[tuple[_End, int]]:
     """The other ends of the connections to a port of this process, each with its descriptor."""
-    for name in os.listdir(_DESCRIPTORS):
-        end = _peer_of(int(name), port)
+    for descriptor in _descriptors():
+        end = _peer_of(descriptor, port)
         if end is not None:
-            yield end, int(name)
+            yield end, descriptor
 
 
 def _peer_of(descriptor: int, port: int) -> _End | None:
@@ -118,23 +177,6 @@ def _peer_of(descriptor: int, port: int) -> _End | None:
         return None
     finally:
         one.detach()
-
-
-def _shut(descriptor: int, end: _End) -> bool:
-    """gRPC may have closed it in another thread, and its number may be another's: the copy is looked at."""
-    try:
-        copy = socket.socket(fileno=os.dup(descriptor))
-    except OSError:
-        return False
-    with copy:
-        try:
-            peer = copy.getpeername()
-            if (_plain(peer[0]), peer[1]) != end:
-                return False
-            copy.shutdown(socket.SHUT_RDWR)
-        except (OSError, IndexError):
-            return False
-    return True
 
 
 def _plain(address: str) -> str:

@@ -42,12 +42,20 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler. Handlers read requests from their iterator, not with `context.read`.
 
     With `counting`, a request of more fields than `mesh/rpc/wire.py` takes is refused before it is decoded.
-    `vouch` is told the peer of each call whose caller has a certificate.
+    `vouch` is called with the peer of each call whose caller has a certificate, and `welcome` with that of
+    each call in which `welcome_caller` is called.
     """
 
-    def __init__(self, *, counting: bool = False, vouch: Callable[[str], None] = lambda peer: None) -> None:
+    def __init__(
+        self,
+        *,
+        counting: bool = False,
+        vouch: Callable[[str], None] = lambda peer: None,
+        welcome: Callable[[str], None] = lambda peer: None,
+    ) -> None:
         self._counting = counting
         self._vouch = vouch
+        self._welcome = welcome
 
     async def intercept_service(
         self,
@@ -65,9 +73,24 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         )
         guard = _guard_stream if found.response_streaming else _guard_call
         make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
-        guarded = guard(getattr(found, kind), decode, method, self._vouch)
+        guarded = guard(self._welcoming(getattr(found, kind)), decode, method, self._vouch)
         encode = _encoder(found.response_serializer)
         return make(guarded, request_deserializer=None, response_serializer=encode)
+
+    def _welcoming(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(request: Any, context: Context) -> Any:
+            _WELCOME.set(lambda: self._welcome(context.peer()))
+            return call(request, context)
+
+        return called
+
+
+_WELCOME: ContextVar[Callable[[], None]] = ContextVar("welcome", default=lambda: None)
+
+
+def welcome_caller() -> None:
+    """The caller of the call that is being served has shown what lets it in, an API key."""
+    _WELCOME.get()()
 
 
 def _arity(streaming: bool) -> str:

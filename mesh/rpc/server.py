@@ -117,7 +117,10 @@ class Server:
         self._port = 0
         self._watching: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(counting=port.counting, vouch=self._door.vouch), *interceptors],
+            interceptors=[
+                ErrorInterceptor(counting=port.counting, vouch=self._door.vouch, welcome=self._door.welcome),
+                *interceptors,
+            ],
             options=[*SERVER_OPTIONS, *port.options, *options],
         )
         self._health = health.aio.HealthServicer()

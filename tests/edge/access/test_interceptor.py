@@ -22,6 +22,7 @@ from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.mesh.errors import SealringError
+from sealring.mesh.rpc.interceptor import ErrorInterceptor
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
@@ -101,6 +102,27 @@ async def test_without_keys(backend: Backend, keys: KeyFile) -> None:
         assert len([event async for event in stub.Generate(ASK, timeout=200, metadata=metadata)]) == 2
         assert backend.keys[0].startswith("ipv4:127.0.0.1")
         assert backend.keys[1] == "me"
+
+
+async def test_a_caller_with_a_key_is_welcome_and_no_other(backend: Backend, keys: KeyFile) -> None:
+    key = keys.create([Scope.INFERENCE])[0]
+    peers: list[str] = []
+    interceptors = [ErrorInterceptor(welcome=peers.append), GateInterceptor(Gate(keys))]
+    server = grpc.aio.server(interceptors=interceptors)
+    inference_grpc.add_InferenceServicer_to_server(InferenceService(backend, lambda: b""), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = inference_grpc.InferenceStub(channel)
+        for metadata in ([], bearer("nonsense")):
+            await problem(stub.ListModels(inference.ListModelsRequest(), metadata=metadata))
+            await problem(stub.Generate(ASK, metadata=metadata))
+        assert not peers
+        await stub.ListModels(inference.ListModelsRequest(), metadata=bearer(key))
+        assert len([event async for event in stub.Generate(ASK, metadata=bearer(key))]) == 2
+    assert len(peers) == 2
+    assert all(peer.startswith("ipv4:127.0.0.1:") for peer in peers)
+    await server.stop(0)
 
 
 async def test_keys_and_scopes(backend: Backend, keys: KeyFile) -> None:

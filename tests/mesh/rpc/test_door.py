@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 import struct
 import time
@@ -79,6 +81,42 @@ def test_beyond_an_addresss_share_the_late_go_and_then_the_newest(listening: soc
         third = some(2)
         assert [is_open(each) for each in (*first, *third)] == [False] * 2 + [True] * (SHARE - 2 + 2)
         assert is_open(member)
+
+
+def test_a_caller_with_a_key_goes_after_all_strangers_of_its_address(listening: socket.socket) -> None:
+    """Though it has been there for long, and they have come just now."""
+    now = 0.0
+    door, port = Door(SHARE, clock=lambda: now), listening.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        client = connected(listening, stack)
+        door.look(port)
+        door.welcome(f"ipv4:127.0.0.1:{client.getsockname()[1]}")
+        now += LATE_SECONDS + 1
+        strangers = [connected(listening, stack) for _ in range(3 * SHARE)]
+        assert door.look(port) == 3 * SHARE + 1 - SHARE
+        now += LATE_SECONDS + 1
+        strangers += [connected(listening, stack) for _ in range(SHARE)]
+        assert door.look(port) == SHARE
+        assert is_open(client)
+        assert sum(map(is_open, strangers)) == SHARE - 1
+
+
+def test_a_crowd_that_takes_all_descriptors_is_shut_out(listening: socket.socket) -> None:
+    """With none left to list them with."""
+    door, port = Door(SHARE), listening.getsockname()[1]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        crowd = [connected(listening, stack) for _ in range(SHARE + 2)]
+        most = max(int(name) for name in os.listdir("/dev/fd"))
+        while (filled := os.dup(listening.fileno())) <= most:
+            stack.callback(os.close, filled)
+        stack.callback(os.close, filled)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (filled + 1, limits[1]))
+        with pytest.raises(OSError, match="Too many open files"):
+            os.dup(listening.fileno())
+        assert door.look(port) == 2
+        assert sum(map(is_open, crowd)) == SHARE
 
 
 def test_connections_of_other_ports_are_left_alone(listening: socket.socket) -> None:
