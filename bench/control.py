@@ -31,7 +31,7 @@ from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.ring import Ring, ServingEpoch
 from sealring.gateway.scheduler.actions import Request
 from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.member.proof import CalledProof, Connection, HeldRoster, Identity, Purpose, by_identity
+from sealring.mesh.member.proof import CalledProof, Connection, Credentials, HeldRoster, Purpose, by_identity
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, key_hash
 from sealring.mesh.ring.composition import Composition
@@ -204,7 +204,7 @@ async def measure_gateway(
 ) -> Result:
     store = TlsStore(material(ca, PeerIdentity(CLUSTER, Role.GATEWAY, "gateway")))
     metrics = Metrics()
-    identity = Identity(CLUSTER, "gateway", by_identity(SoftwareSigner.generate()), HeldRoster)
+    identity = Credentials(CLUSTER, "gateway", by_identity(SoftwareSigner.generate()), HeldRoster)
     ring = Ring(
         "bench", "bench", identity=identity, queue_limit=1000, metrics=metrics, on_lost=lambda ring: None
     )

@@ -24,7 +24,7 @@ from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
 from sealring.mesh.member.introduction import Introduction
-from sealring.mesh.member.proof import Identity, Purpose, by_identity
+from sealring.mesh.member.proof import Credentials, Purpose, by_identity
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.rpc.server import INFERENCE, Server
@@ -53,7 +53,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     keeper = RosterKeeper(settings.state_dir, state)
     keeper.load()
     metrics = Metrics()
-    identity = Identity(state.peer.cluster, state.peer.id, by_identity(signer), lambda: keeper.held)
+    identity = Credentials(state.peer.cluster, state.peer.id, by_identity(signer), lambda: keeper.held)
     rings = Rings(
         identity,
         store,

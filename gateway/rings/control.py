@@ -23,7 +23,7 @@ from sealring.gateway.rings.losses import LossWatch
 from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.errors import EpochEnded, InvalidInput, SealringError, StageFailed, Unavailable
 from sealring.mesh.member.introduction import Introduced, introduce, write_first
-from sealring.mesh.member.proof import Identity, Purpose, VerifyProof, of_identity
+from sealring.mesh.member.proof import Credentials, Purpose, VerifyProof, of_identity
 from sealring.mesh.rpc.problem import from_problem
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
@@ -73,7 +73,7 @@ class MemberStream:
     def __init__(
         self,
         target: MemberTarget,
-        identity: Identity,
+        identity: Credentials,
         clock: Clock,
         *,
         head: bool,
@@ -231,7 +231,7 @@ class ControlStreams:
         ring: str,
         epoch: int,
         members: Sequence[MemberTarget],
-        identity: Identity,
+        identity: Credentials,
         *,
         clear_links: bool = False,
         yields: bool = False,

@@ -42,7 +42,7 @@ from sealring.mesh.errors import (
     StageFailed,
     Unavailable,
 )
-from sealring.mesh.member.proof import Identity
+from sealring.mesh.member.proof import Credentials
 from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_names import Names, split
@@ -113,7 +113,7 @@ class Ring:
         name: str,
         deployment: str,
         *,
-        identity: Identity,
+        identity: Credentials,
         queue_limit: int,
         metrics: Metrics,
         on_lost: Callable[[Ring], None],

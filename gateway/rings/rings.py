@@ -17,7 +17,7 @@ from sealring.gateway.rings.ring import Ring, ServingEpoch, below_floor, ring_do
 from sealring.gateway.scheduler.actions import Request
 from sealring.mesh.clock import Clock, PausableClock, awake_clock
 from sealring.mesh.errors import NotFound, Unavailable
-from sealring.mesh.member.proof import Identity
+from sealring.mesh.member.proof import Credentials
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.ring.routing import choose, ranked
 from sealring.mesh.roster import model as rosters
@@ -43,7 +43,7 @@ class Rings:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: Credentials,
         store: TlsStore,
         *,
         queue_limit: int,

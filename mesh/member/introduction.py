@@ -18,7 +18,7 @@ from sealring.mesh.member.proof import (
     PROOF_SECONDS,
     CallerProof,
     Connection,
-    Identity,
+    Credentials,
     Purpose,
     VerifyProof,
     no_proof,
@@ -38,7 +38,7 @@ class Introduction:
     def __init__(
         self,
         purpose: Purpose,
-        identity: Identity,
+        identity: Credentials,
         channel: PeerChannel,
         root: Callable[[], RootMetadata],
         newer_root: Callable[[], Awaitable[None]],
@@ -82,7 +82,7 @@ class Introduced:
     """A stream whose ends believe each other, as its caller has it."""
 
     _proof: CallerProof
-    _own: Identity
+    _own: Credentials
     _certificates: AsyncIterator[bytes]
 
     async def renewals(self) -> AsyncIterator[proof_pb2.ProofRenewal]:
@@ -99,7 +99,7 @@ async def introduce(
     message: Callable[..., Any],
     purpose: Purpose,
     called: str,
-    own: Identity,
+    own: Credentials,
     channel: PeerChannel,
     verifier: Callable[[proof_pb2.ProofAnswer], Awaitable[VerifyProof]],
 ) -> Introduced:

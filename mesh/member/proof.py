@@ -187,8 +187,8 @@ class CalledProof:
 
 
 @dataclass(frozen=True)
-class Identity:
-    """An enrolled machine as it proves itself: `roster` tells which one it goes by now."""
+class Credentials:
+    """A name and key that an enrolled machine proves itself with; `roster` returns the one in use now."""
 
     cluster: str
     id: str

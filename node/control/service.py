@@ -27,7 +27,7 @@ from sealring.mesh.errors import (
     ResourceExhausted,
     SealringError,
 )
-from sealring.mesh.member.proof import CalledProof, Connection, Identity, Purpose, no_proof, of_identity
+from sealring.mesh.member.proof import CalledProof, Connection, Credentials, Purpose, no_proof, of_identity
 from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role, key_hash
 from sealring.mesh.ring.composition import MAX_CHANGES, MAX_CHOICES
@@ -75,7 +75,7 @@ class Schedules(Protocol):
         """Whose certificates count, DER."""
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> Credentials:
         """What this member proves itself with."""
 
     def serving_epoch(self, ring: str, epoch: int) -> MemberEpoch:

@@ -10,7 +10,7 @@ from typing import Any
 from sealring.mesh.crypto.identity import Signer
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
 from sealring.mesh.member.introduction import Introduction
-from sealring.mesh.member.proof import Identity, Purpose, by_identity
+from sealring.mesh.member.proof import Credentials, Purpose, by_identity
 from sealring.mesh.member.roster_keeper import RosterKeeper, removed
 from sealring.mesh.member.state import MachineState
 from sealring.mesh.pki.certificates import Role, role_server_name
@@ -87,7 +87,7 @@ class Daemon:
 
         sealing_key = SealingKey(hybrid=settings.hybrid_sealing_key)
         self.unsealer = Unsealer(sealing_key, own_id, clock=self._rosters.now)
-        self.identity = Identity(cluster, own_id, by_identity(signer), lambda: self._rosters.held)
+        self.identity = Credentials(cluster, own_id, by_identity(signer), lambda: self._rosters.held)
         self.diagnosis = Diagnosis(
             settings, own_id, lambda: self._rosters.valid, lambda: self._session.connected
         )

@@ -13,8 +13,8 @@ from sealring.mesh.member.proof import (
     CalledProof,
     CallerProof,
     Connection,
+    Credentials,
     HeldRoster,
-    Identity,
     Purpose,
     SignProof,
     by_identity,
@@ -24,15 +24,15 @@ from sealring.mesh.rpc.tls import peer_certificate, peer_identity
 from sealring.v1 import proof_pb2
 
 
-def identity(signer: Signer, cluster: str, roster: HeldRoster | None = None) -> Identity:
+def identity(signer: Signer, cluster: str, roster: HeldRoster | None = None) -> Credentials:
     held = roster or HeldRoster()
-    return Identity(cluster, member_id(signer.public_key), by_identity(signer), lambda: held)
+    return Credentials(cluster, member_id(signer.public_key), by_identity(signer), lambda: held)
 
 
 async def introduce(
     call: Any,
     request: Callable[..., Any],
-    own: Identity,
+    own: Credentials,
     certificate: bytes,
     purpose: Purpose,
     *,

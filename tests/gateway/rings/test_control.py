@@ -20,7 +20,7 @@ from sealring.gateway.rings import control
 from sealring.gateway.rings.control import MAX_RESPONSE, ControlStreams, MemberTarget, parse_response
 from sealring.mesh.clock import awake_clock
 from sealring.mesh.errors import EpochEnded, SealringError
-from sealring.mesh.member.proof import Identity, by_identity
+from sealring.mesh.member.proof import Credentials, by_identity
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
@@ -45,7 +45,9 @@ def open_streams(cluster: Any, before: tuple[str, ...] = ()) -> tuple[ControlStr
     state = load_machine_state(cluster.state_dir)
     keeper = RosterKeeper(cluster.state_dir, state)
     keeper.load()
-    identity = Identity(state.peer.cluster, state.peer.id, by_identity(cluster.gateway), lambda: keeper.held)
+    identity = Credentials(
+        state.peer.cluster, state.peer.id, by_identity(cluster.gateway), lambda: keeper.held
+    )
     channels = [channel for target in targets for channel in target.channels]
     return ControlStreams("ring-0", 1, targets, identity), channels
 

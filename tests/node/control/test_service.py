@@ -13,7 +13,7 @@ from rostertest import PaperCluster
 
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
-from sealring.mesh.member.proof import Identity, Purpose
+from sealring.mesh.member.proof import Credentials, Purpose
 from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, to_pem
 from sealring.mesh.prompt.sealed import RequestInfo, seal_request
 from sealring.mesh.ring.composition import MAX_CHANGES, MAX_CHOICES
@@ -88,7 +88,7 @@ class Desk:
         return
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> Credentials:
         return identity(self.signer, "testbed")
 
     def gateway_key(self, cluster: str, identifier: str) -> bytes:
