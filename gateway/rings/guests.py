@@ -63,6 +63,7 @@ class Sent:
             key=request.key,
             tenant=request.tenant,
             progress=[_progress(answer, 0) for answer in request.answers] if request.begun else [],
+            seen=again or request.attempts > 0,
         )
 
     def cancel(self, request_id: str) -> control.Forward:
@@ -157,6 +158,7 @@ class GuestAnswer(Answer):
         validate_request(asked)
         self._refused.check(forward)
         self.min_trust = asked.min_trust
+        attempts = min(asked.attempts, MAX_ATTEMPTS - 1)
         request = Request(
             f"{self._guest}:{self._number}",  # no client can choose one with a colon
             forward.key[:256],
@@ -168,7 +170,8 @@ class GuestAnswer(Answer):
             asked.envelope.clear.sampling.HasField("logprobs"),
             priority=asked.priority,
             patience=asked.deadline_ms / 1e3 or math.inf,
-            attempts=min(asked.attempts, MAX_ATTEMPTS - 1),
+            attempts=attempts if forward.seen else 0,
+            claimed=0 if forward.seen else attempts,  # or clients would take places in a queue that is full
         )
         if asked.model != deployment or len(forward.progress) not in (0, request.choices):
             raise InvalidInput("a forwarded request is not for this ring", reason="BAD_MESSAGE")

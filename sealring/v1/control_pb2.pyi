@@ -362,6 +362,7 @@ class Forward(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
     guest: _builtins.int
     """the head's number for who forwards"""
     number: _builtins.int
@@ -371,6 +372,8 @@ class Forward(_message.Message):
     """who asks, for fairness"""
     tenant: _builtins.str
     """whose prompts may share prefixes with this one"""
+    seen: _builtins.bool
+    """who forwards has seen the `attempts` of the request: else they are its client's word"""
     @_builtins.property
     def request(self) -> _inference_pb2.GenerateRequest: ...
     @_builtins.property
@@ -387,10 +390,11 @@ class Forward(_message.Message):
         key: _builtins.str = ...,
         tenant: _builtins.str = ...,
         progress: _abc.Iterable[Global___Progress] | None = ...,
+        seen: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "request", b"request", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "guest", b"guest", "key", b"key", "number", b"number", "progress", b"progress", "request", b"request", "tenant", b"tenant", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "guest", b"guest", "key", b"key", "number", b"number", "progress", b"progress", "request", b"request", "seen", b"seen", "tenant", b"tenant", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["request", "cancel"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015

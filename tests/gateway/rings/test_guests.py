@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
-from sealring.gateway.scheduler.actions import TOKEN_BYTES, Answered, Request
-from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
+from sealring.gateway.scheduler.actions import TOKEN_BYTES, Answered, Fail, Request
+from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, Scheduler
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, StageFailed
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -72,15 +72,38 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
 
 @pytest.mark.parametrize(
     ("again", "attempts", "claimed", "told"),
-    [(False, 0, 0, 0), (True, 0, 0, 1), (False, 0, 3, 1), (True, 2, 3, 2), (True, 99, 0, MAX_ATTEMPTS - 1)],
+    [
+        (False, 0, 0, (0, 0)),
+        (True, 0, 0, (1, 0)),
+        (False, 0, 3, (0, 1)),
+        (True, 2, 3, (2, 0)),
+        (True, 99, 0, (MAX_ATTEMPTS - 1, 0)),
+    ],
 )
 def test_the_other_gateway_knows_what_goes_on_after_a_fault(
-    again: bool, attempts: int, claimed: int, told: int
+    again: bool, attempts: int, claimed: int, told: tuple[int, int]
 ) -> None:
-    """By what the guest has seen: of what a client claims it only knows that there is something."""
+    """By what the guest has seen: of what a client claims it only knows that there is something, and that it
+    is a claim."""
     asked = ask(attempts=attempts, claimed=claimed)
     answer = GuestAnswer(lambda told, written: None, 3, 1, Refused())
-    assert answer.request(Sent().add(asked, 0, 0.0, again=again), "demo", CONTEXT).attempts == told
+    request = answer.request(Sent().add(asked, 0, 0.0, again=again), "demo", CONTEXT)
+    assert (request.attempts, request.claimed) == told
+
+
+def test_clients_of_another_gateway_fill_no_queue_by_what_they_claim() -> None:
+    scheduler, failed = Scheduler(queue_limit=4), []
+    for number in range(9):
+        asked = ask(claimed=1)
+        asked.id, asked.key = f"req-{number}", "greedy"
+        answer = GuestAnswer(lambda told, written: None, 3, number, Refused())
+        failed += scheduler.submit(answer.request(Sent().add(asked, 0, 0.0), "demo", CONTEXT), 0.0)
+    assert len(failed) == 9 - 4
+    honest = ask()
+    honest.id, honest.key = "req-honest", "another"
+    (displaced,) = scheduler.submit(honest, 0.0)
+    assert isinstance(displaced, Fail)
+    assert displaced.request.key == "greedy"
 
 
 def test_a_deadline_is_that_of_the_arrival_and_ends_with_the_wait() -> None:
