@@ -14,7 +14,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from bench.frame import progress
-from sealring.cli.calls.client import inference
+from sealring.cli.calls.gateway import inference
 from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.local.cluster import LocalCluster
 from sealring.mesh.errors import DeadlineExceeded

@@ -11,7 +11,7 @@ from bench.clusters import Deployment, cluster, family, kind
 from bench.frame import Result, Table, progress
 from bench.models import DEMO
 from bench.verdict import Check
-from sealring.cli.calls.client import inference
+from sealring.cli.calls.gateway import inference
 from sealring.cli.local.cluster import LocalCluster
 from sealring.v1 import inference_pb2
 

@@ -20,7 +20,7 @@ from bench.clusters import Deployment, cluster
 from bench.frame import Result, Table, progress
 from bench.models import SAID, SHAPES, printable, random_model
 from bench.verdict import Check, ratios
-from sealring.cli.calls.client import inference
+from sealring.cli.calls.gateway import inference
 from sealring.v1 import inference_pb2
 
 QUICK = ("--rounds", "1", "--tokens", "64")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from sealring.cli.calls.client import Access, Client, Question, inference
+from sealring.cli.calls.asking import Asker, Question, Target, asking
 from sealring.cli.terminal.output import say
 from sealring.cli.terminal.prompt import MAX_LINE, read_line
 from sealring.mesh.errors import SealringError
@@ -23,18 +23,19 @@ _COMMANDS = f"""\
 Ctrl-C stops an answer, or drops what is typed; the arrow keys edit the line and fetch earlier ones"""
 
 
-def converse(
-    address: str, access: Access, base: Question, show: Callable[[str], None], *, seconds: float
-) -> None:
-    """Asks the gateway at `address` what is typed until it is over. `base` says how, `show` gets the pieces.
+def converse(target: Target, base: Question, show: Callable[[str], None], *, seconds: float) -> None:
+    """Asks each line that the user types, until Ctrl-D or /exit. `base` has the model, the options and the
+    messages before the first line; `show` gets the pieces of answers, each of which may take `seconds`.
 
     Lines are read and Ctrl-C is caught in the main thread, between the runs of the event loop.
     """
-    say(f"talking to {address}; Ctrl-C stops an answer, Ctrl-D ends it, /help lists the rest")
+    way = "in clear" if target.pin is None else "sealed"
+    addresses = " or ".join(target.addresses)
+    say(f"talking to {addresses}, {way}; Ctrl-C stops an answer, Ctrl-D ends it, /help lists the rest")
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        client = runner.run(stack.enter_async_context(inference(address, **access)))
-        conversation = Conversation(runner, client, base, show, seconds)
+        asker = runner.run(stack.enter_async_context(asking(target, seconds=seconds)))
+        conversation = Conversation(runner, asker, base, show)
         try:
             while (line := read_line()) is not None:
                 if line == _EXIT:
@@ -45,21 +46,19 @@ def converse(
 
 
 class Conversation:
-    """What was said so far, as far as it fits the context."""
+    """The messages of a conversation, without the oldest if they do not fit the context."""
 
     def __init__(
         self,
         runner: asyncio.Runner,
-        client: Client,
+        asker: Asker,
         base: Question,
         show: Callable[[str], None],
-        seconds: float,
     ) -> None:
         self._runner = runner
-        self._client = client
+        self._asker = asker
         self._base = base
         self._show = show
-        self._seconds = seconds
         self._said: list[tuple[str, str]] = []
 
     def take(self, line: str) -> None:
@@ -111,8 +110,7 @@ class Conversation:
 
         question = replace(self._base, messages=[*self._base.messages, *messages])
         try:
-            asked = self._client.ask(question, take, seconds=self._seconds, on_reasoning=show)
-            answer = self._runner.run(asked)
+            answer = self._runner.run(self._asker.ask(question, take, on_reasoning=show))
         except KeyboardInterrupt:
             say("\n(stopped)")
             return "".join(pieces)

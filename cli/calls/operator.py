@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sealring.cli.calls.client import named
+from sealring.cli.calls.gateway import named
 from sealring.mesh.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -135,7 +135,7 @@ def _machine() -> dict[str, str]:
 
 def _metrics(context: typer.Context) -> str:
     """Of every gateway that the settings name. Raises SealringError if one does not tell."""
-    from sealring.cli.calls.client import gateway_access, inference
+    from sealring.cli.calls.gateway import gateway_access, inference
 
     settings = load_settings(context).settings
     access = gateway_access(settings)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sealring.cli.local.leftovers import gateway_of, running
 from sealring.cli.terminal.command import command, load_settings
-from sealring.cli.terminal.options import AsJson, MinTrust
+from sealring.cli.terminal.options import AsJson, MinTrust, RootHash
 from sealring.cli.terminal.output import print_json, printable, say, write
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.system.addresses import listens, parse_address
 from sealring.mesh.system.paths import default_state_root
 from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
 
 if TYPE_CHECKING:
-    from sealring.cli.calls.client import Access, Question
+    from sealring.cli.calls.asking import Question, Target
+    from sealring.cli.calls.gateway import Access
     from sealring.mesh.settings.config import Loaded
 
 app = typer.Typer()
@@ -36,7 +39,7 @@ _sampling = functools.partial(typer.Option, rich_help_panel="Sampling")
     app,
     example='sealring chat "What is a tail call?"',
     section="cli",
-    fields=("gateway", "gateway_ca", "api_key_file"),
+    fields=("operator", "gateway", "gateway_ca", "api_key_file"),
     rich_help_panel="Start",
 )
 def chat(
@@ -54,6 +57,10 @@ def chat(
         int, typer.Option(min=0, max=1 << 24, help="longest answer [default: what the context holds]")
     ] = 0,
     min_trust: MinTrust = TrustLevel.NONE,
+    root_sha256: RootHash = None,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="do not seal: the gateway can read the question and the answer")
+    ] = False,
     temperature: Annotated[float, _sampling(help="0 to 2; 0 is greedy [default: 0]")] = 0.0,
     top_p: Annotated[
         float | None, _sampling(help="nucleus sampling: smallest set of tokens with this total probability")
@@ -79,17 +86,19 @@ def chat(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a question, or talk line by line.
+    """Ask a question, or talk line by line; sealed, so that the gateway cannot read it.
 
     In a conversation Ctrl-C stops an answer, Ctrl-D ends it all, and /help lists the rest. Without
-    --gateway it asks your own `sealring up`, else who is at the default address, else a running demo.
+    --gateway it asks your own `sealring up`, else the gateway at the default address, else a running demo.
     """
-    from sealring.cli.calls.client import Question
+    from sealring.cli.calls.asking import Question
     from sealring.client.options import SamplingOptions
 
     loaded = load_settings(context)
     if logprobs is not None and not as_json:
         raise InvalidInput("--logprobs needs --json", reason="BAD_QUESTION", param="logprobs")
+    if clear and root_sha256 is not None:
+        raise InvalidInput("--clear checks no cluster, so --root-sha256 has no use", reason="BAD_QUESTION")
     sampling = SamplingOptions(
         temperature=temperature,
         top_p=top_p,
@@ -112,13 +121,13 @@ def chat(
     if question is not None:
         if not question or len(question) > _MAX_LINE:
             raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
-        asyncio.run(_once(_gateway(loaded), first, question, as_json=as_json))
+        asyncio.run(_once(_target(loaded, root_sha256, clear=clear), first, question, as_json=as_json))
     elif as_json:
         raise InvalidInput("--json needs the question on the command line", reason="BAD_QUESTION")
     else:
         from sealring.cli.calls.conversation import converse
 
-        converse(*_gateway(loaded), first, write_piece, seconds=_ASK_SECONDS)
+        converse(_target(loaded, root_sha256, clear=clear), first, write_piece, seconds=_ASK_SECONDS)
 
 
 def write_piece(text: str) -> None:
@@ -126,46 +135,67 @@ def write_piece(text: str) -> None:
     write(printable(text, keep="\n\t", instead=""))
 
 
-async def _once(gateway: tuple[str, Access], base: Question, question: str, *, as_json: bool) -> None:
-    from sealring.cli.calls.client import inference
+async def _once(target: Target, base: Question, question: str, *, as_json: bool) -> None:
+    from sealring.cli.calls.asking import asking
 
-    address, access = gateway
-    async with inference(address, **access) as client:
+    async with asking(target, seconds=_ASK_SECONDS) as asker:
         asked = replace(base, messages=[*base.messages, ("user", question)])
-        answer = await client.ask(
-            asked, (lambda text: None) if as_json else write_piece, seconds=_ASK_SECONDS
-        )
+        answer = await asker.ask(asked, (lambda text: None) if as_json else write_piece)
     if as_json:
         shown = {name: value for name, value in asdict(answer).items() if name != "text"}
         print_json({"answer": answer.text, **shown, "min_trust": level_of(answer.min_trust)})
         return
     write_piece("\n")
     speed = f"{answer.ttft_s:.2f} s to the first, {answer.tok_s:.0f} per second"
-    say(f"({answer.completion_tokens} tokens, {speed})")
+    way = f"sealed, trust {level_of(answer.min_trust)}" if answer.sealed else "in clear"
+    say(f"({answer.completion_tokens} tokens, {speed}; {way})")
 
 
-def _gateway(loaded: Loaded[Any]) -> tuple[str, Access]:
-    """Whom to talk to, and how: the gateway of the settings; by default that of this user's `up`, else who is
-    at the default address, else the demo that runs."""
-    from sealring.cli.calls.client import gateway_access
+def _target(loaded: Loaded[Any], root_sha256: str | None, *, clear: bool) -> Target:
+    """The gateways to ask, and the root key to check them against; a local cluster's is on this machine.
 
+    Raises InvalidInput (WHICH_GATEWAY), ConfigError, and what `root_pin` raises.
+    """
+    from sealring.cli.calls.asking import ASK_CLEAR, Target
+    from sealring.cli.calls.gateway import gateway_access, root_pin
+    from sealring.client.trust import default_state_file
+
+    local = {gateway: folder for folder in running() if (gateway := gateway_of(folder)) is not None}
+    addresses = _addresses(loaded, local)
+    folder = local.get(addresses[0])
+    lasts = folder is None or folder == default_state_root()
+    if not lasts and addresses != loaded.settings.gateway:
+        say(f"no gateway at {loaded.settings.gateway[0]}; found the local cluster in {folder}")
+        access: Access = {"credentials": None, "api_key": None}
+    else:
+        access = gateway_access(loaded.settings)
+    if clear:
+        here = (one for one in addresses if listens(*parse_address(one)))
+        return Target([next(here, addresses[0])], access, None)
+    try:
+        pin = root_pin(root_sha256, loaded, folder)
+    except ConfigError as error:
+        if error.reason == "NO_ROOT_HASH":
+            error.hint += f"; {ASK_CLEAR}"
+        raise
+    return Target(addresses, access, pin, default_state_file(pin) if lasts else None)
+
+
+def _addresses(loaded: Loaded[Any], local: Mapping[str, Path]) -> list[str]:
+    """The gateways of the settings; by default that of this user's `up`, else the one at the default address,
+    else that of the demo that runs. Raises InvalidInput (WHICH_GATEWAY)."""
     addresses: list[str] = loaded.settings.gateway
-    address = next((one for one in addresses if listens(*parse_address(one))), addresses[0])
     if loaded.origin["gateway"] != "default":
-        return address, gateway_access(loaded.settings)
-    found = {folder: gateway for folder in running() if (gateway := gateway_of(folder)) is not None}
-    own = found.get(default_state_root())
-    if own is not None:  # at the default address there may be another user's
-        return own, gateway_access(loaded.settings)
-    if listens(*parse_address(address)):
-        return address, gateway_access(loaded.settings)
-    if len(found) > 1:
+        return addresses
+    for gateway, folder in local.items():
+        if folder == default_state_root():  # at the default address there may be another user's
+            return [gateway]
+    if not local or listens(*parse_address(addresses[0])):
+        return addresses
+    if len(local) > 1:
         raise InvalidInput(
-            f"{len(found)} local clusters run here",
-            hint=f"name one: --gateway {' or '.join(found.values())}",
+            f"{len(local)} local clusters run here",
+            hint=f"name one: --gateway {' or '.join(local)}",
             reason="WHICH_GATEWAY",
         )
-    for folder, gateway in found.items():
-        say(f"nobody is at {address}; found the local cluster in {folder}")
-        return gateway, {"credentials": None, "api_key": None}
-    return address, gateway_access(loaded.settings)
+    return list(local)

@@ -54,7 +54,7 @@ def connect(
         say(f"took the settings out of ~/{below}")
         return
 
-    from sealring.cli.calls.client import read_api_key
+    from sealring.cli.calls.gateway import read_api_key
     from sealring.cli.calls.models import NO_KEY, key_for, served
 
     url = url.rstrip("/").removesuffix("/v1")

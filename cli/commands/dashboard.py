@@ -36,7 +36,7 @@ def dashboard(
     settings = load_settings(context).settings
     pin = read_bundle(settings.operator).root_sha256
 
-    from sealring.cli.calls.client import gateway_access, inference
+    from sealring.cli.calls.gateway import gateway_access, inference
     from sealring.cli.dashboard.app import create_dashboard, new_token
     from sealring.client import AsyncClient
     from sealring.client.sealing import SealingBackend

@@ -21,7 +21,7 @@ from sealring.cli.terminal.output import Progress, print_json, say
 from sealring.mesh.errors import ConfigError, InvalidInput, ModelError
 
 if TYPE_CHECKING:
-    from sealring.cli.calls.client import Answer
+    from sealring.cli.calls.asking import Answer
     from sealring.cli.local.cluster import LocalCluster
 
 app = typer.Typer()
@@ -113,12 +113,15 @@ def state_folder(chosen: Path | None) -> Iterator[Path]:
 
 
 async def _ask(cluster: LocalCluster, question: str, *, quiet: bool) -> Answer:
-    from sealring.cli.calls.client import Question, inference
+    from sealring.cli.calls.asking import Question, Target, asking
+    from sealring.cli.calls.operator import read_bundle
 
     say(f"\n> {question}")
-    async with inference(cluster.grpc_address) as client:
+    pin = read_bundle(cluster.operator_bundle).root_sha256
+    target = Target([cluster.grpc_address], {"credentials": None, "api_key": None}, pin)
+    async with asking(target, seconds=_ASK_SECONDS) as asker:
         asked = Question([("user", question)], cluster.name)
-        answer = await client.ask(asked, (lambda text: None) if quiet else write_piece, seconds=_ASK_SECONDS)
+        answer = await asker.ask(asked, (lambda text: None) if quiet else write_piece)
     if not quiet:
         write_piece("\n")
     return answer

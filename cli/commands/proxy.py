@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sealring.cli.calls.operator import read_bundle
 from sealring.cli.local.processes import Level, LogFile, LogLevel, ParentPipe, run_daemon
 from sealring.cli.terminal.command import command, load_settings
-from sealring.cli.terminal.options import MinTrust
+from sealring.cli.terminal.options import MinTrust, RootHash
 from sealring.cli.terminal.output import say
 from sealring.mesh.trust.levels import SCORES, TrustLevel
-
-if TYPE_CHECKING:
-    from sealring.cli.settings import CliSettings
 
 app = typer.Typer()
 
@@ -29,13 +25,7 @@ app = typer.Typer()
 )
 def proxy(
     context: typer.Context,
-    root_sha256: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HEX",
-            help="hash of the cluster's root key, as its operator told you [default: the operator bundle's]",
-        ),
-    ] = None,
+    root_sha256: RootHash = None,
     min_trust: MinTrust = TrustLevel.NONE,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="where it listens, on loopback; port 0 takes any")
@@ -55,10 +45,7 @@ def proxy(
     The gateway passes on what it cannot read. Any OpenAI client works: its base URL is http://LISTEN/v1, its
     API key the one that only your own account can read; `sealring connect` sets both.
     """
-    settings = load_settings(context).settings
-    pin = _pin(root_sha256, settings)
-
-    from sealring.cli.calls.client import gateway_access
+    from sealring.cli.calls.gateway import gateway_access, root_pin
     from sealring.cli.proxy import serve
     from sealring.client import AsyncClient
     from sealring.client.trust import default_state_file
@@ -66,6 +53,8 @@ def proxy(
     from sealring.mesh.system.paths import proxy_key_file
 
     require_loopback(listen)
+    loaded = load_settings(context)
+    settings, pin = loaded.settings, root_pin(root_sha256, loaded)
 
     async def work() -> None:
         client = AsyncClient(
@@ -79,12 +68,3 @@ def proxy(
         await serve(client, listen, proxy_key_file(), say=say)
 
     run_daemon("proxy", work, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)
-
-
-def _pin(root_sha256: str | None, settings: CliSettings) -> bytes:
-    """Raises InvalidInput (BAD_ROOT_HASH), ConfigError (NO_OPERATOR_BUNDLE) where neither is there."""
-    if root_sha256 is None:
-        return read_bundle(settings.operator).root_sha256
-    from sealring.client.trust import parse_root_sha256
-
-    return parse_root_sha256(root_sha256)

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sealring.cli.calls.client import Client
+from sealring.cli.calls.gateway import Gateway
 from sealring.cli.calls.operator import Admin
 from sealring.cli.dashboard.look import Audit, Load, cluster, trace
 from sealring.client import AsyncClient
@@ -46,7 +46,7 @@ _HEADERS = {
 
 
 def create_dashboard(
-    admin: Admin, pin: bytes, gateways: Sequence[Client], client: AsyncClient, edge: ASGIApp, token: str
+    admin: Admin, pin: bytes, gateways: Sequence[Gateway], client: AsyncClient, edge: ASGIApp, token: str
 ) -> Starlette:
     """The ASGI application; `edge` answers the chat's questions, sealed by `client`."""
     loads = [Load(one.address, one.metrics) for one in gateways]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 
-from sealring.cli.calls.client import inference
+from sealring.cli.calls.gateway import inference
 from sealring.cli.calls.operator import Admin, connect, read_bundle
 from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.local.children import Children

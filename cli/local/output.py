@@ -13,7 +13,7 @@ from sealring.cli.terminal.output import print_data, print_table
 from sealring.mesh.trust.levels import level_of
 
 if TYPE_CHECKING:
-    from sealring.cli.calls.client import Answer
+    from sealring.cli.calls.asking import Answer
     from sealring.cli.local.cluster import LocalCluster
 
 QUESTION = "What is the capital of France?"

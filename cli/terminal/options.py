@@ -25,6 +25,14 @@ MinTrust = Annotated[
         help="refuse a ring with members below this trust level: software, self_signed (a claim) or hardware",
     ),
 ]
+RootHash = Annotated[
+    str | None,
+    typer.Option(
+        "--root-sha256",
+        metavar="HEX",
+        help="hash of the cluster's root key, as its operator gave it to you [default: from this machine]",
+    ),
+]
 
 
 class Seconds(float):

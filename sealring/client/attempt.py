@@ -24,7 +24,6 @@ from sealring.client.types import (
     Ring,
     TokenLogprob,
     ToolCall,
-    TopLogprob,
     Usage,
 )
 from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
@@ -215,7 +214,7 @@ class Attempt:
         told = Delta(
             delta.text,
             delta.tokens,
-            tuple(map(_logprob, delta.logprobs)),
+            tuple(map(TokenLogprob.from_message, delta.logprobs)),
             number,
             delta.parsed.reasoning,
             tuple(ToolCall(call.name, call.arguments, call.id) for call in delta.parsed.tool_calls),
@@ -369,11 +368,6 @@ def _outlived(error: SealringError, attempt: Attempt | None) -> bool:
     if attempt is None or error.reason != "ENVELOPE_EXPIRED":
         return False
     return time.time() - attempt.sealed_at >= max(attempt.lifetime - SKEW_SECONDS, attempt.lifetime / 2)
-
-
-def _logprob(told: inference.TokenLogprob) -> TokenLogprob:
-    top = tuple(TopLogprob(each.id, each.spelling, each.logprob) for each in told.top)
-    return TokenLogprob(told.id, told.spelling, told.logprob, top, told.prompt)
 
 
 def _out_of_order() -> EnvelopeError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from sealring.mesh.roster import model as rosters
+from sealring.v1 import inference_pb2 as inference
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 """`stop`: the model or a stop string ended the answer; `length`: max_tokens, the context, or memory did."""
@@ -74,6 +75,12 @@ class TokenLogprob(TopLogprob):
 
     top: tuple[TopLogprob, ...]
     prompt: bool = False
+
+    @classmethod
+    def from_message(cls, token: inference.TokenLogprob) -> TokenLogprob:
+        """The token of a message of the contract."""
+        top = tuple(TopLogprob(each.id, each.spelling, each.logprob) for each in token.top)
+        return cls(token.id, token.spelling, token.logprob, top, token.prompt)
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sealring.cli.calls.client import Answer
+from sealring.cli.calls.asking import Answer
 from sealring.cli.calls.members import print_nodes
 from sealring.cli.commands.deployment import (
     default_name,

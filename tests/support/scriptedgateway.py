@@ -82,6 +82,24 @@ async def honest(
         yield response
 
 
+def saying(write: Callable[[inference.SealedPrompt], AsyncIterator[inference.SealedDelta]]) -> Script:
+    """A head that answers each prompt with these deltas; the last one ends the answer."""
+
+    async def script(
+        gateway: ScriptedGateway, request: inference.GenerateRequest
+    ) -> AsyncIterator[inference.GenerateResponse]:
+        asked, sealer = gateway.open(request)
+        ring = request.envelope.sealed_for.ring
+        yield inference.GenerateResponse(started=inference.Started(ring=ring))
+        async for delta in write(asked):
+            last = delta.finish != inference.FINISH_REASON_UNSPECIFIED
+            sealed = sealer.seal(delta.SerializeToString(), last=last)
+            yield inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=delta.tokens))
+        yield inference.GenerateResponse(finished=inference.Finished(reason=inference.FINISH_REASON_STOP))
+
+    return script
+
+
 @dataclasses.dataclass
 class Stage:
     """A scripted gateway that listens, and its cluster."""

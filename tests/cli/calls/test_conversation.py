@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sealring.cli.calls import conversation
-from sealring.cli.calls.client import Access, Question
+from sealring.cli.calls.asking import Question, Target
 from sealring.cli.calls.conversation import Conversation
 from sealring.cli.terminal.prompt import MAX_LINE
 from sealring.mesh.errors import InvalidInput, Unavailable
@@ -27,8 +27,8 @@ class Talk:
         self.asked: list[list[tuple[str, str]]] = []
         self.shown = ""
         base = Question([("system", "be brief")])
-        client: Any = SimpleNamespace(ask=self.ask)
-        self.conversation = Conversation(runner, client, base, self.show, 9.0)
+        asker: Any = SimpleNamespace(ask=self.ask)
+        self.conversation = Conversation(runner, asker, base, self.show)
 
     def show(self, text: str) -> None:
         self.shown += text
@@ -38,10 +38,8 @@ class Talk:
         question: Question,
         show: Callable[[str], None],
         *,
-        seconds: float,
         on_reasoning: Callable[[str], None],
     ) -> Any:
-        assert seconds == 9.0
         self.asked.append(list(question.messages))
         pieces, end = self.script.pop(0)
         told = [piece for piece in pieces if not piece.startswith("(thinks")]
@@ -130,23 +128,23 @@ def test_a_conversation_goes_on_until_it_is_left_and_leaves_nothing_open(
         return line
 
     @asynccontextmanager
-    async def opened(address: str, **access: Any) -> AsyncIterator[Any]:
-        async def ask(question: Question, show: Any, *, seconds: float, on_reasoning: Any) -> Any:
-            said.append((list(question.messages), seconds))
+    async def opened(target: Target, *, seconds: float) -> AsyncIterator[Any]:
+        async def ask(question: Question, show: Any, *, on_reasoning: Any) -> Any:
+            said.append(list(question.messages))
             return SimpleNamespace(text="1", finish="stop")
 
-        said.append((address, access))
+        said.append((target, seconds))
         yield SimpleNamespace(ask=ask)
         said.append("closed")
 
-    monkeypatch.setattr(conversation, "inference", opened)
+    monkeypatch.setattr(conversation, "asking", opened)
     monkeypatch.setattr(conversation, "read_line", read_line)
-    access: Access = {"credentials": None, "api_key": "k"}
+    target = Target(["h:1", "h:2"], {"credentials": None, "api_key": "k"}, bytes(32))
     with pytest.raises(end) if isinstance(end, type) else nullcontext():
-        conversation.converse("h:1", access, Question([]), said.append, seconds=9.0)
-    assert said == [("h:1", access), ([("user", "one")], 9.0), "\n", "closed"]
+        conversation.converse(target, Question([]), said.append, seconds=9.0)
+    assert said == [(target, 9.0), [("user", "one")], "\n", "closed"]
     assert lines == ["never"]
-    assert capsys.readouterr().err.startswith("talking to h:1; Ctrl-C stops")
+    assert capsys.readouterr().err.startswith("talking to h:1 or h:2, sealed; Ctrl-C stops")
 
 
 def test_what_is_no_question_asks_nothing(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from sealring.cli.calls import verified
-from sealring.coordinator import store
-from sealring.coordinator.roster import audit_head
 from sealring.coordinator.services.admin import MAX_AUDIT_ENTRIES
+from sealring.mesh import audit
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki import root
 from sealring.v1 import admin_pb2
@@ -53,9 +52,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(verified, "_AUDIT_PAGE", 2)
     monkeypatch.setattr(root, "decode_chain", lambda chain: chain)
     monkeypatch.setattr(root, "verify_root_chain", lambda chain, pin, *, now: (chain, pin))
-    monkeypatch.setattr(store, "verify_chain", verify_chain)
-    monkeypatch.setattr(audit_head, "read_head", lambda signed, root: SimpleNamespace(sequence=signed))
-    monkeypatch.setattr(audit_head, "check_signed", lambda found, head: did.append((found, head.sequence)))
+    monkeypatch.setattr(audit, "verify_chain", verify_chain)
+    monkeypatch.setattr(audit, "read_head", lambda signed, root: SimpleNamespace(sequence=signed))
+    monkeypatch.setattr(audit, "check_signed", lambda found, head: did.append((found, head.sequence)))
     return did
 
 

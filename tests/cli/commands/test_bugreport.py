@@ -62,7 +62,7 @@ def test_every_gateway_that_the_settings_name_tells_what_it_counts(
 
         yield SimpleNamespace(metrics=metrics)
 
-    monkeypatch.setattr("sealring.cli.calls.client.inference", opened)
+    monkeypatch.setattr("sealring.cli.calls.gateway.inference", opened)
     monkeypatch.setattr(bugreport, "_doctor", lambda context: {})
     two = ("--gateway", "a:1", "--gateway", "b:2", "--timeout", "7s")
     done = here("bugreport", "--output", "r.tar.gz", "--state-dir", "none", *two)

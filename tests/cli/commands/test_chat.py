@@ -1,4 +1,4 @@
-"""Whom `sealring chat` talks to when nobody said it."""
+"""`sealring chat`: which gateway and which cluster it asks, and what it shows."""
 
 from __future__ import annotations
 
@@ -9,156 +9,197 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from bundles import SigningCluster
 
 from sealring.cli.calls import conversation
-from sealring.cli.calls.client import Answer, Question
+from sealring.cli.calls.asking import Answer, Question, Target
 from sealring.cli.commands import chat
 from sealring.cli.local.leftovers import temporary_folder
-from sealring.cli.settings import CliSettings
-from sealring.mesh.errors import InvalidInput
-from sealring.mesh.settings.config import Loaded
+from sealring.mesh.pki.certificates import Role
 from sealring.mesh.system.lock import lock_state
 from sealring.mesh.system.paths import default_state_root
 
-
-@pytest.fixture(autouse=True)
-def nobody_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "listens", lambda host, port: False)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+PIN = "ab" * 32
+KNOWN = ("--gateway", "h:1", "--root-sha256", PIN)
 
 
-def found(origin: str = "default") -> str:
-    loaded: Any = Loaded(CliSettings(), {"gateway": origin})
-    return chat._gateway(loaded)[0]
-
-
-def demo(stack: ExitStack, port: int) -> None:
-    folder = stack.enter_context(temporary_folder())
-    (folder / "ports.json").write_text(json.dumps({"gateway": port}))
-
-
-def test_a_running_demo_is_found() -> None:
-    assert found() == "127.0.0.1:7780"
-    with ExitStack() as stack:
-        demo(stack, 4711)
-        assert found() == "127.0.0.1:4711"
-        assert found(origin="flag --gateway") == "127.0.0.1:7780"
-        demo(stack, 4712)
-        with pytest.raises(InvalidInput, match="4711") as caught:
-            found()
-        assert "127.0.0.1:4712" in caught.value.hint
-    assert found() == "127.0.0.1:7780"
-
-
-def test_the_users_own_cluster_comes_before_whoever_took_the_default_address(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(chat, "listens", lambda host, port: True)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_STATE_HOME", "")
-    with lock_state(default_state_root()):
-        (default_state_root() / "ports.json").write_text(json.dumps({"gateway": 4713}))
-        assert found() == "127.0.0.1:4713"
-        assert found(origin="flag --gateway") == "127.0.0.1:7780"
-    assert found() == "127.0.0.1:7780"
-
-
-def test_who_is_at_the_default_address_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "listens", lambda host, port: port == 7780)
-    with ExitStack() as stack:
-        demo(stack, 4711)
-        assert found() == "127.0.0.1:7780"
-
-
-class Client:
-    """A gateway's client that answers Paris, and keeps what it was asked."""
+class Asker:
+    """Answers Paris, and keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.targets: list[Target] = []
+        self.asked: list[Question] = []
 
     @asynccontextmanager
-    async def open(self, address: str, **access: Any) -> AsyncIterator[Self]:
-        self.asked.append((address, access))
+    async def open(self, target: Target, *, seconds: float) -> AsyncIterator[Self]:
+        assert seconds == 3600.0
+        self.targets.append(target)
         yield self
 
-    async def ask(self, question: Question, on_text: Any, *, seconds: float) -> Answer:
-        self.asked.append((list(question.messages), question.model, question.max_tokens, question.min_trust))
+    async def ask(self, question: Question, on_text: Any) -> Answer:
+        self.asked.append(question)
         on_text("Par\x1b[2Jis\t.\n")
-        return Answer("Paris.", "demo", "r", 20, 5, 7, 0.125, 40.0, "stop")
+        sealed = self.targets[-1].pin is not None
+        return Answer("demo", "r", 20, 5, 7, "stop", "Paris.", sealed=sealed, ttft_s=0.125, tok_s=40.0)
+
+    @property
+    def gateways(self) -> list[str]:
+        """The first gateway of each question since the last look."""
+        found = [one.addresses[0] for one in self.targets]
+        self.targets.clear()
+        return found
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Client:
-    made = Client()
-    monkeypatch.setattr("sealring.cli.calls.client.inference", made.open)
+def asker(monkeypatch: pytest.MonkeyPatch) -> Asker:
+    made = Asker()
+    monkeypatch.setattr("sealring.cli.calls.asking.asking", made.open)
     return made
 
 
-def test_an_answer_is_shown_as_it_comes_without_what_steers_a_terminal(here: Any, client: Client) -> None:
-    done = here("chat", "hi", "--gateway", "h:1")
+@pytest.fixture(autouse=True)
+def at_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ports at which a gateway listens; no other demo runs."""
+    ports: list[int] = []
+    monkeypatch.setattr(chat, "listens", lambda host, port: port in ports)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return ports
+
+
+def demo(stack: ExitStack, port: int, cluster: SigningCluster) -> Path:
+    folder = stack.enter_context(temporary_folder())
+    (folder / "ports.json").write_text(json.dumps({"gateway": port}))
+    cluster.save(folder / "coordinator" / "operator", Role.OPERATOR)
+    return folder
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> SigningCluster:
+    return SigningCluster(tmp_path)
+
+
+def test_a_running_demo_is_found_with_its_root_key(here: Any, asker: Asker, cluster: SigningCluster) -> None:
+    with ExitStack() as stack:
+        folder = demo(stack, 4711, cluster)
+        done = here("chat", "hi")
+        assert f"no gateway at 127.0.0.1:7780; found the local cluster in {folder}" in done.err
+        (target,) = asker.targets
+        assert (target.addresses, target.pin) == (["127.0.0.1:4711"], cluster.root.fingerprint)
+        assert target.state_file is None, "no file stays behind for each demo"
+        assert here("chat", "hi", *KNOWN).status == 0
+        assert here("chat", "hi", "--gateway", "127.0.0.1:4711").status == 0
+        assert asker.targets[-1].pin == cluster.root.fingerprint
+        assert asker.gateways == ["127.0.0.1:4711", "h:1", "127.0.0.1:4711"]
+        demo(stack, 4712, cluster)
+        refused = here("chat", "hi")
+        assert "[WHICH_GATEWAY]" in refused.err
+        assert "--gateway 127.0.0.1:471" in refused.err
+    assert here("chat", "hi", "--root-sha256", PIN).status == 0
+    assert asker.gateways == ["127.0.0.1:7780"]
+
+
+def test_the_users_own_cluster_comes_before_the_default_address(
+    here: Any, asker: Asker, cluster: SigningCluster, at_default: list[int]
+) -> None:
+    at_default.append(7780)
+    root = default_state_root()
+    cluster.save(root / "coordinator" / "operator", Role.OPERATOR)
+    with lock_state(root):
+        (root / "ports.json").write_text(json.dumps({"gateway": 4713}))
+        assert here("chat", "hi").status == 0
+        (target,) = asker.targets
+        assert target.pin == cluster.root.fingerprint
+        assert target.state_file is not None
+        assert target.state_file.is_relative_to(root)
+        assert here("chat", "hi", *KNOWN).status == 0
+        assert asker.gateways == ["127.0.0.1:4713", "h:1"]
+    assert here("chat", "hi").status == 0
+    assert asker.gateways == ["127.0.0.1:7780"]
+
+
+def test_the_gateway_at_the_default_address_comes_before_a_demo(
+    here: Any, asker: Asker, cluster: SigningCluster, at_default: list[int]
+) -> None:
+    at_default.append(7780)
+    with ExitStack() as stack:
+        demo(stack, 4711, cluster)
+        assert here("chat", "hi", "--root-sha256", PIN).status == 0
+    assert asker.gateways == ["127.0.0.1:7780"]
+
+
+def test_a_machine_that_has_joined_seals_for_its_cluster(
+    here: Any, asker: Asker, cluster: SigningCluster
+) -> None:
+    assert "[NO_ROOT_HASH]" in here("chat", "hi", "--gateway", "h:1").err
+    cluster.save(default_state_root() / "node", Role.MEMBER)
+    assert here("chat", "hi", "--gateway", "h:1", "--gateway", "h:2").status == 0
+    (target,) = asker.targets
+    assert (target.addresses, target.pin) == (["h:1", "h:2"], cluster.root.fingerprint)
+
+
+def test_in_clear_only_when_the_user_says_so(here: Any, asker: Asker, at_default: list[int]) -> None:
+    at_default.append(2)
+    done = here("chat", "hi", "--gateway", "h:1", "--gateway", "h:2", "--clear")
+    assert done.err.endswith("; in clear)\n")
+    (target,) = asker.targets
+    assert (target.addresses, target.pin) == (["h:2"], None)
+    assert "[BAD_QUESTION]" in here("chat", "hi", *KNOWN, "--clear").err
+
+
+def test_an_answer_is_shown_as_it_comes_without_what_steers_a_terminal(here: Any, asker: Asker) -> None:
+    done = here("chat", "hi", *KNOWN)
     assert (done.status, done.out) == (0, "Par[2Jis\t.\n\n")
-    assert done.err == "(7 tokens, 0.12 s to the first, 40 per second)\n"
-    assert client.asked == [
-        ("h:1", {"credentials": None, "api_key": None}),
-        ([("user", "hi")], "", 0, 0),
-    ]
-    client.asked.clear()
+    assert done.err == "(7 tokens, 0.12 s to the first, 40 per second; sealed, trust self_signed)\n"
+    (target,), (asked,) = asker.targets, asker.asked
+    assert (target.access, target.pin) == ({"credentials": None, "api_key": None}, bytes.fromhex(PIN))
+    assert (asked.messages, asked.model, asked.max_tokens, asked.min_trust) == ([("user", "hi")], "", 0, 0)
     options = ("--system", "be brief", "--model", "m", "--max-tokens", "3", "--min-trust", "hardware")
-    done = here("chat", "hi", "--gateway", "h:1", "--json", *options)
+    done = here("chat", "hi", *KNOWN, "--json", *options)
     assert (done.err, done.data["answer"], done.data["min_trust"]) == ("", "Paris.", "self_signed")
     assert "text" not in done.data
-    assert client.asked[1] == ([("system", "be brief"), ("user", "hi")], "m", 3, 30)
+    asked = asker.asked[1]
+    assert asked.messages == [("system", "be brief"), ("user", "hi")]
+    assert (asked.model, asked.max_tokens, asked.min_trust) == ("m", 3, 30)
 
 
 def test_without_a_question_it_is_a_conversation(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
     monkeypatch.setattr(conversation, "converse", lambda *what, **how: begun.append((what, how)))
-    assert here("chat", "--gateway", "h:1", "--system", "be brief").status == 0
-    (((address, _access, first, show), how),) = begun
-    assert (address, first.messages, show, how) == (
-        "h:1",
-        [("system", "be brief")],
-        chat.write_piece,
-        {"seconds": 3600.0},
-    )
+    assert here("chat", *KNOWN, "--system", "be brief").status == 0
+    (((target, first, show), how),) = begun
+    assert (target.addresses, first.messages) == (["h:1"], [("system", "be brief")])
+    assert (show, how) == (chat.write_piece, {"seconds": 3600.0})
     for options in (("--json",), ("--logprobs", "1"), ("--logprobs", "0")):
-        refused = here("chat", "--gateway", "h:1", *options)
+        refused = here("chat", *KNOWN, *options)
         assert (refused.status, "[BAD_QUESTION]" in refused.err) == (2, True)
     assert len(begun) == 1
 
 
-@pytest.mark.parametrize("typed", [False, True])
-@pytest.mark.parametrize(("question", "status"), [("12345", 0), ("123456", 2), ("", 2)])
-def test_a_question_is_so_long_at_most_and_not_empty(
-    here: Any, monkeypatch: pytest.MonkeyPatch, typed: bool, question: str, status: int
+LONGEST = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("question", "typed"),
+    [
+        ("", ""),
+        ("x" * (LONGEST + 1), ""),
+        ("-", "   \n"),
+        ("-", "x" * (LONGEST + 1)),
+        ("-", " " * LONGEST + " hi"),
+    ],
+    ids=["empty", "long", "nothing typed", "long file", "cut at a blank"],
+)
+def test_a_question_that_is_empty_or_too_long_is_refused(
+    here: Any, asker: Asker, question: str, typed: str
 ) -> None:
-    asked: list[str] = []
-
-    async def once(gateway: Any, first: Any, question: str, *, as_json: bool) -> None:
-        asked.append(question)
-
-    monkeypatch.setattr(chat, "_once", once)
-    monkeypatch.setattr(chat, "_gateway", lambda loaded: ("127.0.0.1:1", {}))
-    monkeypatch.setattr(chat, "_MAX_LINE", 5)
-    done = here("chat", "-" if typed else question, stdin=question if typed else "")
-    assert done.status == status
-    assert asked == ([question] if status == 0 else [])
-    assert ("BAD_QUESTION" in done.err) == (status == 2)
+    done = here("chat", question, *KNOWN, stdin=typed)
+    assert (done.status, "[BAD_QUESTION]" in done.err) == (2, True)
+    assert asker.asked == []
 
 
-@pytest.mark.parametrize(("typed", "asked"), [(" hi \n", ["hi"]), ("hi    there", []), ("     \n", [])])
-def test_a_question_is_not_cut_at_a_blank(
-    here: Any, client: Client, monkeypatch: pytest.MonkeyPatch, typed: str, asked: list[str]
-) -> None:
-    monkeypatch.setattr(chat, "_MAX_LINE", 5)
-    done = here("chat", "-", "--gateway", "h:1", stdin=typed)
-    assert done.status == (0 if asked else 2)
-    assert [one[0][0][1] for one in client.asked[1:]] == asked
-
-
-@pytest.mark.parametrize(("size", "status"), [(1 << 20, 0), ((1 << 20) + 1, 2)])
-def test_a_question_of_a_file_is_a_mebibyte_at_most(
-    here: Any, client: Client, size: int, status: int
-) -> None:
-    assert here("chat", "-", "--gateway", "h:1", stdin="x" * size).status == status
-    assert [len(asked[0][0][1]) for asked in client.asked[1:]] == [size] * (status == 0)
+@pytest.mark.parametrize(
+    ("typed", "asked"), [(" hi \n", "hi"), ("x" * LONGEST, "x" * LONGEST)], ids=["short", "long"]
+)
+def test_a_question_of_a_file_is_asked_whole(here: Any, asker: Asker, typed: str, asked: str) -> None:
+    assert here("chat", "-", *KNOWN, stdin=typed).status == 0
+    assert asker.asked[0].messages == [("user", asked)]

@@ -1,4 +1,4 @@
-"""`sealring chat` at a real pseudo terminal, against a gateway that says what the test says."""
+"""`sealring chat` at a real pseudo terminal, sealed for a head that the test plays."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import pty
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from scriptedgateway import Stage, on_stage, saying
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.rpc.server import Server
-from sealring.v1 import inference_pb2, inference_pb2_grpc
+from sealring.v1 import inference_pb2
 
 CTRL_C, CTRL_D, CTRL_P = "\x03", "\x04", "\x10"  # Ctrl-P: the line before, with readline and libedit alike
 AT_A_TERMINAL = """
@@ -27,28 +26,27 @@ main()
 """
 
 
-class Gateway(inference_pb2_grpc.InferenceServicer):
-    """Answers a question by what it says; keeps what was asked and tells when an answer was given up."""
+class Head:
+    """Answers a question with itself; remembers what was asked, and tells when an answer was given up."""
 
-    def __init__(self) -> None:
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
         self.asked: list[list[str]] = []
         self.given_up = asyncio.Event()
+        stage.gateway.script = saying(self.answer)
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        said = [one.content for one in request.envelope.clear.chat.messages]
+    async def answer(self, sealed: inference_pb2.SealedPrompt) -> AsyncIterator[inference_pb2.SealedDelta]:
+        said = [one.content for one in sealed.prompt.chat.messages]
         self.asked.append(said)
         if "long" in said[-1] and len(said) > 1:
             raise InvalidInput("does not fit", reason="CONTEXT_TOO_LONG")
-        yield inference_pb2.GenerateResponse(started=inference_pb2.Started(model="demo", ring="r"))
-        delta = inference_pb2.Delta(text=f"<{said[-1]}>", tokens=1)
-        yield inference_pb2.GenerateResponse(delta=delta)
+        yield inference_pb2.SealedDelta(text=f"<{said[-1]}>", tokens=1)
         if "forever" in said[-1]:
             try:
                 await asyncio.Event().wait()
             finally:
                 self.given_up.set()
-        finished = inference_pb2.Finished(reason=inference_pb2.FINISH_REASON_STOP, completion_tokens=1)
-        yield inference_pb2.GenerateResponse(finished=finished)
+        yield inference_pb2.SealedDelta(tokens=1, finish=inference_pb2.FINISH_REASON_STOP)
 
 
 class Terminal:
@@ -107,25 +105,21 @@ class Terminal:
 
 
 @pytest.fixture
-async def gateway() -> AsyncIterator[Gateway]:
-    servicer = Gateway()
-    add = inference_pb2_grpc.add_InferenceServicer_to_server
-    server = Server([(add, servicer, "sealring.v1.Inference")])
-    servicer.address = f"127.0.0.1:{server.listen('127.0.0.1:0', None)}"  # type: ignore[attr-defined]
-    await server.start()
-    yield servicer
-    await server.stop(0)
+async def head() -> AsyncIterator[Head]:
+    async with on_stage() as stage:
+        yield Head(stage)
 
 
 @pytest.fixture
-async def terminal(gateway: Any, home: Path) -> AsyncIterator[Terminal]:
-    started = await Terminal.start("chat", "--gateway", gateway.address, HOME=str(home))
+async def terminal(head: Head, home: Path) -> AsyncIterator[Terminal]:
+    known = ("--gateway", head.stage.address, "--root-sha256", head.stage.cluster.pin)
+    started = await Terminal.start("chat", *known, HOME=str(home), XDG_STATE_HOME="")
     await started.shows("> ")
     yield started
     await started.end()
 
 
-async def test_a_conversation(terminal: Terminal, gateway: Gateway) -> None:
+async def test_a_conversation(terminal: Terminal, head: Head) -> None:
     terminal.type("half")
     await terminal.shows("half")
     await terminal.interrupted_shows("(Ctrl-D ends it")
@@ -133,21 +127,21 @@ async def test_a_conversation(terminal: Terminal, gateway: Gateway) -> None:
     terminal.type("first\n")
     await terminal.shows("<first>")
     await terminal.shows("> ")
-    assert gateway.asked == [["first"]], "what was typed before Ctrl-C is gone"
+    assert head.asked == [["first"]], "what was typed before Ctrl-C is gone"
 
     terminal.type("forever\n")
     await terminal.shows("<forever>")
     await terminal.interrupted_shows("(stopped)")
     await terminal.shows("> ")
     async with asyncio.timeout(40):
-        await gateway.given_up.wait()
+        await head.given_up.wait()
 
     terminal.type("a long one\n")
     await terminal.shows("left out")
     await terminal.shows("left out")
     await terminal.shows("<a long one>")
     await terminal.shows("> ")
-    assert gateway.asked[2:] == [
+    assert head.asked[2:] == [
         ["first", "<first>", "forever", "<forever>", "a long one"],
         ["forever", "<forever>", "a long one"],
         ["a long one"],
@@ -156,13 +150,13 @@ async def test_a_conversation(terminal: Terminal, gateway: Gateway) -> None:
     terminal.type(f"{CTRL_P}{CTRL_P}{CTRL_P}\n")
     await terminal.shows("<first>")
     await terminal.shows("> ")
-    assert gateway.asked[-1] == ["a long one", "<a long one>", "first"]
+    assert head.asked[-1] == ["a long one", "<a long one>", "first"]
     terminal.type(CTRL_D)
     async with asyncio.timeout(40):
         assert await terminal.process.wait() == 0
 
 
-async def test_commands(terminal: Terminal, gateway: Gateway) -> None:
+async def test_commands(terminal: Terminal, head: Head) -> None:
     terminal.type("first\n")
     await terminal.shows("<first>")
     await terminal.shows("> ")
@@ -174,7 +168,7 @@ async def test_commands(terminal: Terminal, gateway: Gateway) -> None:
     await terminal.shows("there is no /nothing")
     terminal.type("/etc/hosts is what?\n")
     await terminal.shows("</etc/hosts is what?>")
-    assert gateway.asked == [["first"], ["/etc/hosts is what?"]]
+    assert head.asked == [["first"], ["/etc/hosts is what?"]]
     terminal.type("/exit\n")
     async with asyncio.timeout(40):
         assert await terminal.process.wait() == 0

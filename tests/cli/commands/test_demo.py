@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
+from bundles import SigningCluster
 
-from sealring.cli.calls.client import Answer, Question
-from sealring.cli.commands import demo
+from sealring.cli.calls.asking import Answer, Question, Target
 from sealring.cli.local import cluster as local
 from sealring.cli.local.leftovers import PORTS
 from sealring.cli.terminal.output import Progress
@@ -58,18 +57,40 @@ class Cluster:
         self.did.append("served")
 
 
-ASK = demo._ask
+class Asker:
+    """Answers Paris, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    @asynccontextmanager
+    async def open(self, target: Target, *, seconds: float) -> AsyncIterator[Self]:
+        self.asked.append((target.addresses, target.pin))
+        yield self
+
+    async def ask(self, question: Question, on_text: Any) -> Answer:
+        self.asked.append((question.messages, question.model))
+        on_text("Paris.")
+        return Answer("demo", "demo-0", 10, 5, 2, "stop", "Paris.", sealed=True, ttft_s=0.25, tok_s=8.0)
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> SigningCluster:
+    return SigningCluster(tmp_path_factory.mktemp("signed"))
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Cluster]:
-    async def ask(cluster: Any, question: str, *, quiet: bool) -> Answer:
-        cluster.did.append((question, quiet))
-        return Answer("Paris.", "demo", "demo-0", 10, 5, 2, 0.25, 8.0, "stop")
+def asker(monkeypatch: pytest.MonkeyPatch) -> Asker:
+    made = Asker()
+    monkeypatch.setattr("sealring.cli.calls.asking.asking", made.open)
+    return made
 
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, asker: Asker, signed: SigningCluster) -> list[Cluster]:
     monkeypatch.setattr(Cluster, "made", [])
+    monkeypatch.setattr(Cluster, "operator_bundle", signed.bundle)
     monkeypatch.setattr(local, "LocalCluster", Cluster)
-    monkeypatch.setattr(demo, "_ask", ask)
     return Cluster.made
 
 
@@ -84,42 +105,35 @@ def test_it_serves_three_nodes_until_it_is_ended(
     (cluster,) = made
     assert (cluster.nodes, cluster.name) == (3, "demo")
     assert (cluster.model / "config.json").is_file()
-    assert cluster.did == ["started", 3, (demo.QUESTION, False), "served", "left"]
+    assert cluster.did == ["started", 3, "served", "left"]
     assert not cluster.state_dir.exists(), "of a temporary folder nothing stays"
     rows = [line.split() for line in done.out.splitlines()]
     assert ["0", "node-0", "0-2", "software", "->", "rank", "1:", "hybrid"] in rows
     assert ["1", "node-1", "3-3", "hardware", "no", "link"] in rows
-    for way in ("curl -sN http://127.0.0.1:6/v1/", "chat --gateway 127.0.0.1:5", "status --operator /bundle"):
+    for way in (
+        "curl -sN http://127.0.0.1:6/v1/",
+        "chat --gateway 127.0.0.1:5",
+        f"status --operator {cluster.operator_bundle}",
+    ):
         assert way in done.out
     assert "0.25 s after the question" in done.err
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-async def test_the_question_and_its_answer_are_shown_where_nobody_reads_json(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quiet: bool
+def test_the_question_is_sealed_for_the_cluster_itself(
+    here: Any, made: list[Cluster], asker: Asker, signed: SigningCluster
 ) -> None:
-    asked: list[Any] = []
-
-    @asynccontextmanager
-    async def opened(address: str) -> AsyncIterator[Any]:
-        async def ask(question: Question, on_text: Any, *, seconds: float) -> str:
-            asked.append((address, list(question.messages), question.model, seconds))
-            on_text("Paris.")
-            return "the answer"
-
-        yield SimpleNamespace(ask=ask)
-
-    monkeypatch.setattr("sealring.cli.calls.client.inference", opened)
-    cluster: Any = Cluster(Path("/s"), Path("/m"), nodes=1, name="demo", say=None)
-    found: Any = await ASK(cluster, "why?", quiet=quiet)
-    assert found == "the answer"
-    assert asked == [("127.0.0.1:5", [("user", "why?")], "demo", 120.0)]
-    assert capsys.readouterr() == ("" if quiet else "Paris.\n", "\n> why?\n")
+    done = here("demo", "--once", "--question", "why?")
+    assert asker.asked == [
+        (["127.0.0.1:5"], signed.root.fingerprint),
+        ([("user", "why?")], "demo"),
+    ]
+    assert done.out.startswith("Paris.\n")
+    assert "\n> why?\n" in done.err
 
 
 def test_once_it_leaves_after_the_answer(here: Any, made: list[Cluster]) -> None:
     done = here("demo", "--once", "--nodes", "2", "--question", "why?")
-    assert made[0].did == ["started", 2, ("why?", False), "left"]
+    assert made[0].did == ["started", 2, "left"]
     assert "ring demo-0, epoch 2, minimum trust software" in done.out
     assert "until Ctrl-C" not in done.out
 
@@ -128,7 +142,6 @@ def test_what_programs_read_of_it(here: Any, made: list[Cluster]) -> None:
     found = here("demo", "--once", "--json").data
     assert (found["answer"], found["suite"], found["min_trust"]) == ("Paris.", "hybrid", "software")
     assert [one["layers"] for one in found["ring"]] == [[0, 3], [3, 4]]
-    assert made[0].did[2][1], "the answer is in the JSON only"
 
 
 @pytest.mark.parametrize(("length", "status"), [(1, 0), (4096, 0), (4097, 2)])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bundles import SigningCluster
 
 from sealring import client
 from sealring.cli import proxy as program
@@ -33,18 +33,22 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(client, "AsyncClient", make)
     monkeypatch.setattr(program, "serve", serve)
     monkeypatch.setattr(proxy, "run_daemon", run_daemon)
-    monkeypatch.setattr(proxy, "read_bundle", lambda folder: SimpleNamespace(root_sha256=b"b" * 32))
     return made
 
 
 def test_it_seals_for_the_cluster_of_the_operator_by_default(here: Any, home: Path, started: Any) -> None:
-    done = here("proxy")
+    signed = SigningCluster(home)
+    done = here("proxy", "--operator", str(signed.bundle))
     assert done.status == 0, done.err
     (component, how), (gateway, asked), served = started
     assert (component, how) == ("proxy", {"log_level": "info", "log_file": None, "parent_pipe": None})
     assert served[:2] == ("client", "127.0.0.1:8081")
     assert served[2].is_relative_to(home)
-    assert (asked["root_sha256"], asked["min_trust"], asked["timeout"]) == (b"b" * 32, 0, 3600.0)
+    assert (asked["root_sha256"], asked["min_trust"], asked["timeout"]) == (
+        signed.root.fingerprint,
+        0,
+        3600.0,
+    )
     assert (asked["credentials"], asked["api_key"]) == (None, None)
     assert asked["state_file"].is_relative_to(home)
     assert gateway == ["127.0.0.1:7780"]

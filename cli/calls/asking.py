@@ -1,0 +1,237 @@
+"""Questions from the terminal: sealed by the client library; in clear only where the user says so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sealring.cli.calls.gateway import Access, Gateway, inference, named
+from sealring.cli.terminal.output import enum_word
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import FailedPrecondition, SealringError
+
+if TYPE_CHECKING:
+    from sealring.client import AsyncClient, Delta
+    from sealring.client.options import SamplingOptions
+
+ASK_CLEAR = "or ask in clear, which the gateway can read: --clear"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Gateways of one cluster, and `pin`, the hash of its root key; without a pin, prompts go in clear.
+
+    `state_file` remembers the newest roster; None: the process does.
+    """
+
+    addresses: Sequence[str]
+    access: Access
+    pin: bytes | None
+    state_file: Path | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """A conversation to continue, as (role, content) pairs; 0 `max_tokens`: what the context holds."""
+
+    messages: Sequence[tuple[str, str]]
+    model: str = ""
+    max_tokens: int = 0
+    min_trust: int = 0
+    sampling: SamplingOptions | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """The ring that answered, its trust, and the usage: what is known at an answer's end.
+
+    Of a sealed answer ring and trust come from the verified roster, of one in clear from the gateway.
+    """
+
+    model: str
+    ring: str
+    min_trust: int
+    prompt_tokens: int
+    completion_tokens: int
+    finish: str
+
+
+@dataclass(frozen=True)
+class Answer(Source):
+    """An answer, with the seconds to its first token and the tokens per second after it."""
+
+    text: str
+    sealed: bool
+    ttft_s: float
+    tok_s: float
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    """Each token with its log-probability and the likeliest in its place, if the question asks for them."""
+
+
+Stream = Callable[[Question], "AsyncGenerator[Delta | Source, None]"]
+"""A call for one answer: its pieces, then its source."""
+
+
+class Asker:
+    """Asks questions over a stream and measures how the answers come."""
+
+    def __init__(self, stream: Stream, *, sealed: bool, clock: Clock = monotonic_clock) -> None:
+        self.sealed = sealed
+        self._stream = stream
+        self._clock = clock
+
+    async def ask(
+        self,
+        question: Question,
+        on_text: Callable[[str], None],
+        *,
+        on_reasoning: Callable[[str], None] | None = None,
+    ) -> Answer:
+        """Streams one answer. `on_text` gets each piece of it; `on_reasoning` (None: `on_text`) gets the
+        reasoning before it, and an empty line.
+
+        Raises what `AsyncClient.chat` lists, and SealringError (BROKEN_STREAM) for an answer without an end.
+        """
+        on_reasoning = on_reasoning or on_text
+        asked = self._clock()
+        first = last = 0.0
+        at_first = 0
+        thought = ""
+        pieces: list[str] = []
+        logprobs: list[dict[str, Any]] = []
+        source: Source | None = None
+        async with aclosing(self._stream(question)) as stream:
+            async for piece in stream:
+                if isinstance(piece, Source):
+                    source = piece
+                    continue
+                last = self._clock()
+                if not first:
+                    first, at_first = last, piece.tokens
+                if piece.reasoning:
+                    on_reasoning(piece.reasoning)
+                    thought = "\n\n"
+                if piece.text and thought:
+                    on_reasoning(thought)
+                    thought = ""
+                pieces.append(piece.text)
+                logprobs += [
+                    {**_shown(one), "top": list(map(_shown, one.top))}
+                    for one in piece.logprobs
+                    if not one.prompt
+                ]
+                on_text(piece.text)
+        if source is None:
+            raise SealringError("the gateway ended the stream without an answer", reason="BROKEN_STREAM")
+        tokens, since = source.completion_tokens - at_first, first
+        if tokens < at_first:  # most came at once, so the rate of the others says nothing
+            tokens, since = source.completion_tokens, asked
+        return Answer(
+            **asdict(source),
+            text="".join(pieces),
+            sealed=self.sealed,
+            ttft_s=round((first or self._clock()) - asked, 4),
+            tok_s=round(tokens / (last - since), 2) if last > since else 0.0,
+            logprobs=logprobs,
+        )
+
+
+@asynccontextmanager
+async def asking(target: Target, *, seconds: float) -> AsyncIterator[Asker]:
+    """Asks the gateways of `target`; an answer may take `seconds`.
+
+    Raises ConfigError (LOOPBACK_ONLY), InvalidInput (BAD_ADDRESS).
+    """
+    if target.pin is None:
+        async with inference(target.addresses[0], **target.access) as gateway:
+            yield Asker(lambda question: in_clear(gateway, question, seconds), sealed=False)
+        return
+    from sealring.client import AsyncClient
+
+    async with AsyncClient(
+        target.addresses,
+        root_sha256=target.pin,
+        state_file=target.state_file,
+        timeout=seconds,
+        **target.access,
+    ) as client:
+        yield Asker(lambda question: sealed(client, question), sealed=True)
+
+
+async def sealed(client: AsyncClient, question: Question) -> AsyncGenerator[Delta | Source, None]:
+    """An answer by the client library. Raises what `AsyncClient.chat` lists."""
+    try:
+        reply = client.chat(
+            [{"role": role, "content": content} for role, content in question.messages],
+            model=question.model,
+            max_tokens=question.max_tokens,
+            min_trust=question.min_trust,
+            **(question.sampling or {}),
+        )
+        async with reply:
+            async for delta in reply:
+                yield delta
+    except FailedPrecondition as error:
+        if error.reason == "LINKS_IN_CLEAR" and not question.min_trust:
+            error.hint = f"ask for a model that a pipeline serves, {ASK_CLEAR}"
+        raise
+    except SealringError as error:
+        raise named(error, "the gateway", " or ".join(client.gateways.addresses)) from None
+    done = reply.completion
+    yield Source(
+        model=done.model,
+        ring=done.ring.id,
+        min_trust=done.ring.min_trust,
+        prompt_tokens=done.usage.prompt_tokens,
+        completion_tokens=done.usage.completion_tokens,
+        finish=done.finish_reason,
+    )
+
+
+async def in_clear(
+    gateway: Gateway, question: Question, seconds: float
+) -> AsyncGenerator[Delta | Source, None]:
+    """An answer to a prompt that the gateway can read. Raises the error that the gateway answers with."""
+    import grpc
+
+    from sealring.client.question import chat_prompt, set_sampling
+    from sealring.client.types import Delta, TokenLogprob
+    from sealring.mesh.rpc.status import from_rpc_error
+    from sealring.v1 import inference_pb2
+
+    prompt = chat_prompt([{"role": role, "content": content} for role, content in question.messages])
+    set_sampling(prompt, question.sampling or {})
+    request = inference_pb2.GenerateRequest(
+        model=question.model,
+        envelope=inference_pb2.Envelope(clear=prompt),
+        max_tokens=question.max_tokens,
+        min_trust=question.min_trust,
+    )
+    started = None
+    try:
+        async for event in gateway.stub.Generate(request, timeout=seconds, metadata=gateway.metadata):
+            kind = event.WhichOneof("event")
+            if kind == "started":
+                started = started or event.started
+            elif kind == "delta":
+                delta = event.delta
+                logprobs = tuple(map(TokenLogprob.from_message, delta.logprobs))
+                yield Delta(delta.text, delta.tokens, logprobs, reasoning=delta.parsed.reasoning)
+            elif started is not None:
+                yield Source(
+                    model=started.model,
+                    ring=started.ring,
+                    min_trust=started.min_trust,
+                    prompt_tokens=event.finished.prompt_tokens,
+                    completion_tokens=event.finished.completion_tokens,
+                    finish=enum_word(inference_pb2.FinishReason.DESCRIPTOR, event.finished.reason),
+                )
+    except grpc.RpcError as error:
+        raise named(from_rpc_error(error), "the gateway", gateway.address) from None
+
+
+def _shown(token: Any) -> dict[str, Any]:
+    return {"token": token.token, "id": token.id, "logprob": token.logprob}

@@ -1,0 +1,163 @@
+"""The gateway that a command talks to: its address, its credentials, and the cluster that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from sealring.mesh.errors import ConfigError, SealringError, Unavailable
+from sealring.mesh.system.addresses import require_loopback
+from sealring.mesh.system.files import read_bounded, read_secret
+from sealring.mesh.system.paths import default_state_root
+
+if TYPE_CHECKING:
+    import grpc
+
+    from sealring.cli.settings import CliSettings
+    from sealring.mesh.settings.config import Loaded
+
+
+CALL_SECONDS = 10.0
+
+
+class Access(TypedDict):
+    """TLS credentials and API key for a gateway; None where it has no TLS or asks for no key."""
+
+    credentials: grpc.ChannelCredentials | None
+    api_key: str | None
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The Inference service of the gateway at `address` (host:port), without sealing."""
+
+    stub: Any
+    address: str
+    api_key: str | None = None
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...] | None:
+        """The API key as the metadata of a call."""
+        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key is not None else None
+
+    async def metrics(self, *, seconds: float = CALL_SECONDS) -> str:
+        """The gateway's metrics in Prometheus text format. Raises the error that it answers with."""
+        import grpc
+
+        from sealring.mesh.rpc.status import from_rpc_error
+        from sealring.v1 import inference_pb2
+
+        try:
+            found = await self.stub.GetMetrics(
+                inference_pb2.GetMetricsRequest(), timeout=seconds, metadata=self.metadata
+            )
+        except grpc.RpcError as error:
+            raise named(from_rpc_error(error), "the gateway", self.address) from None
+        return str(found.exposition, "utf-8")
+
+
+@asynccontextmanager
+async def inference(
+    address: str, *, credentials: grpc.ChannelCredentials | None = None, api_key: str | None = None
+) -> AsyncIterator[Gateway]:
+    """A channel to a gateway. Raises ConfigError (LOOPBACK_ONLY): a key goes over TLS or loopback only."""
+    import grpc.aio
+
+    from sealring.mesh.rpc.server import CHANNEL_OPTIONS
+    from sealring.v1 import inference_pb2_grpc
+
+    if credentials is not None:
+        opened = grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+    else:
+        if api_key is not None:
+            require_loopback(address)
+        opened = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    async with opened as channel:
+        yield Gateway(inference_pb2_grpc.InferenceStub(channel), address, api_key)
+
+
+def gateway_access(settings: CliSettings) -> Access:
+    """TLS credentials and API key from the files that the settings name.
+
+    Raises ConfigError (NO_SUCH_FILE, BAD_API_KEY_FILE, SECRET_FILE_UNSAFE).
+    """
+    import grpc
+
+    access: Access = {"credentials": None, "api_key": read_api_key(settings.api_key_file)}
+    if settings.gateway_ca is not None:
+        with _needed_file():
+            access["credentials"] = grpc.ssl_channel_credentials(read_bounded(settings.gateway_ca))
+    return access
+
+
+def read_api_key(file: Path | None) -> str | None:
+    """The API key in a file that only its owner can read; None without a file.
+
+    Raises ConfigError (NO_SUCH_FILE, BAD_API_KEY_FILE, SECRET_FILE_UNSAFE).
+    """
+    if file is None:
+        return None
+    with _needed_file():
+        key = read_secret(file).decode("ascii", "replace").strip()
+    if not key or not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"{file} does not hold an API key",
+            hint="put into it what `sealring key create` printed",
+            reason="BAD_API_KEY_FILE",
+        )
+    return key
+
+
+def root_pin(named: str | None, loaded: Loaded[CliSettings], root: Path | None = None) -> bytes:
+    """The hash of the cluster's root key: `named` in hex; else that of the operator bundle in the settings;
+    else that of an enrolment below `root`, which is by default this user's state folder.
+
+    Raises InvalidInput (BAD_ROOT_HASH), ConfigError (NO_ROOT_HASH, NO_OPERATOR_BUNDLE, MEMBER_STATE_CORRUPT,
+    SECRET_FILE_UNSAFE), RosterError (ROOT_*).
+    """
+    if named is not None:
+        from sealring.client.trust import parse_root_sha256
+
+        return parse_root_sha256(named)
+    if loaded.origin["operator"] != "default":
+        from sealring.cli.calls.operator import read_bundle
+
+        return read_bundle(loaded.settings.operator).root_sha256
+    from sealring.mesh.member.state import load_machine_state
+
+    root = root or default_state_root()
+    for folder in (root / "coordinator" / "operator", root / "node", root / "gateway"):
+        try:
+            return load_machine_state(folder).root_sha256
+        except PermissionError:
+            continue
+        except ConfigError as error:
+            if error.reason != "NOT_ENROLLED":
+                raise
+    raise ConfigError(
+        "this machine is in no cluster, so the root key to check the gateway against is unknown",
+        hint="give its hash with --root-sha256; `sealring roster show` prints it on the first machine",
+        reason="NO_ROOT_HASH",
+    )
+
+
+@contextmanager
+def _needed_file() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {error.filename}", reason="NO_SUCH_FILE") from None
+
+
+def named(error: SealringError, peer: str, address: str) -> SealringError:
+    """The error; if no connection was made, one that names the peer and its address."""
+    if not isinstance(error, Unavailable) or error.reason != Unavailable.code:
+        return error
+    return Unavailable(
+        f"{peer} at {address} cannot be reached",
+        hint="check that it runs (`sealring up` on the first machine) and the address",
+        reason="UNREACHABLE",
+    )
