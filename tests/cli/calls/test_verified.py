@@ -52,6 +52,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(verified, "_AUDIT_PAGE", 2)
     monkeypatch.setattr(root, "decode_chain", lambda chain: chain)
     monkeypatch.setattr(root, "verify_root_chain", lambda chain, pin, *, now: (chain, pin))
+    monkeypatch.setattr(audit, "Beginning", partial(audit.Beginning, kept=2))
     monkeypatch.setattr(audit, "verify_chain", verify_chain)
     monkeypatch.setattr(audit, "read_head", lambda signed, root: SimpleNamespace(sequence=signed))
     monkeypatch.setattr(audit, "check_signed", lambda found, head: did.append((found, head.sequence)))
