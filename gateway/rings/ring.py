@@ -543,10 +543,13 @@ class Ring:
             waiting.answer.finished(finished)
 
     def _bound_unread(self, request_id: str, answer: Answer) -> list[Action]:
-        """Gives up an answer whose reader is too far behind, alone or with the others of the ring."""
-        together = sum(each.answer.unread for each in self._answers.values())
-        if answer.unread <= MAX_UNREAD and together <= ALL_UNREAD:
-            return []
+        """Gives up an answer whose reader is too far behind, or the one that is furthest behind where all
+        together are: a client that reads pays for no other one's."""
+        if answer.unread <= MAX_UNREAD:
+            if sum(each.answer.unread for each in self._answers.values()) <= ALL_UNREAD:
+                return []
+            request_id = max(self._answers, key=lambda each: self._answers[each].answer.unread)
+            answer = self._answers[request_id].answer
         log.warning("reader_behind", request_id=request_id, ring=self.name)
         del self._answers[request_id]
         answer.give_up(

@@ -847,6 +847,22 @@ async def test_all_readers_of_a_ring_have_one_bound(monkeypatch: pytest.MonkeyPa
     assert {answer._over for answer in answers} == {True, False}
 
 
+async def test_who_reads_is_not_given_up_for_those_who_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_module, "FREE_UNREAD", 1000)
+    monkeypatch.setattr(ring_module, "ALL_UNREAD", 9000)
+    ring = Stepped()
+    deaf, reads = [ring.ask("one"), ring.ask("two")], ring.ask("reads")
+    told = asyncio.create_task(read(reads))
+    for row in range(1, 4):
+        ring.opened(row)
+    while not told.done():
+        ring.step("x" * 2000)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert "".join(event.delta.text for event in await told).startswith("x" * 8000)
+    assert (await failure(deaf[0])).reason == "CLIENT_BEHIND"
+
+
 def test_what_guests_bring_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it comes over the head, which may have made it up."""
     monkeypatch.setattr(ring_module, "ALL_ASKED", 40_000)
