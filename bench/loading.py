@@ -92,10 +92,11 @@ def load(home: str, lo: str, hi: str) -> dict[str, float]:
     import mlx.core as mx
     import psutil
 
-    from sealring.node.engine import device
+    from sealring.node.engine import device, nvidia
     from sealring.node.engine.profile import profile
     from sealring.node.engine.weights import load_stage
 
+    nvidia.prepare()
     device.prepare()
     device.compute_in_batches()
     mx.eval(mx.zeros((1,)) + 1)

@@ -21,7 +21,7 @@ import numpy as np
 from bench.models import drawn_prompt
 from sealring.mesh.ring.composition import ResolvedStep
 from sealring.mesh.system import logging
-from sealring.node.engine import device, params
+from sealring.node.engine import device, nvidia, params
 from sealring.node.engine.folder import Loaded
 from sealring.node.engine.logprobs import Asking, TokenLogprobs
 from sealring.node.engine.main import _SWITCH_SECONDS, Engine
@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, required=True)
     options = parser.parse_args()
     logging.configure("engine")
+    nvidia.prepare()
     device.prepare()
     sys.setswitchinterval(_SWITCH_SECONDS)
     BenchEngine(options).run()

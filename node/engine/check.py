@@ -21,6 +21,7 @@ import mlx.nn as nn
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.node.engine import nvidia
 from sealring.node.engine.apart import answer
 from sealring.node.engine.check_runs import (
     Staged,
@@ -88,6 +89,7 @@ def check(
     """
     if not 1 <= rows <= _MAX_ROWS:
         raise InvalidInput(f"rows must be 1 to {_MAX_ROWS}", hint="choose fewer rows", param="rows")
+    nvidia.register()  # the states between stages travel as in an engine
     source = _source(path_or_config, seed, dtype)
     model = source.whole()
     anatomy = dissect(build_skeleton(source.config), source.config["model_type"])

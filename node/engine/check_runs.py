@@ -62,9 +62,9 @@ class Staged:
                 break
             tensors = stage.spec.hands_on
             payload = through_record(self._transfer, outputs, tensors, rows, length)
-            landing = self._transfer.landing(tensors, rows, length)
-            landing.fill(payload)
-            state = landing.arrays
+            buffer = self._transfer.receive_buffer(tensors, rows, length)
+            buffer.fill(payload)
+            state = buffer.arrays
         mx.eval(outputs)
         self._transfer.settle()
         return outputs[0]

@@ -6,43 +6,51 @@ import contextlib
 import ctypes
 import os
 import sys
-from types import ModuleType
+from typing import Protocol
 
 import mlx.core as mx
 
 CACHE_LIMIT = 256 << 20
-"""Bytes that MLX keeps of freed buffers; enough for the temporaries of a decode step."""
+"""Bytes of freed buffers that MLX keeps; enough for the temporaries of a decode step."""
 
 CACHE_PART = 64
-"""Part of a GPU's memory that it keeps if that is more: a lane's old caches, for the next change. To give
-buffers of that size back and to ask for new ones takes as long as copying the caches, and Metal has to wire
-their pages as well."""
+"""Part of a GPU's memory that MLX keeps if that is more: a lane's old caches, for the lane's next change.
+Giving such buffers back and asking for new ones takes as long as copying the caches, and Metal also has to
+wire the pages."""
 
 _WIRED_SPARE = 9
-"""What is wired above weights and KV caches, for activations: one part of so many of them. Plans leave a
-tenth of a node's memory alone, which is a ninth of what they may use; so, this is each ring's share of that
-tenth, and all engines of a node together wire no more than one of them alone might."""
+"""Weights and KV caches are wired with a ninth of their size more, for activations. Plans leave a tenth of a
+node's memory alone, which is a ninth of the rest. Each ring wires its share of that tenth, and all engines of
+a node together wire no more than one engine alone might."""
 
 
-def nvidia() -> ModuleType | None:
-    """`node.engine.nvidia`, where MLX computes on such a GPU."""
-    if not mx.cuda.is_available() or mx.default_device() != mx.gpu:
-        return None
-    from sealring.node.engine import nvidia
+class Accelerator(Protocol):
+    """A kind of GPU for which the lengths of chunks matter. It registers itself (`node.engine.nvidia`)."""
 
-    return nvidia
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of the chunks that warm a stage up."""
+
+    def computed_as(self, tokens: int) -> int:
+        """Tokens that a chunk of `tokens` is padded to; at least `tokens`."""
+
+
+_accelerator: Accelerator | None = None
+
+
+def register(accelerator: Accelerator | None) -> None:
+    """Goes by `accelerator` from now on. None takes the registration back."""
+    global _accelerator
+    _accelerator = accelerator
 
 
 def prepare() -> None:
-    """Keeps MLX's cache of freed buffers small. Before any computation."""
-    found = nvidia()
-    if found is not None:
-        found.prepare()
+    """Keeps MLX's cache of freed buffers small. Called before any computation."""
     mx.set_cache_limit(cache_limit())
 
 
 def compute_on_cpu() -> None:
-    """For the whole process. Before it has another thread."""
+    """Makes the CPU the default device of the process. Called before it has another thread."""
     mx.set_default_device(mx.cpu)
 
 
@@ -52,18 +60,19 @@ def cache_limit() -> int:
 
 
 def overhead() -> int:
-    """Bytes that each engine takes beside weights and KV caches: the buffers that MLX keeps, and as much to
-    compute with, for those are what it keeps. An estimate; a node's first engine has the tenth of its memory
-    that plans leave alone.
+    """Bytes that each engine takes beside weights and KV caches. An estimate.
+
+    It counts the freed buffers that MLX keeps, and the same again for buffers in use. A node's first engine
+    has the tenth of its memory that plans leave alone.
     """
     return 2 * cache_limit()
 
 
 def wire(planned: int) -> None:
-    """On a Mac, keeps in memory what a plan needs (bytes of weights and KV caches) and some to compute with.
+    """On a Mac, wires the `planned` bytes of weights and KV caches, and some for activations.
 
-    No more, because what is wired is lost to all other programs: with everything wired that the system
-    recommends as the most, Macs of 16 GB have frozen.
+    Wired memory is lost to all other programs. Macs of 16 GB have frozen with all of the recommended working
+    set wired.
     """
     most = mx.device_info().get("max_recommended_working_set_size")
     if most:
@@ -72,14 +81,12 @@ def wire(planned: int) -> None:
 
 def warm_up_lengths() -> tuple[int, ...]:
     """Tokens of the chunks that warm a stage up, each of a prompt of its own."""
-    found = nvidia()
-    return () if found is None else found.LENGTHS
+    return () if _accelerator is None else _accelerator.lengths
 
 
 def computed_as(tokens: int) -> int:
-    """Tokens that so many of a chunk are to be computed as: more, where lengths cost more than tokens."""
-    found = nvidia()
-    return tokens if found is None else int(found.computed_as(tokens))
+    """Tokens that a chunk is padded to: more than `tokens` where a new length costs more than tokens do."""
+    return tokens if _accelerator is None else _accelerator.computed_as(tokens)
 
 
 def compute_in_batches() -> None:
@@ -95,12 +102,12 @@ def compute_in_batches() -> None:
 
 
 def give_back() -> None:
-    """Returns to the system what is kept for later: MLX's freed buffers, and what is free of the heap."""
+    """Returns MLX's freed buffers and the free part of the heap to the system."""
     mx.clear_cache()
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):  # the GNU C library's
         library.malloc_trim(ctypes.c_size_t(0))
-    elif hasattr(library, "malloc_zone_pressure_relief"):  # a Mac's, for all zones and as much as there is
+    elif hasattr(library, "malloc_zone_pressure_relief"):  # macOS; None and 0: all zones, all that is free
         library.malloc_zone_pressure_relief(ctypes.c_void_p(), ctypes.c_size_t(0))
 
 
@@ -114,21 +121,19 @@ def memory_limit() -> int:
 
 
 def usable_memory() -> int:
-    """Bytes of the device for weights, caches and activations: what MLX keeps for later is none of them.
-
-    0 without a GPU.
-    """
+    """Bytes of the device for weights, caches and activations, less MLX's freed buffers; 0 without a GPU."""
     limit = memory_limit()
     return max(0, limit - cache_limit()) if limit else 0
 
 
 def rows_in_turn() -> bool:
-    """Whether a step takes about as long as its rows would one after the other.
+    """Whether a step takes about as long as its rows would one after another.
 
-    MLX's build for CPUs multiplies a matrix by one vector after the other; a GPU reads it once for all.
+    MLX's build for CPUs multiplies a matrix by one vector after another; a GPU reads it once for all.
     """
     return bool(mx.default_device() == mx.cpu)
 
 
 def active_memory() -> int:
+    """Bytes of MLX's buffers in use."""
     return int(mx.get_active_memory())

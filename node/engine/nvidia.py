@@ -1,13 +1,13 @@
-"""All that is for NVIDIA GPUs alone; `node.engine.device.nvidia` imports it where MLX computes on one.
+"""Code for NVIDIA GPUs. `register` and `prepare` do nothing unless MLX computes on one.
 
-**Attention without a plan for each length.** There MLX leaves attention of more than one new token to cuDNN,
-which plans it anew for every pair of new tokens and tokens held: 32 to 42 ms on the host of an H200, as much
-as 4,000 tokens of a prompt take. Prompts are seldom of a length that was there before. So what is not of a
-regular length is computed in three operations, as MLX does where there is no cuDNN: 16 layers of an 8B model
-take 4.7 ms instead of 4.1 for 126 tokens, and 13 instead of 8 for the last 512 of 4,096.
+**Attention without a plan for each length.** On these GPUs MLX leaves attention of more than one new token to
+cuDNN. It makes a plan for every pair of new tokens and tokens held: 32 to 42 ms on the host of an H200, the
+time of 4,000 prompt tokens. Prompts seldom have a length that was seen before. So other than regular lengths
+are computed in three operations, as MLX does without cuDNN. 16 layers of an 8B model take 4.7 ms instead of
+4.1 for 126 tokens, and 13 instead of 8 for the last 512 of 4,096.
 
-**Records through pinned memory.** When the CPU reads an array MLX moves that array to managed memory, whose
-pages then fault back and forth whenever the buffer is used again. So kernels of ours copy from and to pinned
+**Records through pinned memory.** When the CPU reads an array, MLX moves that array to managed memory. Its
+pages then fault back and forth whenever the buffer is used again. So own kernels copy from and to pinned
 memory.
 """
 
@@ -24,25 +24,25 @@ import mlx.core as mx
 import numpy as np
 
 from sealring.mesh.errors import ResourceExhausted
-from sealring.node.engine import records
+from sealring.node.engine import device, records, transfer
 from sealring.node.engine.staging import TensorSpec
-from sealring.node.engine.transfer import Departure, Landing, is_evaluated
+from sealring.node.engine.transfer import ReceiveBuffer, SendBuffer, is_evaluated
 
 LENGTHS = (16, 32, 64, *range(128, 513, 64))
-"""Tokens that chunks are computed as, and multiples of `COARSE` above. The first chunk of any length takes up
-to 20 ms more on the host than the next one does (docs/decisions/0029)."""
+"""Tokens that chunks are padded to; above the last, multiples of `COARSE`. The first chunk of a length takes
+up to 20 ms more on the host than the next one (docs/decisions/0029)."""
 
 COARSE = 256
 
 GRAPH_OPERATIONS = "20"
-"""Operations that MLX hands to the GPU at once. Its own 100 are six layers of a decode step, for which the
-GPU waits at the beginning and we at the end."""
+"""Operations that MLX hands to the GPU at once. Its own 100 are six layers of a decode step: the GPU waits
+for the first ones, and the engine for the last."""
 
 REGULAR = 512
-"""Tokens of which a chunk, and all that it attends to, are multiples where a plan is worth its time."""
+"""cuDNN plans chunks whose new tokens and tokens held are both multiples of this: they are worth a plan."""
 
 LARGEST = 256 << 20
-"""Bytes of scores at most that are written out."""
+"""Most bytes of scores that are written out; larger ones are left to cuDNN."""
 
 Attention = Callable[..., mx.array]
 
@@ -52,23 +52,43 @@ _MAX_THREADS = 256
 _UNITS = {16: "uint4", 4: "unsigned int", 1: "unsigned char"}
 
 
+class Accelerator:
+    """The `device.Accelerator` of an NVIDIA GPU."""
+
+    lengths = LENGTHS
+
+    def computed_as(self, tokens: int) -> int:
+        """The next of `LENGTHS`, or multiple of `COARSE`; one token stays one."""
+        if tokens == 1:
+            return 1
+        return next((length for length in LENGTHS if tokens <= length), -(-tokens // COARSE) * COARSE)
+
+
+def register() -> bool:
+    """Registers this module with `device` and `transfer` if MLX computes on such a GPU; whether it does."""
+    if not mx.cuda.is_available() or mx.default_device() != mx.gpu:
+        return False
+    device.register(Accelerator())
+    transfer.register(PinnedTransfer)
+    return True
+
+
 def prepare() -> None:
-    """Puts `planless` in the place of MLX's attention, and has MLX launch smaller graphs. Idempotent."""
+    """Registers, replaces MLX's attention by `planless` and has MLX launch smaller graphs. Idempotent.
+
+    Called before any computation. Does nothing unless MLX computes on an NVIDIA GPU.
+    """
+    if not register():
+        return
     fused = mx.fast.scaled_dot_product_attention
     if not hasattr(fused, "fused"):
         setattr(mx.fast, "scaled_dot_product_attention", planless(fused))  # noqa: B010
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", GRAPH_OPERATIONS)
 
 
-def computed_as(tokens: int) -> int:
-    """The next of `LENGTHS`; one token is none of them."""
-    if tokens == 1:
-        return 1
-    return next((length for length in LENGTHS if tokens <= length), -(-tokens // COARSE) * COARSE)
-
-
 def planless(fused: Attention) -> Attention:
-    """`fused`, mlx.core.fast.scaled_dot_product_attention, for what it does well; the rest in operations."""
+    """MLX's own attention `fused` (mlx.core.fast.scaled_dot_product_attention) for regular lengths, else
+    operations."""
 
     def attention(
         queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, mask: Any = None, **others: Any
@@ -92,7 +112,7 @@ def _suits_fused(queries: mx.array, keys: mx.array, mask: Any) -> bool:
 
 
 def unfused(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any) -> mx.array:
-    """Attention of [rows, heads, new, width] over [rows, groups, held, width], heads of a group in a row."""
+    """Attention of [rows, heads, new, width] over [rows, groups, held, width]; a group's heads adjoin."""
     rows, heads, new, width = queries.shape
     groups, held = keys.shape[1:3]
     folded = (queries * scale).reshape(rows, groups, -1, width)
@@ -102,7 +122,7 @@ def unfused(queries: mx.array, keys: mx.array, values: mx.array, scale: float, m
         if allowed.ndim == 4:
             allowed = allowed[:, :, None]
         if allowed.dtype == mx.bool_:
-            # As MLX has it: a padded token that may see nothing is to become no NaN, which spreads.
+            # As in MLX: a padded token that may see nothing must not become NaN, which spreads.
             scores = mx.where(allowed, scores, mx.array(mx.finfo(scores.dtype).min, scores.dtype))
         else:
             scores = scores + allowed
@@ -112,12 +132,12 @@ def unfused(queries: mx.array, keys: mx.array, values: mx.array, scale: float, m
 
 @lru_cache(maxsize=2)
 def _causal(new: int, held: int) -> mx.array:
-    """Which tokens held the new ones may see, the last of them, bool [new, held]. Every layer asks."""
+    """Mask of the tokens that each new one may see, bool [new, held]. Cached: every layer needs it."""
     return mx.arange(held - new, held)[:, None] >= mx.arange(held)
 
 
 class Block:
-    """Pinned memory that the GPU reads and writes at the address that it has for the CPU."""
+    """Pinned memory; the GPU reads and writes it at the CPU's address."""
 
     def __init__(self, driver: ctypes.CDLL, size: int) -> None:
         pointer = ctypes.c_void_p()
@@ -138,7 +158,7 @@ class Block:
         return self._cells[offset]
 
 
-class PinnedLanding:
+class PinnedReceiveBuffer:
     """Arrays that a kernel copies from a pinned block when the graph runs."""
 
     def __init__(self, pool: PinnedTransfer, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> None:
@@ -148,9 +168,10 @@ class PinnedLanding:
         start = 0
         for tensor, size in zip(tensors, self._sizes, strict=True):
             shape = (rows, tokens, *tensor.tail)
-            self.arrays.append(_copy_in(self.block.cell(start), size, shape, getattr(mx, tensor.dtype)))
+            self.arrays.append(copy_in(self.block.cell(start), size, shape, getattr(mx, tensor.dtype)))
             if not mx.issubdtype(self.arrays[-1].dtype, mx.floating):
-                self.block.memory[start : start + size] = bytes(size)  # no index that is out of bounds
+                # an unfilled buffer may be evaluated as well (EVALUATED_EARLY): no index out of bounds
+                self.block.memory[start : start + size] = bytes(size)
             start += _aligned(size)
 
     @property
@@ -164,18 +185,18 @@ class PinnedLanding:
             start, read = start + _aligned(size), read + size
 
 
-class PinnedDeparture:
+class PinnedSendBuffer:
     """A kernel at the end of the graph copies the results to a pinned block."""
 
-    def __init__(self, pool: PinnedTransfer, arrays: Sequence[mx.array], landed: list[Block]) -> None:
+    def __init__(self, pool: PinnedTransfer, arrays: Sequence[mx.array], received: list[Block]) -> None:
         self._pool = pool
         self._sizes = [array.nbytes for array in arrays]
         self._block = pool.take(sum(map(_aligned, self._sizes)))
-        self._landed = landed
+        self._received = received
         self.pending = []
         start = 0
         for array, size in zip(arrays, self._sizes, strict=True):
-            self.pending.append(_copy_out(array, self._block.cell(start), size))
+            self.pending.append(copy_out(array, self._block.cell(start), size))
             start += _aligned(size)
 
     def wait(self) -> list[memoryview]:
@@ -187,25 +208,25 @@ class PinnedDeparture:
         return found
 
     def release(self) -> None:
-        for block in (self._block, *self._landed):
+        for block in (self._block, *self._received):
             self._pool.give(block)
-        self._landed = []
+        self._received = []
 
 
 class PinnedTransfer:
-    """For an NVIDIA GPU: a pool of pinned blocks. A block is given back once the step that used it is done.
+    """A pool of pinned blocks. A block goes back to the pool once the step that used it is done.
 
-    Blocks are made by the compute thread, whose CUDA context is the device's.
+    The compute thread allocates blocks, because its CUDA context is the device's.
     """
 
     def __init__(self) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._blocks: list[Block] = []
         self._free: dict[int, list[Block]] = {}
-        self._landed: list[Block] = []
+        self._received: list[Block] = []
 
     def take(self, size: int) -> Block:
-        """A block of at least `size` bytes that nobody uses."""
+        """A free block of at least `size` bytes."""
         size = max(1, -(-size // _BLOCK_STEP)) * _BLOCK_STEP
         free = self._free.setdefault(size, [])
         if free:
@@ -214,21 +235,21 @@ class PinnedTransfer:
         return self._blocks[-1]
 
     def give(self, block: Block) -> None:
-        """From any thread."""
+        """Puts a block back; any thread. No lock: appending to a list is atomic."""
         self._free[block.size].append(block)
 
-    def landing(self, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> Landing:
-        landing = PinnedLanding(self, tensors, rows, tokens)
-        self._landed.append(landing.block)
-        return landing
+    def receive_buffer(self, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> ReceiveBuffer:
+        buffer = PinnedReceiveBuffer(self, tensors, rows, tokens)
+        self._received.append(buffer.block)
+        return buffer
 
-    def departure(self, arrays: Sequence[mx.array]) -> Departure:
-        landed, self._landed = self._landed, []
-        return PinnedDeparture(self, arrays, landed)
+    def send_buffer(self, arrays: Sequence[mx.array]) -> SendBuffer:
+        received, self._received = self._received, []
+        return PinnedSendBuffer(self, arrays, received)
 
     def settle(self) -> None:
-        landed, self._landed = self._landed, []
-        for block in landed:
+        received, self._received = self._received, []
+        for block in received:
             self.give(block)
 
     def close(self) -> None:
@@ -243,7 +264,10 @@ def _aligned(size: int) -> int:
 
 
 def _unit(size: int, shape: Sequence[int]) -> int:
-    """Bytes that a thread copies of an array [rows, tokens, ...] or [rows], whatever its rows and tokens."""
+    """Bytes that a thread copies at once of an array [rows, tokens, ...] or [rows].
+
+    It goes by the size of one token, so that rows and tokens do not change the kernel.
+    """
     return next(unit for unit in _UNITS if size // math.prod(shape[:2]) % unit == 0)
 
 
@@ -251,10 +275,10 @@ _kernels: dict[tuple[str, int], Any] = {}
 
 
 def _kernel(direction: str, unit: int) -> Any:
-    """`in` copies units from an address to `out`, `over` copies them from `array` to an address.
+    """A kernel that copies units: `in` from an address to `out`, `over` from `array` to an address.
 
-    Every thread copies one unit and there are as many threads as units, so that the source, for which MLX
-    compiles a kernel anew whenever it differs, does not tell their number.
+    Every thread copies one unit. The source does not contain the number of units, because MLX compiles each
+    source anew.
     """
     if (direction, unit) not in _kernels:
         word = _UNITS[unit]
@@ -281,11 +305,12 @@ def _kernel(direction: str, unit: int) -> Any:
 
 @lru_cache(maxsize=4096)
 def _threads(count: int) -> int:
-    """Threads of a block, of which a whole number makes `count`: MLX rounds the number of blocks up."""
+    """Threads of a block, a divisor of `count`, because MLX rounds the number of blocks up."""
     return next(threads for threads in range(min(_MAX_THREADS, count), 0, -1) if count % threads == 0)
 
 
-def _copy_in(address: mx.array, size: int, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+def copy_in(address: mx.array, size: int, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """An array that a kernel copies from `size` bytes at `address`, uint64 [1], when the graph runs."""
     unit = _unit(size, shape)
     (array,) = _kernel("in", unit)(
         inputs=[address],
@@ -299,7 +324,8 @@ def _copy_in(address: mx.array, size: int, shape: tuple[int, ...], dtype: mx.Dty
     return found
 
 
-def _copy_out(array: mx.array, address: mx.array, size: int) -> mx.array:
+def copy_out(array: mx.array, address: mx.array, size: int) -> mx.array:
+    """A flag, uint32 [1], that a kernel sets with its copy of `array` to `size` bytes at `address`."""
     unit = _unit(size, array.shape)
     (done,) = _kernel("over", unit)(
         inputs=[array, address],

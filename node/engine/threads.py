@@ -21,7 +21,7 @@ from typing import TypeVar
 from sealring.mesh.clock import AwakeClock, Clock
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
 from sealring.node.engine.records import Incoming
-from sealring.node.engine.transfer import Departure
+from sealring.node.engine.transfer import SendBuffer
 from sealring.node.wire.channel import EngineChannel
 from sealring.node.wire.headers import Kind
 from sealring.node.wire.timelog import TimeLog, now
@@ -102,7 +102,7 @@ class Outbox:
         self.waits = DeviceWaits()
         self._sink = sink
         self._on_error = on_error
-        self._queue: SimpleQueue[tuple[object, Departure, StepTimes] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[object, SendBuffer, StepTimes] | None] = SimpleQueue()
         self._credits: SimpleQueue[None] = SimpleQueue()
         for _ in range(LAUNCHES):
             self._credits.put(None)
@@ -111,7 +111,7 @@ class Outbox:
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
-    def put(self, label: object, results: Departure, times: StepTimes) -> None:
+    def put(self, label: object, results: SendBuffer, times: StepTimes) -> None:
         """Hands over results under way."""
         self._credits.get()
         if self._over:

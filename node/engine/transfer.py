@@ -1,27 +1,27 @@
-"""Where the arrays of a decode step meet the bytes of its records, on the way in and on the way out.
+"""Buffers between a step's arrays and the bytes of its records, on the way in and on the way out.
 
-A stage's graph is built on a landing before the record that fills it is there, so that putting a graph
-together costs no time between the arrival of a record and the start of the device. On a CPU and on a Mac,
-whose GPU shares the memory, a landing is an array whose memory is written. NVIDIA's do not share it: there
-`node.engine.nvidia` copies.
+A stage's graph is built on a receive buffer before the record arrives, which saves that time between the
+record's arrival and the start of the device (docs/decisions/0008). On a CPU and on a Mac, whose GPU shares
+the memory, a receive buffer is an array whose memory is written. A device with memory of its own registers
+another `Transfer`.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
 
-from sealring.node.engine import device, records
+from sealring.node.engine import records
 from sealring.node.engine.staging import TensorSpec
 from sealring.node.wire.channel import lay_out
 
 
-class Landing(Protocol):
-    """Arrays on which a graph can be built before their content is there."""
+class ReceiveBuffer(Protocol):
+    """Arrays on which a graph can be built before their content arrives."""
 
     @property
     def arrays(self) -> list[mx.array]: ...
@@ -31,43 +31,52 @@ class Landing(Protocol):
         """Whether MLX has evaluated anything that depends on the arrays, or one of them itself."""
 
     def fill(self, data: memoryview) -> None:
-        """Writes a record's payload. To be called once, by any thread, before the graph is evaluated."""
+        """Writes a record's payload. Called once, by any thread, before the graph is evaluated."""
 
 
-class Departure(Protocol):
-    """Results under way."""
+class SendBuffer(Protocol):
+    """Results of a graph, on their way into a record."""
 
     @property
     def pending(self) -> list[mx.array]:
-        """What must be launched for the results to come."""
+        """Arrays to launch, so that `wait` returns."""
 
     def wait(self) -> list[memoryview]:
-        """Waits for the results, in any thread: their bytes, contiguous and valid until `release`."""
+        """Waits for the results, in any thread; their bytes, contiguous and valid until `release`."""
 
     def release(self) -> None:
-        """The bytes are not needed any more."""
+        """Gives the memory of the bytes back."""
 
 
 class Transfer(Protocol):
-    """Makes landings and departures. Used by the compute thread."""
+    """Maker of receive and send buffers. Used by the compute thread."""
 
-    def landing(self, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> Landing:
-        """For a stage state of `rows` x `tokens`."""
+    def receive_buffer(self, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> ReceiveBuffer:
+        """A buffer for a stage state of `rows` x `tokens`."""
 
-    def departure(self, arrays: Sequence[mx.array]) -> Departure:
-        """For results of the graph that was built on the landings before it."""
+    def send_buffer(self, arrays: Sequence[mx.array]) -> SendBuffer:
+        """A buffer for results of the graph that was built on the last receive buffers."""
 
     def settle(self) -> None:
-        """What was built on the landings so far is evaluated."""
+        """Takes receive buffers back whose graphs had no results; they are evaluated."""
 
     def close(self) -> None:
-        """The epoch is over."""
+        """Frees all buffers; the epoch is over."""
+
+
+_registered: Callable[[], Transfer] | None = None
 
 
 def transfer() -> Transfer:
-    """The one for the default device."""
-    nvidia = device.nvidia()
-    return SharedTransfer() if nvidia is None else nvidia.PinnedTransfer()
+    """A transfer for the device of this process."""
+    return SharedTransfer() if _registered is None else _registered()
+
+
+def register(make: Callable[[], Transfer] | None) -> None:
+    """Has `transfer` return what `make` makes, for a device whose memory the CPU does not share. None takes
+    the registration back."""
+    global _registered
+    _registered = make
 
 
 def through_record(
@@ -75,24 +84,24 @@ def through_record(
 ) -> memoryview:
     """The payload of the record in which a stage's outputs travel, laid out as the channel does it.
 
-    Raises InvalidInput (BAD_RECORD) where they are not what `tensors` says.
+    Raises InvalidInput (BAD_RECORD) if they are not as `tensors` says.
     """
-    departure = made.departure(outputs)
-    mx.eval(departure.pending)
+    results = made.send_buffer(outputs)
+    mx.eval(results.pending)
     payload = memoryview(bytearray(sum(records.state_bytes(tensor, rows, tokens) for tensor in tensors)))
-    lay_out(departure.wait(), payload)
-    departure.release()
+    lay_out(results.wait(), payload)
+    results.release()
     return payload
 
 
-class SharedLanding:
+class SharedReceiveBuffer:
     """Arrays whose memory this process can write."""
 
     def __init__(self, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> None:
         size = sum(records.state_bytes(tensor, rows, tokens) for tensor in tensors)
         raw = records.raw_arrays(memoryview(bytes(size)), tensors, rows, tokens)
         self._memory = [np.array(array, copy=False) for array in raw]
-        # arrays that are not evaluated, at no cost but a node of the graph, so that it shows when they are
+        # `is_evaluated` needs arrays that are results of an operation; this one costs a node of the graph
         self.arrays = [mx.stop_gradient(array) for array in records.typed(raw, tensors)]
 
     @property
@@ -107,8 +116,8 @@ class SharedLanding:
             start += memory.nbytes
 
 
-class SharedDeparture:
-    """Arrays whose memory this process can read, or bytes that are there already."""
+class SharedSendBuffer:
+    """Arrays whose memory this process can read, or plain bytes."""
 
     def __init__(self, parts: Sequence[mx.array | bytes]) -> None:
         self._parts = [_as_bytes(part) if isinstance(part, mx.array) else part for part in parts]
@@ -125,18 +134,18 @@ class SharedDeparture:
 
 
 def _as_bytes(array: mx.array) -> mx.array:
-    """A stage may hand on a view of a larger array, or one whose axes were swapped."""
+    """Bytes of an array that may be a view of a larger one, or have its axes swapped."""
     return mx.contiguous(array).view(mx.uint8)
 
 
 class SharedTransfer:
-    """For memory that the device shares."""
+    """Transfer through memory that CPU and device share."""
 
-    def landing(self, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> Landing:
-        return SharedLanding(tensors, rows, tokens)
+    def receive_buffer(self, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> ReceiveBuffer:
+        return SharedReceiveBuffer(tensors, rows, tokens)
 
-    def departure(self, arrays: Sequence[mx.array]) -> Departure:
-        return SharedDeparture(arrays)
+    def send_buffer(self, arrays: Sequence[mx.array]) -> SendBuffer:
+        return SharedSendBuffer(arrays)
 
     def settle(self) -> None: ...
 
@@ -144,9 +153,9 @@ class SharedTransfer:
 
 
 def is_evaluated(array: mx.array) -> bool:
-    """Whether an array that was the result of an operation has forgotten it, as MLX's do when evaluated.
+    """Whether MLX has evaluated an array that an operation made; it then forgets the operation.
 
-    MLX tells it nowhere else than in the graph that it draws, where an operation has arrows. Takes 4 us.
+    MLX's only public sign of it is the graph that it draws, in which operations have arrows. Takes 4 us.
     """
     drawn = io.StringIO()
     mx.export_to_dot(drawn, array)

@@ -2,7 +2,7 @@
 
 A decode step's graph is built before its input is there (docs/decisions/0008). A model that looks at an array
 in the middle of its call, as some mixtures of experts look where tokens are routed, would compute with what
-lay there before. A landing tells whether it was evaluated, whatever its content, so a call of each kind that
+lay there before. A buffer tells whether it was evaluated, whatever its content, so a call of each kind that
 steps make shows it. `StageEpoch` asks the same of every step that it builds ahead, so none is missed
 silently.
 
@@ -211,16 +211,16 @@ def _steps(stage: Stage, longest: int) -> Iterator[bool]:
 
 
 def _runs_ahead(stage: Stage, made: Transfer, cache: Cache, rows: int, tokens: int) -> bool:
-    """Whether the input was evaluated with the results and not before, also as far as landings can tell."""
-    landing = made.landing(stage.spec.receives, rows, tokens)
+    """Whether the input was evaluated with the results and not before, also as far as buffers can tell."""
+    buffer = made.receive_buffer(stage.spec.receives, rows, tokens)
     size = sum(records.state_bytes(tensor, rows, tokens) for tensor in stage.spec.receives)
-    landing.fill(memoryview(bytes(size)))  # with zeros, which is a token of every vocabulary
+    buffer.fill(memoryview(bytes(size)))  # with zeros, which is a token of every vocabulary
     if stage.spec.makes_logits:
-        logits = stage.last_logits(landing.arrays, cache)
-        early = landing.evaluated
+        logits = stage.last_logits(buffer.arrays, cache)
+        early = buffer.evaluated
         through_record(made, [mx.argmax(logits, axis=-1)], [TOKENS], rows, 1)
     else:
-        outputs = stage(landing.arrays, cache)
-        early = landing.evaluated
+        outputs = stage(buffer.arrays, cache)
+        early = buffer.evaluated
         through_record(made, outputs, stage.spec.hands_on, rows, tokens)
-    return landing.evaluated and not early
+    return buffer.evaluated and not early

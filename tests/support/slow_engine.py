@@ -23,7 +23,7 @@ def markers(folder: Path) -> list[Path]:
 
 
 def _slow(self: StageEpoch, step: ResolvedStep) -> None:
-    end = "tail" if self._prompts is None else "head"
+    end = "head" if self.is_head else "tail"
     if step.number == SLOW_STEPS[end]:
         time.sleep(SLOW_SECONDS)
         (Path(tempfile.gettempdir()) / f"slow-{end}").touch()

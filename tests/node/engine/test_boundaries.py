@@ -11,13 +11,13 @@ from patience import PATIENCE_SECONDS
 from stagering import Prompts, Ring, compute_thread, prompt_of, stages_of
 
 from sealring.mesh.errors import EpochEnded, InvalidInput, StageFailed
-from sealring.node.engine import epoch as epoch_module
 from sealring.node.engine import params, threads
 from sealring.node.engine.check import check
 from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.staging import Stage, random_stage
+from sealring.node.engine.transfer import register
 from sealring.node.engine.warm_up import warm_up
 from sealring.v1 import control_pb2 as control
 
@@ -57,7 +57,7 @@ def epoch_of(stage: Stage, faults: list[BaseException]) -> StageEpoch:
         max_rows=4,
         allowance=Allowance(1, 1, 1 << 20),
         channel=None,
-        prompts=None,
+        prompts=Prompts({}),
         prefixes=Prefixes(control.PREFIX_SUPPORT_UNSPECIFIED),
         on_fault=faults.append,
     )
@@ -157,8 +157,12 @@ def test_memory_that_the_outbox_may_still_read_is_not_freed(
 ) -> None:
     freed: list[bool] = []
     made: Any = SimpleNamespace(close=lambda: freed.append(True))
-    monkeypatch.setattr(epoch_module, "transfer", lambda: made)
-    epoch = epoch_of(random_stage(llama, 0, 2, seed=0), [])
+    stage = random_stage(llama, 0, 5, seed=0)
+    register(lambda: made)
+    try:
+        epoch = epoch_of(stage, [])
+    finally:
+        register(None)
     with monkeypatch.context() as slow:
         if not ended:
             slow.setattr(threads.Outbox, "join", lambda *_: False)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import ResourceExhausted
-from sealring.node.engine import epoch as epoch_module
 from sealring.node.engine import params
-from sealring.node.engine.epoch import Allowance, StageEpoch
+from sealring.node.engine.epoch import MAX_STEPS_AHEAD, Allowance, StageEpoch
 from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.staging import random_stage
 from sealring.node.engine.text import front as front_module
@@ -38,9 +37,8 @@ class Channel:
 
 
 def test_a_gateway_that_does_not_wait_for_answers_ends_the_epoch(
-    llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    llama: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(epoch_module, "MAX_STEPS_AHEAD", 5)
     faults: list[BaseException] = []
     channel: Any = Channel()
     epoch = StageEpoch(
@@ -57,12 +55,12 @@ def test_a_gateway_that_does_not_wait_for_answers_ends_the_epoch(
     chunk = control.Chunk(row=1, start=0, end=4, prompt_tokens=4, params_bytes=params.BLOCK)
     epoch.announce(control.Step(number=1, prefill=control.Prefill(chunks=[chunk])))
     admit = control.Change(admit=control.Admit(row=1, lane=0))
-    for number in range(2, 6):
+    for number in range(2, MAX_STEPS_AHEAD + 1):
         changes = [admit] if number == 2 else []
         assert epoch.announce(control.Step(number=number, changes=changes, decode=control.Decode(lane=0)))
     assert not faults
     announced = channel.expected
-    assert epoch.announce(control.Step(number=6, decode=control.Decode(lane=0))) is None
+    assert epoch.announce(control.Step(number=MAX_STEPS_AHEAD + 1, decode=control.Decode(lane=0))) is None
     (fault,) = faults
     assert isinstance(fault, ResourceExhausted)
     assert fault.reason == "TOO_MANY_STEPS"

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from schedules import make_steps
 from stagering import Prompts, Ring, prompt_of, run, stages_of, whole
 
-from sealring.node.engine import epoch, params
+from sealring.node.engine import params
 from sealring.node.engine.logprobs import TokenLogprobs
 from sealring.node.engine.params import RowParameters
+from sealring.node.engine.seats import results
 from sealring.v1 import control_pb2 as control
 
 
@@ -138,7 +139,7 @@ def test_the_tokens_record_has_room_for_what_rows_ask_and_no_more() -> None:
 def test_a_row_is_told_of_its_prompt_what_the_whole_model_says(
     size: int, cuts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch, "SCORED_AT_ONCE", 3)
+    monkeypatch.setattr(results, "SCORED_AT_ONCE", 3)
     monkeypatch.setattr(stages_of("llama", size)[-1], "cuts", cuts)
     lengths = {1: (20, 2), 2: (9, 1), 3: (1, 1)}
     rows = {}

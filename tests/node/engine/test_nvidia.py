@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 from sealring.mesh.errors import ResourceExhausted
 from sealring.node.engine import device, nvidia
 from sealring.node.engine.staging import TensorSpec
-from sealring.node.engine.transfer import is_evaluated
+from sealring.node.engine.transfer import SharedTransfer, is_evaluated, register, transfer
 
 
 def drawn(rows: int, heads: int, groups: int, new: int, held: int) -> tuple[mx.array, mx.array, mx.array]:
@@ -118,20 +116,32 @@ def test_nothing_is_replaced_without_an_nvidia_gpu(monkeypatch: pytest.MonkeyPat
     before = mx.fast.scaled_dot_product_attention
     monkeypatch.setattr(mx.cuda, "is_available", lambda: False)
     monkeypatch.setattr(mx, "gpu", mx.default_device())
-    assert device.nvidia() is None
-    device.prepare()
+    nvidia.prepare()
+    assert device.warm_up_lengths() == ()
+    assert device.computed_as(5) == 5
+    assert isinstance(transfer(), SharedTransfer)
     assert mx.fast.scaled_dot_product_attention is before
 
 
-def test_it_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def unregistered() -> Iterator[None]:
+    """No test after this one has the GPU that this one pretends to have."""
+    yield
+    device.register(None)
+    register(None)
+
+
+def test_a_gpu_is_registered_and_attention_replaced_once(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver, unregistered: None
+) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", mx.fast.scaled_dot_product_attention)
     monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "7")
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     monkeypatch.setattr(mx, "gpu", mx.default_device())
-    assert device.nvidia() is nvidia
-    device.prepare()
+    nvidia.prepare()
+    assert isinstance(transfer(), nvidia.PinnedTransfer)
     once = mx.fast.scaled_dot_product_attention
-    device.prepare()
+    nvidia.prepare()
     assert mx.fast.scaled_dot_product_attention is once
     assert hasattr(once, "fused")
     assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "7"
@@ -139,15 +149,8 @@ def test_it_is_replaced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [device.computed_as(tokens) for tokens in (1, 2, 16, 33, 65, 129, 500, 513, 4096)]
     assert lengths == [1, 16, 16, 64, 128, 192, 512, 768, 4096]
     monkeypatch.delenv("MLX_MAX_OPS_PER_BUFFER")
-    device.prepare()
+    nvidia.prepare()
     assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "20"
-
-
-def test_a_process_without_such_a_gpu_does_not_have_it() -> None:
-    code = "import sys, sealring.node.engine.main as m, sealring.node.engine.device as d; d.prepare(); "
-    code += "print('sealring.node.engine.nvidia' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["False"]
 
 
 @dataclass
@@ -189,8 +192,8 @@ def test_no_kernel_is_compiled_for_a_size(launches: list[Launch]) -> None:
     address = mx.array([0], mx.uint64)
     sizes = [16 * count for count in (1, 3, 255, 256, 257, 509, 1024, 5 * 509, 1 << 17)]
     for size in sizes:
-        nvidia._copy_in(address, size, (1, 1, size // 2), mx.bfloat16)
-        nvidia._copy_out(mx.zeros((1, 1, size // 4), mx.uint32), address, size)
+        nvidia.copy_in(address, size, (1, 1, size // 2), mx.bfloat16)
+        nvidia.copy_out(mx.zeros((1, 1, size // 4), mx.uint32), address, size)
     assert len({launch.source for launch in launches}) == 2
     assert not any(launch.options for launch in launches)
     for launch, size in zip(launches, [size for size in sizes for _ in range(2)], strict=True):
@@ -203,15 +206,15 @@ def test_no_kernel_is_compiled_for_a_size(launches: list[Launch]) -> None:
 def test_a_tensor_has_one_kernel_whatever_its_rows_and_tokens(launches: list[Launch]) -> None:
     address = mx.array([0], mx.uint64)
     for rows, tokens in ((1, 1), (3, 1), (4, 1), (16, 1), (1, 8), (1, 255)):
-        nvidia._copy_in(address, 4 * rows * tokens, (rows, tokens), mx.uint32)
-        nvidia._copy_in(address, 32 * rows * tokens, (rows, tokens, 4, 4), mx.bfloat16)
-        nvidia._copy_out(mx.zeros((rows * tokens,), mx.uint32), address, 4 * rows * tokens)
+        nvidia.copy_in(address, 4 * rows * tokens, (rows, tokens), mx.uint32)
+        nvidia.copy_in(address, 32 * rows * tokens, (rows, tokens, 4, 4), mx.bfloat16)
+        nvidia.copy_out(mx.zeros((rows * tokens,), mx.uint32), address, 4 * rows * tokens)
     assert len({launch.source for launch in launches}) == 3
 
 
 def test_most_blocks_are_of_many_threads(launches: list[Launch]) -> None:
     for hidden, rows in ((4096, 31), (8192, 7), (2880, 32), (5120, 1)):
-        nvidia._copy_in(mx.array([0], mx.uint64), 2 * hidden * rows, (rows, 1, hidden), mx.bfloat16)
+        nvidia.copy_in(mx.array([0], mx.uint64), 2 * hidden * rows, (rows, 1, hidden), mx.bfloat16)
     assert all(launch.threadgroup[0] >= 128 for launch in launches)
 
 
@@ -250,45 +253,45 @@ STATE = (TensorSpec("hidden", "bfloat16", (17, 4)), TensorSpec("ids", "int32", (
 
 def test_a_record_is_where_the_kernels_read_it(driver: Driver, launches: list[Launch]) -> None:
     made = nvidia.PinnedTransfer()
-    first, second = (made.landing(STATE, 1, 2) for _ in range(2))
+    first, second = (made.receive_buffer(STATE, 1, 2) for _ in range(2))
     hidden, ids = first.arrays
     assert (hidden.shape, hidden.dtype) == ((1, 2, 17, 4), mx.bfloat16)
     assert (ids.shape, ids.dtype) == ((1, 2), mx.int32)
     assert copied(launches[0], 1) == b"x"
     assert copied(launches[1], 8) == bytes(8), "an index that is out of bounds"
     records = [np.random.default_rng(seed).bytes(280) for seed in (1, 2)]
-    for landing, record in zip((first, second), records, strict=True):
-        landing.fill(memoryview(record))
+    for buffer, record in zip((first, second), records, strict=True):
+        buffer.fill(memoryview(record))
     for number, record in enumerate(records):
         found = [copied(launches[2 * number], 272), copied(launches[2 * number + 1], 8)]
         assert b"".join(found) == record
     assert all(launch.inputs[0].item() % 16 == 0 for launch in launches)  # CUDA copies a uint4 from there
     assert [launch.grid for launch in launches[:2]] == [(272 // 4, 1, 1), (8 // 4, 1, 1)]
-    made.landing([TensorSpec("hidden", "bfloat16", (3,))], 1, 2)
+    made.receive_buffer([TensorSpec("hidden", "bfloat16", (3,))], 1, 2)
     assert (launches[-1].grid, "unsigned char" in launches[-1].source) == ((12, 1, 1), True)
 
 
-def test_a_landing_tells_whether_it_was_evaluated(driver: Driver, launches: list[Launch]) -> None:
+def test_a_receive_buffer_shows_whether_it_was_evaluated(driver: Driver, launches: list[Launch]) -> None:
     made = nvidia.PinnedTransfer()
     for place in (0, 1):
-        landing = made.landing(STATE, 1, 5)
-        assert not landing.evaluated
-        mx.eval(landing.arrays[place])
-        assert landing.evaluated
+        buffer = made.receive_buffer(STATE, 1, 5)
+        assert not buffer.evaluated
+        mx.eval(buffer.arrays[place])
+        assert buffer.evaluated
 
 
 def test_results_leave_from_where_the_kernels_wrote_them(driver: Driver, launches: list[Launch]) -> None:
     made = nvidia.PinnedTransfer()
-    results = [mx.arange(5, dtype=mx.uint32), mx.arange(6, dtype=mx.float32).reshape(2, 3)]
-    departure = made.departure(results)
+    arrays = [mx.arange(5, dtype=mx.uint32), mx.arange(6, dtype=mx.float32).reshape(2, 3)]
+    results = made.send_buffer(arrays)
     for launch in launches:
         array, address = launch.inputs
         data = np.array(array).tobytes()
         ctypes.memmove(address.item(), data, len(data))
-    assert [each.shape for each in departure.pending] == [(1,)] * 2
-    assert not any(map(is_evaluated, departure.pending))
-    assert [bytes(part) for part in departure.wait()] == [np.array(array).tobytes() for array in results]
-    assert all(map(is_evaluated, departure.pending))
+    assert [each.shape for each in results.pending] == [(1,)] * 2
+    assert not any(map(is_evaluated, results.pending))
+    assert [bytes(part) for part in results.wait()] == [np.array(array).tobytes() for array in arrays]
+    assert all(map(is_evaluated, results.pending))
     assert [launch.grid for launch in launches] == [(5, 1, 1), (6, 1, 1)]
 
 
@@ -297,12 +300,12 @@ def test_blocks_are_used_again_when_their_step_is_done(
 ) -> None:
     made = nvidia.PinnedTransfer()
     for _ in range(3):
-        landing = made.landing(STATE, 1, 5)
-        departure, other = made.departure([landing.arrays[0]]), made.departure([landing.arrays[1]])
+        buffer = made.receive_buffer(STATE, 1, 5)
+        results, other = made.send_buffer([buffer.arrays[0]]), made.send_buffer([buffer.arrays[1]])
         assert len(driver.blocks) == 3
-        departure.release()
+        results.release()
         other.release()
-    made.landing(STATE, 1, 5)
+    made.receive_buffer(STATE, 1, 5)
     made.settle()
     made.settle()
     assert len({id(made.take(1)) for _ in range(4)}) == 4

@@ -7,7 +7,7 @@ from sealring.mesh.ring.composition import Chunk, ResolvedStep
 from sealring.node.engine import records
 from sealring.node.engine.staging import StageSpec, TensorSpec
 from sealring.node.engine.staging.layout import TOKENS
-from sealring.node.engine.transfer import SharedDeparture
+from sealring.node.engine.transfer import SharedSendBuffer
 from sealring.node.wire.headers import Kind
 
 HIDDEN = TensorSpec("hidden", "bfloat16", (3,))
@@ -59,7 +59,7 @@ def test_states_come_back_from_their_bytes(rows: int, tokens: int) -> None:
         (mx.random.normal((rows, tokens, *tensor.tail)) * 9).astype(getattr(mx, tensor.dtype))
         for tensor in tensors
     ]
-    payload = b"".join(SharedDeparture(arrays).wait())
+    payload = b"".join(SharedSendBuffer(arrays).wait())
     header = records.state_record(DECODE, tensors, rows, tokens)
     assert len(payload) == header.length
     back = records.typed(records.raw_arrays(memoryview(payload), tensors, rows, tokens), tensors)
@@ -70,5 +70,5 @@ def test_states_come_back_from_their_bytes(rows: int, tokens: int) -> None:
 
 def test_an_array_that_is_not_contiguous_has_its_bytes_in_order() -> None:
     array = mx.arange(12, dtype=mx.uint32).reshape(3, 4).T
-    (part,) = SharedDeparture([array]).wait()
+    (part,) = SharedSendBuffer([array]).wait()
     assert bytes(part) == bytes(memoryview(mx.contiguous(array))).ljust(48)  # type: ignore[arg-type]

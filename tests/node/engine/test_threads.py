@@ -11,7 +11,7 @@ from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
 from sealring.mesh.ring.composition import ResolvedStep
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.threads import LAUNCHES, DeviceWaits, Inbox, Intake, Outbox, StepTimes
-from sealring.node.engine.transfer import SharedDeparture
+from sealring.node.engine.transfer import SharedSendBuffer
 from sealring.node.wire.headers import Kind, RecordHeader
 
 STEP = ResolvedStep(1, bytes(32), (), (), None, (), ())
@@ -92,7 +92,7 @@ def test_an_outbox_notes_how_long_it_waits_for_the_device(monkeypatch: pytest.Mo
     sent: SimpleQueue[object] = SimpleQueue()
     outbox = Outbox(lambda label, buffers: sent.put(label), fail)
     outbox.waits = DeviceWaits(lambda: now[0])
-    results = SharedDeparture([b"x"])
+    results = SharedSendBuffer([b"x"])
 
     def wait() -> list[memoryview]:
         begun.set()
@@ -117,7 +117,7 @@ def test_results_come_out_in_order_with_their_times() -> None:
     outbox = Outbox(lambda label, buffers: got.put((label, [bytes(b) for b in buffers])), fail)
     for number in range(20):
         array = mx.full((3,), number, mx.uint8)
-        results = SharedDeparture([array, b"x"])
+        results = SharedSendBuffer([array, b"x"])
         mx.async_eval(results.pending)  # type: ignore[no-untyped-call]
         outbox.put(number, results, StepTimes(number, time.perf_counter()))
     assert [got.get(timeout=200) for _ in range(20)] == [(n, [bytes([n] * 3), b"x"]) for n in range(20)]
@@ -133,7 +133,7 @@ def test_only_so_many_results_are_under_way() -> None:
 
     def put_all() -> None:
         for number in range(LAUNCHES + 2):
-            outbox.put(number, SharedDeparture([b""]), StepTimes(number, 0.0))
+            outbox.put(number, SharedSendBuffer([b""]), StepTimes(number, 0.0))
             done.append(number)
 
     thread = threading.Thread(target=put_all)
@@ -151,12 +151,12 @@ def test_the_end_wakes_whoever_puts() -> None:
     gate = threading.Event()
     outbox = Outbox(lambda label, buffers: gate.wait(200) and None, fail)
     for number in range(LAUNCHES):
-        outbox.put(number, SharedDeparture([b""]), StepTimes(number, 0.0))
+        outbox.put(number, SharedSendBuffer([b""]), StepTimes(number, 0.0))
     caught: list[BaseException] = []
 
     def put() -> None:
         try:
-            outbox.put(9, SharedDeparture([b""]), StepTimes(9, 0.0))
+            outbox.put(9, SharedSendBuffer([b""]), StepTimes(9, 0.0))
         except EpochEnded as error:
             caught.append(error)
 
@@ -175,7 +175,7 @@ def test_a_sink_that_fails_is_told() -> None:
     def sink(label: object, buffers: list[memoryview]) -> None:
         raise ValueError
 
-    Outbox(sink, errors.put).put(1, SharedDeparture([b""]), StepTimes(1, 0.0))
+    Outbox(sink, errors.put).put(1, SharedSendBuffer([b""]), StepTimes(1, 0.0))
     assert isinstance(errors.get(timeout=200), ValueError)
 
 

@@ -18,7 +18,7 @@ from sealring.node.engine import device
 from sealring.node.engine.staging import Shard, Stage, random_model, random_stage
 from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.staging.interception import intercept_call
-from sealring.node.engine.transfer import SharedLanding
+from sealring.node.engine.transfer import SharedReceiveBuffer
 from sealring.node.engine.warm_up import TIMED_ROWS, batches, cuts, patience, timed, warm_up
 from sealring.v1 import control_pb2 as control
 
@@ -159,7 +159,7 @@ def test_where_landings_tell_nothing_every_stage_waits(
     llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch, always: bool
 ) -> None:
     """As with an MLX that keeps what was evaluated in its graphs, or draws them otherwise."""
-    monkeypatch.setattr(SharedLanding, "evaluated", property(lambda self: always))
+    monkeypatch.setattr(SharedReceiveBuffer, "evaluated", property(lambda self: always))
     assert awaits_input(stage_of(llama))
 
 

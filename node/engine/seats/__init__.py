@@ -1,0 +1,78 @@
+"""A member's seat in an epoch: its source of inputs, its exit, and the results of its stage.
+
+| role | source | results | exit |
+|---|---|---|---|
+| alone | `Alone`: opened rows, own tokens | `Sampling` | `OwnExit`: the member's own prompts |
+| head | `Head`: opened rows, tokens over the closing edge | `HandingOn` | `LinkExit` |
+| middle | `Neighbour`: records of the member before | `HandingOn` | `LinkExit` |
+| tail | `Neighbour` | `Sampling` | `LinkExit` |
+| first rank of a tensor ring | `ShardHead`: as the head, and passes tokens on | `Alike` | `LinkExit` |
+| rank between | `ShardNeighbour`: tokens of the rank before, passed on | `Alike` | `LinkExit` |
+| last rank | `ShardTail`: prompts of the rank before, own tokens | `Sampling` | `LinkExit` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sealring.node.engine.grammar import Grammars
+from sealring.node.engine.staging import ShardSpec, Stage
+from sealring.node.engine.transfer import Transfer, transfer
+from sealring.node.wire.channel import EngineChannel
+
+from .exits import Exit, LinkExit, OwnExit
+from .prompts import Prompts
+from .results import Alike, HandingOn, Results, Sampling
+from .sources import Alone, Head, Neighbour, ShardHead, ShardNeighbour, ShardTail, Source
+
+__all__ = ["Prompts", "Seat", "seat_of"]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The parts of a member's role in one epoch."""
+
+    source: Source
+    exit: Exit
+    results: Results
+    transfer: Transfer
+
+
+def seat_of(
+    stage: Stage,
+    *,
+    channel: EngineChannel | None,
+    prompts: Prompts | None,
+    grammars: Grammars | None,
+    deadline: float,
+    fail: Callable[[BaseException], None],
+) -> Seat:
+    """The seat of the member that has this stage; arguments as `StageEpoch` has them."""
+    spec, moves = stage.spec, transfer()
+    if channel is None:
+        assert prompts is not None
+        source: Source = Alone(prompts)
+        alone = OwnExit(prompts, fail)
+        return Seat(source, alone, Sampling(stage, source, alone, moves, grammars), moves)
+    link = LinkExit(channel, fail)
+    if isinstance(spec, ShardSpec):
+        if spec.is_head:
+            assert prompts is not None
+            source = ShardHead(spec, prompts, channel, moves, deadline, fail, link)
+        elif spec.is_tail:
+            source = ShardTail(spec, channel, moves, deadline, link)
+        else:
+            source = ShardNeighbour(spec, channel, moves, deadline, link)
+    elif spec.is_head:
+        assert prompts is not None
+        source = Head(spec, prompts, channel, moves, deadline, fail)
+    else:
+        source = Neighbour(spec, channel, moves, deadline)
+    if spec.is_tail:
+        results: Results = Sampling(stage, source, link, moves, grammars)
+    elif isinstance(spec, ShardSpec):
+        results = Alike(stage, source, link, moves)
+    else:
+        results = HandingOn(stage, source, link, moves)
+    return Seat(source, link, results, moves)

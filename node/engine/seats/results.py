@@ -1,0 +1,321 @@
+"""Results: what becomes of a stage's outputs. The tail samples; other members hand them on."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from sealring.mesh.errors import Internal
+from sealring.mesh.ring.composition import Chunk, ResolvedStep
+from sealring.node.engine import params, records
+from sealring.node.engine.grammar import Grammars
+from sealring.node.engine.lanes import Lane, Row
+from sealring.node.engine.logprobs import Asking, asking_of, scores
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.sampling import Sampler
+from sealring.node.engine.staging import Stage
+from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.threads import StepTimes
+from sealring.node.engine.transfer import SendBuffer, Transfer
+from sealring.node.wire.headers import RecordHeader
+
+from .exits import Exit, LinkExit
+from .sources import Input, Source, bad_chunk
+
+SCORED_AT_ONCE = 64
+"""Prompt tokens whose logits are made at once for log-probabilities; those of a chunk would fill memory."""
+
+
+class StageCall:
+    """One call of a stage, with its input and its times."""
+
+    def __init__(self, step: ResolvedStep, stage: Stage, given: Input, times: StepTimes) -> None:
+        self.step = step
+        self.input = given
+        self.times = times
+        self._stage = stage
+        if given.buffer is None:
+            times.fed = time.perf_counter()
+
+    def wait(self) -> None:
+        """Waits until the input has arrived.
+
+        Raises Internal (EVALUATED_EARLY) if the graph that was built meanwhile has read the input before.
+        """
+        buffer = self.input.buffer
+        if buffer is None or self.times.fed:
+            return
+        if self.times.built and buffer.evaluated:
+            self._stage.awaits_input = True  # from the next epoch on
+            raise Internal(
+                f"a {self._stage.spec.model_type} stage evaluated a step's input before it had arrived",
+                hint="the next epoch waits for inputs; report this: the check at load time missed it",
+                reason="EVALUATED_EARLY",
+            )
+        self.input.arrive()
+        self.times.fed = time.perf_counter()
+
+    def built(self) -> None:
+        """Notes that the graph is complete and waits for its input."""
+        self.times.built = time.perf_counter()
+        self.wait()
+
+
+class Results(ABC):
+    """What one member does with its stage's outputs. Used by the compute thread."""
+
+    def __init__(self, stage: Stage, source: Source, transfer: Transfer) -> None:
+        self._stage = stage
+        self._source = source
+        self._transfer = transfer
+
+    @abstractmethod
+    def begin(self, step: ResolvedStep, chunk: Chunk, row: Row, record: bytes) -> None:
+        """Takes the parameter record that a row's first chunk brings; b"" if there is none."""
+
+    @abstractmethod
+    def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> mx.array | None:
+        """Computes a chunk whose input has arrived: the logits of a prompt's last token, [1, vocabulary], if
+        this member makes them."""
+
+    @abstractmethod
+    def first_tokens(
+        self, step: ResolvedStep, prompts: Sequence[tuple[Row, mx.array]], times: StepTimes
+    ) -> None:
+        """Takes the rows whose prompts end in this step, with their logits."""
+
+    @abstractmethod
+    def decode(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
+        """Takes the outputs of a decode step; their input may still have to arrive."""
+
+    @abstractmethod
+    def verify(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
+        """Takes the outputs of a step with drafts, as `decode`."""
+
+
+class HandingOn(Results):
+    """Outputs that are the next member's input."""
+
+    def __init__(self, stage: Stage, source: Source, link: LinkExit, transfer: Transfer) -> None:
+        super().__init__(stage, source, transfer)
+        self._link = link
+
+    def begin(self, step: ResolvedStep, chunk: Chunk, row: Row, record: bytes) -> None:
+        if record:
+            self._link.pass_on(records.params_record(step, chunk), record)
+
+    def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> None:
+        results = self._transfer.send_buffer(self._stage(call.input.arrays, row.cache))
+        call.built()
+        self._launch(call, self._header(call.step, 1, chunk.tokens), results, row.cache)
+
+    def first_tokens(
+        self, step: ResolvedStep, prompts: Sequence[tuple[Row, mx.array]], times: StepTimes
+    ) -> None: ...
+
+    def decode(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
+        self._hand_on(call, outputs, self._header(call.step, len(call.step.rows), 1))
+
+    def verify(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
+        self._hand_on(call, outputs, self._header(call.step, 1, len(call.step.sampled)))
+
+    def _header(self, step: ResolvedStep, rows: int, tokens: int) -> RecordHeader:
+        return records.state_record(step, self._stage.spec.hands_on, rows, tokens)
+
+    def _hand_on(self, call: StageCall, outputs: list[mx.array], header: RecordHeader) -> None:
+        results = self._transfer.send_buffer(outputs)
+        call.built()
+        self._launch(call, header, results, [])
+
+    def _launch(self, call: StageCall, header: RecordHeader, results: SendBuffer, caches: Cache) -> None:
+        launch(results.pending, states(caches))
+        call.times.launched = time.perf_counter()
+        self._source.launched(call.step, None)
+        self._link.send(header, results, call.times)
+
+
+class _Logits(Results):
+    """Outputs that are logits."""
+
+    def __init__(self, stage: Stage, source: Source, way_out: Exit, transfer: Transfer) -> None:
+        super().__init__(stage, source, transfer)
+        self._exit = way_out
+
+    def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> mx.array | None:
+        if chunk.last:
+            return self._last_logits(call, row, chunk)
+        self._fill(call, call.input.arrays, row, chunk)
+        self._transfer.settle()
+        return None
+
+    def _last_logits(self, call: StageCall, row: Row, chunk: Chunk) -> mx.array:
+        """Logits of the last token only: the output head's product over the others takes time and memory."""
+        inputs = call.input.arrays
+        scored = row.parameters is not None and row.parameters.scored
+        if inputs[0].shape[1] > 1 and (scored or not self._stage.cuts):
+            self._fill(call, [array[:, :-1] for array in inputs], row, chunk)
+            inputs = [array[:, -1:] for array in inputs]
+        return self._stage.last_logits(inputs, row.cache)
+
+    def _fill(self, call: StageCall, inputs: list[mx.array], row: Row, chunk: Chunk) -> None:
+        """Runs tokens into the caches; makes logits only if the prompt's log-probabilities are asked for.
+
+        `call.times` are those of the remaining work afterwards.
+        """
+        if row.parameters is not None and row.parameters.scored:
+            self._score(inputs, row, row.parameters, chunk)
+        else:
+            self._stage(inputs, row.cache)
+        times = call.times
+        times.built = times.launched = time.perf_counter()
+        self._wait_for(states(row.cache))
+        times.ready = times.sent = time.perf_counter()
+        self._exit.trace.append(times)
+        call.times = StepTimes(times.step, times.ready, fed=times.ready)
+
+    def _wait_for(self, *arrays: object) -> None:
+        launch(*arrays)  # outside the wait: compiling a new kernel is no sign of a stuck device
+        with self._exit.waits.one():
+            mx.eval(*arrays)
+
+    def _score(self, inputs: list[mx.array], row: Row, parameters: RowParameters, chunk: Chunk) -> None:
+        """Adds the log-probabilities of the prompt's tokens to the row, a few tokens at a time."""
+        for at in range(0, inputs[0].shape[1], SCORED_AT_ONCE):
+            part = [array[:, at : at + SCORED_AT_ONCE] for array in inputs]
+            logits = self._stage(part, row.cache)[0][0]
+            following = chunk.start + at + 1
+            tokens = parameters.scored[following : following + len(logits)]
+            if len(tokens) != len(logits):
+                raise bad_chunk(chunk)
+            row.scores.append(scores(logits, tokens, parameters.logprobs or 0))
+            self._wait_for(row.scores[-1], states(row.cache))
+
+
+class Alike(_Logits):
+    """Logits at a rank of a tensor ring whose tail samples.
+
+    They are evaluated because the tail evaluates its own, and each sum takes every rank.
+    """
+
+    def __init__(self, stage: Stage, source: Source, link: LinkExit, transfer: Transfer) -> None:
+        super().__init__(stage, source, link, transfer)
+        self._link = link
+
+    def begin(self, step: ResolvedStep, chunk: Chunk, row: Row, record: bytes) -> None:
+        row.parameters = params.decode(record)
+        if record:
+            self._link.pass_on(records.params_record(step, chunk), record)
+
+    def first_tokens(
+        self, step: ResolvedStep, prompts: Sequence[tuple[Row, mx.array]], times: StepTimes
+    ) -> None:
+        self._launch(step, mx.concatenate([logits for _, logits in prompts]))
+        for row, _ in prompts:
+            row.scores = []
+
+    def decode(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
+        call.built()
+        self._launch(call.step, outputs[0][:, -1, :])
+
+    def verify(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
+        raise NotImplementedError  # its source guesses no tokens
+
+    def _launch(self, step: ResolvedStep, logits: mx.array) -> None:
+        launch(logits)
+        self._source.launched(step, None)
+
+
+class Sampling(_Logits):
+    """Logits of which this member samples tokens."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        source: Source,
+        way_out: Exit,
+        transfer: Transfer,
+        grammars: Grammars | None,
+    ) -> None:
+        super().__init__(stage, source, way_out, transfer)
+        self._grammars = grammars
+
+    def begin(self, step: ResolvedStep, chunk: Chunk, row: Row, record: bytes) -> None:
+        parameters = params.decode(record)
+        if parameters.grammar and self._grammars is not None:
+            matcher = self._grammars.start(parameters.grammar, parameters.answered)
+            parameters = dataclasses.replace(parameters, matcher=matcher)
+        row.parameters = parameters
+
+    def first_tokens(
+        self, step: ResolvedStep, prompts: Sequence[tuple[Row, mx.array]], times: StepTimes
+    ) -> None:
+        parameters = [row.parameters for row, _ in prompts if row.parameters is not None]
+        sampler = Sampler(parameters, [row.position for row in parameters])
+        logits = [logits for _, logits in prompts]
+        prompt_scores = [words for row, _ in prompts for words in row.scores]
+        tokens, results = self._sampled(
+            sampler, logits[0] if len(logits) == 1 else mx.concatenate(logits), prompt_scores
+        )
+        times.built = time.perf_counter()
+        scored = (
+            len(each.scored) - 1 if row.scores else 0
+            for each, (row, _) in zip(parameters, prompts, strict=True)
+        )
+        asking = asking_of((row.logprobs for row in parameters), scored)
+        self._launch(step, asking, tokens, results, times)
+        for index, (row, _) in enumerate(prompts):
+            row.sampler = sampler.extract(index)
+            row.scores = []
+
+    def decode(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
+        sampler = lane.sampler
+        assert sampler is not None
+        looks = sampler.looks(outputs[0].shape[-1])
+        if looks:
+            call.wait()
+        if looks or (call.input.buffer is None and not sampler.greedy):
+            launch(outputs)  # the device starts while masks and the sampler's many operations are made
+        tokens, results = self._sampled(sampler, outputs[0][:, -1, :])
+        call.built()
+        self._launch(call.step, sampler.asking, tokens, results, call.times)
+
+    def verify(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
+        sampler = lane.sampler
+        assert sampler is not None
+        if sampler.looks(outputs[0].shape[-1]):
+            call.wait()
+        tokens, report, asking = sampler.run(outputs[0][0])
+        results = self._transfer.send_buffer([tokens] if report is None else [tokens, report])
+        call.built()
+        self._launch(call.step, asking, tokens, results, call.times)
+
+    def _sampled(
+        self, sampler: Sampler, logits: mx.array, prompt_scores: Sequence[mx.array] = ()
+    ) -> tuple[mx.array, SendBuffer]:
+        """Tokens, uint32 [rows], and a buffer of them and of the log-probabilities that rows ask for."""
+        tokens = sampler(logits)
+        report = sampler.report(logits, tokens)
+        arrays = [tokens] if report is None else [tokens, report, *prompt_scores]
+        return tokens, self._transfer.send_buffer(arrays)
+
+    def _launch(
+        self, step: ResolvedStep, asking: Asking, tokens: mx.array, results: SendBuffer, times: StepTimes
+    ) -> None:
+        launch(tokens, results.pending)
+        times.launched = time.perf_counter()
+        self._source.launched(step, tokens)
+        self._exit.tokens(step, asking, results, times)
+
+
+def launch(*arrays: object) -> None:
+    """Has the device start on arrays, without waiting for them."""
+    mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
+
+
+def states(cache: Cache) -> list[object]:
+    """A cache's arrays, nested."""
+    return [states(part) if isinstance(part, list) else part.state for part in cache]

@@ -1,0 +1,396 @@
+"""Sources: where a member's rows and the inputs of its steps come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.ring.composition import MAX_UNSETTLED, Adopting, Chunk, Keeping, ResolvedStep, Settling
+from sealring.node.engine import records
+from sealring.node.engine.drafts import Runs
+from sealring.node.engine.feedback import LocalFeedback, RingFeedback
+from sealring.node.engine.logprobs import unpack
+from sealring.node.engine.records import Incoming
+from sealring.node.engine.staging import ShardSpec, StageSpec
+from sealring.node.engine.staging.layout import TOKENS
+from sealring.node.engine.threads import Inbox, Intake
+from sealring.node.engine.transfer import ReceiveBuffer, Transfer
+from sealring.node.wire.channel import EngineChannel
+from sealring.node.wire.headers import Kind
+from sealring.node.wire.timelog import TimeLog
+
+from .exits import LinkExit
+from .prompts import Prompts
+
+
+def _nothing() -> None: ...
+
+
+class Input(NamedTuple):
+    """Arrays to call a stage on. `arrive` waits for the content of `buffer`, if any, and fills it."""
+
+    arrays: list[mx.array]
+    buffer: ReceiveBuffer | None = None
+    arrive: Callable[[], None] = _nothing
+
+
+class Source(ABC):
+    """One member's rows and inputs. `announce` is called by the thread that reads commands, the rest by the
+    compute thread."""
+
+    guesses = False
+    """Whether steps with drafts are possible."""
+
+    def announce(self, step: ResolvedStep) -> None:  # noqa: B027
+        """Announces the records that the step brings to the channel."""
+
+    @property
+    def copied(self) -> TimeLog | None:
+        """Step, begin and end, nanoseconds, of each record that was taken in."""
+        return None
+
+    @property
+    def runs(self) -> Runs | None:
+        """The runs of drafts, at the head."""
+        return None
+
+    @abstractmethod
+    def parameters(self, chunk: Chunk) -> bytes:
+        """The parameter record of the chunk's row, b"" if it has none."""
+
+    @abstractmethod
+    def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:
+        """The input of a prompt's chunk. Raises InvalidInput (BAD_STEP) if it does not fit its row."""
+
+    @abstractmethod
+    def decode(self, step: ResolvedStep) -> Input:
+        """The last tokens of a lane's rows, or the stage state for them."""
+
+    def verify(self, step: ResolvedStep) -> Input:
+        """A row's last token and the drafts behind it, or further drafts, or the stage state for them."""
+        raise no_drafts()
+
+    def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:  # noqa: B027
+        """Notes a launched step; `tokens` are the sampled ones if this member samples."""
+
+    def executed(self, step: ResolvedStep) -> None:  # noqa: B027
+        """Notes the end of a step that samples no tokens."""
+
+    def settle(self, change: Settling) -> None:  # noqa: B027
+        """Settles a row's drafts. Raises InvalidInput (BAD_STEP) if the head counts otherwise."""
+
+    def keep(self, change: Keeping) -> None:  # noqa: B027
+        """As `Prompts.keep`."""
+
+    def adopt(self, change: Adopting) -> None:  # noqa: B027
+        """As `Prompts.adopt`."""
+
+    def reuse(self, chunk: Chunk) -> None:  # noqa: B027
+        """As `Prompts.reuse`."""
+
+    def drop(self, prefix: int) -> None:  # noqa: B027
+        """As `Prompts.drop`."""
+
+    def forget(self, row: int) -> None:  # noqa: B027
+        """Forgets an evicted row."""
+
+    def end(self) -> None:  # noqa: B027
+        """Wakes every thread that waits here; any thread."""
+
+    def join(self, timeout: float) -> None:  # noqa: B027
+        """Waits until the source's own thread has ended."""
+
+
+class _Opened(Source):
+    """Rows that were opened at this member."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts = prompts
+        self._runs = Runs()
+
+    @property
+    def runs(self) -> Runs:
+        return self._runs
+
+    def parameters(self, chunk: Chunk) -> bytes:
+        record = self._prompts.parameters(chunk.row)
+        if len(record) != chunk.params_bytes:
+            raise bad_chunk(chunk)
+        return record
+
+    def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:
+        tokens = self._prompts.prompt(chunk.row)
+        if chunk.end > len(tokens) or chunk.last != (chunk.end == len(tokens)):
+            raise bad_chunk(chunk)
+        array = mx.array(tokens[None, chunk.start : chunk.end])
+        if chunk.last:
+            self._prompts.prefilled(chunk.row)
+        return Input([array])
+
+    def executed(self, step: ResolvedStep) -> None:
+        self._prompts.deliver(step, [], {})  # no token would tell the gateway to go on
+
+    def settle(self, change: Settling) -> None:
+        self._runs.settle(change)
+
+    def keep(self, change: Keeping) -> None:
+        self._prompts.keep(change)
+
+    def adopt(self, change: Adopting) -> None:
+        self._prompts.adopt(change)
+
+    def reuse(self, chunk: Chunk) -> None:
+        self._prompts.reuse(chunk)
+
+    def drop(self, prefix: int) -> None:
+        self._prompts.drop(prefix)
+
+    def forget(self, row: int) -> None:
+        self._runs.forget(row)
+        self._prompts.forget(row)
+
+
+class Alone(_Opened):
+    """The source of a ring of one; its last tokens never leave the device."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        super().__init__(prompts)
+        self._feedback = LocalFeedback()
+
+    def decode(self, step: ResolvedStep) -> Input:
+        return Input([self._feedback.inputs(step.rows)])
+
+    def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
+        self._feedback.launched(step, tokens)
+
+    def forget(self, row: int) -> None:
+        self._feedback.forget(row)
+        super().forget(row)
+
+    def end(self) -> None:
+        self._feedback.end()
+
+
+class Head(_Opened):
+    """The source of a ring's head; a thread of its own receives the tokens that the tail samples."""
+
+    guesses = True
+
+    def __init__(
+        self,
+        spec: StageSpec,
+        prompts: Prompts,
+        channel: EngineChannel,
+        moves: Transfer,
+        deadline: float,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(prompts)
+        self._spec = spec
+        self._transfer = moves
+        self._feedback = RingFeedback(deadline)
+        self._inbox = Inbox(channel, self._unpack, fail)
+
+    def announce(self, step: ResolvedStep) -> None:
+        asking = self._prompts.asking(step.sampled, first=not step.rows)
+        self._inbox.announce(records.incoming(step, self._spec, asking))
+
+    @property
+    def copied(self) -> TimeLog:
+        return self._inbox.copied
+
+    def decode(self, step: ResolvedStep) -> Input:
+        buffer = self._transfer.receive_buffer(self._spec.receives, len(step.rows), 1)
+        return Input(buffer.arrays, buffer, lambda: buffer.fill(memoryview(self._last(step))))
+
+    def _last(self, step: ResolvedStep) -> bytes:
+        return self._feedback.last(step.rows)
+
+    def verify(self, step: ResolvedStep) -> Input:
+        return Input([mx.array([self._drafted(step)], mx.uint32)])
+
+    def _drafted(self, step: ResolvedStep) -> list[int]:
+        if step.continues:
+            return self._runs.go_on(step)
+        (row,) = step.rows
+        last = int(np.frombuffer(self._feedback.last([row]), np.uint32)[0])
+        return self._runs.begin(step, last, self._prompts.drafts(row, last, MAX_UNSETTLED))
+
+    def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
+        self._feedback.launched(step, tokens)
+
+    def settle(self, change: Settling) -> None:
+        super().settle(change)
+        self._feedback.settled(change.row)
+
+    def forget(self, row: int) -> None:
+        self._feedback.forget(row)
+        super().forget(row)
+
+    def end(self) -> None:
+        self._inbox.end()
+        self._feedback.end()
+
+    def join(self, timeout: float) -> None:
+        self._inbox.join(timeout)
+
+    def _unpack(self, record: Incoming, data: memoryview) -> None:
+        """Passes a record of tokens on to the next step and to the prompts. The inbox's thread."""
+        words = np.frombuffer(data, np.uint32)
+        step, tokens = record.step, words[: record.rows].tolist()
+        if step.drafts:
+            tokens = self._runs.came(step, tokens)
+            step = dataclasses.replace(step, sampled=step.sampled[: len(tokens)])
+        self._feedback.arrived(step, tokens)
+        logprobs = unpack(record.asking, words[record.rows :]) if record.asking else {}
+        self._prompts.deliver(step, tokens, logprobs)
+
+
+class Neighbour(Source):
+    """The source of a member that is not the head: records of the member before it."""
+
+    guesses = True
+
+    def __init__(self, spec: StageSpec, channel: EngineChannel, moves: Transfer, deadline: float) -> None:
+        self._spec = spec
+        self._transfer = moves
+        self._intake = Intake(channel, deadline)
+
+    def announce(self, step: ResolvedStep) -> None:
+        self._intake.announce(records.incoming(step, self._spec))
+
+    @property
+    def copied(self) -> TimeLog:
+        return self._intake.copied
+
+    def parameters(self, chunk: Chunk) -> bytes:
+        return self._intake.take(Kind.SAMPLING, bytes) if chunk.params_bytes else b""
+
+    def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:
+        return self._state(1, chunk.tokens)
+
+    def decode(self, step: ResolvedStep) -> Input:
+        return self._state(len(step.rows), 1)
+
+    def verify(self, step: ResolvedStep) -> Input:
+        return self._state(1, len(step.sampled))
+
+    def _state(self, rows: int, tokens: int) -> Input:
+        buffer = self._transfer.receive_buffer(self._spec.receives, rows, tokens)
+        return Input(buffer.arrays, buffer, partial(self._intake.take, Kind.ACTIVATIONS, buffer.fill))
+
+
+# Ranks of a tensor ring, each of which computes a part of every layer
+
+
+class ShardHead(Head):
+    """The head's source in a tensor ring. Every rank needs the tokens that it computes with.
+
+    They are passed on before they are computed with, because the ranks have to compute at the same time.
+    """
+
+    guesses = False
+
+    def __init__(
+        self,
+        spec: ShardSpec,
+        prompts: Prompts,
+        channel: EngineChannel,
+        moves: Transfer,
+        deadline: float,
+        fail: Callable[[BaseException], None],
+        link: LinkExit,
+    ) -> None:
+        super().__init__(spec, prompts, channel, moves, deadline, fail)
+        self._shard = spec
+        self._link = link
+
+    def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:
+        found = super().chunk(step, chunk)
+        _pass_prompt_on(self._link, step, chunk, np.array(found.arrays[0]).tobytes())
+        return found
+
+    def _last(self, step: ResolvedStep) -> bytes:
+        tokens = super()._last(step)
+        _pass_last_on(self._link, self._shard, step, tokens)
+        return tokens
+
+
+class ShardNeighbour(Neighbour):
+    """The source of a rank that is not the first: tokens of the rank before it, passed on to the next."""
+
+    guesses = False
+
+    def __init__(
+        self, spec: ShardSpec, channel: EngineChannel, moves: Transfer, deadline: float, link: LinkExit
+    ) -> None:
+        super().__init__(spec, channel, moves, deadline)
+        self._shard = spec
+        self._link = link
+
+    def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:
+        tokens = self._intake.take(Kind.ACTIVATIONS, bytes)
+        if not self._shard.is_tail:
+            _pass_prompt_on(self._link, step, chunk, tokens)
+        return Input([mx.array(np.frombuffer(tokens, np.uint32)[None])])
+
+    def decode(self, step: ResolvedStep) -> Input:
+        buffer = self._transfer.receive_buffer(self._spec.receives, len(step.rows), 1)
+        return Input(buffer.arrays, buffer, lambda: buffer.fill(memoryview(self._last(step))))
+
+    def _last(self, step: ResolvedStep) -> bytes:
+        tokens = self._intake.take(Kind.ACTIVATIONS, bytes)
+        _pass_last_on(self._link, self._shard, step, tokens)
+        return tokens
+
+
+class ShardTail(ShardNeighbour):
+    """The source of the last rank, which has sampled the last tokens itself."""
+
+    def __init__(
+        self, spec: ShardSpec, channel: EngineChannel, moves: Transfer, deadline: float, link: LinkExit
+    ) -> None:
+        super().__init__(spec, channel, moves, deadline, link)
+        self._feedback = LocalFeedback()
+
+    def decode(self, step: ResolvedStep) -> Input:
+        return Input([self._feedback.inputs(step.rows)])
+
+    def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
+        self._feedback.launched(step, tokens)
+
+    def forget(self, row: int) -> None:
+        self._feedback.forget(row)
+
+    def end(self) -> None:
+        self._feedback.end()
+
+
+def _pass_prompt_on(link: LinkExit, step: ResolvedStep, chunk: Chunk, tokens: bytes) -> None:
+    link.pass_on(records.state_record(step, [TOKENS], 1, chunk.tokens), tokens)
+
+
+def _pass_last_on(link: LinkExit, shard: ShardSpec, step: ResolvedStep, tokens: bytes) -> None:
+    if shard.rank + 2 < shard.ranks:  # the tail has sampled them
+        link.pass_on(records.state_record(step, [TOKENS], len(step.rows), 1), tokens)
+
+
+def no_drafts() -> InvalidInput:
+    """The error of a step with drafts at a member whose source has none."""
+    return InvalidInput("a ring of one and a tensor ring guess no tokens", reason="BAD_STEP")
+
+
+def bad_chunk(chunk: Chunk) -> InvalidInput:
+    """The error of a chunk that contradicts its row."""
+    return InvalidInput(
+        f"a chunk of row {chunk.row} does not fit the row that was opened",
+        reason="BAD_STEP",
+        hint="gateway and head disagree; the epoch must end",
+    )
