@@ -2,7 +2,7 @@
 
 A provider is a ring of one node. Users are fairness keys; each has clients of its own that verify the roster
 and seal every prompt. Temperature 0, four sequences at once per ring. The gateway
-measures the segments parse, reserve, route, queue_wait, dispatch, open and coordinator_to_provider
+measures the segments parse, reserve, route, queue_wait, dispatch, open and first_token
 (`edge.inference.timings` defines them). The client measures encrypt (choosing the ring and sealing), ttft
 and total_e2e. The assertions are about overhead. So waiting for other requests is a segment of its own
 (queue_wait) and no part of reserve, and the head's work on an envelope (open) is no part of dispatch.
@@ -36,7 +36,7 @@ the demo model. Random weights; every answer has max_tokens."""
 
 SEGMENTS = (
     *("parse", "reserve", "route", "queue_wait", "encrypt", "dispatch", "open"),
-    *("coordinator_to_provider", "total_e2e", "ttft"),
+    *("first_token", "total_e2e", "ttft"),
 )
 ASSERTIONS = {"parse": (1, 5), "reserve": (50, 200), "encrypt": (5, 50), "dispatch": (5, 50)}
 """Milliseconds: mean and p95 at most."""

@@ -1,16 +1,16 @@
-"""Where the time of one request goes before its first token, as the gateway sees it.
+"""Segments of the time that one request takes to its first token, as the gateway measures them.
 
 The segments follow each other without a gap, so that together they are the time to the first token:
 
 | segment | from | to |
 |---|---|---|
-| parse | the request's body is here | it is understood and checked |
+| parse | the body has been read | it is parsed and validated |
 | route | | a ring is chosen |
 | queue_wait | | it has a turn, a row, KV memory on every member, and its place in the line of prefills |
 | dispatch | it has a turn | its envelope is on its way to the head |
 | open | | the head has opened and tokenized it |
 | reserve | there is room for it | its memory is reserved and its first step announced to every member |
-| coordinator_to_provider | | its first token is back |
+| first_token | | its first token is back: prefill in all stages, and sampling |
 
 (The wait for a turn is before `dispatch`, that for memory and the line after `open`; both are `queue_wait`.)
 """
@@ -22,12 +22,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 HEADER = "server-timing"
-"""The response header, or trailing metadata, that tells them; W3C Server Timing, durations in ms."""
+"""The response header, or trailing metadata, of the segments; W3C Server Timing, durations in ms."""
 
 
 @dataclass(slots=True)
 class Timings:
-    """Moments of one request, in seconds of `time.perf_counter`; 0 for what has not come yet."""
+    """Moments of one request, in seconds of `time.perf_counter`; 0 before they come."""
 
     arrived: float = field(default_factory=time.perf_counter)
     parsed: float = 0.0
@@ -44,12 +44,12 @@ class Timings:
         self.sent = time.perf_counter()
 
     def announce(self, event: float) -> None:
-        """The first chunk is announced, which the event at `event` has made possible."""
+        """The first chunk is announced; the event at `event` made room for it."""
         self.room = max(event, self.answered)
         self.announced = time.perf_counter()
 
     def segments(self) -> dict[str, float]:
-        """Seconds by segment, for those that are over."""
+        """Seconds by segment, of those that have ended."""
         found = {}
         if self.parsed:
             found["parse"] = self.parsed - self.arrived
@@ -65,7 +65,7 @@ class Timings:
             found["queue_wait"] = found.get("queue_wait", 0.0) + self.room - self.answered
             found["reserve"] = self.announced - self.room
         if self.first and self.announced:
-            found["coordinator_to_provider"] = self.first - self.announced
+            found["first_token"] = self.first - self.announced
         return found
 
     def header(self) -> str:

@@ -22,7 +22,7 @@ def test_segments_follow_each_other_without_a_gap():
             "dispatch": 0.1,
             "open": 0.4,
             "reserve": 0.25,
-            "coordinator_to_provider": 1.75,
+            "first_token": 1.75,
         }
     )
 
