@@ -29,7 +29,7 @@ from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
 from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.ring import Ring, ServingEpoch
-from sealring.gateway.scheduler.actions import Request
+from sealring.gateway.scheduler.request import Request
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.member.proof import CalledProof, Connection, Credentials, HeldRoster, Purpose, by_identity
 from sealring.mesh.pki.authority import ClusterCA
@@ -165,8 +165,8 @@ class OneRing:
     def signed_roster(self) -> inference.GetRosterResponse:
         return inference.GetRosterResponse()
 
-    def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None:
-        self.ring.submit(request, answer, min_trust)
+    def submit(self, request: Request, answer: Answer) -> None:
+        self.ring.submit(request, answer)
 
     def cancel(self, request_id: str) -> None:
         self.ring.cancel(request_id)

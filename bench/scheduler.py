@@ -15,7 +15,8 @@ import numpy as np
 
 from bench.frame import Result, Table, numbers, progress
 from bench.verdict import Check
-from sealring.gateway.scheduler.actions import Action, AnnounceStep, MemberMemory, OpenRow, Request, RingFacts
+from sealring.gateway.scheduler.actions import Action, AnnounceStep, MemberMemory, OpenRow, RingFacts
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -80,7 +81,8 @@ def measure(stages: int, rows: int, waiting: int, steps: int) -> Result:
             count += 1
             length = ANSWER + count * 37 % ANSWER
             # a new one would be refused where as many wait as are asked for
-            request = Request(f"r{count}", f"k{count % 50}", length, inference.Envelope(), claimed=1)
+            request = Request(f"r{count}", f"k{count % 50}", length, inference.Envelope())
+            request.progress.claimed = 1
             ring.take(scheduler.submit(request, 0.0))
         while ring.opening:
             opened = ring.opening.popleft()

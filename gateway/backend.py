@@ -16,7 +16,7 @@ from sealring.edge.inference.answer import Answer
 from sealring.edge.inference.service import model_not_found
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.edge.metrics import Metrics
-from sealring.gateway.scheduler.actions import Request
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
 from sealring.mesh.names import served_name
@@ -43,7 +43,7 @@ class Router(Protocol):
 
     def signed_roster(self) -> inference.GetRosterResponse: ...
 
-    def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None: ...
+    def submit(self, request: Request, answer: Answer) -> None: ...
 
     def cancel(self, request_id: str) -> None: ...
 
@@ -95,12 +95,13 @@ class RingBackend:
             routing_key=self._routing_key(request, tenant),
             priority=request.priority,
             patience=request.deadline_ms / 1e3 or math.inf,
-            claimed=min(request.attempts, MAX_ATTEMPTS - 1),
+            min_trust=request.min_trust,
         )
+        work.progress.claimed = min(request.attempts, MAX_ATTEMPTS - 1)
         self._running.add(request_id)
         try:
             with self._metrics.request(model) as observed:
-                self._rings.submit(model, work, answer, min_trust=request.min_trust)
+                self._rings.submit(work, answer)
                 async for event in answer:
                     if not timings.first and event.WhichOneof("event") != "started":
                         timings.first = time.perf_counter()
@@ -162,7 +163,8 @@ class RingBackend:
 def _counted(error: SealringError, request: Request) -> SealringError:
     """With the epochs that the request has ended, from which a client goes on counting that asks again."""
     counted = copy.copy(error)  # others may have been told the same one
-    counted.metadata = {**error.metadata, **({"attempts": str(request.tried)} if request.tried else {})}
+    attempts = request.progress.all_attempts
+    counted.metadata = {**error.metadata, **({"attempts": str(attempts)} if attempts else {})}
     return counted
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sealring.edge.inference.answer import EVENT_BYTES, Answer
-from sealring.gateway.scheduler.actions import Answered, Request
 from sealring.gateway.scheduler.queue import place
+from sealring.gateway.scheduler.request import ChoiceProgress, Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, SealringError, StageFailed
 from sealring.mesh.prompt.validate import validate_request
@@ -40,10 +40,11 @@ class Sent:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._numbers
 
-    def add(self, request: Request, min_trust: int, now: float, *, again: bool = False) -> control.Forward:
+    def add(self, request: Request, now: float, *, again: bool = False) -> control.Forward:
         """The request as it goes out `now`, with what is left of its deadline; `again` after a fault."""
         place(request, now)
-        left = request.deadline - now
+        progress = request.progress
+        left = progress.deadline - now
         self._last += 1
         self._requests[self._last] = request
         self._numbers[request.id] = self._last
@@ -54,16 +55,16 @@ class Sent:
                 model=request.deployment,
                 envelope=request.envelope,
                 max_tokens=request.max_tokens,
-                min_trust=min_trust,
+                min_trust=request.min_trust,
                 priority=request.priority,
                 deadline_ms=max(1, round(left * 1e3)) if math.isfinite(left) else 0,
                 choices=request.choices,
-                attempts=max(int(again or request.claimed > 0), request.attempts),
+                attempts=max(int(again or progress.claimed > 0), progress.attempts),
             ),
             key=request.key,
             tenant=request.tenant,
-            progress=[_progress(answer, 0) for answer in request.answers] if request.begun else [],
-            seen=again or request.attempts > 0,
+            progress=[_progress(choice, 0) for choice in progress.choices] if progress.started else [],
+            seen=again or progress.attempts > 0,
         )
 
     def cancel(self, request_id: str) -> control.Forward:
@@ -81,19 +82,19 @@ class Sent:
         kind = forwarded.WhichOneof("what")
         if kind is None:
             (self._worked_on.discard if forwarded.waits else self._worked_on.add)(forwarded.number)
-            if request.begun and not forwarded.waits:
-                request.deadline = math.inf  # it is being computed
-        told, choices = forwarded.progress, request.choices
-        if len(told) not in (0, choices) or forwarded.event.delta.choice >= choices:
+            if request.progress.started and not forwarded.waits:
+                request.progress.deadline = math.inf  # it is being computed
+        progress, choices = forwarded.progress, request.choices
+        if len(progress) not in (0, choices) or forwarded.event.delta.choice >= choices:
             raise InvalidInput("a forwarded answer has other choices", reason="BAD_MESSAGE")
-        for answer, came in zip(request.answers, told, strict=False):
-            _extend(answer, came, min(request.max_tokens or context, context))
+        for choice, new in zip(request.progress.choices, progress, strict=False):
+            _extend(choice, new, min(request.max_tokens or context, context))
         if forwarded.event.HasField("delta"):
-            answer = request.answers[forwarded.event.delta.choice]
-            answer.pieces += 1
-            if answer.pieces > len(answer.tokens):
+            choice = request.progress.choices[forwarded.event.delta.choice]
+            choice.pieces += 1
+            if choice.pieces > len(choice.tokens):
                 raise InvalidInput("a forwarded answer has more pieces than tokens", reason="BAD_MESSAGE")
-            answer.spend(forwarded.event.ByteSize(), sealed=request.sealed, tells=request.tells)
+            choice.spend(forwarded.event.ByteSize(), sealed=request.sealed, logprobs=request.logprobs)
         if kind == "problem" or forwarded.event.HasField("finished"):
             self._remove(request.id)
         return request
@@ -145,7 +146,7 @@ class GuestAnswer(Answer):
         self._guest, self._number = guest, number
         self._asked: control.Forward | None = None
         self._request: Request | None = None
-        self._told: list[int] = []
+        self._reported: list[int] = []
         self._computed = False
 
     def request(self, forward: control.Forward, deployment: str, context: int) -> Request:
@@ -157,8 +158,6 @@ class GuestAnswer(Answer):
         self.asked = forward.ByteSize() + _REQUEST_BYTES
         validate_request(asked)
         self._refused.check(forward)
-        self.min_trust = asked.min_trust
-        attempts = min(asked.attempts, MAX_ATTEMPTS - 1)
         request = Request(
             f"{self._guest}:{self._number}",  # no client can choose one with a colon
             forward.key[:256],
@@ -170,18 +169,22 @@ class GuestAnswer(Answer):
             asked.envelope.clear.sampling.HasField("logprobs"),
             priority=asked.priority,
             patience=asked.deadline_ms / 1e3 or math.inf,
-            attempts=attempts if forward.seen else 0,
-            claimed=0 if forward.seen else attempts,  # or clients would take places in a queue that is full
+            min_trust=asked.min_trust,
         )
+        progress, attempts = request.progress, min(asked.attempts, MAX_ATTEMPTS - 1)
+        if forward.seen:
+            progress.attempts = attempts
+        else:  # or clients would take places in a queue that is full
+            progress.claimed = attempts
         if asked.model != deployment or len(forward.progress) not in (0, request.choices):
             raise InvalidInput("a forwarded request is not for this ring", reason="BAD_MESSAGE")
         if forward.progress:
-            request.begun, request.due = True, -math.inf  # it has had its turn
-            for answer, came in zip(request.answers, forward.progress, strict=True):
-                _extend(answer, came, min(request.max_tokens or context, context))
-            request.brought = sum(len(answer.tokens) for answer in request.answers)
+            progress.started, progress.due = True, -math.inf  # it has had its turn
+            for choice, new in zip(progress.choices, forward.progress, strict=True):
+                _extend(choice, new, min(request.max_tokens or context, context))
+            progress.earlier_tokens = progress.new_tokens
         self._asked, self._request = forward, request
-        self._told = [len(answer.tokens) for answer in request.answers]
+        self._reported = [len(choice.tokens) for choice in progress.choices]
         return request
 
     def _say(self, **what: Any) -> None:
@@ -234,21 +237,22 @@ class GuestAnswer(Answer):
 
     def _event(self, event: inference.GenerateResponse) -> None:
         assert self._request is not None
-        answers = self._request.answers
-        progress = [_progress(answer, told) for answer, told in zip(answers, self._told, strict=True)]
-        self._told = [len(answer.tokens) for answer in answers]
+        choices = self._request.progress.choices
+        progress = [_progress(choice, sent) for choice, sent in zip(choices, self._reported, strict=True)]
+        self._reported = [len(choice.tokens) for choice in choices]
         self._say(event=event, progress=progress)
 
 
-def _progress(answer: Answered, told: int) -> control.Progress:
-    return control.Progress(tokens=answer.tokens[told:], held=answer.held, end=answer.end)
+def _progress(choice: ChoiceProgress, sent: int) -> control.Progress:
+    """What a choice has beyond its first `sent` tokens."""
+    return control.Progress(tokens=choice.tokens[sent:], held=choice.held, end=choice.end)
 
 
-def _extend(answer: Answered, came: control.Progress, most: int) -> None:
-    length = len(answer.tokens) + len(came.tokens)
-    if length > most or len(came.held) > length:
+def _extend(choice: ChoiceProgress, new: control.Progress, most: int) -> None:
+    length = len(choice.tokens) + len(new.tokens)
+    if length > most or len(new.held) > length:
         raise InvalidInput("a forwarded answer is longer than it may be", reason="BAD_MESSAGE")
-    answer.tokens.extend(array("I", came.tokens))
-    answer.held = list(came.held)
-    if came.HasField("end"):
-        answer.end = came.end
+    choice.tokens.extend(array("I", new.tokens))
+    choice.held = list(new.held)
+    if new.HasField("end"):
+        choice.end = new.end

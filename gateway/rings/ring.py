@@ -27,10 +27,10 @@ from sealring.gateway.scheduler.actions import (
     Finish,
     MemberMemory,
     OpenRow,
-    Request,
     RingFacts,
 )
 from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Load, Scheduler
 from sealring.mesh.clock import Clock, awake_clock, monotonic_clock
 from sealring.mesh.errors import (
@@ -99,12 +99,6 @@ class ServingEpoch:
     clear_links: bool
 
 
-@dataclass(slots=True)
-class _Waiting:
-    answer: Answer
-    min_trust: int
-
-
 class Ring:
     """Runs the ring's current epoch, if there is one, and keeps requests over a change of epochs."""
 
@@ -131,7 +125,7 @@ class Ring:
         self.serving: ServingEpoch | None = None
         self._metrics = metrics
         self._clock = clock
-        self._answers: dict[str, _Waiting] = {}
+        self._answers: dict[str, Answer] = {}
         self._sent = Sent()  # while another gateway schedules
         self._context = 0  # of the epoch that is attached
         self.capabilities: Sequence[str] = ()
@@ -209,8 +203,8 @@ class Ring:
             await asyncio.wait((self._task,))
         self.fail_all(Unavailable("the ring is gone", hint="try again", reason="RING_GONE"))
 
-    def submit(self, request: Request, answer: Answer, min_trust: int) -> None:
-        self._answers[request.id] = _Waiting(answer, min_trust)
+    def submit(self, request: Request, answer: Answer) -> None:
+        self._answers[request.id] = answer
         answer.timings.routed = time.perf_counter()
         if self._streams is not None and self._streams.guest:
             self._forward(self._streams, request)
@@ -227,11 +221,11 @@ class Ring:
         else:
             self._perform(self.scheduler.cancel(request_id))
 
-    def take_waiting(self) -> list[tuple[Request, Answer, int]]:
+    def take_waiting(self) -> list[tuple[Request, Answer]]:
         """Gives up the requests that no epoch has begun, for another ring. Those of guests are forgotten:
         their gateways bring them again, and their ids are of this ring alone."""
         taken = [(request, self._answers.pop(request.id)) for request in self.scheduler.drain()]
-        return [(one, waiting.answer, waiting.min_trust) for one, waiting in taken if ":" not in one.id]
+        return [(request, answer) for request, answer in taken if ":" not in request.id]
 
     def tick(self) -> None:
         """Fails requests whose own deadlines have passed. Must be called about every second."""
@@ -240,7 +234,7 @@ class Ring:
 
     def fail_all(self, error: SealringError) -> None:
         self._perform(self.scheduler.end_epoch(EpochEnded(error.message, hint=error.hint)))
-        for _, answer, _ in self.take_waiting():
+        for _, answer in self.take_waiting():
             answer.fail(error)
 
     async def _run(self, serving: ServingEpoch, previous: asyncio.Task[None] | None) -> None:
@@ -321,7 +315,8 @@ class Ring:
             if request_id != self.scheduler.suspect:
                 self.cancel(request_id)  # the guests bring them again
         worked_on, waiting = self._sent.clear()
-        self._yields |= reason not in _WITHOUT_SCHEDULER and any(not one.progress for one in worked_on)
+        prefilled = any(not request.progress.new_tokens for request in worked_on)
+        self._yields |= prefilled and reason not in _WITHOUT_SCHEDULER
         self._perform(self.scheduler.give_back(worked_on, waiting, epoch_ended(reason)))
         self._on_lost(self)
         return used
@@ -337,7 +332,7 @@ class Ring:
 
     def _forward(self, streams: ControlStreams, request: Request, *, again: bool = False) -> None:
         """To the gateway that schedules."""
-        forward = self._sent.add(request, self._answers[request.id].min_trust, self._clock(), again=again)
+        forward = self._sent.add(request, self._clock(), again=again)
         streams.send_head(control.ScheduleRequest(forward=forward).SerializeToString())
 
     def _told(self, forwarded: control.Forwarded) -> None:
@@ -345,13 +340,13 @@ class Ring:
         request = self._sent.take(forwarded, self._context)
         if request is None:
             return
-        answer, event = self._answers[request.id].answer, forwarded.event
+        answer, event = self._answers[request.id], forwarded.event
         match forwarded.WhichOneof("what"), event.WhichOneof("event"):
             case "problem", _:
-                self._answers.pop(request.id).answer.fail(from_problem(forwarded.problem))
+                self._answers.pop(request.id).fail(from_problem(forwarded.problem))
             case "event", "started":
-                if not request.begun:
-                    request.begun, event.started.request_id = True, request.id
+                if not request.progress.started:
+                    request.progress.started, event.started.request_id = True, request.id
                     answer.started(event.started)
             case "event", "delta":
                 delta = event.delta
@@ -360,7 +355,7 @@ class Ring:
                 if answer.unread > FREE_UNREAD:
                     self._bound_unread(request.id, answer)
             case "event", "finished":
-                self._answers.pop(request.id).answer.finished(event.finished)
+                self._answers.pop(request.id).finished(event.finished)
 
     def _serve_guest(self, forward: control.Forward) -> None:
         """A request of a gateway that does not schedule this ring, or the end of one. Raises InvalidInput
@@ -381,11 +376,11 @@ class Ring:
         else:
             if asked in self._answers:
                 return
-            held = sum(each.answer.asked for each in self._answers.values())
+            held = sum(each.asked for each in self._answers.values())
             if held and held + answer.asked > ALL_ASKED:
                 answer.fail(ResourceExhausted("guests have too much waiting", reason="QUEUE_FULL"))
                 return
-            self.submit(request, answer, answer.min_trust)
+            self.submit(request, answer)
 
     def _tell_guest(self, forwarded: control.Forwarded, written: Callable[[], None]) -> None:
         size, streams = forwarded.ByteSize() + EVENT_BYTES, self._streams
@@ -440,11 +435,11 @@ class Ring:
                     self._announce(step)
                 case Deliver(pieces):
                     for piece in pieces:
-                        waiting = self._answers.get(piece[0].id)
-                        if waiting is not None:  # else it was given up
-                            waiting.answer.delta(*piece[1:])
-                            if waiting.answer.unread > FREE_UNREAD:
-                                todo.extend(self._bound_unread(piece[0].id, waiting.answer))
+                        answer = self._answers.get(piece[0].id)
+                        if answer is not None:  # else it was given up
+                            answer.delta(*piece[1:])
+                            if answer.unread > FREE_UNREAD:
+                                todo.extend(self._bound_unread(piece[0].id, answer))
                 case OpenRow():
                     todo.extend(self._open(action))
                 case DiscardRow(row):
@@ -456,7 +451,7 @@ class Ring:
                     self._finish(request, finished)
                 case Fail(request, error):
                     if (failed := self._answers.pop(request.id, None)) is not None:
-                        failed.answer.fail(error)
+                        failed.fail(error)
 
     def _announce(self, step: control.Step) -> None:
         streams = self._streams
@@ -480,7 +475,7 @@ class Ring:
         """Gives a prompt to the head, unless the ring is trusted less than its sender demands: one whose
         links are in clear gets nothing that is sealed, nor for which any trust is demanded."""
         request, serving = action.request, self.serving
-        floor = self._answers[request.id].min_trust
+        floor = request.min_trust
         assert serving is not None  # as long as the scheduler is attached
         if serving.min_trust < floor:
             return self.scheduler.row_refused(action.row, below_floor(floor, serving.min_trust))
@@ -488,7 +483,7 @@ class Ring:
             return self.scheduler.row_refused(action.row, links_in_clear(serving.deployment))
         if self._streams is not None:
             self._streams.expect()
-        answer = self._answers[request.id].answer
+        answer = self._answers[request.id]
         answer.opened()
         self._unstarted[action.row] = answer
         answer.timings.opened = time.perf_counter()
@@ -523,7 +518,7 @@ class Ring:
 
     def _begun(self, request: Request, prompt_tokens: int) -> None:
         serving = self.serving
-        self._answers[request.id].answer.started(
+        self._answers[request.id].started(
             inference.Started(
                 request_id=request.id,
                 model=request.deployment,
@@ -539,17 +534,17 @@ class Ring:
         self._accepted.inc(finished.accepted_tokens)
         if request.routing_key and finished.cached_tokens:
             self._routed_hits.inc()
-        if (waiting := self._answers.pop(request.id, None)) is not None:
-            waiting.answer.finished(finished)
+        if (answer := self._answers.pop(request.id, None)) is not None:
+            answer.finished(finished)
 
     def _bound_unread(self, request_id: str, answer: Answer) -> list[Action]:
-        """Gives up an answer whose reader is too far behind, or the one that is furthest behind where all
-        together are: a client that reads pays for no other one's."""
+        """Gives up an answer whose reader is too far behind. If only all readers together are, that is the
+        answer with most unread: a client that reads pays for no other one."""
         if answer.unread <= MAX_UNREAD:
-            if sum(each.answer.unread for each in self._answers.values()) <= ALL_UNREAD:
+            if sum(each.unread for each in self._answers.values()) <= ALL_UNREAD:
                 return []
-            request_id = max(self._answers, key=lambda each: self._answers[each].answer.unread)
-            answer = self._answers[request_id].answer
+            request_id = max(self._answers, key=lambda each: self._answers[each].unread)
+            answer = self._answers[request_id]
         log.warning("reader_behind", request_id=request_id, ring=self.name)
         del self._answers[request_id]
         answer.give_up(

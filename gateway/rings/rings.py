@@ -14,7 +14,7 @@ from sealring.edge.metrics import Metrics, ModelLoad
 from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.guests import Refused
 from sealring.gateway.rings.ring import Ring, ServingEpoch, below_floor, ring_down
-from sealring.gateway.scheduler.actions import Request
+from sealring.gateway.scheduler.request import Request
 from sealring.mesh.clock import Clock, PausableClock, awake_clock
 from sealring.mesh.errors import NotFound, Unavailable
 from sealring.mesh.member.proof import Credentials
@@ -245,25 +245,26 @@ class Rings:
                 )
         return response
 
-    def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None:
+    def submit(self, request: Request, answer: Answer) -> None:
         """Gives a request to the ring that it is sealed for, else to one that is trusted enough: the one that
         its key prefers if that is not too busy, without a key the least busy.
 
         Raises NotFound (MODEL_NOT_FOUND), FailedPrecondition (TRUST_BELOW_FLOOR), Unavailable (RING_DOWN,
         RING_GONE).
         """
-        ring = self._route(model, request, min_trust)
+        ring = self._route(request)
         if request.routing_key:
-            self._metrics.routed.labels(model).inc()
+            self._metrics.routed.labels(request.deployment).inc()
         self._ring_of[request.id] = ring
-        ring.submit(request, answer, min_trust)
+        ring.submit(request, answer)
 
     def cancel(self, request_id: str) -> None:
         ring = self._ring_of.pop(request_id, None)
         if ring is not None:
             ring.cancel(request_id)
 
-    def _route(self, model: str, request: Request, min_trust: int) -> Ring:
+    def _route(self, request: Request) -> Ring:
+        model, min_trust = request.deployment, request.min_trust
         rings = self._of_model.get(model)
         if not rings and model in self.deployments():
             raise ring_down(f"no ring can serve {model!r} at the moment")
@@ -279,7 +280,7 @@ class Rings:
         return (
             min(drawn, key=_busy)
             if drawn
-            else self._search(model, rings, min_trust, goes_on=request.tried > 0)
+            else self._search(model, rings, min_trust, goes_on=request.progress.all_attempts > 0)
         )
 
     def _preferred(self, model: str, request: Request, rings: Sequence[Ring]) -> Ring:
@@ -315,11 +316,11 @@ class Rings:
         others = [ring for ring in rings if ring is not lost and ring.attached]
         if not others:
             return
-        for request, answer, min_trust in lost.take_waiting():
+        for request, answer in lost.take_waiting():
             if request.envelope.sealed_for.ring:
                 answer.fail(_sealed_elsewhere("RING_DOWN"))
                 continue
-            trusted = [ring for ring in others if self._trust(ring) >= min_trust]
+            trusted = [ring for ring in others if self._trust(ring) >= request.min_trust]
             if not trusted:
                 ring = lost
             elif request.routing_key:
@@ -327,7 +328,7 @@ class Rings:
             else:
                 ring = min(_draw(trusted), key=_busy)
             self._ring_of[request.id] = ring
-            ring.submit(request, answer, min_trust)
+            ring.submit(request, answer)
 
     def _model(self, name: str) -> inference.Model:
         rings = self._of_model.get(name, ())

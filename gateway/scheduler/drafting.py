@@ -198,7 +198,7 @@ class Drafting:
         self._runs.append(run)
         self._chain.live.append(run)
         self._chain.tokens += 1 + drafts
-        self._chain.row.request.drafted += drafts + (not first)
+        self._chain.row.request.progress.drafted += drafts + (not first)
 
     def plain(self, now: float, *, follows: bool, likely: float) -> None:
         """A step without drafts is done; `follows` another that was under way with it, and nothing else."""
@@ -225,7 +225,7 @@ class Drafting:
         if tokens <= run.drafts:
             chain.live.clear()
         chain.lane.steps += tokens
-        chain.row.request.accepted += tokens - run.first
+        chain.row.request.progress.accepted += tokens - run.first
         seconds = 0.0 if self._at is None else now - self._at
         self._depth.took(run.drafts, tokens, seconds, under_way, first=run.first)
         self._at, self._waits = now, True

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Container
 from typing import TypeAlias
 
-from sealring.gateway.scheduler.actions import Request
+from sealring.gateway.scheduler.request import Request
 
 STEP_SECONDS = 10.0
 """Seconds of waiting that a step of priority is worth."""
@@ -105,12 +105,12 @@ class FairQueue:
         if len(self._keys.get(key, ())) + 1 >= len(most):
             return None
         last = most[-1][2]
-        return None if last.resumes else self.remove(last.id)
+        return None if last.progress.resumes else self.remove(last.id)
 
     def expired(self, now: float) -> list[Request]:
         """Takes out the requests whose deadlines have passed, the earliest first."""
-        late = [request for _, _, request in self._entries.values() if request.deadline <= now]
-        return [self.remove(request.id) for request in sorted(late, key=lambda each: each.deadline)]
+        late = [request for _, _, request in self._entries.values() if request.progress.deadline <= now]
+        return [self.remove(request.id) for request in sorted(late, key=lambda each: each.progress.deadline)]
 
     def drain(self) -> list[Request]:
         """Takes everything out, in the order of turns."""
@@ -119,9 +119,10 @@ class FairQueue:
 
 def place(request: Request, now: float) -> float:
     """When a request is due that comes `now`, or came before: it has a deadline from its arrival on."""
-    if request.due is None:
-        request.deadline, request.due = now + request.patience, _due(request, now)
-    return request.due
+    progress = request.progress
+    if progress.due is None:
+        progress.deadline, progress.due = now + request.patience, _due(request, now)
+    return progress.due
 
 
 def _due(request: Request, now: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sealring.gateway.scheduler.actions import Answered, Request
+from sealring.gateway.scheduler.request import ChoiceProgress, Request
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +43,10 @@ class Row:
     ceiling: int = 0
     copies: tuple[Row, ...] = ()
     last_lane_step: int = 0  # the count of its lane's steps at which the limit is reached
-    told: Answered = field(init=False)  # read for every token of every row, so it is no property
+    progress: ChoiceProgress = field(init=False)  # a field, for it is read with every token of every row
 
     def __post_init__(self) -> None:
-        self.told = self.request.answers[self.choice]
+        self.progress = self.request.progress.choices[self.choice]
 
     @property
     def opening(self) -> bool:

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sealring.gateway.scheduler.actions import (
-    TOKEN_BYTES,
     Action,
     AnnounceStep,
     Begin,
@@ -30,12 +29,12 @@ from sealring.gateway.scheduler.actions import (
     Finish,
     OpenRow,
     Piece,
-    Request,
     RingFacts,
 )
 from sealring.gateway.scheduler.pace import Pace, retry_after
 from sealring.gateway.scheduler.planner import EXTENSION, Announced, StepPlanner
 from sealring.gateway.scheduler.queue import FairQueue
+from sealring.gateway.scheduler.request import TOKEN_BYTES, Request
 from sealring.gateway.scheduler.row import Row
 from sealring.mesh.errors import (
     DeadlineExceeded,
@@ -159,7 +158,7 @@ class Scheduler:
         if (too_long := self._too_long(request)) is not None:
             self._actions.append(Fail(request, too_long))
             return self._take()
-        if self._queue.full and not request.resumes:
+        if self._queue.full and not request.progress.resumes:
             displaced = self._queue.displace(request.key)
             self._actions.append(Fail(displaced or request, self._queue_full()))
             if displaced is None:
@@ -173,7 +172,7 @@ class Scheduler:
         for request in self._queue.expired(now):
             self._actions.append(Fail(request, _too_late(request)))
         for row in list(self._epoch.opened.values()) if self._epoch else ():
-            if row.request.deadline <= now:
+            if row.request.progress.deadline <= now:
                 self._fail(row, _too_late(row.request))
         return self._pump()
 
@@ -187,11 +186,11 @@ class Scheduler:
         prompt_tokens, max_tokens, answered = opened.prompt_tokens, opened.max_tokens, opened.answered
         if prompt_tokens - answered < 1 or max_tokens < 1:
             raise InvalidInput(f"the head opened row {row.number} without room", reason="BAD_STEP")
-        if answered != len(row.told.tokens) and not row.request.sealed:
+        if answered != len(row.progress.tokens) and not row.request.sealed:
             raise InvalidInput(f"the head goes on with row {row.number} from elsewhere", reason="BAD_STEP")
         row.names = split(opened.prefixes, prompt_tokens)
         row.prompt_tokens, row.answered, row.ceiling = prompt_tokens, answered, max_tokens
-        row.earlier = answered - len(row.told.tokens)
+        row.earlier = answered - len(row.progress.tokens)
         row.params_bytes, row.drafts = opened.params_bytes, opened.drafts
         row.limit = max_tokens if row.request.max_tokens else min(max_tokens, EXTENSION)
         capacity = epoch.planner.ledger.capacity
@@ -205,8 +204,8 @@ class Scheduler:
             copy.earlier = row.earlier
         if not epoch.planner.can_hold(row):
             self._fail(row, _too_large(row, capacity))
-        elif not row.request.begun:
-            row.request.begun = True
+        elif not row.request.progress.started:
+            row.request.progress.started = True
             self._actions.append(Begin(row.request, prompt_tokens - answered))
         return self._pump()
 
@@ -259,8 +258,8 @@ class Scheduler:
         self._pace.rest()
         self._suspect = _suspect([row for rows in ended.values() for row in rows])
         for rows in ended.values():
-            tried = any(row.begun or row.opening for row in rows)
-            rows[0].request.broke(rows[0].reused, tried=tried)
+            computed = any(row.begun or row.opening for row in rows)
+            rows[0].request.progress.end_epoch(rows[0].reused, computed=computed)
         self._go_on((rows[0].request for rows in ended.values()), error)
         return self._take()
 
@@ -280,7 +279,7 @@ class Scheduler:
         for request in reversed(waiting):
             self._queue.push_front(request)
         for request in worked_on:
-            request.broke(0, tried=True)
+            request.progress.end_epoch(0, computed=True)
         self._go_on(worked_on, error)
         return self._take()
 
@@ -288,9 +287,9 @@ class Scheduler:
         """Requests wait in front again, in their order, behind those that are begun alone."""
         alone_first = sorted(requests, key=_alone, reverse=True)
         for request in reversed(alone_first):
-            if request.tried >= MAX_ATTEMPTS:
+            if request.progress.all_attempts >= MAX_ATTEMPTS:
                 self._actions.append(Fail(request, _given_up(request, error)))
-            elif request.sealed and request.brought:
+            elif request.sealed and request.progress.earlier_tokens:
                 self._actions.append(Fail(request, error))
             else:
                 self._queue.push_front(request)
@@ -320,18 +319,18 @@ class Scheduler:
             if row is None:
                 continue
             text, sealed, tokens = output.text, output.sealed, output.tokens
-            told = row.told.tokens
-            told.append(output.token)
-            if tokens != len(told) + row.earlier:
-                raise InvalidInput(f"row {row.number} is told of {tokens} tokens", reason="BAD_STEP")
+            so_far = row.progress.tokens
+            so_far.append(output.token)
+            if tokens != len(so_far) + row.earlier:
+                raise InvalidInput(f"the head counts {tokens} tokens of row {row.number}", reason="BAD_STEP")
             if large:
                 held = sum(one.ByteSize() for one in output.held)
-                row.told.spend(
-                    output.ByteSize(), sealed=row.request.sealed, tells=row.request.tells, held=held
+                row.progress.spend(
+                    output.ByteSize(), sealed=row.request.sealed, logprobs=row.request.logprobs, held=held
                 )
             logprobs: Sequence[inference.TokenLogprob] = ()
-            if row.request.tells:
-                logprobs, row.told.held = output.logprobs, output.held
+            if row.request.logprobs:
+                logprobs, row.progress.held = output.logprobs, output.held
             parsed = output.parsed if output.HasField("parsed") else None
             if text or sealed or logprobs or parsed is not None:
                 add((row.request, text, sealed, tokens, logprobs, row.choice, parsed))
@@ -343,9 +342,9 @@ class Scheduler:
 
     def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int) -> None:
         request = row.request
-        row.told.end = inference.FinishedChoice(reason=reason, completion_tokens=tokens)
+        row.progress.end = inference.FinishedChoice(reason=reason, completion_tokens=tokens)
         self._close(row)
-        ends = [answer.end for answer in request.answers if answer.end is not None]
+        ends = [choice.end for choice in request.progress.choices if choice.end is not None]
         if len(ends) < request.choices:
             return
         del self._rows_of[request.id]
@@ -353,9 +352,9 @@ class Scheduler:
             reason=ends[0].reason,
             prompt_tokens=row.prompt_tokens - row.answered,
             completion_tokens=sum(end.completion_tokens for end in ends),
-            cached_tokens=request.cached if request.brought else row.reused,
-            drafted_tokens=request.drafted,
-            accepted_tokens=request.accepted,
+            cached_tokens=request.progress.cached if request.progress.earlier_tokens else row.reused,
+            drafted_tokens=request.progress.drafted,
+            accepted_tokens=request.progress.accepted,
             choices=ends if request.choices > 1 else (),
         )
         self._actions.append(Finish(request, finished))
@@ -398,18 +397,18 @@ class Scheduler:
                 continue
             if not epoch.planner.start(row):
                 return
-            row.request.deadline = math.inf  # it has begun
+            row.request.progress.deadline = math.inf  # it has begun
             del epoch.opened[row.number]
             self._pace.begun(self._now)
 
     def _open(self, epoch: _Epoch) -> None:
         if epoch.alone is not None:
-            if epoch.alone.id in self._rows_of and not epoch.alone.harmless:
+            if epoch.alone.id in self._rows_of and not epoch.alone.progress.harmless:
                 return
             epoch.alone = None
         while (request := self._next(epoch)) is not None:
             if _alone(request):
-                if not all(rows[0].request.harmless for rows in self._rows_of.values()):
+                if not all(rows[0].request.progress.harmless for rows in self._rows_of.values()):
                     self._queue.push_front(request)
                     return
                 epoch.alone = request
@@ -453,7 +452,7 @@ class Scheduler:
 
     def _too_long(self, request: Request) -> ResourceExhausted | None:
         """Why a new request is not let wait; None for one that goes on after a fault, or on another ring."""
-        if request.due is not None or request.tried:
+        if request.progress.due is not None or request.progress.all_attempts:
             return None
         before = self._queue.ahead(request, self._now)
         if self._epoch is not None:
@@ -473,22 +472,23 @@ def _refusal(why: str, seconds: float, also: str = "") -> ResourceExhausted:
 
 def _rows(request: Request, number: int) -> list[Row]:
     """The rows to be opened, numbered from `number` on: one for all answers, or one for each that goes on."""
-    if not request.brought:
+    if not request.progress.earlier_tokens:
         row = Row(number, request)
         row.copies = tuple(Row(number + choice, request, choice) for choice in range(1, request.choices))
         return [row]
-    left = [choice for choice, answer in enumerate(request.answers) if answer.end is None]
+    left = [number for number, choice in enumerate(request.progress.choices) if choice.end is None]
     return [Row(number + index, request, choice) for index, choice in enumerate(left)]
 
 
 def _alone(request: Request) -> bool:
     """By what happened here: a client's word makes nobody wait."""
-    return request.attempts >= ALONE_ATTEMPTS
+    return request.progress.attempts >= ALONE_ATTEMPTS
 
 
 def _given_up(request: Request, error: EpochEnded) -> FailedPrecondition:
     return FailedPrecondition(
-        f"the ring's epoch ended {request.tried} times in a row while it worked on this request; "
+        f"the ring's epoch ended {request.progress.all_attempts} times in a row while it worked on this "
+        f"request; "
         f"the last time {error.message}",
         hint="the request may be what ends it: do not send it again before the operator has found the cause",
         reason="REQUEST_GIVEN_UP",
@@ -496,9 +496,9 @@ def _given_up(request: Request, error: EpochEnded) -> FailedPrecondition:
 
 
 def _resume(row: Row) -> inference.Resume | None:
-    if not row.request.brought:
+    if not row.request.progress.earlier_tokens:
         return None
-    return inference.Resume(tokens=row.told.tokens, held=row.told.held, choice=row.choice)
+    return inference.Resume(tokens=row.progress.tokens, held=row.progress.held, choice=row.choice)
 
 
 def _too_late(request: Request) -> DeadlineExceeded:
@@ -512,9 +512,11 @@ def _too_late(request: Request) -> DeadlineExceeded:
 
 def _suspect(rows: Sequence[Row]) -> Row | None:
     """Whose prompt was being computed: nothing else needs memory at once. Of several the longest."""
-    # of a sealed prompt what it goes on with is its client's, and was never told here
+    # the earlier tokens of a sealed answer are known to its client alone: none are counted here
     without_token = [
-        row for row in rows if row.begun and len(row.told.tokens) == row.answered * (not row.request.sealed)
+        row
+        for row in rows
+        if row.begun and len(row.progress.tokens) == (0 if row.request.sealed else row.answered)
     ]
     return max(without_token, key=lambda row: row.prompt_tokens - row.reused, default=None)
 

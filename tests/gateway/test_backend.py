@@ -13,7 +13,7 @@ from sealring.edge.inference.answer import Answer
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
-from sealring.gateway.scheduler.actions import Request
+from sealring.gateway.scheduler.request import Request
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
@@ -31,7 +31,7 @@ class OneRing:
     def models(self) -> list[inference.Model]:
         return [inference.Model(name=name, rings=2) for name in self.names]
 
-    def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None:
+    def submit(self, request: Request, answer: Answer) -> None:
         self.requests.append(request)
         raise Unavailable("enough", reason="RING_DOWN")
 
@@ -46,7 +46,7 @@ class SlowRing(OneRing):
         super().__init__()
         self.answers: list[Answer] = []
 
-    def submit(self, model: str, request: Request, answer: Answer, *, min_trust: int) -> None:
+    def submit(self, request: Request, answer: Answer) -> None:
         self.requests.append(request)
         self.answers.append(answer)
 
@@ -132,7 +132,7 @@ async def test_the_ring_is_told_what_was_asked_before() -> None:
     backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
     for attempts, told in ((0, None), (2, "2"), (4_000_000_000, "4")):
         assert (await refused(backend, attempts=attempts)).metadata.get("attempts") == told
-    assert [request.claimed for request in rings.requests] == [0, 2, 4]
+    assert [request.progress.claimed for request in rings.requests] == [0, 2, 4]
 
 
 async def test_a_gateway_that_stops_takes_nothing_more_and_waits_for_what_it_took() -> None:
@@ -196,7 +196,7 @@ async def test_log_probabilities_and_choices_reach_the_scheduler() -> None:
             envelope.clear.sampling.logprobs = logprobs
         await refused(backend, envelope=envelope, choices=choices, max_tokens=7)
         request = rings.requests.pop()
-        assert (request.tells, request.choices, request.max_tokens) == (logprobs is not None, choices, 7)
+        assert (request.logprobs, request.choices, request.max_tokens) == (logprobs is not None, choices, 7)
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from sealring.gateway.scheduler.actions import (
     Finish,
     MemberMemory,
     OpenRow,
-    Request,
     RingFacts,
 )
 from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.planner import StepPlanner
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference

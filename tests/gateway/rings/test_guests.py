@@ -5,9 +5,11 @@ from array import array
 from collections.abc import Callable
 
 import pytest
+from requestkit import with_progress
 
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
-from sealring.gateway.scheduler.actions import TOKEN_BYTES, Answered, Fail, Request
+from sealring.gateway.scheduler.actions import Fail
+from sealring.gateway.scheduler.request import TOKEN_BYTES, ChoiceProgress, Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, Scheduler
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, StageFailed
 from sealring.v1 import control_pb2 as control
@@ -29,45 +31,49 @@ class Told(list[control.Forwarded]):
         self.written.append(written)
 
 
-def ask(choices: int = 1, **fields: object) -> Request:
-    return Request("req-1", "who", 50, PROMPT, "demo", "tenant", choices, priority=2, patience=7.5, **fields)
+def ask(choices: int = 1, min_trust: int = 0, max_tokens: int = 50, **fields: object) -> Request:
+    name, key = str(fields.pop("name", "req-1")), str(fields.pop("key", "who"))
+    waits = {"priority": 2, "patience": 7.5}
+    asked = Request(name, key, max_tokens, PROMPT, "demo", "tenant", choices, min_trust=min_trust, **waits)
+    return with_progress(asked, **fields)
 
 
-def state(answer: Answered) -> tuple[list[int], list[int], inference.FinishedChoice | None]:
-    return list(answer.tokens), [one.id for one in answer.held], answer.end
+def state(choice: ChoiceProgress) -> tuple[list[int], list[int], inference.FinishedChoice | None]:
+    return list(choice.tokens), [one.id for one in choice.held], choice.end
 
 
 def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     told = Told()
-    sent, asked = Sent(), ask(choices=2)
-    forward = sent.add(asked, 10, 0.0)
+    sent, asked = Sent(), ask(choices=2, min_trust=10)
+    forward = sent.add(asked, 0.0)
     forward.guest = 3
     answer = GuestAnswer(told, 3, forward.number, Refused())
     served = answer.request(forward, "demo", CONTEXT)
     assert (served.id, served.key, served.tenant, served.max_tokens) == ("3:1", "who", "tenant", 50)
-    assert (served.choices, served.priority, served.patience, answer.min_trust) == (2, 2, 7.5, 10)
-    assert (served.begun, served.brought, served.envelope) == (False, 0, PROMPT)
+    assert (served.choices, served.priority, served.patience, served.min_trust) == (2, 2, 7.5, 10)
+    assert (served.progress.started, served.progress.earlier_tokens, served.envelope) == (False, 0, PROMPT)
 
     answer.opened()
     answer.started(inference.Started(ring="demo-0"))
-    served.answers[0].tokens.extend([5, 6])
+    first, second = served.progress.choices
+    first.tokens.extend([5, 6])
     answer.delta("a", b"", 2)
-    served.answers[1].tokens.append(7)
-    served.answers[1].held = [inference.TokenLogprob(id=7)]
-    served.answers[0].end = inference.FinishedChoice(reason=inference.FINISH_REASON_STOP, completion_tokens=2)
+    second.tokens.append(7)
+    second.held = [inference.TokenLogprob(id=7)]
+    first.end = inference.FinishedChoice(reason=inference.FINISH_REASON_STOP, completion_tokens=2)
     answer.delta("b", b"", 1, choice=1)
     requests = [sent.take(one, CONTEXT) for one in told]
     assert requests == [asked] * 4
-    assert [state(one) for one in asked.answers] == [state(one) for one in served.answers]
+    assert [state(one) for one in asked.progress.choices] == [state(one) for one in served.progress.choices]
     assert [one.event.delta.text for one in told[2:]] == ["a", "b"]
     assert [list(one.tokens) for one in told[3].progress] == [[], [7]]
 
     begun, waiting = sent.clear()
     assert (begun, waiting, len(sent)) == ([asked], [], 0)
-    asked.begun = True
-    again = GuestAnswer(told, 1, 1, Refused()).request(sent.add(asked, 0, 0.0), "demo", CONTEXT)
-    assert [state(one) for one in again.answers] == [state(one) for one in asked.answers]
-    assert (again.begun, again.brought) == (True, 3)
+    asked.progress.started = True
+    again = GuestAnswer(told, 1, 1, Refused()).request(sent.add(asked, 0.0), "demo", CONTEXT)
+    assert [state(one) for one in again.progress.choices] == [state(one) for one in asked.progress.choices]
+    assert (again.progress.started, again.progress.earlier_tokens) == (True, 3)
 
 
 @pytest.mark.parametrize(
@@ -87,21 +93,18 @@ def test_the_other_gateway_knows_what_goes_on_after_a_fault(
     is a claim."""
     asked = ask(attempts=attempts, claimed=claimed)
     answer = GuestAnswer(lambda told, written: None, 3, 1, Refused())
-    request = answer.request(Sent().add(asked, 0, 0.0, again=again), "demo", CONTEXT)
-    assert (request.attempts, request.claimed) == told
+    request = answer.request(Sent().add(asked, 0.0, again=again), "demo", CONTEXT)
+    assert (request.progress.attempts, request.progress.claimed) == told
 
 
 def test_clients_of_another_gateway_fill_no_queue_by_what_they_claim() -> None:
     scheduler, failed = Scheduler(queue_limit=4), []
     for number in range(9):
-        asked = ask(claimed=1)
-        asked.id, asked.key = f"req-{number}", "greedy"
+        asked = ask(name=f"req-{number}", key="greedy", claimed=1)
         answer = GuestAnswer(lambda told, written: None, 3, number, Refused())
-        failed += scheduler.submit(answer.request(Sent().add(asked, 0, 0.0), "demo", CONTEXT), 0.0)
+        failed += scheduler.submit(answer.request(Sent().add(asked, 0.0), "demo", CONTEXT), 0.0)
     assert len(failed) == 9 - 4
-    honest = ask()
-    honest.id, honest.key = "req-honest", "another"
-    (displaced,) = scheduler.submit(honest, 0.0)
+    (displaced,) = scheduler.submit(ask(name="req-honest", key="another"), 0.0)
     assert isinstance(displaced, Fail)
     assert displaced.request.key == "greedy"
 
@@ -109,24 +112,23 @@ def test_clients_of_another_gateway_fill_no_queue_by_what_they_claim() -> None:
 def test_a_deadline_is_that_of_the_arrival_and_ends_with_the_wait() -> None:
     """However often the ring breaks; what is being computed may take as long as it takes."""
     sent, asked = Sent(), ask()
-    assert [sent.add(asked, 0, now).request.deadline_ms for now in (100.0, 104.0, 200.0)] == [7500, 3500, 1]
+    assert [sent.add(asked, now).request.deadline_ms for now in (100.0, 104.0, 200.0)] == [7500, 3500, 1]
     for waits, deadline in ((False, 107.5), (True, 107.5)):
         sent.take(control.Forwarded(number=1, waits=waits), CONTEXT)
-        assert asked.deadline == deadline
-    asked.begun = True
+        assert asked.progress.deadline == deadline
+    asked.progress.started = True
     sent.take(control.Forwarded(number=1, waits=True), CONTEXT)
-    assert asked.deadline == 107.5
+    assert asked.progress.deadline == 107.5
     sent.take(control.Forwarded(number=1), CONTEXT)
-    assert sent.add(asked, 0, 200.0).request.deadline_ms == 0
-    assert (asked.deadline, ask().patience) == (math.inf, 7.5)
+    assert sent.add(asked, 200.0).request.deadline_ms == 0
+    assert (asked.progress.deadline, ask().patience) == (math.inf, 7.5)
 
 
 def test_what_is_over_is_forgotten() -> None:
     told = Told()
     sent = Sent()
-    first, second, third = ask(), ask(), ask()
-    second.id, third.id = "req-2", "req-3"
-    forwards = [sent.add(one, 0, 0.0) for one in (first, second, third)]
+    first, second, third = (ask(name=f"req-{number}") for number in (1, 2, 3))
+    forwards = [sent.add(one, 0.0) for one in (first, second, third)]
     assert [one.number for one in forwards] == [1, 2, 3]
     GuestAnswer(told, 1, 1, Refused()).fail(ResourceExhausted("full", reason="QUEUE_FULL"))
     assert told[0].problem.reason == "QUEUE_FULL"
@@ -142,7 +144,7 @@ def test_an_answer_that_has_ended_or_was_cancelled_leaves_nothing() -> None:
     sent, asked = Sent(), ask()
     for over in (True, False):
         answer = GuestAnswer(told, 1, sent._last + 1, Refused())
-        answer.request(sent.add(asked, 0, 0.0), "demo", CONTEXT)
+        answer.request(sent.add(asked, 0.0), "demo", CONTEXT)
         answer.computed()
         assert sent.take(told[-1], CONTEXT) is asked
         assert sent._worked_on
@@ -157,12 +159,12 @@ def test_an_answer_that_has_ended_or_was_cancelled_leaves_nothing() -> None:
 
 
 def test_a_request_that_was_never_tried_says_so() -> None:
-    assert [Sent().add(ask(claimed=claimed), 0, 0.0).request.attempts for claimed in (0, 1)] == [0, 1]
+    assert [Sent().add(ask(claimed=claimed), 0.0).request.attempts for claimed in (0, 1)] == [0, 1]
 
 
 def test_what_does_not_fit_is_refused() -> None:
     sent, asked = Sent(), ask()
-    sent.add(asked, 0, 0.0)
+    sent.add(asked, 0.0)
     with pytest.raises(InvalidInput):
         sent.take(control.Forwarded(number=1, progress=[control.Progress(), control.Progress()]), CONTEXT)
     wrong = inference.GenerateResponse(delta=inference.Delta(text="x", choice=1))
@@ -171,20 +173,20 @@ def test_what_does_not_fit_is_refused() -> None:
     answer = GuestAnswer(lambda told, written: None, 1, 1, Refused())
     for forward in (
         control.Forward(number=1),
-        sent.add(ask(), 0, 0.0),
+        sent.add(ask(), 0.0),
     ):
         with pytest.raises(InvalidInput):
             answer.request(forward, "another", CONTEXT)
-    forward = sent.add(ask(), 0, 0.0)
+    forward = sent.add(ask(), 0.0)
     forward.request.priority = 11
     with pytest.raises(InvalidInput) as caught:
         answer.request(forward, "demo", CONTEXT)
     assert caught.value.reason == "BAD_PRIORITY"
-    forward = sent.add(ask(), 0, 0.0)
+    forward = sent.add(ask(), 0.0)
     forward.progress.add(held=[inference.TokenLogprob(id=1)])
     with pytest.raises(InvalidInput, match="longer than it may be"):
         answer.request(forward, "demo", CONTEXT)
-    forward = sent.add(ask(), 0, 0.0)
+    forward = sent.add(ask(), 0.0)
     forward.progress.add(tokens=array("I", [1]))
     forward.progress.add()
     with pytest.raises(InvalidInput):
@@ -196,14 +198,17 @@ def test_no_answer_is_longer_than_was_asked_for(max_tokens: int, most: int) -> N
     """Neither the one that a guest brings along nor the one that comes back to it."""
     sent, asked = Sent(), ask(choices=2)
     asked.max_tokens = max_tokens
-    forward = sent.add(asked, 0, 0.0)
+    forward = sent.add(asked, 0.0)
     told = control.Forwarded(number=1, progress=[control.Progress(), control.Progress()])
     for message in (forward, told):
         del message.progress[:]
         message.progress.add(tokens=[1] * most)
         message.progress.add(tokens=[1] * most)
     answer = GuestAnswer(lambda told, written: None, 1, 1, Refused())
-    assert [len(one.tokens) for one in answer.request(forward, "demo", CONTEXT).answers] == [most, most]
+    assert [len(one.tokens) for one in answer.request(forward, "demo", CONTEXT).progress.choices] == [
+        most,
+        most,
+    ]
     assert sent.take(told, CONTEXT) is asked
     forward.progress[1].tokens.append(1)
     with pytest.raises(InvalidInput):
@@ -215,7 +220,7 @@ def test_no_answer_is_longer_than_was_asked_for(max_tokens: int, most: int) -> N
 
 
 def test_names_that_a_guest_tells_are_short_and_its_deadline_may_be_none() -> None:
-    forward = Sent().add(ask(), 0, 0.0)
+    forward = Sent().add(ask(), 0.0)
     forward.key, forward.tenant, forward.request.deadline_ms, forward.request.choices = (
         "k" * 300,
         "t" * 300,
@@ -230,7 +235,7 @@ def test_names_that_a_guest_tells_are_short_and_its_deadline_may_be_none() -> No
 def test_a_sealed_answer_goes_back_as_it_is() -> None:
     told = Told()
     answer = GuestAnswer(told, 1, 1, Refused())
-    answer.request(Sent().add(ask(), 0, 0.0), "demo", CONTEXT)
+    answer.request(Sent().add(ask(), 0.0), "demo", CONTEXT)
     answer.delta("", b"sealed", 3)
     answer.finished(inference.Finished(completion_tokens=3))
     answer.waits()
@@ -243,7 +248,7 @@ def test_a_sealed_answer_goes_back_as_it_is() -> None:
 
 def test_what_had_no_memory_is_refused_once_when_it_is_brought_again() -> None:
     refused, error = Refused(), StageFailed("no memory", reason=StageFailed.out_of_memory)
-    forward = Sent().add(ask(), 0, 0.0)
+    forward = Sent().add(ask(), 0.0)
     answer = GuestAnswer(lambda told, written: None, 1, 1, refused)
     answer.request(forward, "demo", CONTEXT)
     answer.fail(StageFailed("else"))
@@ -271,7 +276,7 @@ def piece(text: str, *tokens: int) -> control.Forwarded:
 def test_no_more_is_told_than_tokens_bring(last: control.Forwarded) -> None:
     """Two of a run with drafts come with the tokens of both."""
     sent, asked = Sent(), ask()
-    sent.add(asked, 0, 0.0)
+    sent.add(asked, 0.0)
     for each in (piece("a", 1, 2), piece("b" * TOKEN_BYTES)):
         assert sent.take(each, CONTEXT) is asked
     with pytest.raises(InvalidInput):
@@ -281,7 +286,7 @@ def test_no_more_is_told_than_tokens_bring(last: control.Forwarded) -> None:
 def test_what_is_not_on_its_way_to_the_guest_is_unread() -> None:
     told = Told()
     answer = GuestAnswer(told, 1, 1, Refused())
-    answer.request(Sent().add(ask(), 0, 0.0), "demo", CONTEXT)
+    answer.request(Sent().add(ask(), 0.0), "demo", CONTEXT)
     for number in range(1, 4):
         answer.delta("x" * 1000, b"", number)
     assert answer.unread > 3000

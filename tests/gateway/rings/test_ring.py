@@ -18,7 +18,8 @@ from sealring.gateway.rings import ring as ring_module
 from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.guests import Sent
 from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
-from sealring.gateway.scheduler.actions import AnnounceStep, Finish, MemberMemory, Request
+from sealring.gateway.scheduler.actions import AnnounceStep, Finish, MemberMemory
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Load
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.ring.composition import Composition, ResolvedStep
@@ -88,8 +89,8 @@ async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epo
     ring._begin(SERVING, Session(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
     clear, sealed = inference.Envelope(clear=inference.Prompt(text="ask")), inference.Envelope(sealed=b"s")
     begun, hidden, later = Answer(), Answer(), Answer()
-    ring.submit(Request("begun", "key", 5, clear, "model"), begun, 0)
-    ring.submit(Request("hidden", "key", 5, sealed, "model"), hidden, 0)
+    ring.submit(Request("begun", "key", 5, clear, "model"), begun)
+    ring.submit(Request("hidden", "key", 5, sealed, "model"), hidden)
     for row in (1, 2):
         opened = control.RowOpened(row=row, prompt_tokens=2, max_tokens=5)
         ring._handle(control.ScheduleResponse(opened=opened))
@@ -98,7 +99,7 @@ async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epo
     output = control.RowOutput(row=2, sealed=b"so far", tokens=1)
     ring._handle(control.ScheduleResponse(done=control.StepDone(step=2, outputs=[output])))
     ring.leave()
-    ring.submit(Request("later", "key", 1, inference.Envelope(), "model"), later, 0)
+    ring.submit(Request("later", "key", 1, inference.Envelope(), "model"), later)
     assert ring.scheduler.load().waiting == 2
     assert not later._over
     with pytest.raises(EpochEnded, match="the coordinator ended") as caught:
@@ -127,7 +128,7 @@ async def test_a_head_that_was_given_a_prompt_owes_an_answer() -> None:
     ring = Ring("ring-0", "model", identity=None, queue_limit=9, metrics=Metrics(), on_lost=lambda lost: None)  # type: ignore[arg-type]
     ring.serving = SERVING
     ring._begin(SERVING, Owing(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
-    ring.submit(Request("one", "key", 5, inference.Envelope(), "model"), Answer(), 0)
+    ring.submit(Request("one", "key", 5, inference.Envelope(), "model"), Answer())
     assert owed == ["expected", "sent"]
 
 
@@ -193,12 +194,12 @@ class Serving:
     def _lost(self, lost: Ring) -> None:
         self.lost += 1
         if self.elsewhere:
-            self.moved += [request.id for request, _, _ in lost.take_waiting()]
+            self.moved += [request.id for request, _ in lost.take_waiting()]
 
     def ask(self, name: str, floor: int = 0, **fields: Any) -> Answer:
         answer = Answer()
-        request = Request(name, "key", 5, fields.pop("envelope", inference.Envelope()), "model", **fields)
-        self.ring.submit(request, answer, floor)
+        envelope = fields.pop("envelope", inference.Envelope())
+        self.ring.submit(Request(name, "key", 5, envelope, "model", min_trust=floor, **fields), answer)
         return answer
 
     def hear(self, **message: Any) -> None:

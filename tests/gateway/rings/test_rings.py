@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from requestkit import with_progress
 
 from sealring.edge.inference.answer import Answer
 from sealring.edge.inference.timings import Timings
@@ -15,7 +16,7 @@ from sealring.gateway.rings import rings as module
 from sealring.gateway.rings.guests import Refused
 from sealring.gateway.rings.ring import Ring
 from sealring.gateway.rings.rings import SAMPLE, Rings
-from sealring.gateway.scheduler.actions import Request
+from sealring.gateway.scheduler.request import Request
 from sealring.mesh.clock import AwakeClock
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
@@ -34,7 +35,7 @@ class FakeRing:
         self.patience = 60.0
         self.serving = SimpleNamespace(max_rows=4)
         self.requests: list[str] = []
-        self.waiting: list[tuple[Request, Answer, int]] = []
+        self.waiting: list[tuple[Request, Answer]] = []
         self.kv_usage = 0.0
         self.capabilities: list[str] = []
         self.events: list[Any] = []
@@ -47,7 +48,7 @@ class FakeRing:
     def kept(self) -> tuple[int, int]:
         return 3, 5
 
-    def submit(self, request: Request, answer: Answer, min_trust: int) -> None:
+    def submit(self, request: Request, answer: Answer) -> None:
         self.requests.append(request.id)
 
     def cancel(self, request_id: str) -> None:
@@ -65,7 +66,7 @@ class FakeRing:
     async def close(self) -> None:
         self.events.append("close")
 
-    def take_waiting(self) -> list[tuple[Request, Answer, int]]:
+    def take_waiting(self) -> list[tuple[Request, Answer]]:
         taken, self.waiting = self.waiting, []
         return taken
 
@@ -88,8 +89,8 @@ def ask(
     rings: Rings, number: int, *, ring: str = "", min_trust: int = 0, model: str = "model", key: bytes = b""
 ) -> None:
     envelope = inference.Envelope(sealed_for=inference.SealedFor(ring=ring) if ring else None)
-    request = Request(f"r{number}", "key", 1, envelope, model, routing_key=key)
-    rings.submit(model, request, Answer(Timings()), min_trust=min_trust)
+    request = Request(f"r{number}", "key", 1, envelope, model, routing_key=key, min_trust=min_trust)
+    rings.submit(request, Answer(Timings()))
 
 
 def test_of_few_rings_the_least_busy_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +194,7 @@ def test_a_ring_that_leaves_gives_up_its_keys_and_what_waits_there(monkeypatch: 
     gone.attached = False
     envelope = inference.Envelope()
     gone.waiting = [
-        (Request(f"r{number}", "key", 1, envelope, "model", routing_key=key_of(number)), Answer(Timings()), 0)
+        (Request(f"r{number}", "key", 1, envelope, "model", routing_key=key_of(number)), Answer(Timings()))
         for number in own[:2]
     ]
     rings._lost(gone)  # type: ignore[arg-type]
@@ -509,9 +510,9 @@ def test_only_time_in_which_the_coordinator_is_heard_counts_against_a_ring() -> 
             now += seconds if asleep else 1
             rings.tick()
 
-    def ask_anew(number: int, **fields: Any) -> None:
-        request = Request(f"r{number}", "key", 1, inference.Envelope(), "model", **fields)
-        rings.submit("model", request, Answer(Timings()), min_trust=0)
+    def ask_anew(number: int, **progress: Any) -> None:
+        request = Request(f"r{number}", "key", 1, inference.Envelope(), "model")
+        rings.submit(with_progress(request, **progress), Answer(Timings()))
 
     passes(1000)  # the coordinator sleeps
     ask_anew(1)
@@ -530,7 +531,7 @@ def test_only_time_in_which_the_coordinator_is_heard_counts_against_a_ring() -> 
 
 async def test_what_waits_for_a_ring_that_is_closed_goes_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     rings, made = make(monkeypatch, 2)
-    made[0].waiting = [(Request("r1", "key", 1, inference.Envelope(), "model"), Answer(Timings()), 0)]
+    made[0].waiting = [(Request("r1", "key", 1, inference.Envelope(), "model"), Answer(Timings()))]
     rings.ring_gone("ring-0")
     assert made[1].requests == ["r1"]
     await settle(rings)
@@ -620,12 +621,12 @@ def test_what_was_sealed_for_a_lost_ring_fails(monkeypatch: pytest.MonkeyPatch) 
     rings, made = make(monkeypatch, 2)
     envelope = inference.Envelope(sealed_for=inference.SealedFor(ring="ring-0"))
     answer = Answer(Timings())
-    made[0].waiting = [(Request("r1", "key", 1, envelope, "model"), answer, 0)]
+    made[0].waiting = [(Request("r1", "key", 1, envelope, "model"), answer)]
     rings._lost(made[0])  # type: ignore[arg-type]
     assert answer._error is not None
     assert answer._error.reason == "RING_DOWN"
     assert made[1].requests == []
-    made[0].waiting, made[1].attached = [(Request("r2", "key", 1, envelope, "model"), answer, 0)], False
+    made[0].waiting, made[1].attached = [(Request("r2", "key", 1, envelope, "model"), answer)], False
     rings._lost(made[0])  # type: ignore[arg-type]
     assert made[0].waiting, "it waits where there is no other"
 

@@ -10,17 +10,10 @@ from typing import Any
 import pytest
 from draftedring import DraftedRing, Machine
 
-from sealring.gateway.scheduler.actions import (
-    Action,
-    AnnounceStep,
-    Finish,
-    MemberMemory,
-    OpenRow,
-    Request,
-    RingFacts,
-)
+from sealring.gateway.scheduler.actions import Action, AnnounceStep, Finish, MemberMemory, OpenRow, RingFacts
 from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.drafting import DEPTHS, Depth, Drafting, _Chain, _Run
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import MAX_UNSETTLED, Composition
@@ -245,7 +238,7 @@ def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() 
     assert drafting.settling() == []
     drafting.done(0, now + PLAIN, likely=0.0)  # none is right
     assert drafting.settling() != []
-    assert (row.request.drafted, row.request.accepted) == (2 * drafts + 1, drafts)
+    assert (row.request.progress.drafted, row.request.progress.accepted) == (2 * drafts + 1, drafts)
     assert drafting.wanted(lane, 1) != 0
 
 
@@ -293,7 +286,7 @@ def test_what_steps_with_drafts_brought_is_counted() -> None:
                 output.tokens = said
             todo += scheduler.step_done(done, float(now))
     assert (said, ends) == (60, [60])
-    assert request.accepted == request.drafted > 20
+    assert request.progress.accepted == request.progress.drafted > 20
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from sealring.gateway.scheduler.actions import (
     Finish,
     MemberMemory,
     OpenRow,
-    Request,
     RingFacts,
 )
 from sealring.gateway.scheduler.queue import AHEAD_SECONDS, STEP_SECONDS, FairQueue
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import OPEN_AHEAD, Scheduler
 from sealring.mesh.prompt.validate import MAX_PRIORITY
 from sealring.v1 import control_pb2 as control
@@ -267,7 +267,7 @@ def test_what_has_begun_once_has_no_deadline_any_more() -> None:
     queue = FairQueue(10)
     queue.push(Request("a", "", 1, inference.Envelope(), patience=1.0), 0.0)
     begun = queue.pop()
-    begun.deadline = math.inf
+    begun.progress.deadline = math.inf
     queue.push(Request("gone", "", 1, inference.Envelope(), patience=1.0), 0.0)
     queue.remove("gone")
     queue.push_front(begun)

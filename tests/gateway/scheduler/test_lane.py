@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.gateway.scheduler.actions import Request
 from sealring.gateway.scheduler.lane import EXTEND_AHEAD, GATHERED, Lane
 from sealring.gateway.scheduler.planner import Announced
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.row import Row
 from sealring.v1 import inference_pb2 as inference
 

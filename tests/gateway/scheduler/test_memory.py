@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler.actions import MemberMemory, Request, RingFacts
+from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
 from sealring.gateway.scheduler.memory import BLOCK, Ledger, _bytes, rounded
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.row import Row
 from sealring.mesh.ring.composition import MAX_LANES
 from sealring.v1 import inference_pb2 as inference

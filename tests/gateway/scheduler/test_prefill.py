@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sealring.gateway.scheduler.actions import Request
 from sealring.gateway.scheduler.prefill import PrefillLine
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.row import Row
 from sealring.v1 import inference_pb2 as inference
 

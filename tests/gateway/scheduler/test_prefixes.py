@@ -7,9 +7,10 @@ import hashlib
 import pytest
 
 from sealring.gateway.scheduler import prefixes
-from sealring.gateway.scheduler.actions import MemberMemory, Request, RingFacts
+from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.prefixes import PrefixCache
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.row import Row
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import MAX_PREFIXES, Origin

@@ -6,9 +6,9 @@ import math
 from collections import deque
 
 import pytest
+from requestkit import with_progress
 
 from sealring.gateway.scheduler.actions import (
-    TOKEN_BYTES,
     Action,
     AnnounceStep,
     Begin,
@@ -17,11 +17,11 @@ from sealring.gateway.scheduler.actions import (
     Finish,
     MemberMemory,
     OpenRow,
-    Request,
     RingFacts,
 )
 from sealring.gateway.scheduler.costs import StepCosts
 from sealring.gateway.scheduler.planner import AHEAD, EXTENSION
+from sealring.gateway.scheduler.request import TOKEN_BYTES, Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, Scheduler
 from sealring.mesh.errors import EpochEnded, Internal, InvalidInput
 from sealring.v1 import control_pb2 as control
@@ -453,8 +453,10 @@ def test_a_full_queue_takes_what_a_head_has_begun() -> None:
     for number in range(5):
         driver.ask(f"old{number}", max_tokens=2)
     assert driver.failed == {"old4": "QUEUE_FULL"}
-    begun = Request("begun", "", 8, inference.Envelope(), begun=True, brought=3, attempts=1)
-    tried = Request("tried", "", 8, inference.Envelope(), attempts=1)
+    begun = with_progress(
+        Request("begun", "", 8, inference.Envelope()), started=True, earlier_tokens=3, attempts=1
+    )
+    tried = with_progress(Request("tried", "", 8, inference.Envelope()), attempts=1)
     for request in (begun, tried):
         driver.prompts[request.id] = 10
         driver.take(driver.scheduler.submit(request, driver.now))
@@ -497,10 +499,13 @@ def test_what_goes_on_is_let_wait_however_long() -> None:
     driver = one_each_ten_seconds()
     driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
     driver.under_way.clear()
-    moved = Request("moved", "", 8, inference.Envelope(), patience=5.0, due=0.0, deadline=1e9)
+    moved = Request("moved", "", 8, inference.Envelope(), patience=5.0)
+    with_progress(moved, due=0.0, deadline=1e9)
     driver.take(driver.scheduler.submit(moved, driver.now))
     driver.take(
-        driver.scheduler.submit(Request("resumed", "", 8, inference.Envelope(), claimed=1), driver.now)
+        driver.scheduler.submit(
+            with_progress(Request("resumed", "", 8, inference.Envelope()), claimed=1), driver.now
+        )
     )
     for name in ("moved", "resumed"):
         driver.prompts[name] = 10
@@ -640,7 +645,8 @@ def test_what_a_client_says_of_earlier_attempts_counts_and_makes_nobody_wait() -
     driver = Driver(1)
     for name, claimed in (("first", 4), ("second", 3), ("third", 0)):
         driver.prompts[name] = 10
-        request = Request(name, "", 8, inference.Envelope(sealed=b"s"), claimed=claimed)
+        request = Request(name, "", 8, inference.Envelope(sealed=b"s"))
+        with_progress(request, claimed=claimed)
         driver.take(driver.scheduler.submit(request, 0.0))
     assert len(driver.rows) == 3
     driver.done()
@@ -652,7 +658,10 @@ def test_what_a_client_says_of_earlier_attempts_counts_and_makes_nobody_wait() -
     driver.done(8)
     driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
     assert driver.failed == {"first": "REQUEST_GIVEN_UP", "second": "EPOCH_ENDED", "third": "EPOCH_ENDED"}
-    assert {request.id: request.tried for request in driver.rows.values()} == {"second": 1, "third": 1}
+    assert {request.id: request.progress.all_attempts for request in driver.rows.values()} == {
+        "second": 1,
+        "third": 1,
+    }
 
 
 def test_of_an_epoch_without_memory_the_request_fails_whose_prompt_was_computed() -> None:
@@ -705,7 +714,7 @@ def test_whose_prompt_was_computed_is_known_of_one_that_its_client_goes_on_with(
     driver.tokens[action.row] = 3
     driver.take(opened)
     driver.done(steps)
-    assert len(request.answers[0].tokens) == steps
+    assert len(request.progress.choices[0].tokens) == steps
     driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
     driver.take(driver.scheduler.settled(out_of_memory=True))
     assert driver.failed == {"sealed": failed}
@@ -740,7 +749,7 @@ def test_a_head_that_goes_on_from_elsewhere_ends_the_epoch(answered: int) -> Non
     driver = Driver(1)
     request = driver.ask("a", max_tokens=20)
     driver.done(3)
-    assert len(request.answers[0].tokens) == 3
+    assert len(request.progress.choices[0].tokens) == 3
     driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
     (opened,) = (action for action in driver.scheduler.attach(driver.facts) if isinstance(action, OpenRow))
     with pytest.raises(InvalidInput) as caught:

@@ -20,12 +20,12 @@ from sealring.gateway.scheduler.actions import (
     Finish,
     MemberMemory,
     OpenRow,
-    Request,
     RingFacts,
 )
 from sealring.gateway.scheduler.budget import MANY
 from sealring.gateway.scheduler.memory import rounded
 from sealring.gateway.scheduler.planner import AHEAD
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, Scheduler
 from sealring.mesh.errors import EpochEnded, InvalidInput
 from sealring.mesh.ring.composition import (
@@ -197,7 +197,7 @@ class ModelRing:
             return
         output.text = "x"
         output.token = token_of(request.id, self.choices[output.row], output.tokens)
-        if request.tells:
+        if request.logprobs:
             held = self.held[output.row]
             held.append(inference.TokenLogprob(id=output.token))
             if output.finish or output.tokens % TOLD_AT_ONCE == 0:
@@ -289,7 +289,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_tokens,
             inference.Envelope(sealed=b"s") if kind == "sealed" else inference.Envelope(),
             choices=choices,
-            tells=kind == "tells",
+            logprobs=kind == "tells",
             priority=priority,
             patience=patience,
         )
@@ -365,7 +365,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tokens = self.tokens.get((request.id, resume.choice), 0)
         said = [token_of(request.id, resume.choice, number) for number in range(1, tokens + 1)]
         assert list(resume.tokens) == said
-        told = len(self.logprobs.get((request.id, resume.choice), ())) if request.tells else tokens
+        told = len(self.logprobs.get((request.id, resume.choice), ())) if request.logprobs else tokens
         assert [entry.id for entry in resume.held] == said[told:]
         assert not request.sealed
         return tokens
@@ -447,7 +447,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.end(request, action)
                     planned, stop = self.plans[request.id]
                     assert told.prompt_tokens == planned
-                    assert (told.drafted_tokens, told.accepted_tokens) == (request.drafted, request.accepted)
+                    assert (told.drafted_tokens, told.accepted_tokens) == (
+                        request.progress.drafted,
+                        request.progress.accepted,
+                    )
                     assert 0 <= told.accepted_tokens <= min(told.drafted_tokens, told.completion_tokens)
                     alone = inference.FinishedChoice(
                         reason=told.reason, completion_tokens=told.completion_tokens
@@ -461,9 +464,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 case Fail(request, error):
                     self.end(request, action)
                     told = any(self.tokens.get((request.id, choice)) for choice in range(request.choices))
-                    assert (error.reason == "REQUEST_GIVEN_UP") == (request.tried >= MAX_ATTEMPTS)
+                    assert (error.reason == "REQUEST_GIVEN_UP") == (
+                        request.progress.all_attempts >= MAX_ATTEMPTS
+                    )
                     assert (error.reason == "EPOCH_ENDED") <= (request.sealed and told)
-                    assert (error.reason == "DEADLINE_PASSED") <= (request.deadline <= self.now)
+                    assert (error.reason == "DEADLINE_PASSED") <= (request.progress.deadline <= self.now)
                     assert error.reason in {
                         "DEADLINE_PASSED",
                         "EPOCH_ENDED",
@@ -485,7 +490,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         told = self.tokens[request.id, choice]
         planned, _ = self.plans[request.id]
         assert end.completion_tokens == told
-        if request.tells:
+        if request.logprobs:
             said = [token_of(request.id, choice, number) for number in range(1, told + 1)]
             least = told if end.reason == inference.FINISH_REASON_STOP else told - told % TOLD_AT_ONCE
             assert self.logprobs[request.id, choice] == said[:least]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulatedring import Costs, SimulatedRing
 
-from sealring.gateway.scheduler.actions import Request
+from sealring.gateway.scheduler.request import Request
 from sealring.v1 import inference_pb2 as inference
 
 

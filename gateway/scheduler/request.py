@@ -1,0 +1,149 @@
+"""A request in the gateway: what its client asked for, and how far its answer has come.
+
+Nothing here looks into a prompt or an answer.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sealring.mesh.errors import InvalidInput
+from sealring.v1 import inference_pb2 as inference
+
+TOKEN_BYTES = 4 << 10
+"""Bytes that a token may bring, on the average of its choice: its text, which may have been held back, with
+the log-probabilities of 20 others. The longest tokens of common vocabularies spell 128 bytes."""
+
+CHUNK_BYTES = (1 << 20) + (64 << 10)
+"""A sealed chunk, or the log-probabilities of one message: 1 MiB and its padding."""
+
+
+@dataclass(slots=True, eq=False)
+class ChoiceProgress:
+    """Tokens of one choice so far, from which a later epoch continues it.
+
+    `tokens` are ids, 0 for each token of a sealed answer. `held` are the log-probabilities of the last ones
+    while the head holds them back. `end` is set once the choice is complete.
+    """
+
+    tokens: array[int] = field(default_factory=lambda: array("I"))
+    held: Sequence[inference.TokenLogprob] = ()
+    end: inference.FinishedChoice | None = None
+    spent: int = 0
+    """Bytes of the large outputs so far."""
+
+    pieces: int = 0
+    """Deltas that another gateway has forwarded."""
+
+    def spend(self, size: int, *, sealed: bool, logprobs: bool, held: int = 0) -> None:
+        """Counts an output of `size` bytes, of which `held` are log-probabilities that are held back.
+
+        Its token is one of `tokens` already. A prompt's own log-probabilities, which come with the first
+        token, are as large as a chunk. Raises InvalidInput (BAD_STEP) for a size that no honest head sends.
+        """
+        if sealed:
+            excess = size > CHUNK_BYTES
+        else:
+            self.spent += size - held
+            most = TOKEN_BYTES * len(self.tokens) + CHUNK_BYTES * logprobs
+            excess = self.spent > most or held > CHUNK_BYTES
+        if excess:
+            raise InvalidInput(f"a token brings {size} bytes", reason="BAD_STEP")
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """State of a request that changes while it waits, runs, and survives the ends of epochs.
+
+    `due` is its place among the requests of its key, None before it is queued; `deadline` is the time at
+    which it fails unless it runs by then. `started` is whether its client has the `Started` event.
+
+    `attempts` counts the epochs in a row that ended while they computed the request and brought no more than
+    first tokens; `claimed` are those that its client counted elsewhere, under other ids. `earlier_tokens` are
+    the tokens of all choices at the end of the last epoch, and `cached` the prompt tokens that the first
+    productive epoch reused. Of `drafted` tokens `accepted` were right.
+    """
+
+    choices: tuple[ChoiceProgress, ...] = field(repr=False)
+    due: float | None = None
+    deadline: float = math.inf
+    started: bool = False
+    attempts: int = 0
+    claimed: int = 0
+    earlier_tokens: int = 0
+    cached: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def all_attempts(self) -> int:
+        """Attempts here and those that the client claims."""
+        return self.attempts + self.claimed
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a head has had the request before: to its client the end of that epoch is a pause."""
+        return self.started or self.attempts > 0
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that this epoch has brought."""
+        return sum(len(choice.tokens) for choice in self.choices) - self.earlier_tokens
+
+    @property
+    def harmless(self) -> bool:
+        """Whether this epoch has brought more than prefill does, which samples first tokens."""
+        return self.new_tokens > len(self.choices)
+
+    def end_epoch(self, reused: int, *, computed: bool) -> None:
+        """Counts the end of an epoch that reused `reused` tokens of the prompt.
+
+        `computed` is whether a member had the request to compute at that moment: one that only waited for
+        memory has ended nothing.
+        """
+        if not self.earlier_tokens:
+            self.cached = reused
+        if self.harmless:
+            self.attempts, self.claimed = 1, 0
+        else:
+            self.attempts += computed
+        self.earlier_tokens += self.new_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What a client asked for, as far as the gateway may know it, and its `progress`.
+
+    `key` is the client, for fairness between clients; prompts of one `tenant` may share prefixes.
+    `max_tokens` 0 means as many as the context holds. `logprobs` is whether a prompt in clear asks for
+    log-probabilities: outputs are searched for them only then. `routing_key` prefers a ring
+    (mesh.ring.routing), or is empty. Rings with less trust than `min_trust` do not get the request.
+
+    `priority` orders the requests of one key, the lower the earlier. `patience` is the time in seconds after
+    which the request fails unless it runs.
+    """
+
+    id: str
+    key: str
+    max_tokens: int
+    envelope: inference.Envelope = field(repr=False)
+    deployment: str = ""
+    tenant: str = ""
+    choices: int = 1
+    logprobs: bool = False
+    routing_key: bytes = b""
+    priority: int = 0
+    patience: float = math.inf
+    min_trust: int = 0
+    progress: Progress = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        progress = Progress(tuple(ChoiceProgress() for _ in range(self.choices)))
+        object.__setattr__(self, "progress", progress)
+
+    @property
+    def sealed(self) -> bool:
+        return self.envelope.WhichOneof("content") == "sealed"
