@@ -482,7 +482,7 @@ def test_a_guest_knows_which_of_its_prompts_members_had_to_work_on() -> None:
         for name in ("computed", "waiting", "reading")
     ]
     for request in asked:
-        forward = sent.add(request, 0, 0.0)
+        forward = sent.add(request, 0.0)
         forward.guest = 1
         ring.hear(forward=forward)
     for row, prompt in ((1, 3000), (2, 3000)):
@@ -720,7 +720,7 @@ def test_requests_of_guests_are_served_until_they_take_them_back() -> None:
 
     def forward(guest: int, number: int, model: str = "model") -> control.Forward:
         asked = Request("x", "key", 5, inference.Envelope(clear=inference.Prompt(text="x")), model)
-        made = Sent().add(asked, 0, 0.0)
+        made = Sent().add(asked, 0.0)
         made.guest, made.number = guest, number
         return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,10 @@ from requestkit import with_progress
 from sealring.edge.inference.answer import Answer
 from sealring.edge.inference.timings import Timings
 from sealring.edge.metrics import Metrics
-from sealring.gateway.rings import rings as module
+from sealring.gateway.rings.choice import SAMPLE
 from sealring.gateway.rings.guests import Refused
-from sealring.gateway.rings.ring import Ring
-from sealring.gateway.rings.rings import SAMPLE, Rings
+from sealring.gateway.rings.rings import Rings
+from sealring.gateway.rings.table import MAX_RINGS
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.clock import AwakeClock
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
@@ -29,8 +30,17 @@ class FakeRing:
 
     looked_at = 0
 
-    def __init__(self, name: str, deployment: str, **_: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        deployment: str,
+        *,
+        on_lost: Callable[[Any], None],
+        refused: Refused,
+        **_: Any,
+    ) -> None:
         self.name, self.deployment = name, deployment
+        self.on_lost, self.refused = on_lost, refused
         self.attached, self.patient = True, True
         self.patience = 60.0
         self.serving = SimpleNamespace(max_rows=4)
@@ -71,18 +81,47 @@ class FakeRing:
         return taken
 
 
-def make(monkeypatch: pytest.MonkeyPatch, count: int, trust: int = 10) -> tuple[Rings, list[FakeRing]]:
-    monkeypatch.setattr(module, "Ring", FakeRing)
-    rings = Rings(None, None, queue_limit=9, metrics=Metrics(), signed_roster=lambda: (b"", b""))  # type: ignore[arg-type]
-    names = [f"ring-{number}" for number in range(count)]
-    roster = SimpleNamespace(
-        rings=[
-            SimpleNamespace(id=name, deployment="model", min_trust=trust, clear_links=False) for name in names
-        ],
-        members=[],
-    )
-    rings.use_roster(roster)  # type: ignore[arg-type]
-    return rings, [rings._rings[name] for name in names]  # type: ignore[misc]
+class Bed:
+    """Rings over a roster of `count` rings of one deployment, with fakes for rings and channels."""
+
+    def __init__(self, count: int, trust: int = 10, *, trusts: dict[int, int] | None = None) -> None:
+        self.made: list[FakeRing] = []
+        self.channels: list[FakeChannel] = []
+        self.metrics = Metrics()
+        self.now = 1234.5
+        self.rings = Rings(
+            SimpleNamespace(cluster="demo"),  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
+            queue_limit=9,
+            metrics=self.metrics,
+            signed_roster=lambda: (b"", b""),
+            wall=lambda: self.now,
+            make_ring=self._make_ring,
+            make_channel=self._make_channel,
+        )
+        roster = roster_of(*(f"ring-{number}" for number in range(count)))
+        for number, ring in enumerate(roster.rings):
+            ring.min_trust = (trusts or {}).get(number, trust)
+        self.rings.use_roster(roster)
+
+    def _make_ring(self, name: str, deployment: str, **given: Any) -> Any:
+        self.made.append(FakeRing(name, deployment, **given))
+        return self.made[-1]
+
+    def _make_channel(self, address: str, store: Any, name: str) -> Any:
+        self.channels.append(FakeChannel(address))
+        return self.channels[-1]
+
+    def counted(self, name: str, kind: str = "_total") -> float:
+        labels = {"model_name": "model"}
+        return self.metrics.registry.get_sample_value(f"sealring_{name}{kind}", labels) or 0.0
+
+
+def make(
+    count: int, trust: int = 10, *, trusts: dict[int, int] | None = None
+) -> tuple[Rings, list[FakeRing]]:
+    bed = Bed(count, trust, trusts=trusts)
+    return bed.rings, bed.made
 
 
 def ask(
@@ -93,15 +132,15 @@ def ask(
     rings.submit(request, Answer(Timings()))
 
 
-def test_of_few_rings_the_least_busy_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, made = make(monkeypatch, SAMPLE)
+def test_of_few_rings_the_least_busy_is_taken() -> None:
+    rings, made = make(SAMPLE)
     for number in range(3 * SAMPLE):
         ask(rings, number)
     assert [len(ring.requests) for ring in made] == [3] * SAMPLE
 
 
-def test_of_many_a_few_are_looked_at_and_load_is_even(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, made = make(monkeypatch, 500)
+def test_of_many_a_few_are_looked_at_and_load_is_even() -> None:
+    rings, made = make(500)
     FakeRing.looked_at = 0
     for number in range(2000):
         ask(rings, number, min_trust=10)
@@ -109,13 +148,12 @@ def test_of_many_a_few_are_looked_at_and_load_is_even(monkeypatch: pytest.Monkey
     assert max(len(ring.requests) for ring in made) <= 6
 
 
-def test_the_one_ring_that_is_up_or_trusted_is_found_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, made = make(monkeypatch, 400)
+def test_the_one_ring_that_is_up_or_trusted_is_found_among_many() -> None:
+    rings, made = make(400, trusts={7: 20})
     for ring in made[:-1]:
         ring.attached = False
     ask(rings, 1)
     assert made[-1].requests == ["r1"]
-    rings._trust_of["ring-7"] = 20
     made[7].attached = True
     ask(rings, 2, min_trust=15)
     assert made[7].requests == ["r2"]
@@ -129,8 +167,8 @@ def test_the_one_ring_that_is_up_or_trusted_is_found_among_many(monkeypatch: pyt
     assert caught.value.metadata["retry_after"] == "5"
 
 
-def test_a_sealed_prompt_goes_to_its_ring_and_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, made = make(monkeypatch, 40)
+def test_a_sealed_prompt_goes_to_its_ring_and_to_no_other() -> None:
+    rings, made = make(40)
     ask(rings, 1, ring="ring-33")
     assert made[33].requests == ["r1"]
     with pytest.raises(Unavailable):
@@ -143,17 +181,14 @@ def where(made: list[FakeRing], number: int) -> str:
     return next(ring.name for ring in made if f"r{number}" in ring.requests)
 
 
-def counted(rings: Rings, name: str) -> float:
-    return rings._metrics.registry.get_sample_value(f"sealring_{name}_total", {"model_name": "model"}) or 0.0
-
-
 def key_of(number: int) -> bytes:
     return number.to_bytes(8, "big")
 
 
 @pytest.mark.parametrize("count", [2, 5, 60])
-def test_requests_of_one_key_go_to_one_ring(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    rings, made = make(monkeypatch, count)
+def test_requests_of_one_key_go_to_one_ring(count: int) -> None:
+    bed = Bed(count)
+    rings, made = bed.rings, bed.made
     homes = set()
     for number in range(40):
         ask(rings, 2 * number, key=key_of(number), min_trust=10)
@@ -163,21 +198,22 @@ def test_requests_of_one_key_go_to_one_ring(monkeypatch: pytest.MonkeyPatch, cou
         for ring in made:
             ring.requests.clear()
     assert len(homes) >= min(count, 20)
-    assert (counted(rings, "requests_routed_by_key"), counted(rings, "routed_by_key_moved")) == (80, 0)
+    assert (bed.counted("requests_routed_by_key"), bed.counted("routed_by_key_moved")) == (80, 0)
 
 
-def test_everything_under_one_key_overloads_no_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, made = make(monkeypatch, 4)
+def test_everything_under_one_key_overloads_no_ring() -> None:
+    bed = Bed(4)
+    rings, made = bed.rings, bed.made
     for number in range(64):
         ask(rings, number, key=key_of(1))
     assert max(len(ring.requests) for ring in made) <= 64 / 4 + 1
     assert min(len(ring.requests) for ring in made) >= 64 / 4 - 1
-    assert counted(rings, "routed_by_key_moved") >= 64 / 4 * 3 - 1
+    assert bed.counted("routed_by_key_moved") >= 64 / 4 * 3 - 1
 
 
-def test_a_ring_that_leaves_gives_up_its_keys_and_what_waits_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_that_leaves_gives_up_its_keys_and_what_waits_there() -> None:
     """And no others move; when it is back, its keys are, too."""
-    rings, made = make(monkeypatch, 3)
+    rings, made = make(3)
 
     def homes() -> list[str]:
         found = []
@@ -197,7 +233,7 @@ def test_a_ring_that_leaves_gives_up_its_keys_and_what_waits_there(monkeypatch: 
         (Request(f"r{number}", "key", 1, envelope, "model", routing_key=key_of(number)), Answer(Timings()))
         for number in own[:2]
     ]
-    rings._lost(gone)  # type: ignore[arg-type]
+    gone.on_lost(gone)
     taken = [where(made, number) for number in own[:2]]
     for ring in made:
         ring.requests.clear()
@@ -209,9 +245,8 @@ def test_a_ring_that_leaves_gives_up_its_keys_and_what_waits_there(monkeypatch: 
     assert homes() == before
 
 
-def test_a_key_goes_to_no_ring_that_is_trusted_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, made = make(monkeypatch, 3)
-    rings._trust_of["ring-2"] = 20
+def test_a_key_goes_to_no_ring_that_is_trusted_too_little() -> None:
+    rings, made = make(3, trusts={2: 20})
     for number in range(12):
         ask(rings, number, key=key_of(number), min_trust=15)
     assert [len(ring.requests) for ring in made] == [0, 0, 12]
@@ -219,12 +254,9 @@ def test_a_key_goes_to_no_ring_that_is_trusted_too_little(monkeypatch: pytest.Mo
         ask(rings, 99, key=key_of(1), min_trust=21)
 
 
-def test_what_demands_any_trust_goes_past_rings_whose_links_are_in_clear(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rings, made = make(monkeypatch, 3)
+def test_what_demands_any_trust_goes_past_rings_whose_links_are_in_clear() -> None:
+    rings, made = make(3)
     roster = roster_of("ring-0", "ring-1", "ring-2")
-    monkeypatch.setattr(rings, "_follow", lambda ring: None)
     for ring in roster.rings[:2]:
         ring.clear_links = True
     rings.use_roster(roster)
@@ -239,17 +271,15 @@ def test_what_demands_any_trust_goes_past_rings_whose_links_are_in_clear(
     assert caught.value.reason == "LINKS_IN_CLEAR"
 
 
-def test_a_sealed_prompts_ring_is_the_clients_choice_whatever_key_stands_beside_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rings, made = make(monkeypatch, 4)
+def test_a_sealed_prompts_ring_is_the_clients_choice_whatever_key_stands_beside_it() -> None:
+    rings, made = make(4)
     for number in range(8):
         ask(rings, number, key=key_of(number), ring="ring-3")
     assert len(made[3].requests) == 8
 
 
-def test_a_key_looks_at_few_of_many_rings(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, made = make(monkeypatch, 500)
+def test_a_key_looks_at_few_of_many_rings() -> None:
+    rings, made = make(500)
     FakeRing.looked_at = 0
     for number in range(200):
         ask(rings, number, key=key_of(number % 20))
@@ -257,23 +287,19 @@ def test_a_key_looks_at_few_of_many_rings(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(len(ring.requests) for ring in made) <= 3
 
 
-def test_what_waits_for_a_lost_ring_goes_to_none_that_is_trusted_too_little(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rings, made = make(monkeypatch, 4)
-    rings._trust_of |= {"ring-0": 20, "ring-3": 20}
+def test_what_waits_for_a_lost_ring_goes_to_none_that_is_trusted_too_little() -> None:
+    _, made = make(4, trusts={0: 20, 3: 20})
     made[0].attached = False
 
     def lose(*numbers: int) -> None:
         made[0].waiting = [
             (
-                Request(f"r{one}", "key", 1, inference.Envelope(), "model", routing_key=key),
+                Request(f"r{one}", "key", 1, inference.Envelope(), "model", routing_key=key, min_trust=20),
                 Answer(Timings()),
-                20,
             )
             for one, key in zip(numbers, (b"", key_of(1)), strict=True)
         ]
-        rings._lost(made[0])  # type: ignore[arg-type]
+        made[0].on_lost(made[0])
 
     lose(1, 2)
     assert [ring.requests for ring in made] == [[], [], [], ["r1", "r2"]]
@@ -283,9 +309,9 @@ def test_what_waits_for_a_lost_ring_goes_to_none_that_is_trusted_too_little(
     assert made[1].requests == made[2].requests == []
 
 
-def test_a_model_that_no_ring_can_serve_is_down_and_not_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_no_ring_can_serve_is_down_and_not_unknown() -> None:
     """As when a member was evicted: the roster holds no ring of it, and the coordinator still plans one."""
-    rings, _ = make(monkeypatch, 1)
+    rings, _ = make(1)
     parked = membership.RingState(ring="other-0", deployment="other", phase=membership.RING_PHASE_DOWN)
     rings.ring_state(parked)
     assert rings.deployments() == ["model", "other"]
@@ -300,8 +326,8 @@ def test_a_model_that_no_ring_can_serve_is_down_and_not_unknown(monkeypatch: pyt
         ask(rings, 2, model="other")
 
 
-def test_a_model_is_what_the_roster_says_of_its_own_rings(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, (first, second) = make(monkeypatch, 2)
+def test_a_model_is_what_the_roster_says_of_its_own_rings() -> None:
+    rings, (first, second) = make(2)
     signed = [
         SimpleNamespace(id="ring-0", deployment="model", min_trust=20, context=512, clear_links=False),
         SimpleNamespace(id="ring-1", deployment="model", min_trust=10, context=256, clear_links=True),
@@ -350,32 +376,30 @@ def roster_of(*names: str, members: tuple[str, ...] = ("one", "two")) -> Any:
     )
 
 
-def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Rings, FakeRing]:
+def watched() -> tuple[Rings, FakeRing]:
     """With a roster of one ring, of which the coordinator has said nothing yet."""
-    rings, _ = make(monkeypatch, 0)
-    rings._identity = SimpleNamespace(cluster="demo")  # type: ignore[assignment]
-    monkeypatch.setattr(module, "PeerChannel", FakeChannel)
-    rings.use_roster(roster_of("ring-0"))
-    ring: Any = rings._rings["ring-0"]
+    rings, (ring,) = make(1)
     assert ring.events == ["leave"]
     return rings, ring
 
 
 class FakeChannel:
-    def __init__(self, address: str, store: Any, name: str) -> None:
-        self.address, self.name, self.closed = address, name, False
+    def __init__(self, address: str) -> None:
+        self.address, self.closed = address, False
 
     async def close(self) -> None:
         self.closed = True
 
 
-async def settle(rings: Rings) -> None:
-    while rings._closing:
-        await asyncio.sleep(0)
+async def settle() -> None:
+    """Waits for what the rings close in the background."""
+    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
 
 
-async def test_what_roster_and_coordinator_agree_on_is_attached_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, ring = watched(monkeypatch)
+async def test_what_roster_and_coordinator_agree_on_is_attached_to() -> None:
+    bed = Bed(1)
+    rings, (ring,) = bed.rings, bed.made
     state = membership.RingState(
         ring="ring-0", epoch=3, share_prefixes=True, speculate=True, model_type="llama", **SERVES
     )  # type: ignore[arg-type]
@@ -392,8 +416,10 @@ async def test_what_roster_and_coordinator_agree_on_is_attached_to(monkeypatch: 
     rings.use_roster(roster_of("ring-0", "ring-1"))
     again = ring.events[-1]
     assert [a.channels for a in again.members] == [a.channels for a in serving.members]
-    assert len(rings._channels) == 2
-    assert rings._channels["one", "one:1"].closed is False  # type: ignore[attr-defined]
+    assert [(channel.address, channel.closed) for channel in bed.channels] == [
+        ("one:1", False),
+        ("two:1", False),
+    ]
     ring.capabilities = ["tools"]
     assert [(model.model_type, model.capabilities) for model in rings.models()] == [("llama", ["tools"])]
 
@@ -402,49 +428,49 @@ async def test_what_roster_and_coordinator_agree_on_is_attached_to(monkeypatch: 
     "other",
     [{"phase": membership.RING_PHASE_DOWN}, {"deployment": "other"}, {"max_rows": 0}, {"prefill_chunk": 0}],
 )
-def test_what_they_do_not_agree_on_is_left(monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]) -> None:
-    rings, ring = watched(monkeypatch)
+def test_what_they_do_not_agree_on_is_left(other: dict[str, Any]) -> None:
+    rings, ring = watched()
     rings.ring_state(membership.RingState(ring="ring-1", **SERVES))  # type: ignore[arg-type]
     assert ring.events == ["leave"]
     rings.ring_state(membership.RingState(ring="ring-0", **(SERVES | other)))  # type: ignore[arg-type]
     assert ring.events == ["leave", "leave"]
 
 
-async def test_rings_and_members_that_are_gone_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, ring = watched(monkeypatch)
+async def test_rings_and_members_that_are_gone_are_closed() -> None:
+    bed = Bed(1)
+    rings, (ring,) = bed.rings, bed.made
     rings.ring_state(membership.RingState(ring="ring-0", **SERVES))  # type: ignore[arg-type]
-    one, two = rings._channels.values()
+    one, two = bed.channels
     rings.use_roster(roster_of("ring-0", members=("one",)))
-    await settle(rings)
-    assert (one.closed, two.closed) == (False, True)  # type: ignore[attr-defined]
+    await settle()
+    assert (one.closed, two.closed) == (False, True)
     assert "close" not in ring.events
     rings.use_roster(None)
-    await settle(rings)
+    await settle()
     assert ring.events[-1] == "close"
-    assert one.closed  # type: ignore[attr-defined]
-    assert rings._of_model == {}
+    assert one.closed
     assert rings.deployments() == ["model"], "the coordinator still tells of it"
     rings.ring_gone("ring-0")
     assert rings.deployments() == []
 
 
-def test_a_ring_of_a_protocol_that_is_not_spoken_here_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, ring = watched(monkeypatch)
+def test_a_ring_of_a_protocol_that_is_not_spoken_here_is_left() -> None:
+    rings, ring = watched()
     newer = SERVES | {"protocol": PROTOCOL_VERSION + 1}
     rings.ring_state(membership.RingState(ring="ring-0", **newer))  # type: ignore[arg-type]
     assert ring.events == ["leave", "leave"]
 
 
-def test_the_coordinator_says_how_long_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, ring = watched(monkeypatch)
+def test_the_coordinator_says_how_long_requests_wait() -> None:
+    rings, ring = watched()
     for told, waits in ((90, 90), (0, 90), (86400, 600)):
         rings.ring_state(membership.RingState(ring="ring-0", patience=told, **SERVES))  # type: ignore[arg-type]
         assert ring.patience == waits
 
 
-async def test_a_ring_that_is_planned_anew_keeps_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_ring_that_is_planned_anew_keeps_its_requests() -> None:
     """Its member was evicted: no roster holds it for a while. They wait, whatever trust they demand."""
-    rings, ring = watched(monkeypatch)
+    rings, ring = watched()
     rings.ring_state(membership.RingState(ring="ring-0", **SERVES))  # type: ignore[arg-type]
     rings.use_roster(roster_of())
     assert (ring.events[-1], "close" in ring.events) == ("leave", False)
@@ -455,26 +481,24 @@ async def test_a_ring_that_is_planned_anew_keeps_its_requests(monkeypatch: pytes
     assert ring.events[-1] == "tick"
     rings.use_roster(roster_of("ring-0"))
     assert ring.events[-1].epoch == SERVES.get("epoch", 0)
-    await settle(rings)
+    await settle()
 
 
-async def test_a_ring_that_went_while_nobody_watched_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, ring = watched(monkeypatch)
+async def test_a_ring_that_went_while_nobody_watched_is_closed() -> None:
+    rings, ring = watched()
     rings.ring_state(membership.RingState(ring="ring-0", **SERVES))  # type: ignore[arg-type]
     rings.begin_watch()
     rings.use_roster(roster_of())
     rings.tick()
     assert "close" not in ring.events
     rings.all_told()
-    await settle(rings)
+    await settle()
     assert ring.events[-1] == "close"
     assert rings.deployments() == []
 
 
-async def test_a_ring_that_was_told_of_anew_is_not_gone_and_one_that_never_was_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rings, ring = watched(monkeypatch)
+async def test_a_ring_that_was_told_of_anew_is_not_gone_and_one_that_never_was_is() -> None:
+    rings, ring = watched()
     assert not rings.complete
     rings.all_told()
     assert rings.complete
@@ -484,9 +508,9 @@ async def test_a_ring_that_was_told_of_anew_is_not_gone_and_one_that_never_was_i
     rings.use_roster(roster_of())
     rings.all_told()
     assert "close" not in ring.events
-    rings, ring = watched(monkeypatch)
+    rings, ring = watched()
     rings.use_roster(roster_of())
-    await settle(rings)
+    await settle()
     assert ring.events[-1] == "close"
 
 
@@ -529,29 +553,26 @@ def test_only_time_in_which_the_coordinator_is_heard_counts_against_a_ring() -> 
     ask_anew(4, claimed=1)  # was accepted before, and goes on
 
 
-async def test_what_waits_for_a_ring_that_is_closed_goes_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, made = make(monkeypatch, 2)
+async def test_what_waits_for_a_ring_that_is_closed_goes_to_another() -> None:
+    rings, made = make(2)
     made[0].waiting = [(Request("r1", "key", 1, inference.Envelope(), "model"), Answer(Timings()))]
     rings.ring_gone("ring-0")
     assert made[1].requests == ["r1"]
-    await settle(rings)
+    await settle()
 
 
-def test_a_model_is_as_old_as_its_first_roster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.time, "time", lambda: 1234.5)
-    rings, _ = watched(monkeypatch)
-    monkeypatch.setattr(module.time, "time", lambda: 2000.0)
-    rings.use_roster(roster_of("ring-0"))
-    assert [model.created for model in rings.models()] == [1234]
+def test_a_model_is_as_old_as_its_first_roster() -> None:
+    bed = Bed(1)
+    bed.now = 2000.0
+    bed.rings.use_roster(roster_of("ring-0"))
+    assert [model.created for model in bed.rings.models()] == [1234]
 
 
-async def test_a_ring_that_the_coordinator_takes_away_is_closed_and_others_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rings, made = make(monkeypatch, 2)
+async def test_a_ring_that_the_coordinator_takes_away_is_closed_and_others_stay() -> None:
+    rings, made = make(2)
     rings.ring_gone("ring-9")
     rings.ring_gone("ring-0")
-    await settle(rings)
+    await settle()
     assert [ring.events[-1] for ring in made] == ["close", "leave"]
     assert rings.deployments() == ["model"]
     rings.tick()
@@ -561,20 +582,27 @@ async def test_a_ring_that_the_coordinator_takes_away_is_closed_and_others_stay(
     assert rings.deployments() == []
 
 
-def test_states_of_rings_that_are_in_no_roster_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_RINGS", 2)
-    rings, _ = make(monkeypatch, 1)
-    for name, kind in (("ring-0", "t"), ("x", "t"), ("y", "t"), ("x", "u")):
+def test_states_of_rings_that_are_in_no_roster_are_bounded() -> None:
+    rings, _ = make(1)
+
+    def state(name: str, kind: str) -> None:
         rings.ring_state(membership.RingState(ring=name, deployment=f"of {name}", model_type=kind))
-    assert rings.deployments() == ["model", "of ring-0", "of x"]
-    assert rings._model_type("of x") == "u", "of one that is known it is told what is new"
+
+    for number in range(MAX_RINGS):
+        state(str(number), "first")
+    state("one more", "first")
+    state("0", "newer")
+    models = {model.name: model.model_type for model in rings.models()}
+    assert len(models) == MAX_RINGS + 1
+    assert "of one more" not in models
+    assert models["of 0"] == "newer"
     rings.begin_watch()
     rings.all_told()
-    assert rings.deployments() == ["model", "of ring-0"]
+    assert rings.deployments() == ["model"]
 
 
-def test_of_rings_that_are_as_busy_the_one_with_most_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, made = make(monkeypatch, 3)
+def test_of_rings_that_are_as_busy_the_one_with_most_memory_is_taken() -> None:
+    rings, made = make(3)
     made[0].kv_usage = made[2].kv_usage = 0.5
     ask(rings, 1)
     made[0].serving.max_rows = 1000
@@ -586,8 +614,9 @@ def test_of_rings_that_are_as_busy_the_one_with_most_memory_is_taken(monkeypatch
     assert [ring.events.count("r1") for ring in made] == [0, 1, 0]
 
 
-def test_how_busy_rings_are_is_told_of_those_that_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, made = make(monkeypatch, 3)
+def test_how_busy_rings_are_is_told_of_those_that_serve() -> None:
+    bed = Bed(3)
+    rings, made = bed.rings, bed.made
     for number in range(5):
         ask(rings, number)
     made[0].attached, made[1].serving = False, None  # type: ignore[assignment]
@@ -598,16 +627,13 @@ def test_how_busy_rings_are_is_told_of_those_that_serve(monkeypatch: pytest.Monk
     assert (serving.ring, serving.rows, serving.model_type) == ("ring-2", 4, "llama")
     assert serving.capabilities == ["thinking"]
     assert (serving.waiting, serving.running) == (0, len(made[2].requests))
-    told = rings._metrics.registry.get_sample_value
-    assert told("sealring_num_requests_running", {"model_name": "model"}) == 5
-    load = rings._loads()["model"]
-    assert (load.running, load.kv_usage, load.kept_tokens, load.kept_bytes) == (5, 0.25, 9, 15)
+    assert bed.counted("num_requests_running", "") == 5
+    assert bed.counted("kv_cache_usage_perc", "") == 0.25
+    assert (bed.counted("prefix_cache_tokens", ""), bed.counted("prefix_cache_bytes", "")) == (9, 15)
 
 
-def test_a_sealed_prompt_waits_only_where_it_cannot_be_sealed_for_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rings, made = make(monkeypatch, 2)
+def test_a_sealed_prompt_waits_only_where_it_cannot_be_sealed_for_another() -> None:
+    rings, made = make(2)
     made[0].attached = False
     with pytest.raises(Unavailable) as caught:
         ask(rings, 1, ring="ring-0")
@@ -617,35 +643,30 @@ def test_a_sealed_prompt_waits_only_where_it_cannot_be_sealed_for_another(
     assert made[0].requests == ["r2"]
 
 
-def test_what_was_sealed_for_a_lost_ring_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, made = make(monkeypatch, 2)
+async def test_what_was_sealed_for_a_lost_ring_fails() -> None:
+    _, made = make(2)
     envelope = inference.Envelope(sealed_for=inference.SealedFor(ring="ring-0"))
     answer = Answer(Timings())
     made[0].waiting = [(Request("r1", "key", 1, envelope, "model"), answer)]
-    rings._lost(made[0])  # type: ignore[arg-type]
-    assert answer._error is not None
-    assert answer._error.reason == "RING_DOWN"
+    made[0].on_lost(made[0])
+    with pytest.raises(Unavailable) as caught:
+        await anext(answer)
+    assert caught.value.reason == "RING_DOWN"
     assert made[1].requests == []
     made[0].waiting, made[1].attached = [(Request("r2", "key", 1, envelope, "model"), answer)], False
-    rings._lost(made[0])  # type: ignore[arg-type]
+    made[0].on_lost(made[0])
     assert made[0].waiting, "it waits where there is no other"
 
 
-def test_a_ring_without_rows_is_as_busy_as_one_of_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    rings, (ring,) = make(monkeypatch, 1)
-    ask(rings, 1)
-    ring.serving = None  # type: ignore[assignment]
-    assert module._busy(ring) == (1.0, 0.0)  # type: ignore[arg-type]
+def test_a_ring_without_rows_is_as_busy_as_one_of_one_row() -> None:
+    rings, made = make(2)
+    made[0].serving = None  # type: ignore[assignment]
+    for number in range(3):
+        ask(rings, number)
+    assert [len(ring.requests) for ring in made] == [1, 2]
 
 
 def test_what_one_ring_refuses_a_guest_all_rings_of_the_gateway_refuse() -> None:
     """It may bring its prompt to another of them."""
-    shared = Refused()
-    rings = [
-        Ring(
-            name, "model", identity=None, queue_limit=9, metrics=Metrics(),  # type: ignore[arg-type]
-            on_lost=lambda lost: None, refused=refused,
-        )
-        for name, refused in (("ring-0", shared), ("ring-1", shared), ("ring-2", None))
-    ]  # fmt: skip
-    assert [ring._refused is shared for ring in rings] == [True, True, False]
+    _, made = make(2)
+    assert made[0].refused is made[1].refused

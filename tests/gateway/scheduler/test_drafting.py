@@ -201,7 +201,7 @@ def test_a_head_that_is_sure_of_what_is_wrong_costs_next_to_nothing(machine: str
 def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
     facts: Any = SimpleNamespace(speculates=True, costs=COSTS, stages=STAGES)
     for brought in (0, 1):
-        request = SimpleNamespace(drafted=0, accepted=0)
+        request = Request("r", "", 9, inference.Envelope())
         row = SimpleNamespace(number=1, closed=False, request=request)
         lane: Any = SimpleNamespace(rows={1: row}, steps=0)
         drafting = Drafting(facts)
@@ -216,7 +216,8 @@ def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
 
 def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() -> None:
     facts: Any = SimpleNamespace(speculates=True, costs=COSTS, stages=STAGES)
-    row = SimpleNamespace(number=1, closed=False, drafts=15, request=SimpleNamespace(drafted=0, accepted=0))
+    request = Request("r", "", 9, inference.Envelope())
+    row = SimpleNamespace(number=1, closed=False, drafts=15, request=request)
     row.prompt_tokens, row.limit = 4, 200
     lane: Any = SimpleNamespace(rows={1: row}, ready=[], outstanding=0, steps=0, left=lambda row: 100)
     drafting, now = Drafting(facts), 0.0
