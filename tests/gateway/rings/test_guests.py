@@ -196,8 +196,7 @@ def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize(("max_tokens", "most"), [(3, 3), (0, CONTEXT), (2 * CONTEXT, CONTEXT)])
 def test_no_answer_is_longer_than_was_asked_for(max_tokens: int, most: int) -> None:
     """Neither the one that a guest brings along nor the one that comes back to it."""
-    sent, asked = Sent(), ask(choices=2)
-    asked.max_tokens = max_tokens
+    sent, asked = Sent(), ask(choices=2, max_tokens=max_tokens)
     forward = sent.add(asked, 0.0)
     told = control.Forwarded(number=1, progress=[control.Progress(), control.Progress()])
     for message in (forward, told):
