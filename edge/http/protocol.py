@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from typing import Any
 
 import h11
@@ -24,6 +26,11 @@ MIN_CHUNK_BYTES = 64
 what the byte does."""
 
 MAX_CONNECTIONS = 8192
+
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 300, "TCP_KEEPALIVE": 300, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 10}
+"""The machine of a client has ten minutes to show that it is there, about as long as TCP tries to send. A
+client that waits for a whole answer is sent nothing, and waits for as long as its ring is down. macOS calls
+the idle time `TCP_KEEPALIVE`."""
 
 _LOGGER = logging.getLogger("uvicorn.edge")
 _LOGGER.setLevel(logging.ERROR)
@@ -58,6 +65,16 @@ def _check_headers(request: h11.Request) -> None:
         raise h11.RemoteProtocolError("two lengths")
 
 
+def _keep_alive(connection: socket.socket | None) -> None:
+    if connection is None:
+        return
+    with contextlib.suppress(OSError):  # its client has gone already
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 class EdgeProtocol(H11Protocol):
     """One connection. A client that takes too long over its headers is cut off without an answer."""
 
@@ -70,6 +87,7 @@ class EdgeProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        _keep_alive(transport.get_extra_info("socket"))
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
         else:

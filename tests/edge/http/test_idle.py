@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import socket
 import tracemalloc
 
 import httpx
@@ -37,3 +39,24 @@ async def test_idle_connections_cost_little_and_leave_nothing(port: int) -> None
         async with asyncio.timeout(200):
             while process.num_fds() > files:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_client_that_vanished_without_a_word_is_asked_for_a_sign(port: int) -> None:
+    """It may wait for a whole answer, of which nothing is sent to it before."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    own = writer.get_extra_info("sockname")
+    async with asyncio.timeout(200):
+        while not (asked := kept_alive(own)):
+            await asyncio.sleep(0.01)
+    assert all(asked)
+    writer.close()
+
+
+def kept_alive(address: tuple[str, int]) -> list[int]:
+    """SO_KEEPALIVE of this process's ends of connections from an address."""
+    found = []
+    for one in psutil.Process().net_connections("tcp"):
+        if one.raddr == address:
+            with socket.socket(fileno=os.dup(one.fd)) as copy:
+                found.append(copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+    return found
