@@ -3,41 +3,74 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+import os
+import secrets
+from collections.abc import AsyncGenerator, Generator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
 import grpc.aio
 
-from sealring.client.attempt import Attempts
+from sealring.client.attempt import GONE, Attempts
+from sealring.client.choice import Loads
 from sealring.client.core import (
     CALL_SECONDS,
-    ClientCore,
-    ReplyState,
-    ReplyView,
+    Asks,
+    Gateways,
+    Newest,
     View,
+    metadata_of,
     models_of,
     rings_of,
     roster_failure,
 )
-from sealring.client.question import Question
+from sealring.client.question import Question, routing_key_of
+from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Delta, Model, Ring
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
+from sealring.mesh.ring.routing import SECRET_BYTES
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
+from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.system.addresses import parse_address, require_loopback
+from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 
 
-class AsyncReply(ReplyView):
+class ReplyState:
+    """The progress of one answer: its stream writes, its reply object reads."""
+
+    def __init__(self) -> None:
+        self.ring: Ring | None = None
+        self.completion: Completion | None = None
+
+    def set_ring(self, ring: Ring) -> None:
+        self.ring = ring
+
+
+class AsyncReply:
     """One answer: iterate it for its pieces, or await it for the whole. Nothing is sent before either.
 
     Leaving the iteration ends the request everywhere; `aclose` or `async with` does so at once.
     """
 
     def __init__(self, state: ReplyState, deltas: AsyncGenerator[Delta, None]) -> None:
-        super().__init__(state)
+        self._state = state
         self._deltas = deltas
+
+    @property
+    def ring(self) -> Ring | None:
+        """The ring that sees the prompt; None before the first piece of the answer."""
+        return self._state.ring
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer with usage and finish reason. Raises FailedPrecondition (NOT_FINISHED)."""
+        if self._state.completion is None:
+            raise FailedPrecondition("the answer has not ended", reason="NOT_FINISHED")
+        return self._state.completion
 
     def __aiter__(self) -> AsyncGenerator[Delta, None]:
         return self._deltas
@@ -64,15 +97,90 @@ class AsyncReply(ReplyView):
         await self.aclose()
 
 
-class AsyncClient(ClientCore[AsyncReply]):
+class AsyncClient(Asks[AsyncReply]):
     """Asks the rings behind a gateway that sees neither prompts nor answers. For one event loop.
 
     Use it as `async with AsyncClient("127.0.0.1:7780", root_sha256="...") as client`.
     """
 
-    def _set_up(self) -> None:
+    def __init__(
+        self,
+        gateway: str | Sequence[str],
+        *,
+        root_sha256: str | bytes,
+        min_trust: int = 0,
+        state_file: str | os.PathLike[str] | None = None,
+        timeout: float = 600.0,
+        credentials: grpc.ChannelCredentials | None = None,
+        api_key: str | None = None,
+        user: str = "",
+    ) -> None:
+        """A client of the gateway at `gateway` (host:port of its gRPC edge), or of several gateways of one
+        cluster: when one is gone, answers go on over the next. Nothing is sent yet.
+
+        `root_sha256` pins the cluster: the hash of its root key, 64 hexadecimal digits, learned from the
+        operator and not from the gateway. `min_trust` (0 to 30) is a floor under what each call demands.
+        `state_file` remembers the newest roster over restarts. `timeout` in seconds, at most 3600, holds for
+        calls that set none; the envelope expires with it. Without `credentials` the connection to the gateway
+        is not encrypted again, which costs a sealed prompt nothing but metadata. `api_key` is for gateways
+        that ask for one; without `credentials` it is sent over loopback only. Gateways that ask for no key
+        get `user` instead: requests of different users take turns.
+
+        Raises InvalidInput (BAD_ADDRESS, BAD_ROOT_HASH, BAD_MIN_TRUST, BAD_USER), ConfigError
+        (LOOPBACK_ONLY).
+        """
+        addresses = [gateway] if isinstance(gateway, str) else list(gateway)
+        if not addresses:
+            raise InvalidInput("no gateway is named", hint="give host:port of one", reason="BAD_ADDRESS")
+        self.gateways = Gateways(addresses)
+        for address in self.gateways.addresses:
+            parse_address(address)
+            if api_key is not None and credentials is None:
+                require_loopback(address)
+        self._metadata = metadata_of(api_key, user)
+        if not 0 <= min_trust <= MAX_SCORE:
+            raise InvalidInput(
+                f"min_trust is not from 0 to {MAX_SCORE}", reason="BAD_MIN_TRUST", param="min_trust"
+            )
+        self._credentials = credentials
+        self._floor = min_trust
+        self._prefix_salt = secrets.token_bytes(32)
+        self._routing_secret = secrets.token_bytes(SECRET_BYTES)
+        self._timeout = timeout
+        path = Path(state_file) if state_file is not None else None
+        self._verifier = RosterVerifier(parse_root_sha256(root_sha256), path)
+        self._newest = Newest()
         self._opened: dict[str, grpc.aio.Channel] = {}
         self._fetching = asyncio.Lock()
+
+    def ask(
+        self,
+        prompt: inference.Prompt,
+        *,
+        model: str = "",
+        max_tokens: int = 0,
+        min_trust: int = 0,
+        timeout: float | None = None,
+        n: int = 1,
+        priority: int = 0,
+        deadline_ms: int = 0,
+        prompt_cache_key: str | None = None,
+    ) -> AsyncReply:
+        """Asks with a prompt of the contract as it is; otherwise as `chat`."""
+        return self._reply(
+            Question(
+                prompt,
+                model,
+                max_tokens,
+                max(self._floor, min_trust),
+                self._timeout if timeout is None else timeout,
+                self._prefix_salt,
+                priority,
+                deadline_ms,
+                n,
+                routing_key_of(self._routing_secret, prompt_cache_key, prompt),
+            )
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,7 +224,7 @@ class AsyncClient(ClientCore[AsyncReply]):
     async def _view(self, *, fresh: bool = False) -> View:
         """The verified roster with the hints of the first gateway that has one."""
         async with self._fetching:
-            recent = None if fresh else self._recent()
+            recent = None if fresh else self._newest.recent()
             if recent is not None:
                 return recent
             for gateway in self.gateways.in_turn():
@@ -134,7 +242,7 @@ class AsyncClient(ClientCore[AsyncReply]):
             raise failed
 
     async def _stream(self, question: Question, state: ReplyState) -> AsyncGenerator[Delta, None]:
-        attempts = Attempts(question, met=self._fetched is not None, on_ring=state.set_ring)
+        attempts = Attempts(question, met=self._newest.known, on_ring=state.set_ring)
         while True:
             try:
                 view = await self._view(fresh=attempts.retrying)
@@ -160,3 +268,15 @@ class AsyncClient(ClientCore[AsyncReply]):
                 call.cancel()
                 attempts.ended()
             await asyncio.sleep(pause)
+
+    def _failed(self, error: grpc.RpcError, gateway: str) -> SealringError:
+        """The error of a failed call. If the gateway can answer no call, the client moves on to the next."""
+        failed = from_rpc_error(error)
+        if failed.reason in GONE:
+            self.gateways.lost(gateway)
+        return failed
+
+    def _verify(self, response: inference.GetRosterResponse) -> View:
+        view = View(self._verifier.verify(response), response, Loads(response.serving))
+        self._newest.set(view)
+        return view

@@ -1,38 +1,23 @@
-"""What the asynchronous and the synchronous client have in common: everything but waiting."""
+"""Gateways, verified rosters and questions: the part of a client that does not wait."""
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar, Unpack
+from typing import Generic, NamedTuple, TypeVar, Unpack, cast
 
 import grpc
 
-from sealring.client.attempt import GONE
 from sealring.client.choice import Loads
-from sealring.client.options import SamplingOptions
-from sealring.client.question import (
-    Messages,
-    Question,
-    chat_prompt,
-    routing_key_of,
-    set_sampling,
-    text_prompt,
-)
-from sealring.client.trust import RosterVerifier, parse_root_sha256
-from sealring.client.types import Completion, Model, Ring
-from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
+from sealring.client.options import Options, RequestOptions, SamplingOptions
+from sealring.client.question import Messages, chat_prompt, set_sampling, text_prompt
+from sealring.client.types import Model, Ring
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.tools import capabilities_of
-from sealring.mesh.ring.routing import SECRET_BYTES
 from sealring.mesh.roster.model import Roster, ring_min_trust
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.system.addresses import parse_address, require_loopback
-from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 
 ROSTER_SECONDS = 1.0
@@ -56,6 +41,29 @@ class View(NamedTuple):
     loads: Loads
 
 
+class Newest:
+    """The newest verified roster, and for how long it is used without asking for a newer one."""
+
+    def __init__(self, clock: Clock = monotonic_clock) -> None:
+        self._clock = clock
+        self._fetched: tuple[float, View] | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether there has been one."""
+        return self._fetched is not None
+
+    def set(self, view: View) -> None:
+        """Takes one that was fetched just now."""
+        self._fetched = (self._clock(), view)
+
+    def recent(self) -> View | None:
+        """The newest one, if it is at most ROSTER_SECONDS old."""
+        if self._fetched is None or self._clock() - self._fetched[0] > ROSTER_SECONDS:
+            return None
+        return self._fetched[1]
+
+
 class Gateways:
     """The gateways of one cluster, and which of them is asked: whichever answered last."""
 
@@ -69,220 +77,37 @@ class Gateways:
         return self.addresses[at:] + self.addresses[:at]
 
     def lost(self, gateway: str) -> None:
-        """Whoever asks next begins with another one. Of many answers that lose a gateway one leaves it."""
+        """Moves on to the next gateway, unless another answer that lost this one did so already."""
         if gateway == self.current:
             self.current = (*self.in_turn()[1:], gateway)[0]
 
 
-class ReplyState:
-    """What is known of one answer so far. Its stream writes, its reply object reads."""
+class Asks(ABC, Generic[R]):
+    """The questions that both clients take. `R` is the kind of reply that one gives."""
 
-    def __init__(self) -> None:
-        self.ring: Ring | None = None
-        self.completion: Completion | None = None
+    @abstractmethod
+    def ask(self, prompt: inference.Prompt, **options: Unpack[RequestOptions]) -> R:
+        """Asks with a prompt of the contract as it is; otherwise as `chat`."""
 
-    def set_ring(self, ring: Ring) -> None:
-        self.ring = ring
-
-
-class ReplyView:
-    """The part of a reply that does not wait."""
-
-    def __init__(self, state: ReplyState) -> None:
-        self._state = state
-
-    @property
-    def ring(self) -> Ring | None:
-        """Who sees the prompt, known from the first piece of the answer on."""
-        return self._state.ring
-
-    @property
-    def completion(self) -> Completion:
-        """The whole answer with usage and finish reason. Raises FailedPrecondition (NOT_FINISHED)."""
-        if self._state.completion is None:
-            raise FailedPrecondition("the answer has not ended", reason="NOT_FINISHED")
-        return self._state.completion
-
-
-class ClientCore(ABC, Generic[R]):
-    """Settings of a client and its verified roster. `R` is the kind of reply that it gives."""
-
-    def __init__(
-        self,
-        gateway: str | Sequence[str],
-        *,
-        root_sha256: str | bytes,
-        min_trust: int = 0,
-        state_file: str | os.PathLike[str] | None = None,
-        timeout: float = 600.0,
-        credentials: grpc.ChannelCredentials | None = None,
-        api_key: str | None = None,
-        user: str = "",
-    ) -> None:
-        """A client of the gateway at `gateway` (host:port of its gRPC edge), or of several gateways of one
-        cluster: when one is gone, answers go on over the next. Nothing is sent yet.
-
-        `root_sha256` pins the cluster: the hash of its root key, 64 hexadecimal digits, learned from the
-        operator and not from the gateway. `min_trust` (0 to 30) is a floor under what each call demands.
-        `state_file` remembers the newest roster over restarts. `timeout` in seconds, at most 3600, holds for
-        calls that set none; the envelope expires with it. Without `credentials` the connection to the gateway
-        is not encrypted again, which costs a sealed prompt nothing but metadata. `api_key` is for gateways
-        that ask for one; without `credentials` it is sent over loopback only. `user` is told to gateways that
-        ask for no key: requests of different users take turns.
-
-        Raises InvalidInput (BAD_ADDRESS, BAD_ROOT_HASH, BAD_MIN_TRUST, BAD_USER), ConfigError
-        (LOOPBACK_ONLY).
-        """
-        addresses = [gateway] if isinstance(gateway, str) else list(gateway)
-        if not addresses:
-            raise InvalidInput("no gateway is named", hint="give host:port of one", reason="BAD_ADDRESS")
-        self.gateways = Gateways(addresses)
-        for address in self.gateways.addresses:
-            parse_address(address)
-            if api_key is not None and credentials is None:
-                require_loopback(address)
-        self._metadata = _metadata(api_key, user)
-        if not 0 <= min_trust <= MAX_SCORE:
-            raise InvalidInput(
-                f"min_trust is not from 0 to {MAX_SCORE}", reason="BAD_MIN_TRUST", param="min_trust"
-            )
-        self._credentials = credentials
-        self._floor = min_trust
-        self._prefix_salt = secrets.token_bytes(32)
-        self._routing_secret = secrets.token_bytes(SECRET_BYTES)
-        self._timeout = timeout
-        path = Path(state_file) if state_file is not None else None
-        self._verifier = RosterVerifier(parse_root_sha256(root_sha256), path)
-        self._fetched: tuple[float, View] | None = None
-        self._set_up()
-
-    def chat(
-        self,
-        messages: Messages,
-        *,
-        model: str = "",
-        max_tokens: int = 0,
-        min_trust: int = 0,
-        timeout: float | None = None,
-        n: int = 1,
-        priority: int = 0,
-        deadline_ms: int = 0,
-        prompt_cache_key: str | None = None,
-        **sampling: Unpack[SamplingOptions],
-    ) -> R:
+    def chat(self, messages: Messages, **options: Unpack[Options]) -> R:
         """Asks for the next message of a chat; `messages` are `{"role": ..., "content": ...}`.
-
-        `model` is a deployment's name, empty for the only one. `max_tokens` 0 is as many as the context
-        holds. `sampling` takes `temperature`, `seed`, `stop`, penalties and more; without, an answer is
-        greedy. A ring with a member that scores below `min_trust` gets nothing.
-
-        `n` asks for so many answers, at most 8. `priority` (-10 to 10, the lower the earlier) and
-        `deadline_ms` (begun within, or refused; 0: whenever) say where it waits among this client's others.
-        Questions with one `prompt_cache_key` go to one ring while that is not too busy; without one the key
-        is derived from how the conversation begins, with an empty one the least busy ring is taken. The key
-        stays in this process.
 
         Iterate the reply for its pieces, or take its `result`. Raises at once InvalidInput; while it is read
         RosterError (the gateway's roster is not believed), FailedPrecondition (TRUST_BELOW_FLOOR), NotFound
         (MODEL_NOT_FOUND), EnvelopeError (PLAINTEXT_REPLY, REPLY_CUT_OFF, ...), DeadlineExceeded,
-        Unavailable, and what else the gateway answers with.
+        Unavailable, and the errors that the gateway answers with.
         """
-        prompt = chat_prompt(messages)
-        set_sampling(prompt, sampling)
-        return self.ask(
-            prompt,
-            model=model,
-            max_tokens=max_tokens,
-            min_trust=min_trust,
-            timeout=timeout,
-            n=n,
-            priority=priority,
-            deadline_ms=deadline_ms,
-            prompt_cache_key=prompt_cache_key,
-        )
+        return self._ask(chat_prompt(messages), options)
 
-    def complete(
-        self,
-        text: str,
-        *,
-        model: str = "",
-        max_tokens: int = 0,
-        min_trust: int = 0,
-        timeout: float | None = None,
-        n: int = 1,
-        priority: int = 0,
-        deadline_ms: int = 0,
-        prompt_cache_key: str | None = None,
-        **sampling: Unpack[SamplingOptions],
-    ) -> R:
+    def complete(self, text: str, **options: Unpack[Options]) -> R:
         """Asks for the continuation of a text, without the chat template; otherwise as `chat`."""
-        prompt = text_prompt(text)
-        set_sampling(prompt, sampling)
-        return self.ask(
-            prompt,
-            model=model,
-            max_tokens=max_tokens,
-            min_trust=min_trust,
-            timeout=timeout,
-            n=n,
-            priority=priority,
-            deadline_ms=deadline_ms,
-            prompt_cache_key=prompt_cache_key,
-        )
+        return self._ask(text_prompt(text), options)
 
-    def ask(
-        self,
-        prompt: inference.Prompt,
-        *,
-        model: str = "",
-        max_tokens: int = 0,
-        min_trust: int = 0,
-        timeout: float | None = None,
-        n: int = 1,
-        priority: int = 0,
-        deadline_ms: int = 0,
-        prompt_cache_key: str | None = None,
-    ) -> R:
-        """Asks with a prompt of the contract as it is; otherwise as `chat`."""
-        return self._reply(
-            Question(
-                prompt,
-                model,
-                max_tokens,
-                max(self._floor, min_trust),
-                self._timeout if timeout is None else timeout,
-                self._prefix_salt,
-                priority,
-                deadline_ms,
-                n,
-                routing_key_of(self._routing_secret, prompt_cache_key, prompt),
-            )
-        )
-
-    @abstractmethod
-    def _set_up(self) -> None:
-        """What the kind of client needs besides; the last part of the constructor."""
-
-    @abstractmethod
-    def _reply(self, question: Question) -> R:
-        """The reply to a question, which nobody has asked yet."""
-
-    def _failed(self, error: grpc.RpcError, gateway: str) -> SealringError:
-        """What a call failed with; a gateway that cannot answer any call is left."""
-        failed = from_rpc_error(error)
-        if failed.reason in GONE:
-            self.gateways.lost(gateway)
-        return failed
-
-    def _recent(self) -> View | None:
-        if self._fetched is None or time.monotonic() - self._fetched[0] > ROSTER_SECONDS:
-            return None
-        return self._fetched[1]
-
-    def _verify(self, response: inference.GetRosterResponse) -> View:
-        view = View(self._verifier.verify(response), response, Loads(response.serving))
-        self._fetched = (time.monotonic(), view)
-        return view
+    def _ask(self, prompt: inference.Prompt, options: Options) -> R:
+        request = {name: options[name] for name in options if name in RequestOptions.__annotations__}  # type: ignore[literal-required]
+        sampling = {name: options[name] for name in options if name not in request}  # type: ignore[literal-required]
+        set_sampling(prompt, cast("SamplingOptions", sampling))
+        return self.ask(prompt, **cast("RequestOptions", request))
 
 
 def roster_failure(error: grpc.RpcError) -> SealringError:
@@ -295,7 +120,8 @@ def roster_failure(error: grpc.RpcError) -> SealringError:
     )
 
 
-def _metadata(api_key: str | None, user: str) -> tuple[tuple[str, str], ...] | None:
+def metadata_of(api_key: str | None, user: str) -> tuple[tuple[str, str], ...] | None:
+    """The metadata of each call. Raises InvalidInput (BAD_USER)."""
     if len(user) > _MAX_USER or not (user.isascii() and user.isprintable()):
         raise InvalidInput(
             "the user's name is malformed",
@@ -316,10 +142,11 @@ def models_of(view: View) -> list[Model]:
     """The models of a verified roster, by name."""
     serving = {load.ring: load for load in view.response.serving}
     names = sorted({ring.deployment for ring in view.roster.rings})
-    return [_model(name, view.roster, serving) for name in names]
+    return [model_of(name, view.roster, serving) for name in names]
 
 
-def _model(name: str, roster: Roster, serving: dict[str, inference.RingLoad]) -> Model:
+def model_of(name: str, roster: Roster, serving: dict[str, inference.RingLoad]) -> Model:
+    """A deployment by its rings in the roster, and by what the gateway reports of those that serve."""
     rings = [ring for ring in roster.rings if ring.deployment == name]
     loads = [serving[ring.id] for ring in rings if ring.id in serving]
     types = (load.model_type for load in loads)

@@ -1,4 +1,4 @@
-"""The sampling options of the client, by the names that the contract has for them."""
+"""The options of a question, by the names that the contract has for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SamplingOptions(TypedDict, total=False):
     frequency_penalty: float
     logit_bias: Mapping[int, float]
     min_tokens: int
-    """The answer does not end before it has so many."""
+    """The fewest tokens of the answer."""
     ignore_eos: bool
     """The answer does not end by itself: `max_tokens` or `stop` ends it."""
     stop_token_ids: Sequence[int]
@@ -30,4 +30,30 @@ class SamplingOptions(TypedDict, total=False):
     num_draft_tokens: int | None
     """Tokens guessed in one step at most, where the deployment speculates; 0: none."""
     logprobs: int | None
-    """How many likeliest tokens are told beside each one, at most 20; None for no log-probabilities."""
+    """The number of likeliest tokens to report beside each token, at most 20; None: no log-probabilities."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """The model, the bounds and the place in the queue of a question."""
+
+    model: str
+    """The deployment's name; empty for the only one."""
+    max_tokens: int
+    """The most tokens of the answer; 0: as many as the context holds."""
+    min_trust: int
+    """0 to 30: a ring with a member that scores less gets nothing."""
+    timeout: float | None
+    """Seconds, at most 3600; None: the client's."""
+    n: int
+    """The number of answers, at most 8."""
+    priority: int
+    """-10 to 10, the lower the earlier among this client's questions."""
+    deadline_ms: int
+    """The answer begins within this time or is refused; 0: no deadline."""
+    prompt_cache_key: str | None
+    """Questions with the same key go to the same ring, unless it is too busy. None: the key is derived from
+    the beginning of the conversation; empty: the least busy ring answers. The key stays in this process."""
+
+
+class Options(RequestOptions, SamplingOptions, total=False):
+    """All options of a chat or a completion."""

@@ -6,20 +6,16 @@ It is the HTTP edge of `sealring proxy` without a socket, as ASGI (https://asgi.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import httpx2
 
 from sealring.client.asynchronous import AsyncClient
+from sealring.client.portal import Portal
 from sealring.client.sealing import SealingBackend
 from sealring.edge.http.app import create_app
 from sealring.edge.metrics import Metrics
-
-T = TypeVar("T")
 
 
 class _Exchange(httpx2.AsyncByteStream):
@@ -110,73 +106,40 @@ class AsyncSealingTransport(httpx2.AsyncBaseTransport):
 
 
 class SealingTransport(httpx2.BaseTransport):
-    """The same for whoever waits, over an event loop in a thread of its own."""
-
-    _loop: asyncio.AbstractEventLoop
-    _inner: AsyncSealingTransport
-    _end: asyncio.Event
+    """An AsyncSealingTransport for callers that wait, in an event loop of its own."""
 
     def __init__(self, client: Callable[[], AsyncClient]) -> None:
         """`client` is called in that loop."""
-        ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._live(client, ready)), name="sealring", daemon=True
-        )
-        self._thread.start()
-        ready.result()
 
-    async def _live(self, client: Callable[[], AsyncClient], ready: concurrent.futures.Future[None]) -> None:
-        try:
-            self._inner = AsyncSealingTransport(client())
-        except Exception as error:
-            ready.set_exception(error)
-            return
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        ready.set_result(None)
-        await self._end.wait()
-        await self._inner.aclose()
+        async def made() -> AsyncSealingTransport:
+            return AsyncSealingTransport(client())
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        self._portal = Portal()
         try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
-            raise
-        try:
-            return future.result()
+            self._inner = self._portal.run(made())
         except BaseException:
-            future.cancel()  # as on Ctrl-C
+            self._portal.close()
             raise
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         body = request.read()
-        start = self._run(self._inner.exchange(request, body))
-        waiting = _Waiting(start.stream, self._run)  # type: ignore[arg-type]
+        start = self._portal.run(self._inner.exchange(request, body))
+        assert isinstance(start.stream, httpx2.AsyncByteStream)
+        waiting = _Waiting(start.stream, self._portal)
         return httpx2.Response(start.status_code, headers=start.headers, stream=waiting, request=request)
 
     def close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # closed before
-            self._loop.call_soon_threadsafe(self._end.set)
-        if threading.current_thread() is not self._thread:  # as when garbage is collected there
-            self._thread.join()
+        self._portal.finish(self._inner.aclose())
+        self._portal.close()
 
 
 class _Waiting(httpx2.SyncByteStream):
-    def __init__(
-        self, stream: httpx2.AsyncByteStream, run: Callable[[Coroutine[Any, Any, Any]], Any]
-    ) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, portal: Portal) -> None:
         self._stream = stream
-        self._run = run
+        self._portal = portal
 
     def __iter__(self) -> Iterator[bytes]:
-        parts = self._stream.__aiter__()
-
-        async def part() -> bytes | None:
-            return await anext(parts, None)
-
-        while (told := self._run(part())) is not None:
-            yield told
+        return self._portal.pieces(aiter(self._stream), self._stream.aclose)
 
     def close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the client was closed before its answer
-            self._run(self._stream.aclose())
+        self._portal.finish(self._stream.aclose())

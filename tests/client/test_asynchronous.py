@@ -10,7 +10,7 @@ from scriptedgateway import PIECES, ScriptedGateway, Stage, on_stage
 
 from sealring.client import AsyncClient
 from sealring.client.choice import Loads
-from sealring.client.core import Gateways, View
+from sealring.client.core import Gateways, Newest, View
 from sealring.client.types import Usage
 from sealring.mesh.errors import (
     DeadlineExceeded,
@@ -215,7 +215,7 @@ async def test_without_a_state_file_the_memory_is_that_of_the_client_and_on_no_d
     async with stage.client() as client:
         await client.chat(QUESTION)
         stage.cluster.envelope = old
-        client._fetched = None
+        client._newest = Newest()
         with pytest.raises(RosterError) as caught:
             await client.chat(QUESTION)
         assert caught.value.reason == "ROSTER_ROLLBACK"

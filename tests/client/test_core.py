@@ -8,9 +8,8 @@ import grpc.aio
 import pytest
 from rostertest import PaperCluster
 
-from sealring.client import core
+from sealring.client import AsyncClient, core
 from sealring.client.attempt import GONE
-from sealring.client.core import ClientCore
 from sealring.client.question import Question, text_prompt
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.trust.levels import MAX_SCORE, TrustLevel
@@ -21,17 +20,14 @@ NEAR = "127.0.0.1:7710"
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-class Asked(ClientCore[Question]):
+class Asked(AsyncClient):
     """Answers with the question."""
 
-    def _set_up(self) -> None:
-        pass
-
-    def _reply(self, question: Question) -> Question:
+    def _reply(self, question: Question) -> Any:
         return question
 
 
-def client(gateway: str = NEAR, **settings: Any) -> Asked:
+def client(gateway: str = NEAR, **settings: Any) -> Any:
     return Asked(gateway, root_sha256="ab" * 32, **settings)
 
 
@@ -58,13 +54,13 @@ def test_every_gateway_has_an_address(gateway: str) -> None:
 
 
 def test_what_is_told_to_the_gateway() -> None:
-    assert core._metadata(None, "") is None
-    assert core._metadata("", "") == (("authorization", "Bearer "),)
-    both = core._metadata("k", "u" * 256)
+    assert core.metadata_of(None, "") is None
+    assert core.metadata_of("", "") == (("authorization", "Bearer "),)
+    both = core.metadata_of("k", "u" * 256)
     assert both == (("authorization", "Bearer k"), ("sealring-user", "u" * 256))
     for user in ("u" * 257, "é", "a\nb"):
         with pytest.raises(InvalidInput) as caught:
-            core._metadata(None, user)
+            core.metadata_of(None, user)
         assert caught.value.reason == "BAD_USER"
 
 
@@ -106,17 +102,16 @@ def test_a_question_is_what_was_asked(kind: str) -> None:
     assert first.routing_key != second.routing_key
 
 
-def test_a_roster_is_fetched_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(core.time, "monotonic", lambda: now[0])
-    asked = client()
-    monkeypatch.setattr(asked._verifier, "verify", lambda response: "roster")
-    assert asked._recent() is None
-    view = asked._verify(inference.GetRosterResponse())
-    assert view.roster == "roster"
+def test_a_roster_is_fetched_again_after_a_while() -> None:
+    now = 100.0
+    newest = core.Newest(clock=lambda: now)
+    view: Any = object()
+    assert (newest.recent(), newest.known) == (None, False)
+    newest.set(view)
     for later, kept in ((0.0, True), (core.ROSTER_SECONDS, True), (core.ROSTER_SECONDS + 0.01, False)):
-        now[0] = 100.0 + later
-        assert asked._recent() is (view if kept else None)
+        now = 100.0 + later
+        assert newest.recent() is (view if kept else None)
+    assert newest.known
 
 
 def test_what_is_left_out_asks_for_nothing() -> None:
@@ -126,7 +121,7 @@ def test_what_is_left_out_asks_for_nothing() -> None:
         assert (plain.choices, plain.priority, plain.deadline_ms, plain.routing_key) == (1, 0, 0, b"")
 
 
-def asked_text(asked: Asked) -> Any:
+def asked_text(asked: Any) -> Any:
     return lambda **rest: asked.complete("hello", **rest)
 
 
@@ -138,9 +133,9 @@ def test_what_the_gateway_says_of_rows_is_bounded() -> None:
             f"demo-{number}": inference.RingLoad(ring=f"demo-{number}", rows=count, model_type="llama")
             for number, count in enumerate(rows)
         }
-        found = core._model("demo", cluster.roster, serving)
+        found = core.model_of("demo", cluster.roster, serving)
         assert (found.rows, found.rings, found.model_type) == (told, 2, "llama")
-    assert core._model("demo", cluster.roster, {}).rings == 0
+    assert core.model_of("demo", cluster.roster, {}).rings == 0
 
 
 @pytest.mark.parametrize(("code", "gone"), [("DEADLINE_EXCEEDED", True), ("PERMISSION_DENIED", False)])

@@ -1,14 +1,13 @@
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from rostertest import PaperCluster
 from scriptedgateway import PIECES, ScriptedGateway, Stage
 
 from sealring.client import Client
-from sealring.client.choice import Loads
-from sealring.client.core import View
 from sealring.mesh.errors import EnvelopeError, EpochEnded, FailedPrecondition, RosterError, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
@@ -125,62 +124,27 @@ def test_a_client_that_never_asked_has_nothing_to_close() -> None:
     client.close()
 
 
-CLUSTER = PaperCluster(clock=lambda: 1_800_000_000)
+async def test_a_client_that_is_dropped_leaves_no_thread(stage: Stage) -> None:
+    def run() -> threading.Thread:
+        client = Client(stage.address, root_sha256=stage.cluster.pin)
+        assert client.rings()
+        return next(one for one in threading.enumerate() if one.name == "sealring")
+
+    thread = await asyncio.to_thread(run)
+    await asyncio.to_thread(thread.join)
 
 
-class Call(list[inference.GenerateResponse]):
-    cancelled = 0
+async def test_several_threads_share_a_client(stage: Stage) -> None:
+    def work(client: Client) -> list[str]:
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(lambda _: client.chat(QUESTION).result().text, range(8)))
 
-    def cancel(self) -> None:
-        self.cancelled += 1
-
-
-class Channel:
-    """Counts how often it is closed, and gives one answer again and again."""
-
-    def __init__(self) -> None:
-        self.closed, self.calls = 0, []
-
-    def close(self) -> None:
-        self.closed += 1
-
-    def Generate(self, request: Any, **_: Any) -> Call:
-        gateway = ScriptedGateway(CLUSTER)
-        self.calls.append(Call(gateway.reply(request)))
-        return self.calls[-1]
+    assert await with_client(stage, work) == ["".join(PIECES)] * 8
 
 
-@pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> tuple[Client, Any]:
-    client, channel = Client("127.0.0.1:1", root_sha256=CLUSTER.pin), Channel()
-    client._opened = {"127.0.0.1:1": channel}  # type: ignore[dict-item]
-    view = View(CLUSTER.roster, inference.GetRosterResponse(), Loads())
-    monkeypatch.setattr(client, "_view", lambda fresh=False: view)
-    monkeypatch.setattr(client, "_stub", lambda gateway: channel)
-    return client, channel
-
-
-def test_a_reply_that_is_left_ends_its_call_at_once(played: tuple[Client, Any]) -> None:
-    client, channel = played
-    read = client.chat(QUESTION)
-    assert len(list(read)) == len(PIECES)
-    left = client.chat(QUESTION)
-    assert next(iter(left)).text == PIECES[0]
-    assert [call.cancelled for call in channel.calls] == [1, 0]
-    left.close()
-    assert [call.cancelled for call in channel.calls] == [1, 1]
-    with client.chat(QUESTION) as other:
-        next(iter(other))
-        assert channel.calls[2].cancelled == 0
-    assert channel.calls[2].cancelled == 1
+def test_a_closed_client_answers_no_more() -> None:
+    client = Client("127.0.0.1:1", root_sha256="ab" * 32)
     client.close()
-
-
-def test_a_client_closes_what_it_opened_once(played: tuple[Client, Any]) -> None:
-    client, channel = played
-    with client as entered:
-        assert entered is client
-        assert channel.closed == 0
-    assert channel.closed == 1
+    with pytest.raises(RuntimeError):
+        client.rings()
     client.close()
-    assert (channel.closed, client._opened) == (1, {})
