@@ -14,21 +14,21 @@ from sealring.mesh.errors import Internal, SealringError
 def answer(work: Callable[[], dict[str, Any]]) -> int:
     """Prints what `work` returns, or the SealringError that it raises, as the one line of standard output.
 
-    Whatever else is printed meanwhile, by libraries for one, goes to standard error.
+    Anything else that is printed meanwhile, for example by libraries, goes to standard error.
     """
     own = _own_output()
     try:
-        told: dict[str, Any] = {"result": work()}
+        printed: dict[str, Any] = {"result": work()}
     except SealringError as error:
         parts = {name: getattr(error, name) for name in ("code", "reason", "message", "hint", "metadata")}
-        told = {"problem": parts}
+        printed = {"problem": parts}
     with own:
-        own.write(json.dumps(told) + "\n")
-    return 0 if "result" in told else 1
+        own.write(json.dumps(printed) + "\n")
+    return 0 if "result" in printed else 1
 
 
 def answers(works: Iterable[Callable[[], dict[str, Any]]]) -> int:
-    """The same for several: a line for each as soon as it is there, so that a crash loses no other's."""
+    """Prints one line for each piece of work as soon as it is done, so that a crash loses no earlier one."""
     with _own_output() as own:
         for work in works:
             own.write(json.dumps(work()) + "\n")
@@ -37,21 +37,24 @@ def answers(works: Iterable[Callable[[], dict[str, Any]]]) -> int:
 
 
 def _own_output() -> TextIO:
-    """Standard output, and whoever else writes there from now on writes to standard error."""
+    """Standard output; writes of anybody else to it go to standard error from now on."""
     own = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return own
 
 
 def result_of(said: bytes, otherwise: str) -> dict[str, Any]:
-    """What `answer` printed in another process. Raises the error that it told, Internal with `otherwise`."""
+    """The result that `answer` printed in another process.
+
+    Raises the error that it printed, or Internal with the message `otherwise` if it printed neither.
+    """
     try:
-        told: dict[str, Any] = json.loads(said)
+        printed: dict[str, Any] = json.loads(said)
     except ValueError:
         raise Internal(otherwise) from None
-    if "problem" in told:
+    if "problem" in printed:
         from sealring.mesh.rpc.problem import from_parts  # protobuf, which `--help` does without
 
-        raise from_parts(**told["problem"])
-    result: dict[str, Any] = told["result"]
+        raise from_parts(**printed["problem"])
+    result: dict[str, Any] = printed["result"]
     return result

@@ -1,8 +1,8 @@
 """Drafts at the head: the tokens that it guesses, and which of them were right.
 
-A step with drafts computes a row's last token and those that the head guesses behind it, and the tail samples
-a token behind each. What it samples is right as long as what the head has guessed so far is what was sampled.
-Further steps compute what the head has guessed behind that, before anybody knows whether it was right.
+A step with drafts computes a row's last token and the head's drafts behind it, and the tail samples a token
+behind each. A sampled token counts as long as all drafts before it equal the tokens sampled in their places.
+Further steps compute the next drafts, before the head knows whether the earlier ones were right.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ from sealring.mesh.ring.composition import ResolvedStep, Settling
 from sealring.node.wire.timelog import TimeLog, now
 
 _LENGTHS = (3, 2, 1)
-"""Tokens that must have occurred before, the most first, as in vLLM's prompt_lookup_max and _min; one alone
-only where it has been right."""
+"""Numbers of last tokens that are looked up, the most first, as vLLM's prompt_lookup_max and _min; a single
+one counts only if it has been right."""
 
 _KEPT = 0.93
-"""What a guess counts for after another one."""
+"""Weight of a guess after each later one."""
 
 _AT_ONCE = 256
-"""Tokens of an answer that are looked up at once, if nobody has asked for long: some milliseconds."""
+"""Tokens of an answer that are looked up at once if no draft was needed for long: some milliseconds."""
 
 _WORD = 4
 _BITS = 21
-"""Of a token's id in a key: larger vocabularies do not exist, and there a guess would only be wrong."""
+"""Bits of a token's id in a key. No vocabulary is larger; in one, some guesses would be wrong."""
 
 
 class _Places:
-    """Where each few tokens end, in tokens: those of the prompt sorted once, in memory that 16 bytes a token
-    take and without holding the interpreter for long, of those of the answer the newest as they come."""
+    """Places where each `length` tokens end, in tokens.
+
+    The prompt's are sorted once, in 16 bytes a token and without holding the interpreter for long. Of the
+    answer's, the newest are added token by token.
+    """
 
     def __init__(self, tokens: npt.NDArray[np.uint32], length: int) -> None:
         self._length = length
@@ -46,7 +49,7 @@ class _Places:
         self._end = len(tokens)
         for token in tokens[-length:].tolist():
             self._last = self._key(token)
-        keys = np.zeros(max(0, len(tokens) - length), np.int64)  # but for the last ones: nothing follows them
+        keys = np.zeros(max(0, len(tokens) - length), np.int64)  # no token follows the last ones
         for place in range(length):
             keys = (keys << _BITS) + (tokens[place : place + len(keys)] & ((1 << _BITS) - 1))
         order = np.argsort(keys, kind="stable")
@@ -56,15 +59,17 @@ class _Places:
         self._note()
 
     def add(self, token: int, near: int) -> None:
-        """The next token. `before` is then where the same last ones ended before, or -1: of such places the
-        one next to `near`, or the newest if that is -1."""
+        """Adds the next token. `before` is then the place where the same last tokens ended before, or -1.
+
+        Of several places it is the one next to `near`, or the newest if `near` is -1.
+        """
         self._last = self._key(token)
         self._end += 1
         self.before = self._find(self._last, near)
         self._note()
 
     def copy(self) -> _Places:
-        """Shares what is sorted."""
+        """A copy for another answer to the same prompt; it shares the sorted part."""
         made = copy.copy(self)
         made._newer = dict(self._newer)
         return made
@@ -98,7 +103,7 @@ class _Places:
 
 @dataclass(slots=True)
 class _Tally:
-    """Of guesses of one kind: how many of the last ones were right, or would have been."""
+    """How many of the last guesses of one kind were right, or would have been."""
 
     right: float = 0.5
     tried: float = 2.0
@@ -112,15 +117,15 @@ class _Tally:
 
 
 class Lookup:
-    """Guesses how an answer goes on by what followed the same tokens before, in prompt or answer.
+    """Guesses an answer's next tokens by the tokens that followed the same ones before, in prompt or answer.
 
-    Where these occurred more than once the place counts that is next to where the answer would be by now if
-    it went on repeating what it did: an edit changes words of a text and keeps its order. Where they are new
-    it may go on there, or as after the last token alone: whichever has been right more often in this answer.
+    An edit changes words of a text and keeps its order. So of several places the one counts that is nearest
+    to the place that an unchanged repetition would have reached. Tokens that are new may go on from that
+    place, or as after the last token alone. The way that has been right more often in this answer is taken.
     """
 
     def __init__(self, tokens: npt.NDArray[np.uint32]) -> None:
-        """`tokens`: those of the prompt, uint32."""
+        """`tokens`: the prompt, uint32."""
         self._said = bytearray(tokens.tobytes())
         self._places = [_Places(tokens, length) for length in _LENGTHS]
         self._near = -1
@@ -128,11 +133,11 @@ class Lookup:
         self._unheard: deque[int] = deque()
 
     def add(self, token: int) -> None:
-        """The answer's next token."""
-        self._unheard.append(token)  # most rows are never alone on their ring: nobody asks
+        """Adds the answer's next token."""
+        self._unheard.append(token)  # looked up when drafts are needed, which most rows never do
 
     def copy(self) -> Lookup:
-        """Of an answer to the same prompt, before its first token."""
+        """A copy for another answer to the same prompt, before its first token."""
         made = copy.copy(self)
         made._said = bytearray(self._said)
         made._places = [places.copy() for places in self._places]
@@ -141,21 +146,25 @@ class Lookup:
         return made
 
     def drafts(self, last: int, count: int) -> list[int]:
-        """`count` tokens that may follow the answer's `last` one: those that followed the same last tokens
-        before, or else as many times the last one."""
+        """`count` drafts of the tokens behind the answer's `last` one.
+
+        They are the tokens that followed the same ones before, or else `count` times the last one.
+        """
         self._hear(len(self._unheard))
         said = self._said
         _, start = self._guess() if said[-_WORD:] == _spelt(last) else (0.0, -1)
         if start < 0:
             return [last] * count
         follows = said[start * _WORD : (start + count) * _WORD]
-        while len(follows) < count * _WORD:  # it goes round
+        while len(follows) < count * _WORD:  # the answer may repeat its end
             follows += follows[: count * _WORD - len(follows)]
         return list(memoryview(follows).cast("I"))
 
     def likely(self) -> float:
-        """How likely a guess of the next token is right: as often as the last such guesses were, or would
-        have been. 0 where there is none, or more of the answer is to be looked up first."""
+        """The probability that a draft of the next token is right, by the last such drafts.
+
+        0 if there is no draft, or more of the answer has to be looked up first.
+        """
         self._hear(_AT_ONCE)
         return 0.0 if self._unheard else self._guess()[0]
 
@@ -167,18 +176,18 @@ class Lookup:
                 right = self._said[place * _WORD : (place + 1) * _WORD] == spelt
                 self._tallies[tally].add(right)
                 if right or not tally:
-                    near = place  # also of another token than followed there: it takes that one's place
+                    near = place  # also if another token followed there: it takes that one's place
             self._near = near + 1 if near >= 0 else -1
             for places in self._places:
                 places.add(token, self._near)
             self._said += spelt
 
     def _guess(self) -> tuple[float, int]:
-        """How likely the likeliest is right, and its place; -1 where there is none."""
+        """The rate and the place of the likeliest guess; 0 and -1 if there is no guess."""
         return max(((self._tallies[tally].rate, place) for tally, place in self._ways()), default=(0.0, -1))
 
     def _ways(self) -> list[tuple[int, int]]:
-        """Tallies, and the places, in tokens, where what may follow begins."""
+        """Tallies, and the places, in tokens, from which the answer may go on."""
         *known, single = (places.before for places in self._places)
         for place in known:
             if place >= 0:
@@ -193,7 +202,7 @@ def _spelt(token: int) -> bytes:
 
 @dataclass(slots=True)
 class _Chain:
-    """What the head guesses of one row from one settling to the next, and how much of it was right."""
+    """The drafts of one row from one settling to the next, and how many were accepted."""
 
     guessed: Sequence[int]
     at: int = 0
@@ -203,20 +212,21 @@ class _Chain:
 
 
 class Runs:
-    """Of the rows of an epoch: which tokens went out behind each other, and how many came back right.
+    """The runs of all rows of an epoch, and how many of their drafts were accepted.
 
-    `came` is called by the receiving thread, the rest by the compute loop.
+    `came` is called by the receiving thread, the rest by the compute loop. No lock: a run is added before its
+    step is launched, so before its tokens can arrive.
     """
 
     def __init__(self) -> None:
         self._chains: dict[int, _Chain] = {}
         self._runs: dict[int, tuple[_Chain, list[int]]] = {}
         self.drafted = self.accepted = 0
-        """Tokens guessed in runs that came back, and of them those that were right."""
+        """Drafts of the runs that came back, and the accepted ones among them."""
         self._log = TimeLog(3)
 
     def begin(self, step: ResolvedStep, last: int, guessed: Sequence[int]) -> list[int]:
-        """The tokens to compute: the row's last, and the first of what is `guessed` to follow."""
+        """The tokens to compute: the row's last, and the first of the drafts `guessed`."""
         chain = self._chains[step.rows[0]] = _Chain(guessed)
         return self._sent(step, chain, [last, *self._next(chain, step.drafts)])
 
@@ -235,7 +245,7 @@ class Runs:
         return run
 
     def came(self, step: ResolvedStep, sampled: Sequence[int]) -> list[int]:
-        """Those of the sampled tokens that count: the first at least, unless a run before was wrong."""
+        """The sampled tokens that count: at least the first, unless a draft of an earlier run was wrong."""
         chain, run = self._runs.pop(step.number)
         first = not (chain.accepted or chain.broken)
         counted = self._counted(chain, run, sampled)
@@ -243,8 +253,10 @@ class Runs:
         return counted
 
     def since(self, moment: int) -> tuple[int, int]:
-        """Tokens guessed, and of them right, in runs that came back since then, nanoseconds on the machine's
-        monotonic clock. Any thread."""
+        """Drafts, and accepted ones, of the runs that came back since `moment`; any thread.
+
+        `moment`: nanoseconds on the machine's monotonic clock.
+        """
         recent = [entry for entry in self._log.entries()[0] if entry[0] >= moment]
         return sum(entry[1] for entry in recent), sum(entry[2] for entry in recent)
 
@@ -267,7 +279,7 @@ class Runs:
         return list(sampled[:count])
 
     def settle(self, change: Settling) -> None:
-        """Raises InvalidInput (BAD_STEP) where the gateway counts otherwise."""
+        """Ends a row's chain. Raises InvalidInput (BAD_STEP) if the gateway counts other tokens."""
         chain = self._chains.pop(change.row, None)
         if chain is None or chain.accepted != change.accepted:
             raise InvalidInput(
@@ -275,7 +287,7 @@ class Runs:
                 reason="BAD_STEP",
                 hint="gateway and head disagree; the epoch must end",
             )
-        chain.broken = True  # what is still under way of it was computed in vain
+        chain.broken = True  # tokens that are still under way do not count
 
     def forget(self, row: int) -> None:
         self._chains.pop(row, None)

@@ -1,8 +1,8 @@
 """Tokens that would end an answer too early, which are masked: `min_tokens` and `ignore_eos` of a request.
 
-Such a token's logit becomes minus infinity before bias and penalties, so that an answer has a length which
-does not depend on what the model says. Which tokens of a row are masked depends on its position alone: an
-answer that goes on after a fault, or is computed with drafts, is masked as it would be without.
+Such a token's logit becomes minus infinity before bias and penalties, so that the length of an answer does
+not depend on the model. A row's masked tokens depend on its position alone: an answer that goes on after a
+fault, or is computed with drafts, has the same mask as without.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NEVER = -float("inf")
 
 
 class Endings:
-    """Of a lane's rows, whose next tokens are at `positions` of their answers, in the lane's order."""
+    """Masks of a lane's rows, in its order; their next tokens are at `positions` of their answers."""
 
     def __init__(self, rows: Sequence[RowParameters], positions: Sequence[int]) -> None:
         self._rows = [

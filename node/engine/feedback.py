@@ -1,8 +1,7 @@
 """Brings sampled tokens back to the head's next step.
 
-In a ring of one they stay on the device: the next step's graph is built on a token that is not known yet.
-In a longer ring they come as records, which a thread of their own receives; the compute loop waits only when
-it needs them.
+In a ring of one they stay on the device: the next step's graph is built on a token that is not known yet. In
+a longer ring a thread of its own receives them as records, and the compute loop waits when it needs them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from sealring.node.wire.waiting import spin_seconds
 
 
 class LocalFeedback:
-    """Of a ring of one, which makes the tokens of sampled rows itself: uint32 [len(sampled)]."""
+    """The last tokens of rows at a member that samples them itself: uint32 [len(sampled)] of each step."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[mx.array, int]] = {}
@@ -48,7 +47,10 @@ class LocalFeedback:
 
 
 class RingFeedback:
-    """Of the head of a ring: `arrived` is called by the receiving thread, the rest by the compute loop."""
+    """The last tokens of rows at the head of a longer ring.
+
+    `arrived` is called by the receiving thread, the rest by the compute loop.
+    """
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
@@ -82,7 +84,7 @@ class RingFeedback:
         begun = time.monotonic()
         until = begun + self._deadline
         while self._arrived_step < needed and not self._over and time.monotonic() < begun + spin_seconds:
-            time.sleep(0)  # as node.wire.waiting, without what a poll is for
+            time.sleep(0)  # as node.wire.waiting does with a poll
         with self._changed:
             while self._arrived_step < needed:
                 left = until - time.monotonic()
@@ -97,7 +99,7 @@ class RingFeedback:
                 self._changed.wait(left)
 
     def settled(self, row: int) -> None:
-        """The row's last token is there, whatever else of the row is under way."""
+        """Notes that the row's last token has arrived, although later runs of it are under way."""
         self._awaited[row] = 0
 
     def forget(self, row: int) -> None:

@@ -125,14 +125,14 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
         grammars = Grammars(partial(load_tokenizer, path, chats=False), words)
     reading = grammars.begin() if front is None and grammars is not None else None
     try:
-        told = _teller(command.id, emit)
+        progress = _progress(command.id, emit)
         if stage is None:
             check_whole(path)
             place = command.rank, command.ranks
-            stage = load_shard(path, *place, kv_bits=command.kv_bits, progress=told)
+            stage = load_shard(path, *place, kv_bits=command.kv_bits, progress=progress)
         else:
             check_here(path, lo, hi)
-            read_weights(stage, path, told)
+            read_weights(stage, path, progress)
         try:
             longest = max(1, command.prefill_chunk)
             warm_up(stage, longest)
@@ -208,7 +208,7 @@ def ranges_message(path: str, lo: int, hi: int) -> list[engine.FileRange]:
 
 
 def with_kv_bits(measured: dict[str, Any], bits: int) -> dict[str, Any]:
-    """The profile with caches of so many bits; 0: as they are. Raises ModelError (KV_BITS_UNSUPPORTED)."""
+    """The profile with caches of `bits` bits, unchanged for 0. Raises ModelError (KV_BITS_UNSUPPORTED)."""
     if not bits:
         return measured
     for one in measured["quantized"]:
@@ -221,8 +221,8 @@ def with_kv_bits(measured: dict[str, Any], bits: int) -> dict[str, Any]:
     )
 
 
-def _teller(number: int, emit: Emit) -> Callable[[float], None]:
-    """Tells the daemon the part of a load that is done, not more often than anybody looks."""
+def _progress(number: int, emit: Emit) -> Callable[[float], None]:
+    """Reports the part of a load that is done to the daemon, at most every `_PROGRESS_SECONDS`."""
     next_at = time.monotonic() + _PROGRESS_SECONDS
 
     def progress(part: float) -> None:

@@ -1,6 +1,6 @@
 """The group of a tensor ring, by one of MLX's backends. A process has one in its life and cannot leave it.
 
-MLX is told by environment variables and a file, as by `mlx.launch` (mlx/_distributed_utils/launch.py).
+MLX reads environment variables and a file, which `mlx.launch` sets too (mlx/_distributed_utils/launch.py).
 It waits for the other ranks without a time limit and holds the interpreter: the daemon ends the process.
 jaccl was never run. It takes its devices from a matrix of all ranks, of which a rank uses only its own row
 (mlx/distributed/jaccl/lib/jaccl/jaccl.cpp): the others' are filled in with a name that is no device's.
@@ -53,7 +53,7 @@ def device_matrix(rank: int, devices: Sequence[str]) -> list[list[str | None]]:
 
 
 def environment(backend: str, rank: int, addresses: Sequence[str], file: str) -> dict[str, str]:
-    """What MLX's `backend` reads; `file` has the addresses of every rank, or jaccl's matrix of devices."""
+    """The variables of MLX's `backend`; `file` has every rank's address, or jaccl's matrix of devices."""
     host, _, port = addresses[0].rpartition(":")
     own = {"MLX_RANK": str(rank)}
     if backend == "ring":

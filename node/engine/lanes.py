@@ -1,7 +1,7 @@
-"""The caches of one epoch: of rows in prefill, each alone, and of lanes, whose rows are stepped together.
+"""The caches of one epoch: those of rows in prefill, and those of lanes, whose rows are computed together.
 
-A lane of one row keeps that row's own caches, which need neither padding nor a mask; it has batch caches
-from its second row on. Caches are copied only when a lane's rows change, once for all changes of a step.
+A lane of one row has that row's own caches, which need neither padding nor a mask. It has batch caches from
+its second row on. Caches are copied only when a lane's rows change, once for all changes of a step.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Row:
     parameters: RowParameters | None = None
     sampler: Sampler | None = None
     scores: list[mx.array] = field(default_factory=list)
-    """What is told of its prompt's tokens, until its first token is."""
+    """The words of its prompt's log-probabilities, until they leave with its first token."""
 
     def copy(self, number: int, tokens: int) -> Row:
-        """Another row that has been prefilled with the same tokens; its seed is as far away as its number."""
+        """Another row with the same prompt; its seed differs by as much as its number."""
         parameters = self.parameters
         if parameters is not None:
             seed = (parameters.seed + number - self.number) % (1 << 64)
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(slots=True)
 class Lane:
-    """Rows in order, their caches ([] of none) and, at the tail, their sampler."""
+    """Rows in order, their caches ([] without rows) and, at the tail, their sampler."""
 
     rows: list[int] = field(default_factory=list)
     cache: Cache = field(default_factory=list)
@@ -97,7 +97,7 @@ class Lanes:
         return lane.cache if len(lane.rows) == 1 else caches.look_at(lane.cache, keeping.index)
 
     def settle(self, change: Settling) -> None:
-        """A lane's one row goes on behind the last token that counts."""
+        """Cuts the cache of a lane's only row behind its last accepted token."""
         lane = self._lanes[change.lane]
         if change.surplus:
             caches.trim(lane.cache, change.surplus)
@@ -134,7 +134,7 @@ class Lanes:
         lane.recompose(keep, joining)
 
     def check(self, number: int, rows: Sequence[int]) -> Lane:
-        """The lane, which must hold just these rows in this order."""
+        """The lane. Raises Internal unless it has exactly these rows in this order."""
         lane = self._lanes.get(number)
         if lane is None or tuple(lane.rows) != tuple(rows):
             raise Internal("the rows of a lane are not those of the composition")

@@ -2,14 +2,14 @@
 the head.
 
 They are the log-softmax of the model's own logits in float32: before bias, penalties, temperature and
-filters, as OpenAI and vLLM tell them. How many a row is told is fixed for its life, so both ends of the
-closing edge know the record's length before it comes.
+filters, as at OpenAI and vLLM. Their number is fixed for the life of a row, so both ends of the closing edge
+know a record's length beforehand.
 
-Behind the step's tokens the record has, for each row that asks, in the order of the tokens, uint32 words: the
-sampled token's log-probability, the ids of the likeliest tokens, and their log-probabilities; the likeliest
-comes first, and of equal ones the one that comes first in the vocabulary. Log-probabilities are the bits of
-a float32. Behind these comes the same of the tokens of prompts, all but each one's first, of rows that ask
-for that and get their first token in this step.
+The record has the step's tokens first. Then each row that asks has uint32 words, in the order of the tokens:
+the sampled token's log-probability, the ids of the likeliest tokens, and their log-probabilities. The
+likeliest token comes first; equal ones are in the order of the vocabulary. Log-probabilities are the bits of
+a float32. Last come the same words for the tokens of prompts, all but each prompt's first, of rows that ask
+for them and get their first token in this step.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ import numpy.typing as npt
 from sealring.node.engine.highest import highest
 
 LOWEST = -9999.0
-"""Told instead of anything lower, or of what is no number: JSON has no infinities. OpenAI's own figure."""
+"""Replaces anything lower and NaN, because JSON has no infinities. OpenAI's own figure."""
 
 Asking: TypeAlias = tuple[tuple[int, int, int], ...]
-"""Of the rows that ask: (index among the step's sampled rows, likeliest tokens told beside each one, how many
-tokens of the prompt are told)."""
+"""For each row that asks: its index among the step's sampled rows, the number of likeliest tokens beside each
+token, and the number of the prompt's tokens that have log-probabilities."""
 
 Words: TypeAlias = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Of one token, and the likeliest in its place as (id, log-probability).
+    """The log-probability of one token, and the likeliest tokens in its place as (id, log-probability).
 
-    Beside an answer's first token `prompt` may be of the prompt's, from the second on.
+    An answer's first token may have `prompt`: the same of the prompt's tokens from the second on.
     """
 
     logprob: float
@@ -48,7 +48,8 @@ class TokenLogprobs:
 
 
 def asking_of(logprobs: Iterable[int | None], prompts: Iterable[int] = repeat(0)) -> Asking:
-    """From what each of the sampled rows asks for, None for nothing, and the tokens told of its prompt."""
+    """The rows that ask, from the number of likeliest tokens that each sampled row wants (None: it does not
+    ask) and the number of its prompt's tokens that have log-probabilities."""
     asked = enumerate(zip(logprobs, prompts, strict=False))
     return tuple((index, count, tokens) for index, (count, tokens) in asked if count is not None)
 
@@ -83,16 +84,16 @@ class Reporter:
 
 
 def unpack(asking: Asking, words: Words) -> dict[int, TokenLogprobs]:
-    """By the index among the sampled rows."""
+    """The log-probabilities in the words behind a record's tokens, by the index among the sampled rows."""
     found, start = {}, 0
 
     def take(count: int) -> TokenLogprobs:
         nonlocal start
         own, middle, end = start, start + 1 + count, start + 1 + 2 * count
         start = end
-        values = [_told(value) for value in words[middle:end].view(np.float32).tolist()]
+        values = [_bounded(value) for value in words[middle:end].view(np.float32).tolist()]
         top = tuple(zip(words[own + 1 : middle].tolist(), values, strict=True))
-        return TokenLogprobs(_told(float(words[own : own + 1].view(np.float32)[0])), top)
+        return TokenLogprobs(_bounded(float(words[own : own + 1].view(np.float32)[0])), top)
 
     for index, count, _ in asking:
         found[index] = take(count)
@@ -103,7 +104,7 @@ def unpack(asking: Asking, words: Words) -> dict[int, TokenLogprobs]:
 
 
 def scores(logits: mx.array, tokens: Sequence[int], count: int) -> mx.array:
-    """Of a prompt's tokens: logits [tokens, vocabulary] in their places to uint32 [words], lazily."""
+    """Words of a prompt's tokens, uint32, lazily; logits [tokens, vocabulary] are those in their places."""
     asking = asking_of([count] * len(tokens))
     return Reporter(asking)(logits, mx.array(list(tokens), mx.uint32))
 
@@ -113,13 +114,13 @@ def _chosen(logprobs: mx.array, tokens: mx.array) -> mx.array:
 
 
 def _filled(columns: mx.array, width: int) -> mx.array:
-    """As wide as it was announced, also where the vocabulary is smaller: the last column is repeated."""
+    """The columns, with the last one repeated if the vocabulary is smaller than the announced width."""
     missing = width - columns.shape[1]
     return mx.concatenate([columns, *[columns[:, -1:]] * missing], axis=1) if missing else columns
 
 
 def _places(counts: Sequence[int], width: int) -> list[int]:
-    """Where the words of rows that ask for fewer lie in a table of rows of 1 + 2 * width."""
+    """Places of the words that rows ask for in a table with 1 + 2 * width words a row."""
     found: list[int] = []
     for row, count in enumerate(counts):
         start = row * (1 + 2 * width)
@@ -128,5 +129,5 @@ def _places(counts: Sequence[int], width: int) -> list[int]:
     return found
 
 
-def _told(value: float) -> float:
+def _bounded(value: float) -> float:
     return value if value >= LOWEST else LOWEST

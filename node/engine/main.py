@@ -15,7 +15,7 @@ from sealring.mesh.system.lean import defer_asyncio, hide_rich
 if __name__ == "__main__":
     hide_rich()  # before structlog
     defer_asyncio()
-    gc.disable()  # of what imports make hardly anything is garbage: looking takes a tenth of their time
+    gc.disable()  # imports make hardly any garbage, and collections take a tenth of their time
 
 import argparse
 import os
@@ -48,11 +48,11 @@ log = structlog.get_logger()
 
 _HANDOFF_SECONDS = 5.0
 _IDLE_SECONDS = 5.0
-"""Without work for so long, an engine gives back what memory it keeps for the next step."""
+"""An engine without work for this long gives back the memory that it keeps for the next step."""
 
 _SWITCH_SECONDS = 0.00005
-"""How long a thread may keep the interpreter from another; Python's own 5 ms are a whole decode step, and a
-result or a record passes several threads on its way."""
+"""Time for which a thread may keep the interpreter from another. Python's own 5 ms are a whole decode step,
+and a result or a record passes several threads on its way."""
 
 
 class Engine:
@@ -83,7 +83,7 @@ class Engine:
                 device.give_back()
 
     def _work(self, seconds: float | None) -> bool:
-        """Waits so long for a task and does it; whether there was one."""
+        """Does the next task, waiting up to `seconds` for it; whether there was one."""
         try:
             task = self._tasks.get(timeout=seconds)
         except Empty:
@@ -178,7 +178,7 @@ class Engine:
         )
 
     def _guarded(self, number: int, work: Callable[[], None]) -> None:
-        """Runs one command's work; a failure is its answer."""
+        """Runs one command's work and answers a failure with a problem."""
         try:
             work()
         except Exception as error:
@@ -266,13 +266,13 @@ class Engine:
         self._emit(engine.EngineEvent(trace=taken))
 
     def _profile(self, command: engine.ProfileModel) -> None:
-        told = engine.ModelProfiled(id=command.id)
+        profiled = engine.ModelProfiled(id=command.id)
         with self._profiling:
             if command.hi:
-                told.ranges.extend(ranges_message(command.path, command.lo, command.hi))
+                profiled.ranges.extend(ranges_message(command.path, command.lo, command.hi))
             else:
-                told.profile.CopyFrom(profile_message(command.path, command.ranks))
-        self._emit(engine.EngineEvent(profiled=told))
+                profiled.profile.CopyFrom(profile_message(command.path, command.ranks))
+        self._emit(engine.EngineEvent(profiled=profiled))
 
     def _fault(self, epoch: int, error: BaseException) -> None:
         log.error("epoch_failed", epoch=epoch, exc_info=error)

@@ -1,9 +1,8 @@
-"""The parameter record: what the tail must know of a row in order to sample it.
+"""The parameter record: a row's sampling parameters, on their way from the head to the tail.
 
-Made by the head, sealed along the ring like everything else, read by the tail only; members in between pass
-its bytes on unread. Its length is a multiple of 256 bytes, one block unless biases, a repetition penalty, a
-grammar or a prompt's log-probabilities are asked for, so that it tells next to nothing of its content; with a
-grammar it is a power of two.
+It travels sealed, as all records do, and members in between pass its bytes on unread. Its length shows next
+to nothing of its content: it is a multiple of 256 bytes, and one block unless the row has biases, a
+repetition penalty, a grammar or log-probabilities of its prompt. With a grammar it is a power of two.
 """
 
 from __future__ import annotations
@@ -29,29 +28,29 @@ if TYPE_CHECKING:
 
 BLOCK = 256
 DEFAULT_CONTEXT_SIZE = 20
-"""Tokens that a repetition penalty looks at where the request does not say; mlx-lm's own default."""
+"""Tokens that a repetition penalty looks at unless the request says otherwise; mlx-lm's own default."""
 
 MAX_MASKED = 1024
-"""A request names few of its own; models have at most a few dozen tokens that end an answer."""
+"""Most masked tokens of a row. A request names few, and a model has some dozens that end an answer."""
 
 _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
 class RowParameters:
-    """How one row is sampled, and which log-probabilities are told of it.
+    """Parameters by which one row is sampled, and the log-probabilities that it asks for.
 
     `temperature` 0 is greedy; `top_p` 1, `min_p` 0, `top_k` 0, `repetition_penalty` 1 and the other penalties
     at 0 are off. `logit_bias` has rising token ids. `prompt_tail` holds the prompt's last tokens, as many as
-    the repetition penalty looks at. `logprobs` is the number of likeliest tokens told beside each one, None
-    for no log-probabilities at all; `scored` is the prompt, where it is told those of its tokens too.
+    the repetition penalty looks at. `logprobs` is the number of likeliest tokens beside each token, or
+    None without log-probabilities. `scored` is the prompt if it asks for log-probabilities of its tokens too.
 
-    `masked` are tokens that may not come before the answer has `masked_until`, and `masked_always` those that
-    never may (node.engine.endings); all rise.
+    `masked` are tokens that must not occur before the answer has `masked_until` tokens, and `masked_always`
+    those that never may (node.engine.endings); both rise.
 
-    `position` counts the answer's tokens that were generated in an earlier epoch; `answered` are these, for
-    penalties that count them and a grammar. `grammar` is what the answer is held to (node.engine.grammar),
-    and `matcher` how far it got: at the tail only, and no part of the record.
+    `position` counts the answer's tokens that were generated in an earlier epoch. `answered` are these
+    tokens, for penalties that count them and for a grammar. `grammar` constrains the answer
+    (node.engine.grammar). `matcher` is the answer's place in it, at the tail only and not in the record.
     """
 
     temperature: float = 0.0
@@ -91,7 +90,7 @@ class RowParameters:
 
     @property
     def masks(self) -> bool:
-        """Whether there are tokens that may not come."""
+        """Whether tokens are masked."""
         return bool(self.masked or self.masked_always)
 
     @property

@@ -1,12 +1,12 @@
-"""What changes logits before a token is chosen: bias, then repetition, presence and frequency penalty.
+"""Changes of logits before a token is chosen: bias, then repetition, presence and frequency penalty.
 
 Repetition is mlx-lm's (`make_repetition_penalty`, after Keskar et al. 2019, arXiv:1909.05858): the logits of
 the last tokens of prompt and answer, each once, are divided by the penalty where they are above 0 and
 multiplied where they are below. Presence and frequency are OpenAI's: for each token that occurs c times in
 the answer so far, presence + c * frequency is taken off its logit; the prompt does not count.
 
-All rows of a lane go through the same few operations; what a row did not ask for is neutral for it. A row's
-history is kept on the device, because the next step is launched before its token is known here.
+All rows of a lane go through the same few operations; parameters that a row lacks are neutral. A row's
+history stays on the device, because the next step is launched before its token is known to the CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sealring.node.engine.params import RowParameters
 
 @dataclass(slots=True)
 class History:
-    """What rows have said, as far as their penalties need it. A part that no row needs is None.
+    """The tokens of rows, as far as their penalties need them. A part that no row needs is None.
 
     `recent`: uint32 [rows, width], the last tokens, the newest last; _NOTHING where there are fewer.
     `counts`: float32 [rows, vocabulary], how often each token was generated; None, too, before the first one.
@@ -147,7 +147,7 @@ def _bias_table(rows: Sequence[RowParameters], vocabulary: int) -> tuple[mx.arra
 def _joined(
     one: mx.array | None, one_rows: int, two: mx.array | None, two_rows: int, blank: int
 ) -> mx.array | None:
-    """The rows of both; the narrower one, or one that is None, is filled with `blank` on the left."""
+    """The rows of both; the narrower array, or a missing one, is filled with `blank` on the left."""
     present = [array for array in (one, two) if array is not None]
     if not present:
         return None

@@ -7,7 +7,6 @@ until their first chunk, which writes into arrays of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sealring.mesh.errors import InvalidInput
@@ -18,7 +17,7 @@ from sealring.v1 import control_pb2 as control
 
 
 def support(cache: Cache) -> control.PrefixSupport.ValueType:
-    """What the caches of a stage allow, by an empty one for one row."""
+    """The prefixes that a stage's caches allow; `cache` is an empty one for one row."""
     if caches.trimmable(cache):
         return control.PREFIX_SUPPORT_ANY
     return control.PREFIX_SUPPORT_EXACT
@@ -31,10 +30,10 @@ class Kept:
 
 
 class Prefixes:
-    """The kept prefixes of a stage: of the open epoch, and of those before it until its first step.
+    """The kept prefixes of a stage: those of the open epoch, and until its first step those of earlier ones.
 
-    They are as good in the next epoch as in this: weights and layers are the same. Which of them all members
-    have, and so which go on, the gateway finds out when it attaches.
+    They stay right in the next epoch, because weights and layers are the same. When the gateway attaches, it
+    finds out which prefixes all members have, and has these adopted.
     """
 
     def __init__(self, allowed: control.PrefixSupport.ValueType) -> None:
@@ -46,7 +45,7 @@ class Prefixes:
         self._earlier: dict[Origin, Kept] = {}
 
     def turn_over(self, ring: str) -> list[Origin]:
-        """An epoch of this ring opens, and nothing is computed yet: what is here of those before it."""
+        """Begins an epoch of this ring; the origins of the prefixes that are kept from earlier ones."""
         earlier = self._earlier | {kept.origin: kept for kept in self._kept.values()}
         self._earlier = earlier if ring == self._ring else {}
         self._ring = ring
@@ -54,7 +53,7 @@ class Prefixes:
         return sorted(self._earlier)
 
     def adopt(self, adopting: Adopting) -> None:
-        """Raises InvalidInput (BAD_STEP) for what is not here."""
+        """Goes on with a prefix of an earlier epoch. Raises InvalidInput (BAD_STEP) unless it is kept."""
         kept = self._earlier.get(adopting.origin)
         if kept is None:
             raise InvalidInput(
@@ -65,13 +64,13 @@ class Prefixes:
         self._kept[adopting.prefix] = kept
 
     def settle(self) -> None:
-        """The first step has adopted what goes on."""
+        """Drops the prefixes that the first step has not adopted."""
         self._earlier.clear()
 
     def keep(self, keeping: Keeping, row: Cache) -> Cache:
         """Keeps the first tokens of a row's cache; returns the copy, which is lazy.
 
-        Raises InvalidInput (BAD_STEP) for less than the row holds, of caches that cannot be cut.
+        Raises InvalidInput (BAD_STEP) for fewer tokens than the row holds if caches cannot be cut.
         """
         if keeping.tokens != keeping.held and not self.cuts:
             raise _not_allowed(keeping.prefix)
@@ -92,10 +91,6 @@ class Prefixes:
     def clear(self) -> None:
         self._kept.clear()
         self._earlier.clear()
-
-    def held(self) -> Sequence[Cache]:
-        """All kept caches."""
-        return [kept.cache for kept in self._kept.values()]
 
 
 def _not_allowed(prefix: int) -> InvalidInput:

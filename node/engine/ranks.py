@@ -1,9 +1,9 @@
-"""How far down a row's log-probabilities `top_p` and `top_k` let a token be.
+"""The lowest log-probabilities that `top_p` and `top_k` let through.
 
-Most often the few highest tell, which are found without sorting the vocabulary (node.engine.highest). Whether
-they hold a row's whole nucleus shows only once they are computed; where they do not, everything is sorted
-after all, and for some steps at once. To look costs a CPU little. A GPU would stand still meanwhile, so there
-a vocabulary is sorted at once for a nucleus that no `top_k` bounds.
+Usually the few highest values suffice, which are found without sorting the vocabulary (node.engine.highest).
+Whether they hold a row's whole nucleus shows only once they are computed. If not, the vocabulary is sorted,
+and for the next steps without the attempt. The look at the values costs a CPU little. A GPU would stand still
+meanwhile, so there the vocabulary is always sorted for a nucleus that no `top_k` bounds.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _SORTED_STEPS = 16
 
 
 def needs_guess(row: RowParameters) -> bool:
-    """Whether the few highest may be too few."""
+    """Whether the few highest values may be too few."""
     return not row.greedy and row.top_p < 1 and not 0 < row.top_k <= MOST
 
 
 def guesses(vocabulary: int) -> bool:
-    """Whether it is tried here with the few highest."""
+    """Whether the few highest values are tried first on this device."""
     return worthwhile(vocabulary) and mx.default_device() == mx.cpu
 
 
 class Ranks:
-    """Of the rows that have `top_p` or `top_k`, in order."""
+    """Bounds for the rows that have `top_p` or `top_k`, in order."""
 
     def __init__(self, rows: Sequence[RowParameters], vocabulary: int) -> None:
         top_k = [row.top_k if 0 < row.top_k < vocabulary else vocabulary for row in rows]
@@ -49,8 +49,11 @@ class Ranks:
             self._top_p = mx.array([[row.top_p if row.top_p < 1 else 2.0] for row in rows], mx.float32)
 
     def __call__(self, logprobs: mx.array) -> tuple[mx.array, mx.array | None]:
-        """For float32 [rows, vocabulary] the lowest value that is kept, and how many of those that equal it,
-        int32; both [rows, 1]. None: all of these."""
+        """The lowest value that each row keeps, and how many of the values equal to it, int32; both [rows,
+        1].
+
+        `logprobs`: float32 [rows, vocabulary]. None for the second keeps all equal values.
+        """
         vocabulary = logprobs.shape[-1]
         total = mx.exp(mx.logsumexp(logprobs, axis=-1, keepdims=True))
         if self._sorts or self._sorted_steps:
@@ -60,13 +63,13 @@ class Ranks:
         if self._guesses and not mx.all(enough).item():
             self._sorted_steps = _SORTED_STEPS
             sure, _, _ = self._lowest(-mx.sort(-logprobs, axis=-1), total, vocabulary)
-            floor = mx.where(enough, floor, sure)  # a row's own, whatever another needs
+            floor = mx.where(enough, floor, sure)  # no row's result depends on another's
         return floor, room
 
     def _lowest(
         self, descending: mx.array, total: mx.array, vocabulary: int
     ) -> tuple[mx.array, mx.array | None, mx.array]:
-        """By the highest values; the third tells whether they are enough for it."""
+        """As `__call__`, by the highest values; the third array says whether they suffice for each row."""
         width = descending.shape[-1]
         enough = self._bounded | (width == vocabulary)
         floor = mx.full(total.shape, _NEVER)

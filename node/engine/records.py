@@ -23,7 +23,7 @@ _MAX_DIMENSIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A record that will come: in a step, of so many rows x tokens. `asking` is for records of tokens."""
+    """An announced record of a step, for `rows` x `tokens`. `asking` is for records of tokens."""
 
     header: RecordHeader
     step: ResolvedStep
@@ -33,16 +33,16 @@ class Incoming:
 
 
 def incoming(step: ResolvedStep, spec: StageSpec, asking: Asking = ()) -> list[Incoming]:
-    """The records that a member of a ring of several is sent in a step, in order.
+    """The records that a member of a longer ring receives in a step, in order.
 
-    `asking`: at the head, which of the sampled rows ask for log-probabilities.
+    `asking`: at the head, the sampled rows that ask for log-probabilities.
     """
     if spec.is_head:
         if not step.sampled:
             return []
         return [Incoming(tokens_record(step, asking), step, len(step.sampled), 1, asking)]
     if step.rows and isinstance(spec, ShardSpec) and spec.is_tail:
-        return []  # it has sampled them
+        return []  # the last rank has sampled the tokens itself
     if step.rows:
         rows, tokens = len(step.rows), 1 + step.drafts
         return [Incoming(state_record(step, spec.receives, rows, tokens), step, rows, tokens)]
@@ -61,7 +61,7 @@ def params_record(step: ResolvedStep, chunk: Chunk) -> RecordHeader:
 
 
 def tokens_record(step: ResolvedStep, asking: Asking) -> RecordHeader:
-    """A word for each token, then what is told beside them (node.engine.logprobs)."""
+    """Header of a word for each token, then the words of log-probabilities (node.engine.logprobs)."""
     count = len(step.sampled) + words_of(asking)
     return RecordHeader(Kind.TOKENS, step.number, step.digest, "uint32", (count,), 4 * count)
 

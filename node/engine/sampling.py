@@ -1,11 +1,11 @@
 """Samples one token for every row of a lane at once, each row by its own parameters.
 
-Grammars come first (node.engine.grammar), then what may not end yet (node.engine.endings), then bias and
-penalties (node.engine.penalties). The filters mean what they mean in mlx_lm.sample_utils.make_sampler: on
-log-probabilities, before the temperature, and in its order (top_p, min_p, top_k); each only removes tokens,
-and none renormalises for the next. A token is drawn by inverting the cumulative distribution in the order of
-the vocabulary at one uniform number per row, which depends on the row's seed and the token's position in the
-row only, so a seed gives the same text whatever else is in the batch.
+Grammars come first (node.engine.grammar), then masked endings (node.engine.endings), then bias and penalties
+(node.engine.penalties). The filters are those of mlx_lm.sample_utils.make_sampler: on log-probabilities,
+before the temperature, and in its order (top_p, min_p, top_k). Each only removes tokens, and none
+renormalises for the next. A token is drawn by inverting the cumulative distribution, in the order of the
+vocabulary, at one uniform number per row. The number depends on the row's seed and the token's position only,
+so a seed gives the same text alone and in any batch.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _AHEAD = 64
 
 @dataclass(slots=True)
 class _Run:
-    """Tokens of one row that may not count. A history is as long as the vocabulary, so only the one behind
-    the first token is kept, which always counts.
+    """Tokens of one row that may not count. The first always does, and only the history behind it is kept,
+    because a history is as long as the vocabulary.
 
     `first`: its position. `sampled`: uint32 [tokens] of each run, for penalties.
     """
@@ -59,12 +59,14 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """Whether all rows are and none has penalties, so that sampling costs next to nothing."""
+        """Whether all rows are greedy and none has penalties, so that sampling costs next to nothing."""
         return self._greedy
 
     def looks(self, vocabulary: int) -> bool:
-        """Whether it evaluates arrays while it is called, so that the step's input has to be there: for a
-        grammar the last token, for `top_p` the logits, to see whether the few highest are enough."""
+        """Whether a call evaluates arrays, so that the step's input has to arrive first.
+
+        A grammar needs the last token. `top_p` needs the logits, to see whether the few highest suffice.
+        """
         return self._masks is not None or (self._guessing and guesses(vocabulary))
 
     @property
@@ -73,7 +75,7 @@ class Sampler:
         return self._asking
 
     def extend(self, other: Sampler) -> None:
-        """Appends the rows of `other`, which is not to be used on."""
+        """Appends the rows of `other`, which must not be used afterwards."""
         positions = np.concatenate([self._now(), other._now()])
         self._rows += other._rows
         self._history = self._history.extended(other._history)
@@ -87,17 +89,18 @@ class Sampler:
         self._restart(positions)
 
     def extract(self, index: int) -> Sampler:
-        """One row as a sampler of its own, which goes on where this one is; this one stays as it is."""
+        """A sampler of one row, which goes on from the row's position; this one is not changed."""
         one = Sampler([self._rows[index]], [int(self._now()[index])])
         one._history = self._history_of([index])
         return one
 
     def run(self, logits: mx.array) -> tuple[mx.array, mx.array | None, Asking]:
-        """Logits [tokens, vocabulary] of one row behind a token and its drafts: the tokens that it would get
-        behind each if all before were right, what is told beside them, and to which of them.
+        """Samples one row's tokens behind a token and each of its drafts, as if all before were right.
 
-        Further runs go on behind all tokens of this one. Before anything else is sampled, `settle` has to
-        tell how many were right. Raises InvalidInput (BAD_STEP) for a row with a grammar.
+        `logits`: [tokens, vocabulary]. Returns the tokens, their log-probabilities' words (None if the row
+        does not ask) and which tokens have them. Further runs go on behind all tokens of this one. `settle`
+        has to be called before anything else is sampled. Raises InvalidInput (BAD_STEP) for a row with a
+        grammar.
         """
         (row,) = self._rows
         if row.matcher is not None:
@@ -105,7 +108,7 @@ class Sampler:
         count, first = logits.shape[0], int(self._now()[0])
         if self._run is None:
             self._run = _Run(first)
-        if row.adjusts:  # what is chosen depends on what was before
+        if row.adjusts:  # penalties look at the tokens before
             chosen = []
             for place in range(count):
                 chosen.append(self(logits[place : place + 1]))
@@ -120,7 +123,7 @@ class Sampler:
         return tokens, Reporter(asking)(logits, tokens) if asking else None, asking
 
     def settle(self, tokens: int) -> None:
-        """Goes on behind the first `tokens` of the runs'."""
+        """Goes on behind the first `tokens` tokens of the runs."""
         assert self._run is not None
         run, self._run = self._run, None
         if run.behind is not None:
@@ -129,7 +132,7 @@ class Sampler:
         self._restart(np.array([run.first + tokens], dtype=_U64))
 
     def _history_of(self, keep: Sequence[int]) -> History:
-        """Of the rows with these indices, as far as they have one."""
+        """The histories of the rows with these indices; rows without penalties have none."""
         places = {index: place for place, index in enumerate(self._adjusting)}
         adjusting = [index for index in keep if index in places]
         return self._history.kept([places[index] for index in adjusting], [self._rows[i] for i in adjusting])
@@ -203,7 +206,7 @@ class Sampler:
         return tokens
 
     def report(self, logits: mx.array, tokens: mx.array) -> mx.array | None:
-        """What rows that ask are told beside the tokens of the last call, uint32, lazily; None if none do."""
+        """The words of log-probabilities of the last call's tokens, uint32, lazily; None if no row asks."""
         return None if self._reporter is None else self._reporter(logits, tokens)
 
     def _adjust(self, logits: mx.array, logprobs: mx.array) -> mx.array:
@@ -234,7 +237,7 @@ class Sampler:
         return mx.argmax(reached, axis=-1)
 
     def kept(self, logprobs: mx.array) -> mx.array | None:
-        """Which tokens the filters leave, bool [rows, vocabulary]; None where they leave all."""
+        """Mask of the tokens that the filters keep, bool [rows, vocabulary]; None if they keep all."""
         if not self._ready:
             self._prepare(logprobs.shape[-1])
         kept = None

@@ -28,11 +28,11 @@ def survey(config: dict[str, Any], **options: Any) -> dict[str, Any]:
     a step. `kv_bits`: in how many bits its KV cache can be kept. `prefixes`: whether kept prefixes can be cut
     to `any` length or serve as a `whole` only.
     """
-    told: dict[str, Any] = {"model_type": config["model_type"]}
+    found: dict[str, Any] = {"model_type": config["model_type"]}
     try:
         report = check(config, **options)
     except ModelError as error:
-        return told | {"outcome": "refused", "reason": error.reason, "why": error.message}
+        return found | {"outcome": "refused", "reason": error.reason, "why": error.message}
     model = build_skeleton(config)
     anatomy = dissect(model, report.model_type)
     cache = for_one_row(full_cache(model), anatomy.adapter.batches)
@@ -41,7 +41,7 @@ def survey(config: dict[str, Any], **options: Any) -> dict[str, Any]:
         kv_bits = list(BITS)
     except ModelError:
         kv_bits = []
-    return told | {
+    return found | {
         "outcome": "exact" if report.right else "wrong",
         "stages": len(report.stages),
         "adapter": type(anatomy.adapter) is not Adapter

@@ -1,8 +1,8 @@
 """Threads beside the compute loop: results on their way out, and records on their way in.
 
-A thread waits for results and hands them on, so that a stage's next graph is built while the device still
-computes the last one and results leave the moment that they are there. At the head another one receives
-tokens, which the gateway wants to hear of whatever the compute loop does.
+One thread waits for results and hands them on. So a stage's next graph is built while the device computes the
+last one, and results leave at once. At the head another thread receives tokens, so that the gateway hears of
+them while the compute loop is busy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sealring.node.wire.headers import Kind
 from sealring.node.wire.timelog import TimeLog, now
 
 LAUNCHES = 4
-"""Results under way at once; the compute loop waits before it launches more."""
+"""Launched results at once; the compute loop waits before it launches more."""
 
 TRACE_LENGTH = 4096
 
@@ -37,14 +37,14 @@ OnError = Callable[[BaseException], None]
 
 @dataclass(slots=True)
 class StepTimes:
-    """Of one step on one member, `time.perf_counter` seconds."""
+    """The times of one step on one member, `time.perf_counter` seconds."""
 
     step: int
     started: float
     built: float = 0.0
-    """Its graph was put together; a decode step's before its input is there, unless its stage awaits it."""
+    """Its graph is complete: before its input arrives if it is a decode step, unless the stage awaits it."""
     fed: float = 0.0
-    """Its input was there."""
+    """Its input has arrived."""
     launched: float = 0.0
     ready: float = 0.0
     sent: float = 0.0
@@ -52,22 +52,23 @@ class StepTimes:
 
 
 PACE_STEPS = 32
-"""Decode steps that tell how fast a member is: about a second of them."""
+"""Decode steps that a member's pace is measured by: about a second of them."""
 
 
 def step_us(steps: Sequence[StepTimes]) -> int:
-    """Median microseconds of the last decode steps, from when nothing but the device was waited for to the
-    result; 0 while there are less than `PACE_STEPS`. Oldest first."""
+    """Median microseconds that the device took for the last decode steps; 0 for fewer than `PACE_STEPS`.
+
+    A step's time begins when its input has arrived and the step before is ready. `steps`: oldest first.
+    """
     last = steps[-2 * PACE_STEPS :]
     took = [one.ready - max(one.fed, before.ready) for before, one in pairwise(last) if one.decode]
     return int(1e6 * median(took)) if len(took) >= PACE_STEPS else 0
 
 
 class DeviceWaits:
-    """Tells a device that will never answer from one that computes: whether anybody waits for it, and how
-    long ago it last answered anybody. MLX's own waits have no time limit.
+    """Waits for the device, to tell one that hangs from one that computes: MLX's waits have no timeout.
 
-    `clock` counts time in which this process could run, and is read by `seconds` alone.
+    `clock` counts the time in which this process could run. Only `seconds` reads it.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -78,7 +79,7 @@ class DeviceWaits:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """While the calling thread waits for something computed."""
+        """Marks the calling thread as waiting for the device."""
         thread = threading.get_ident()
         self._waiting.add(thread)
         try:
@@ -88,7 +89,7 @@ class DeviceWaits:
             self._waiting.discard(thread)
 
     def seconds(self) -> float:
-        """How long somebody has waited at each look, and the device answered nobody. One thread looks."""
+        """Seconds in which a thread waited at each call and the device answered none; for one caller."""
         now, answers = self._clock(), self._answers
         if not self._waiting or answers != self._seen:
             self._seen, self._since = answers, now
@@ -112,20 +113,20 @@ class Outbox:
         self._thread.start()
 
     def put(self, label: object, results: SendBuffer, times: StepTimes) -> None:
-        """Hands over results under way."""
+        """Takes launched results, waiting while there are `LAUNCHES`. Raises EpochEnded."""
         self._credits.get()
         if self._over:
             raise EpochEnded("the epoch ended while results were under way")
         self._queue.put((label, results, times))
 
     def end(self) -> None:
-        """Lets everybody go; what is under way is dropped."""
+        """Wakes every thread that waits here; results under way are dropped."""
         self._over = True
         self._queue.put(None)
         self._credits.put(None)
 
     def join(self, timeout: float) -> bool:
-        """Whether the thread has ended by then."""
+        """Whether the thread has ended within `timeout` seconds."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -163,9 +164,9 @@ class Intake:
             self._channel.expect(record.header)
 
     def take(self, kind: Kind, use: Callable[[memoryview], T]) -> T:
-        """What `use` makes of the next record's payload.
+        """Passes the next record's payload to `use` and returns its result.
 
-        Raises EpochEnded, DeadlineExceeded when none comes, Internal when it is of another kind.
+        Raises EpochEnded, DeadlineExceeded when no record arrives, Internal for one of another kind.
         """
         try:
             received = self._channel.receive(self._deadline)

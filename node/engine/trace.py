@@ -20,7 +20,7 @@ _SECOND = 1_000_000_000
 
 
 def engine_trace(steps: Sequence[StepTimes], copied: TimeLog | None, since: int) -> trace_pb2.ProcessTrace:
-    """What went on since then (nanoseconds). `copied` has step, begin and end of each record taken in."""
+    """The activities since `since`, nanoseconds; `copied` has step, begin and end of each received record."""
     arrivals, lost = copied.entries() if copied is not None else ([], False)
     recent = [times for times in steps if _nanoseconds(times.sent) >= since]
     spans = [
@@ -34,7 +34,7 @@ def engine_trace(steps: Sequence[StepTimes], copied: TimeLog | None, since: int)
 
 
 def _step_spans(steps: Sequence[StepTimes]) -> Iterator[trace_pb2.Span]:
-    """The device works on one launch after the other, so it begins when the one before is ready."""
+    """Spans of steps; the device begins a launch when the one before is ready."""
     free = 0
     for times in sorted(steps, key=lambda one: one.ready):
         step, ready = times.step, _nanoseconds(times.ready)

@@ -1,10 +1,9 @@
 """Warms a loaded stage up, and finds out meanwhile whether its code evaluates arrays while it is called.
 
-A decode step's graph is built before its input is there (docs/decisions/0008). A model that looks at an array
-in the middle of its call, as some mixtures of experts look where tokens are routed, would compute with what
-lay there before. A buffer tells whether it was evaluated, whatever its content, so a call of each kind that
-steps make shows it. `StageEpoch` asks the same of every step that it builds ahead, so none is missed
-silently.
+A decode step's graph is built before its input arrives (docs/decisions/0008). A model that evaluates an array
+in the middle of its call, as some mixtures of experts do to route tokens, would compute with the buffer's old
+content. A receive buffer knows whether it was evaluated, so one call of each kind shows it. An epoch checks
+every step that it builds ahead as well, so none is missed silently.
 
 How long steps take is timed as well, for the scheduler to plan by (gateway.scheduler.costs).
 """

@@ -45,12 +45,11 @@ def load_stage(
 ) -> Stage:
     """The layers [lo, hi) of the model in the folder `path`, with embedding, norm and head as they need.
 
-    mlx-lm's `load_model` maps the complete weights lazily, converts and quantizes them and insists that they
-    are exactly the model's parameters; only then is the stage cut out and its own parameters read and
-    converted, one after the other, so that no more than one is there twice. No other layer's weights are read
-    from the disk. With `kv_bits` (8 or 4) its caches are quantized. `progress` is told the part of the
-    stage's bytes that is there, after each parameter or, of small ones, several. `parts` is as in
-    `load_lazily`.
+    mlx-lm's `load_model` maps the complete weights lazily, converts and quantizes them, and checks that they
+    are exactly the model's parameters. Then the stage is cut out. Its own parameters are read and converted
+    one after another, so that only one is in memory twice. No other layer's weights are read from the disk.
+    With `kv_bits` (8 or 4) its caches are quantized. `progress` is called with the part of the stage's bytes
+    that is read, after each large parameter or several small ones. `parts` is as in `load_lazily`.
 
     Raises ModelError for a missing, corrupt or unsupported model, InvalidInput for an impossible range.
     """
@@ -87,9 +86,9 @@ def load_shard(
     kv_bits: int = 0,
     progress: Callable[[float], None] = lambda part: None,
 ) -> Shard:
-    """Of every layer what one of `ranks` ranks computes; otherwise as `load_stage`.
+    """The part of every layer that one of `ranks` ranks computes; otherwise as `load_stage`.
 
-    A parameter is read whole and cut, one after the other. Raises ModelError (also NOT_SHARDABLE).
+    Each parameter is read whole and cut, one after another. Raises ModelError (also NOT_SHARDABLE).
     """
     model, config = load_lazily(path)
     shard = Shard(model, rank, ranks, config["model_type"], kv_bits)

@@ -174,8 +174,8 @@ class _Hunyuan(Adapter):
 class _DeepseekV41(Adapter):
     """Streams with the weights that mix them, and a dict that some layers write and later ones read.
 
-    What of the dict crosses is told by the function by which mlx-lm's own pipeline learns it. Its arrays grow
-    with the row, so `sparse_index` makes them of as many numbers per token as there may be.
+    The parts of the dict that cross are found by a function of mlx-lm's own pipeline. Its arrays grow with
+    the row, so `sparse_index` makes them of as many numbers per token as there may be.
     """
 
     def passed(self, arguments: Arguments, followed: Followed | None) -> Any:

@@ -143,10 +143,10 @@ def detached(cache: Cache) -> Cache:
 class Slots:
     """Places a stage's caches where the model expects them.
 
-    A model's code makes masks and positions from caches at absolute indices, also those of absent layers and
-    of layers that leave theirs empty. In the place of such a cache stands a present one of the same kind, for
-    all caches of a row have the same offset when a step begins; failing that a shadow, a cache of its own
-    that counts tokens with keys and values of width zero, or, for a kind that does not count, an empty one.
+    A model's code makes masks and positions from caches at absolute indices, also from those of absent layers
+    and of layers that leave theirs empty. Such a place gets a present cache of the same kind, because all
+    caches of a row have the same offset when a step begins. Without one it gets a shadow: a cache that counts
+    tokens with keys and values of width zero, or an empty one if its kind does not count.
     """
 
     def __init__(

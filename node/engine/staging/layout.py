@@ -1,4 +1,4 @@
-"""What a stage receives and hands on: tensors, their places in a layer's arguments, how axes are arranged."""
+"""The stage state: its tensors, their places in a layer's arguments, and the order of their axes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def set_argument(arguments: Arguments, place: Place, value: mx.array) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where rows and tokens stand in a tensor of the stage state, and its dtype and other dimensions."""
+    """The axes of rows and tokens in a tensor of the stage state, its dtype and its other dimensions."""
 
     name: str
     dtype: str

@@ -1,9 +1,9 @@
 """Whether a model's caches can be quantized, and how. Learnt by running its code on lazy arrays.
 
-Only mlx-lm's plain `KVCache` is quantized: windows and states are small whatever the context. A model's
-attention has to leave the product with keys and values to mlx-lm's `scaled_dot_product_attention`, which
-knows quantized ones; one that computes with the cached arrays itself (latent attention, attention sinks,
-layers that share keys and values) fails in the probe and is refused.
+Only mlx-lm's plain `KVCache` is quantized: windows and states are small for any context. A model's attention
+has to leave the product with keys and values to mlx-lm's `scaled_dot_product_attention`, which takes
+quantized ones. A model that computes with the cached arrays itself fails in the probe and is refused (latent
+attention, attention sinks, layers that share keys and values).
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class RowsCache(BatchKVCache):  # type: ignore[misc]
 
 
 class ChunkedRowsCache(RowsCache):
-    """Rows that attend within chunks of so many tokens; what is before all their chunks is dropped."""
+    """Rows that attend within chunks of `chunk_size` tokens; tokens before all their chunks are dropped."""
 
     def __init__(self, left_padding: Sequence[int], chunk_size: int) -> None:
         super().__init__(left_padding)
@@ -263,7 +263,7 @@ class QuantizedBatchCache(RowsCache):
 
 
 def _joined(held: mx.array | None, like: mx.array, room: int) -> mx.array:
-    """What is held, and room for so many tokens more."""
+    """The held array with room for `room` more tokens."""
     empty = mx.zeros((*like.shape[:2], room, like.shape[3]), like.dtype)
     return empty if held is None else mx.concatenate([held, empty], axis=2)
 

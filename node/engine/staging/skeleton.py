@@ -66,7 +66,7 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     try:
         with contextlib.redirect_stdout(said):
             classes: tuple[Any, Any] = mlx_lm_import.import_utils()._get_classes(config)
-    except SystemExit as error:  # what some of mlx-lm's modules do when a package is missing
+    except SystemExit as error:  # some of mlx-lm's modules exit when a package is missing
         raise ModelError(
             f"architecture {model_type} needs a package that is not installed",
             reason="MODEL_NEEDS_PACKAGE",

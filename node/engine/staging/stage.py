@@ -29,10 +29,10 @@ class _HandedOn(BaseException):
 class Stage:
     """The layers [lo, hi) of a model, run by the model's own `__call__`.
 
-    Layers before `lo` are skipped, layer `lo` is given what the upstream stage handed on, and the call ends
-    where layer `hi` would start. What the model computes before its layers (an embedding, its scale,
-    positions) is not evaluated on a stage that is not the head, for nothing depends on it. Parameters that
-    the stage has no use for are NaN without storage, so that a mistake about that shows at once.
+    Layers before `lo` are skipped, layer `lo` gets the state of the stage before, and the call ends at layer
+    `hi`. On a stage that is not the head, MLX does not evaluate the model's work before its layers (an
+    embedding, its scale, positions), because nothing depends on it. Parameters that the stage does not use
+    are NaN without storage, so that a mistake shows at once.
 
     Not for use by several threads at a time.
     """
@@ -70,19 +70,19 @@ class Stage:
         self._slots = Slots(full_cache(model), anatomy.owners, anatomy.idle, lo, hi)
         self.quantization = quantization
         self.awaits_input = True
-        """Whether a step's input has to be there before the stage is called, for its code evaluates arrays.
-        So unless a trial has shown that it does not (`node/engine/warm_up.py`)."""
+        """Whether a step's input has to arrive before the stage is called, because its code evaluates arrays.
+        True until a trial shows otherwise (`node/engine/warm_up.py`)."""
         self.cuts = False
-        """Whether `last_logits` makes none but the last. Only where a trial has shown that it is the same
-        (`node/engine/warm_up.py`)."""
+        """Whether `last_logits` makes the last token's logits only. False until a trial shows that they are
+        the same (`node/engine/warm_up.py`)."""
         self.batches = anatomy.adapter.batches
-        """Whether rows are computed together. Not where a trial on a GPU has shown that they then differ from
-        rows alone (`node/engine/warm_up.py`)."""
+        """Whether rows are computed together. False if a trial on a GPU shows that they then differ from rows
+        alone (`node/engine/warm_up.py`)."""
         self.gpu_code = anatomy.adapter.gpu_code
-        """Whether only such a trial can show it."""
+        """Whether only such a trial can show whether rows batch."""
         self._last: int | None = None
         self.computed_as = device.computed_as
-        """Tokens that so many of a chunk are computed as."""
+        """The number of tokens that a chunk is padded to, from its own number."""
         self._can_pad = trimmable(self.make_cache())
         self.positions = _positions(model)
         """Tokens after which the model may have no positions."""
@@ -328,7 +328,7 @@ def _keep_or_drop(module: nn.Module, key: str, value: Any, needed: bool, kept: d
 
 
 def _absent(value: Any) -> Any:
-    """The same containers and shapes with nothing behind them."""
+    """A copy of the containers and shapes, without storage."""
     if isinstance(value, dict):
         return {key: _absent(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

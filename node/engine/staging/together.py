@@ -1,7 +1,7 @@
-"""What lets the rows of a batch be computed together where mlx-lm's code is written for one row only.
+"""Changes of models whose code in mlx-lm is for one row only, so that they compute a batch of rows.
 
-Each function changes a model once. A row alone gets what mlx-lm's own code gives it; in a batch, positions
-and what is kept are each row's own.
+Each function changes a model once. A row alone gets the result of mlx-lm's own code; in a batch each row has
+its own positions and kept tokens.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def gpt_bigcode(model: nn.Module) -> None:
 
 
 def llama4(model: nn.Module) -> None:
-    """Chunks are told by numbers, and layers without rotary embeddings scale queries by their position."""
+    """Chunks depend on numbers, and layers without rotary embeddings scale queries by their position."""
     inner = model.language_model.model
     scales: list[mx.array] = []
 
@@ -203,7 +203,7 @@ class _Given:
             self._cache = None
 
     def offset(self, place: int) -> mx.array | None:
-        """Of each row, [rows], as the cache in this place has it now; None for the cache of one row."""
+        """Each row's offset in the cache at this place, [rows]; None for the cache of one row."""
         offset = None if self._cache is None else self._cache[place].offset
         return offset if isinstance(offset, mx.array) else None
 
