@@ -82,7 +82,7 @@ def read_head(envelope: bytes, root: RootMetadata) -> AuditHead:
 
 
 def check_signed(found: bytes | None, head: AuditHead) -> None:
-    """Check the hash of the entry that has the signed one's number, None where the log ends before it.
+    """Check the hash of the entry with the signed number; None if the log ends before it.
 
     Raises FailedPrecondition (AUDIT_BROKEN).
     """
@@ -108,7 +108,7 @@ def entry_hash(entry: admin_pb2.AuditEntry) -> bytes:
 
 
 def changed_outside(what: str, reason: str = "AUDIT_BROKEN", **metadata: object) -> FailedPrecondition:
-    """What is said of a log that is not the one which the coordinator wrote."""
+    """The error for a log that differs from the one that the coordinator wrote."""
     return FailedPrecondition(
         what,
         hint="it was changed outside of the coordinator: look at a backup",
@@ -130,7 +130,8 @@ class Beginning:
         self._dropped: set[tuple[str, str]] = set()
 
     def read(self, entries: Sequence[admin_pb2.AuditEntry]) -> tuple[int, bytes]:
-        """Takes the next entries, and returns what the first of all follows, as `verify_chain` takes it."""
+        """Reads the next entries; returns `after` for `verify_chain`: the (sequence, hash) before the log's
+        first."""
         if self._begins is None:
             first = entries[0] if entries else None
             self._begins = (first.sequence - 1, first.previous) if first else (0, FIRST_PREVIOUS)
@@ -146,7 +147,7 @@ class Beginning:
         return through.isdecimal() and len(through) < _DIGITS and entry.sequence - int(through) > self._kept
 
     def check(self) -> None:
-        """After the last entry: a log begins with entry 1, or an entry says what was dropped before.
+        """Requires, after the last entry, that the log begins with entry 1 or records what was dropped.
 
         Raises FailedPrecondition (AUDIT_BROKEN).
         """

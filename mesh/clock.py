@@ -1,4 +1,4 @@
-"""The clock as an argument: what depends on the time takes one of these, so that tests can set it."""
+"""Clocks as arguments: code that depends on the time takes one of these, and tests can set it."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ SKEW_SECONDS = 60
 """How far two machines' wall clocks may stand apart."""
 
 STEP_SECONDS = 10.0
-"""A wall clock that moves by more at once was set. Less is drift."""
+"""A wall clock that jumps by more was set; less is drift."""
 
 BELIEVED_SECONDS = 60.0
-"""A wall clock that was set and stayed so for as long is taken for right."""
+"""A wall clock that was set counts as right after this time."""
 
 monotonic_clock: Clock = time.monotonic
 
 _BOOT = time.CLOCK_MONOTONIC_RAW if sys.platform == "darwin" else time.CLOCK_MONOTONIC
-"""On macOS the one that goes on while the machine sleeps."""
+"""On macOS the clock that goes on while the machine sleeps."""
 
 log = structlog.get_logger()
 
 
 def boot_clock() -> float:
-    """Seconds since the machine was started, those included in which a Mac slept. Nobody can set it."""
+    """Seconds since the machine was started, including those in which a Mac slept. No program can set it."""
     return time.clock_gettime(_BOOT)
 
 
 class SteadyClock:
-    """A wall clock that does not follow at once where it is set (decision 24).
+    """A wall clock that follows a change of the system's clock only after a minute (decision 24).
 
-    It counts on from what it showed before until the other time has held for a minute: a clock that is wrong
-    for seconds makes nothing expire. Safe to use from several threads.
+    Until then it counts on from the previous time, so a clock that is wrong for seconds makes nothing expire.
+    Safe to use from several threads.
     """
 
     def __init__(self, wall: Clock = time.time, boot: Clock = boot_clock) -> None:
@@ -62,7 +62,7 @@ class SteadyClock:
             return wall
 
     def _lasted(self, now: float, step: float) -> bool:
-        """Whether the clock has long been as it was set."""
+        """Whether the clock has shown the new time for BELIEVED_SECONDS."""
         if self._stepped_at is None:
             self._stepped_at = now
             hint = f"this machine's clock was set; if it stays so for {BELIEVED_SECONDS:g} s it is believed"
@@ -74,11 +74,11 @@ wall_clock: Clock = SteadyClock()
 
 
 class AwakeClock:
-    """Seconds in which this process could listen: of the time between two looks it counts `step` at most.
+    """Seconds in which this process could receive: it counts at most `step` seconds between two calls.
 
-    For how long others have been silent. Where this process itself was held up, by a heavy request, by a
-    machine that swaps or was asleep, what they said meanwhile lies unread, and nobody was silent for it.
-    Whoever judges silence looks at least every `step` seconds.
+    It measures how long a peer has been silent. While a heavy request, swapping or sleep holds this process
+    up, messages of its peers lie unread, and this time must not count as their silence. Code that measures
+    silence calls it at least every `step` seconds.
     """
 
     def __init__(self, clock: Clock = monotonic_clock, *, step: float = 2.0) -> None:
@@ -106,14 +106,14 @@ class PausableClock:
         return self._counted + (0.0 if self._since is None else self._clock() - self._since)
 
     def run(self) -> None:
-        """Goes on. Changes nothing while it runs."""
+        """Starts or continues to count. Has no effect while it runs."""
         if self._since is None:
             self._since = self._clock()
 
     def pause(self) -> None:
-        """Stands still. Changes nothing while it does."""
+        """Stops counting. Has no effect while it stands still."""
         self._counted, self._since = self(), None
 
 
 awake_clock = AwakeClock()
-"""The process's own. For its event loop alone."""
+"""This process's own clock, for its event loop alone."""

@@ -21,7 +21,7 @@ class SealringError(Exception):
 
     code = "UNKNOWN"
     default_reason = ""
-    """The code, where it says enough."""
+    """Empty if the code says enough."""
 
     def __init__(self, message: str, *, hint: str = "", reason: str | None = None, **metadata: object):
         super().__init__(message)
@@ -42,13 +42,13 @@ class InvalidInput(SealringError):
 
 
 class NotFound(SealringError):
-    """The named thing does not exist."""
+    """The named object does not exist."""
 
     code = "NOT_FOUND"
 
 
 class AlreadyExists(SealringError):
-    """The named thing exists already."""
+    """The named object exists already."""
 
     code = "ALREADY_EXISTS"
 
@@ -121,13 +121,13 @@ class Internal(SealringError):
 
 
 class StageFailed(Internal):
-    """The code of a model failed on a step: not a member that was lost, so the next epoch may fail alike."""
+    """The model's code failed on a step. No member was lost, so the next epoch may fail in the same way."""
 
     default_reason = "STAGE_FAILED"
     out_of_memory = "OUT_OF_MEMORY"
-    """The reason where the member had no room for what the step needs: a smaller request may fit."""
+    """The reason if the member lacked memory for the step: a smaller request may fit."""
     gpu_reset = "GPU_RESET"
-    """The reason where macOS took a member's GPU away from the step: it may have run for too long."""
+    """The reason if macOS reset a member's GPU during the step: it may have run for too long."""
 
 
 class EpochEnded(Unavailable):
@@ -135,7 +135,7 @@ class EpochEnded(Unavailable):
 
     default_reason = "EPOCH_ENDED"
     no_group = "NO_GROUP"
-    """The reason where an engine did not come into the group of its tensor ring."""
+    """The reason if an engine could not join the group of its tensor ring."""
 
 
 class HandshakeError(PermissionDenied):

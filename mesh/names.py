@@ -1,5 +1,4 @@
-"""Names of machines and clusters; of deployments, which clients choose freely within bounds; ids of rings and
-of commits."""
+"""Names of machines, clusters and deployments, and ids of rings and commits."""
 
 from __future__ import annotations
 
@@ -37,9 +36,9 @@ def is_sha256(text: str) -> bool:
 
 
 def served_name(name: str, names: Sequence[str]) -> str | None:
-    """The deployment that a client means, of those that there are; None for none of them.
+    """The deployment out of `names` that a client means; None for an unknown one.
 
-    Without a name it is the only one. Clients of several makers' APIs put a maker's name before the model's.
+    An empty name means the only deployment. Clients of several makers' APIs put "openai/" before the name.
     """
     if name in names:
         return name
@@ -59,7 +58,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_deployment_name(name: str) -> str:
-    """`name` if clients may call a deployment so. Raises InvalidInput (BAD_NAME)."""
+    """`name` if it is valid for a deployment. Raises InvalidInput (BAD_NAME)."""
     if _DEPLOYMENT.match(name) is None:
         raise InvalidInput(
             f"deployment name is not 1 to {MAX_DEPLOYMENT_NAME}"

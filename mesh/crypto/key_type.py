@@ -1,4 +1,4 @@
-"""Where identity keys are kept. Apart from the keys, so that who only names a level loads no cryptography."""
+"""Kinds of identity keys, apart from the keys: a program that only names a level loads no cryptography."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class KeyType(enum.StrEnum):
-    """Where a member keeps its identity key."""
+    """The place of a member's identity key: a file, or the Secure Enclave."""
 
     SOFTWARE = "software"
     SECURE_ENCLAVE = "secure_enclave"

@@ -1,4 +1,4 @@
-"""Things with one owner: copying or pickling them would mean two users of one key."""
+"""Objects with one owner: copying or pickling one would give a key two users."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """First contact: learn a cluster's root metadata from nothing but an address and a pinned root fingerprint.
 
 The coordinator's TLS leaf carries the chain of root metadata in a private extension. A newcomer completes a
-TLS handshake without sending anything, reads the leaf, checks the chain against its pin and the leaf against
-the authority that the root names, and only then opens a gRPC channel that trusts that authority.
+TLS handshake, sends nothing, and reads the leaf. It checks the chain against its pin, and the leaf against
+the authority that the root names. Only then it opens a gRPC channel that trusts this authority.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _TOKEN = re.compile(r"(sr2\.([a-z2-7]{52})\.([a-z2-7]{16})\.([a-z2-7]{52}))\.([a
 
 @dataclass(frozen=True)
 class JoinToken:
-    """A join token: the pinned root fingerprint, the token's id, its secret (never shown by repr), and where
-    the coordinator lets machines join: host:port, the best first.
+    """A join token: the pinned root fingerprint, the token's id, its secret (never shown by repr), and the
+    coordinator's join addresses (host:port, the best first).
 
-    The addresses are hints that nothing vouches for: whoever answers there has to show the pinned root.
+    The addresses are hints that nothing vouches for: the server found there has to show the pinned root.
     """
 
     root_sha256: bytes
@@ -87,8 +87,8 @@ class JoinToken:
                 raise FormatError("a character is wrong or missing")
             addresses = tuple(packed[_CHECK_BYTES:].decode("ascii").split(","))
             if not addresses or _fitting(addresses) != addresses:
-                raise FormatError("its addresses are none")
-        except (ValueError, InvalidInput):  # FormatError and what is not ASCII; an address that is none
+                raise FormatError("its addresses are malformed")
+        except (ValueError, InvalidInput):  # FormatError, text that is not ASCII; a malformed address
             raise InvalidInput(
                 "the join token is malformed",
                 reason="BAD_TOKEN",
@@ -107,7 +107,8 @@ class JoinToken:
 
 
 def _check(head: str, addresses: bytes) -> bytes:
-    """Tells a token that was copied wrongly from one that the coordinator refuses; it protects nothing."""
+    """A checksum against copying errors, so that their message differs from a refusal; it protects
+    nothing."""
     return hashlib.sha256(b"sealring join token v2\x00" + head.encode("ascii") + addresses).digest()[
         :_CHECK_BYTES
     ]
@@ -132,8 +133,8 @@ async def find_coordinator(
 ) -> tuple[str, RootMetadata]:
     """The first of the token's addresses where its coordinator answers, and the verified root metadata.
 
-    `deadline` seconds are for each address. Raises as `fetch_root`: what was wrong with who answered, if
-    anybody did, else about the last address.
+    Each address gets `deadline` seconds. Raises as `fetch_root`: the error of the first server that answered,
+    or of the last address if none did.
     """
     failure: SealringError | None = None
     for address in token.addresses:

@@ -33,9 +33,9 @@ _RENEW_SECONDS = 30.0
 
 
 class CertificateKeeper:
-    """Renews through the coordinator and stores what came, so that a crash leaves a matching pair.
+    """Renews through the coordinator and stores the result; a crash leaves a matching pair.
 
-    A certificate that is still valid renews over mTLS; one that has ended, by the identity key alone
+    A valid certificate is renewed over mTLS, an expired one by the identity key alone
     (`mesh/member/renewal.py`).
     """
 
@@ -62,10 +62,10 @@ class CertificateKeeper:
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
-        """Renews whenever half of the certificate's life is over; what fails is tried again.
+        """Renews at half of the certificate's life, and retries.
 
-        It looks at the clock every 30 s, since sleep does not count while a machine is suspended, and every
-        2 s once the certificate has ended: that keeps the machine away from everybody. Raises
+        It looks at the clock every 30 s, since timers stand still while a machine is suspended. Once the
+        certificate has expired it looks every 2 s, since the machine cannot connect to any other. Raises
         PermissionDenied (REMOVED) when the coordinator has signed that this machine is not enrolled.
         """
         while True:
@@ -87,8 +87,9 @@ class CertificateKeeper:
     async def renew(self) -> None:
         """Gets, verifies, stores and uses a new certificate, and newer root metadata if there is any.
 
-        Raises CertificateError, RosterError, Unauthenticated (BAD_PROOF), PermissionDenied (REMOVED, and what
-        is not proved), Unavailable, FailedPrecondition (NO_JOIN_ADDRESS), ConfigError (STATE_UNWRITABLE).
+        Raises CertificateError, RosterError, Unauthenticated (BAD_PROOF), PermissionDenied (REMOVED, or a
+        refusal without proof), Unavailable, FailedPrecondition (NO_JOIN_ADDRESS), ConfigError
+        (STATE_UNWRITABLE).
         """
         async with self._turn:
             leaf = LeafKey()

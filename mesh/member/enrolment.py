@@ -40,9 +40,9 @@ _CONTENT = b"sealring join v1"
 
 @dataclass(frozen=True)
 class NodeEvidence:
-    """What a node brings besides its identity: HPKE public key, manifest hash, facts of its machine.
+    """A node's evidence besides its identity: HPKE public key, manifest hash, facts of its machine.
 
-    `device_chain` is Apple's attestation of the machine, DER, leaf first, if there is one.
+    `device_chain` is Apple's attestation of the machine, DER, leaf first; empty without one.
     """
 
     sealing_key: bytes
@@ -54,9 +54,9 @@ class NodeEvidence:
 
 @dataclass(frozen=True)
 class Enrolled:
-    """A finished join; the state folder holds it all.
+    """A finished join, all of it in the state folder.
 
-    The cluster may call the machine otherwise than it asked for, where another has that name.
+    The machine's name may differ from the requested one if another machine has that.
     """
 
     state: MachineState
@@ -64,7 +64,7 @@ class Enrolled:
 
 
 def join_content(cluster: str, request: membership_pb2.EnrolRequest) -> bytes:
-    """What the join signature covers, under the label `join`: injective, lengths before every field."""
+    """The bytes of the join signature, under the label `join`: injective, each field behind its length."""
     return pack_fields(
         _CONTENT,
         cluster.encode(),
@@ -92,9 +92,9 @@ async def enrol(
 ) -> Enrolled:
     """Join the cluster of the token at the first of its addresses that answers, and keep the result.
 
-    Nodes bring `evidence`, gateways none. `signer` is the identity that lives (or refers to what lives) in
-    `state_dir`. Raises InvalidInput (BAD_TOKEN, BAD_NAME), RosterError and CertificateError when
-    the coordinator is not who the token pins, PermissionDenied (JOIN_REFUSED), Unavailable.
+    Nodes bring `evidence`, gateways none. `signer` is the identity key of `state_dir`. Raises InvalidInput
+    (BAD_TOKEN, BAD_NAME), RosterError and CertificateError when the coordinator does not have the pinned
+    root, PermissionDenied (JOIN_REFUSED), Unavailable.
     """
     pinned = JoinToken.parse(token)
     check_name(name, "name")

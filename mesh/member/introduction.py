@@ -45,7 +45,8 @@ class Introduction:
         *,
         clock: Clock = wall_clock,
     ) -> None:
-        """`newer_root` fetches root metadata, when the coordinator goes by newer than `root` gives."""
+        """`newer_root` fetches root metadata when the coordinator uses a newer version than `root`
+        returns."""
         self._purpose = purpose
         self._identity = identity
         self._channel = channel
@@ -54,10 +55,10 @@ class Introduction:
         self._clock = clock
 
     async def exchange(self, call: Any, message: Callable[..., Any]) -> Introduced:
-        """Has the coordinator prove itself, then shows it who calls.
+        """Has the coordinator prove itself, then proves the caller to it.
 
-        `call` was just opened on what `channel.get` gives; `message` makes what the caller writes on it of a
-        field `offer` or `proof`. Nothing that the other end says counts before this returns. Raises
+        `call` was just opened on the channel of `channel.get`; `message` makes the stream's message of a
+        field `offer` or `proof`. Nothing that the other end sends counts before this returns. Raises
         Unauthenticated (NO_PROOF, BAD_PROOF), FailedPrecondition, DeadlineExceeded, RosterError
         (ROOT_EXPIRED), what `newer_root` raises, and RpcError.
         """
@@ -79,16 +80,16 @@ class Introduction:
 
 @dataclass(frozen=True)
 class Introduced:
-    """A stream whose ends believe each other, as its caller has it."""
+    """A stream whose two ends have proved themselves, as its caller holds it."""
 
     _proof: CallerProof
     _own: Credentials
     _certificates: AsyncIterator[bytes]
 
     async def renewals(self) -> AsyncIterator[proof_pb2.ProofRenewal]:
-        """What the caller has to say on the stream whenever its certificate was renewed.
+        """The message to send on the stream after each renewal of the caller's certificate.
 
-        Raises what signing raises: the stream then ends with the certificate before.
+        Raises what signing raises: the stream then ends with the previous certificate.
         """
         async for certificate in self._certificates:
             yield await self._proof.renew(certificate, self._own.sign)
@@ -105,7 +106,7 @@ async def introduce(
 ) -> Introduced:
     """The caller's part of a proof: the called end proves itself to `verifier`, then the caller does to it.
 
-    `call` was just opened on what `channel.get` gives; `called` is the id of a member, empty for the
+    `call` was just opened on the channel of `channel.get`; `called` is a member's id, empty for the
     coordinator. Raises Unauthenticated (NO_PROOF, BAD_PROOF), FailedPrecondition (ROSTER_EQUIVOCATION), what
     `verifier` raises, and RpcError.
     """
@@ -121,7 +122,7 @@ async def introduce(
 
 
 def stream_ended(error: grpc.RpcError) -> SealringError:
-    """Why the coordinator ended a stream, or why there is none; it is in the log then."""
+    """The error that ended a stream to the coordinator, or prevented it; it is logged here."""
     problem = from_rpc_error(error)
     log.warning(
         "coordinator_stream_ended",
@@ -134,7 +135,7 @@ def stream_ended(error: grpc.RpcError) -> SealringError:
 
 
 def throws_out(problem: SealringError) -> bool:
-    """Whether a coordinator that is believed ends a stream for good with this."""
+    """Whether a proven coordinator's error is final: the machine is evicted, banned or not enrolled."""
     return problem.reason in ("NOT_ENROLLED", "EVICTED", "BANNED")
 
 
@@ -144,6 +145,6 @@ def not_believed(error: SealringError) -> None:
 
 
 async def write_first(call: Any, message: Any) -> None:
-    """Writes one of the messages that a stream begins with; if the stream is over, reading tells why."""
+    """Writes one of a stream's first messages. If the stream is over, the next read raises the reason."""
     with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
         await call.write(message)

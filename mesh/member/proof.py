@@ -1,17 +1,18 @@
-"""Both ends of a control stream prove who they are with more than a certificate.
+"""Proof of identity at the start of a control stream: both ends show more than a certificate.
 
-mTLS alone would let whoever has the certificate authority's key pose as anybody. So the first messages of a
-stream are an offer (caller), an answer (called) and a proof (caller): each end signs one transcript with the
-key that the signed roster or root metadata names, and takes nothing from the other before that has verified.
+With mTLS alone, a thief of the certificate authority's key could pose as any machine. The first messages of a
+stream are therefore an offer (caller), an answer (called) and a proof (caller). Each end signs one transcript
+with the key that the signed roster or root metadata names. Neither accepts anything from the other before
+this signature has verified.
 
-The transcript binds the proof to this connection by the key of the *caller's* certificate: the called end
-takes it from the handshake, the caller from its own material. In TLS 1.3 (RFC 8446 section 4.4.3) the caller
-signs the whole handshake with that key, the called end's certificate and ephemeral included, so there is one
-connection only on which both see this key, and nobody in between can have another with it. The certificate of
-the called end, which gRPC does not show to callers, therefore adds nothing.
+The key of the *caller's* certificate binds the transcript to this connection: the called end reads it from
+the handshake, the caller from its own material. In TLS 1.3 (RFC 8446 section 4.4.3) the caller signs the
+whole handshake with that key, including the called end's certificate and ephemeral key. Both ends therefore
+see this key on one connection only, and a machine in the middle cannot open a second one with it. The
+certificate of the called end, which gRPC does not show to callers, adds nothing.
 
-A stream may outlive that certificate: the caller signs the same transcript once more, together with the one
-that it has renewed it by (`mesh/member/tenure.py`).
+A stream may outlive that certificate: the caller then signs the same transcript again, together with the
+renewed certificate (`mesh/member/tenure.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from sealring.v1 import proof_pb2
 
 NONCE_BYTES = 32
 PROOF_SECONDS = 10.0
-"""How long either end waits for what the other has to say before a stream begins."""
+"""How long either end waits for the other's proof before a stream begins."""
 
 _PROTOCOL = b"sealring/v1 connection"
 _PAYLOAD_TYPES = {
@@ -48,7 +49,7 @@ _MAX_TRANSCRIPT_BYTES = 2048
 
 
 class Purpose(enum.Enum):
-    """Which stream a proof is for; that says the role of either end as well."""
+    """The stream that a proof is for, and so the role of either end."""
 
     SCHEDULE = b"gateway schedules member"
     SESSION = b"member reports to coordinator"
@@ -56,7 +57,7 @@ class Purpose(enum.Enum):
 
 
 class Side(enum.Enum):
-    """Whose proof it is."""
+    """The end that makes a proof, and when."""
 
     CALLER = b"caller"
     CALLED = b"called"
@@ -65,7 +66,7 @@ class Side(enum.Enum):
 
 @dataclass(frozen=True)
 class HeldRoster:
-    """The roster that an end goes by: version 0 and no hash where it has none that is valid."""
+    """The roster that an end uses; version 0 and an empty hash if it has no valid one."""
 
     version: int = 0
     hash: bytes = b""
@@ -73,7 +74,7 @@ class HeldRoster:
 
 @dataclass(frozen=True)
 class Connection:
-    """One stream between two ends of a cluster. `called` is a member's id, empty for the coordinator.
+    """A stream between two machines of a cluster. `called` is a member's id, empty for the coordinator.
 
     `caller_key` is the SHA-256 of the SubjectPublicKeyInfo of the caller's certificate
     (`sealring.mesh.pki.certificates.key_hash`).
@@ -87,16 +88,16 @@ class Connection:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The caller and the called end, for people."""
+        """The caller and the called end, as errors name them."""
         role = "node" if self.purpose is Purpose.SESSION else "gateway"
         return f"{role} {self.caller}", f"node {self.called}" if self.called else "the coordinator"
 
 
 SignProof: TypeAlias = Callable[[bytes], bytes]
-"""Signs a transcript with whatever key its owner has; may block for milliseconds."""
+"""Signs a transcript with its owner's keys; may block for milliseconds."""
 
 VerifyProof: TypeAlias = Callable[[bytes, bytes], None]
-"""Checks a proof, the second argument, over a transcript against the key of who should have made it.
+"""Checks a proof, the second argument, over a transcript against the expected signer's key.
 
 Raises SealringError.
 """
@@ -125,14 +126,14 @@ class CallerProof:
         self._answer = answer
 
     async def finish(self, sign: SignProof) -> proof_pb2.ProofFinish:
-        """What shows the called end who calls; only after its own proof was checked."""
+        """The caller's own proof; only after `check` has accepted the called end's."""
         if self._answer is None:
             raise no_proof()
         content = self._content(self._answer, Side.CALLER)
         return proof_pb2.ProofFinish(proof=await asyncio.to_thread(sign, content))
 
     async def renew(self, certificate: bytes, sign: SignProof) -> proof_pb2.ProofRenewal:
-        """What lets the stream go on until `certificate` (DER) ends; only after `finish`."""
+        """The proof that extends the stream until `certificate` (DER) ends; only after `finish`."""
         if self._answer is None:
             raise no_proof()
         content = _renewed(self._content(self._answer, Side.RENEWED), certificate)
@@ -144,7 +145,7 @@ class CallerProof:
 
 
 class CalledProof:
-    """The called end's part: `answer` an offer, then `check` what comes back."""
+    """The called end's part: `answer` an offer, then `check` the caller's proof."""
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class CalledProof:
         check_proof(content, finish.proof, verify_proof)
 
     def check_renewal(self, renewal: proof_pb2.ProofRenewal, verify_proof: VerifyProof) -> None:
-        """That the caller of this very stream shows its certificate. Raises Unauthenticated (BAD_PROOF)."""
+        """Checks that this stream's own caller signed the certificate. Raises Unauthenticated (BAD_PROOF)."""
         content = transcript(self._connection, self._offer, self._answer, Side.RENEWED)
         check_proof(_renewed(content, renewal.certificate), renewal.proof, verify_proof)
 
@@ -199,7 +200,8 @@ class Credentials:
 def transcript(
     connection: Connection, offer: proof_pb2.ProofOffer, answer: proof_pb2.ProofAnswer, side: Side
 ) -> bytes:
-    """What one side signs: all that both have said and know of this connection, each behind its length."""
+    """The bytes that one side signs: both ends' messages and names of the connection, each field behind its
+    length."""
     return pack_fields(
         _PROTOCOL,
         side.value,
@@ -230,19 +232,19 @@ def by_identity(signer: Signer) -> SignProof:
 
 
 def of_identity(identity_key: bytes) -> VerifyProof:
-    """Checks that the holder of an identity key made a proof."""
+    """Checks that a proof was made with this identity key."""
     return lambda content, proof: verify(identity_key, Label.CONNECTION, content, proof)
 
 
 def renewal(csr: bytes, certificate_chain: bytes, root_metadata: bytes) -> bytes:
-    """What the coordinator signs when it renews a certificate: its answer, to this signing request."""
+    """The hash that the coordinator signs to renew a certificate: its answer to this signing request."""
     return hashlib.sha256(pack_fields(csr, certificate_chain, root_metadata)).digest()
 
 
 def refusal(csr: bytes, identity_key: bytes) -> bytes:
-    """What the coordinator signs in the place of a renewal: whoever has this key is not enrolled.
+    """The hash that the coordinator signs instead of a renewal: this identity key is not enrolled.
 
-    It answers this signing request alone, whose key is fresh: one of an earlier time is worth nothing.
+    It covers the signing request, whose key is fresh, so an earlier refusal cannot be replayed.
     """
     return hashlib.sha256(pack_fields(csr, b"", b"not enrolled", identity_key)).digest()
 
@@ -253,7 +255,7 @@ def by_roster_keys(signers: Sequence[Ed25519Signer], label: Label = Label.CONNEC
 
 
 def of_coordinator(root: RootMetadata, label: Label = Label.CONNECTION) -> VerifyProof:
-    """Checks that a threshold of the roster keys that the root names made a proof."""
+    """Checks that a threshold of the root's roster keys signed a proof."""
 
     def check(content: bytes, proof: bytes) -> None:
         opened = parse_envelope(proof, payload_type=_PAYLOAD_TYPES[label], max_payload=_MAX_TRANSCRIPT_BYTES)
@@ -265,16 +267,22 @@ def of_coordinator(root: RootMetadata, label: Label = Label.CONNECTION) -> Verif
 
 
 def _check_opening(
-    said: proof_pb2.ProofOffer | proof_pb2.ProofAnswer, who: str, name: str, own: HeldRoster, purpose: Purpose
+    opening: proof_pb2.ProofOffer | proof_pb2.ProofAnswer,
+    theirs: str,
+    ours: str,
+    own: HeldRoster,
+    purpose: Purpose,
 ) -> None:
-    """With the coordinator rosters themselves are exchanged, and two of one version end in its audit log."""
-    if said.nonce:
-        check_release(said.release, who, name)
-    sizes = (len(said.nonce), len(said.roster_hash))
-    if sizes != (NONCE_BYTES, _HASH_BYTES if said.roster_version else 0):
+    # The release comes first: a proof of another protocol may have other sizes.
+    if opening.nonce:
+        check_release(opening.release, theirs, ours)
+    sizes = (len(opening.nonce), len(opening.roster_hash))
+    if sizes != (NONCE_BYTES, _HASH_BYTES if opening.roster_version else 0):
         raise no_proof()
-    other = said.roster_version == own.version and said.roster_hash != own.hash
-    if other and purpose is Purpose.SCHEDULE:
+    differs = opening.roster_version == own.version and opening.roster_hash != own.hash
+    # Streams to the coordinator carry the rosters themselves; it compares them and records two of one
+    # version.
+    if differs and purpose is Purpose.SCHEDULE:
         raise FailedPrecondition(
             "the other end of the connection has another roster of the same version",
             hint="two rosters of one version were signed: see the coordinator's log",
@@ -283,7 +291,7 @@ def _check_opening(
 
 
 def check_proof(content: bytes, proof: bytes, verify_proof: VerifyProof) -> None:
-    """Whatever is wrong with a proof, one thing is said of it. Raises Unauthenticated (BAD_PROOF)."""
+    """Raises Unauthenticated (BAD_PROOF), the same error for every defect of a proof."""
     try:
         if len(proof) > _MAX_PROOF_BYTES:
             raise Unauthenticated("the proof is too long", reason="BAD_PROOF")
@@ -297,7 +305,7 @@ def check_proof(content: bytes, proof: bytes, verify_proof: VerifyProof) -> None
 
 
 def no_proof() -> Unauthenticated:
-    """A stream that begins with something else."""
+    """The error for a stream that begins without a proof."""
     return Unauthenticated(
         "a stream has to begin with a proof of identity", hint="use this release", reason="NO_PROOF"
     )

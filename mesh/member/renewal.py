@@ -1,9 +1,9 @@
-"""Renewal by identity: how an enrolled machine whose certificate has ended gets another.
+"""Renewal by identity: an enrolled machine whose certificate has expired gets another.
 
-mTLS is closed to it, so it goes where machines join: the coordinator shows the pinned root in its certificate
-(`mesh/member/bootstrap.py`), the machine signs with its identity key, and only who is enrolled is answered.
-The signature covers the coordinator's nonce, the key of its certificate and the machine's own new TLS key,
-so it is of no use at another time, to another server or for another key.
+It cannot use mTLS, so it calls the join address. The coordinator shows the pinned root in its certificate
+(`mesh/member/bootstrap.py`), and the machine signs with its identity key. Only an enrolled machine gets a
+certificate. The signature covers the coordinator's nonce, the key of its certificate and the machine's new
+TLS key: it is of no use at another time, to another server or for another key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _CONTENT = b"sealring renewal v1"
 def renewal_content(
     *, cluster: str, nonce: bytes, server_key: bytes, identity_key: bytes, csr: bytes
 ) -> bytes:
-    """What is signed under the label `identity csr`; `server_key` hashes the coordinator's TLS key."""
+    """The bytes to sign under the label `identity csr`; `server_key` is the hash of the coordinator's TLS
+    key."""
     fields = (cluster.encode(), nonce, server_key, identity_key, hashlib.sha256(csr).digest())
     return pack_fields(_CONTENT, *fields)
 
@@ -43,8 +44,8 @@ async def renew_by_identity(
 ) -> membership_pb2.RenewResponse:
     """The answer of the coordinator whose join address is `address` (host:port), not verified.
 
-    Raises FailedPrecondition (NO_JOIN_ADDRESS), RosterError (ROOT_*) and CertificateError when it is not the
-    coordinator of the pinned root, PermissionDenied (RENEWAL_REFUSED), Unavailable, DeadlineExceeded.
+    Raises FailedPrecondition (NO_JOIN_ADDRESS), RosterError (ROOT_*) and CertificateError for a server that
+    is not the pinned root's coordinator, PermissionDenied (RENEWAL_REFUSED), Unavailable, DeadlineExceeded.
     """
     if not address:
         raise FailedPrecondition(

@@ -1,4 +1,4 @@
-"""The roster that an enrolled machine goes by: verified, remembered on disk, and watched for its end."""
+"""The roster that an enrolled machine uses: verified, stored on disk, and watched for its expiry."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ class RosterKeeper:
         self._revoked: frozenset[str] = frozenset()
         self._envelope = b""
         self.coordinators: tuple[str, ...] = ()
-        """Where the roster says that a coordinator is or may be; they prove themselves wherever they are."""
+        """Addresses of coordinators in the roster: hints only, for a coordinator proves itself at each."""
 
     def _alarm(self, equivocation: Equivocation) -> None:
-        """Two histories were signed: the other one is refused, and whoever owns this says so to others."""
+        """Notes that two histories were signed. The reader refuses the second; this object's owner reports
+        it."""
         self.equivocation = equivocation
 
     def load(self) -> None:
-        """Takes up the stored roster, if it still holds. Raises PermissionDenied (REMOVED)."""
+        """Uses the stored roster if it is still valid. Raises PermissionDenied (REMOVED)."""
         try:
             envelope = read_bounded(self._file, max_bytes=_MAX_ENVELOPE)
             self._learn(self._reader.accept(envelope), envelope)
@@ -57,14 +58,14 @@ class RosterKeeper:
         except RosterError as error:
             self._check_removed(error)
             log.info("stored_roster_refused", reason=error.reason)
-            with contextlib.suppress(RosterError):  # too old to go by, not to look for a coordinator
+            with contextlib.suppress(RosterError):  # an expired roster still says where coordinators may be
                 then = issued_unverified(envelope)
                 self.coordinators = check_roster(envelope, self._reader.root, now=then).coordinators
 
     async def accept(self, envelope: bytes, newer_root: Callable[[], Awaitable[None]]) -> Roster:
-        """Verifies, stores and uses a roster; fetches the root metadata first when it was made under newer.
+        """Verifies, stores and uses a roster; calls `newer_root` first if a newer root version signed it.
 
-        Raises RosterError, PermissionDenied (REMOVED) when this machine is not in it any more.
+        Raises RosterError, PermissionDenied (REMOVED) when this machine is no longer in it.
         """
         try:
             roster = await asyncio.to_thread(self._accept, envelope)
@@ -80,7 +81,7 @@ class RosterKeeper:
         return roster
 
     def follow_root(self, root: RootMetadata) -> None:
-        """Takes up the newer versions of a verified chain. Raises RosterError."""
+        """Follows the newer versions of a verified chain. Raises RosterError."""
         newer = root.version - self._reader.root.version
         self._reader.update_root(*root.chain[len(root.chain) - newer :])
 
@@ -102,7 +103,7 @@ class RosterKeeper:
 
         Raises FailedPrecondition (NO_ROSTER, ROSTER_EXPIRED).
         """
-        _ = self.current  # which raises where it may not be shown
+        _ = self.current  # raises if the roster may not be shown
         return self._envelope, encode_chain(self._reader.root.chain)
 
     @property
@@ -131,11 +132,11 @@ class RosterKeeper:
         return self._reader.expired()
 
     def lapse(self) -> FailedPrecondition:
-        """Of a roster that has expired: the error that says why."""
+        """The error to raise once the roster has expired."""
         return self._reader.lapse()
 
     def revoked(self, identifier: str) -> bool:
-        """Whether the roster in use names this id as thrown out; also one that has expired meanwhile."""
+        """Whether the newest roster, even if it has expired, lists this id as revoked."""
         return identifier in self._revoked
 
     def gateway_key(self, cluster: str, identifier: str) -> bytes:
@@ -152,13 +153,12 @@ class RosterKeeper:
         )
 
     def _accept(self, envelope: bytes) -> Roster:
-        """One after another: what two threads accepted is learned and stored in the same order."""
-        with self._accepting:
+        with self._accepting:  # two threads use and store their rosters in the order of acceptance
             roster = self._reader.accept(envelope)
             self._learn(roster, envelope)
             try:
                 write_atomic(self._file, envelope)
-            except OSError as error:  # without it, a restart waits for the coordinator
+            except OSError as error:  # goes on: only a restart needs the file, or else the coordinator
                 log.warning("roster_not_stored", errno=error.errno)
             return roster
 
@@ -168,14 +168,14 @@ class RosterKeeper:
         self.coordinators = roster.coordinators
 
     def _check_removed(self, error: RosterError) -> None:
-        """Who was thrown out must not take up the old roster when it is started again."""
         if error.reason == "ROSTER_SELF_ABSENT":
+            # After a restart, an evicted machine must not use the old roster again.
             self._file.unlink(missing_ok=True)
             raise removed() from None
 
 
 def removed() -> PermissionDenied:
-    """This machine was thrown out."""
+    """The error for a machine that was evicted or banned."""
     return PermissionDenied(
         "this machine is not in the roster any more",
         hint="it was evicted or banned: ask the operator, then join again with a new token",

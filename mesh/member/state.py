@@ -1,7 +1,7 @@
-"""What an enrolled machine keeps: one folder, written so that a crash never leaves a half-made identity.
+"""The state folder of an enrolled machine, written so that a crash never leaves half an enrolment.
 
-`tls.key tls.pem root.dsse member.json`, and for members and gateways `identity.key roster.dsse
-roster-state.json` too. `member.json` is written last and is what makes the folder an enrolled one.
+It holds `tls.key tls.pem root.dsse member.json`, and for members and gateways also `identity.key roster.dsse
+roster-state.json`. `member.json` is written last: a folder with it is enrolled.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _MAX_BYTES = 1 << 17
 
 @dataclass(frozen=True)
 class MachineState:
-    """An enrolment: who this machine is, in which cluster, and where the coordinator is (main address).
+    """An enrolment: the machine, its cluster, and the coordinator's main address.
 
-    `join` is the join address that it enrolled at, where it renews a certificate that has ended; empty for
-    operators, and where an older release enrolled it.
+    `join` is the join address of the enrolment. The machine renews an expired certificate there. It is empty
+    for operators and for enrolments by older releases.
     """
 
     peer: PeerIdentity
@@ -64,7 +64,7 @@ def is_enrolled(folder: Path) -> bool:
 
 
 def check_may_join(folder: Path, root_sha256: bytes) -> None:
-    """Whether a token with this pin may be used here: enrolling anew in the same cluster is what it is for.
+    """Requires a folder that is not enrolled, or enrolled in the cluster with this pin: it may join again.
 
     Raises AlreadyExists (ALREADY_ENROLLED).
     """
@@ -90,7 +90,7 @@ def forget_enrolment(folder: Path) -> None:
 
 
 def save_machine_state(folder: Path, state: MachineState) -> None:
-    """Write an enrolment; an earlier one in the folder stops counting before anything is replaced."""
+    """Write an enrolment; an earlier one in the folder is void before its first file is replaced."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     (folder / _MEMBER).unlink(missing_ok=True)
@@ -121,7 +121,7 @@ def save_root(folder: Path, root: RootMetadata) -> None:
 
 
 def save_tls(folder: Path, material: TlsMaterial) -> None:
-    """Replace key and certificate so that after a crash at any point a matching pair is found."""
+    """Replace key and certificate; a crash at any point leaves a matching pair."""
     # The order matters. A crash after the first write leaves the old pair whole. After the second, the new
     # certificate finds its key under the name of the next one (`_load_pair`). The rename only tidies up.
     write_atomic(folder / _NEXT_TLS_KEY, material.private_key)
@@ -132,13 +132,13 @@ def save_tls(folder: Path, material: TlsMaterial) -> None:
 def load_machine_state(folder: Path) -> MachineState:
     """The enrolment in `folder`, its root metadata verified against the pin.
 
-    It may have expired while the machine was off: whoever goes by it looks at its times. Raises ConfigError
+    The root may have expired while the machine was off: callers check its times. Raises ConfigError
     (NOT_ENROLLED, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), RosterError (ROOT_*).
     """
     if not is_enrolled(folder):
         raise ConfigError(
             f"there is no enrolment in {folder}",
-            hint="join a cluster first: sealring join TOKEN, of a gateway: sealring gateway join TOKEN",
+            hint="join a cluster first: sealring join TOKEN, or for a gateway: sealring gateway join TOKEN",
             reason="NOT_ENROLLED",
         )
     try:
@@ -180,7 +180,7 @@ def parse_pem_leaf(pem: bytes) -> bytes:
 def own_material(
     chain: bytes, key: LeafKey, peer: PeerIdentity, authorities: tuple[bytes, ...], *, now: float
 ) -> TlsMaterial:
-    """What the coordinator has issued (PEM), if it is for this machine and its key.
+    """TLS material from the chain (PEM) that the coordinator issued for this machine and key.
 
     Raises CertificateError (BAD_CERTIFICATE, and as `check_issued_by`).
     """
@@ -195,9 +195,9 @@ def own_material(
 
 
 def _load_pair(folder: Path) -> tuple[bytes, bytes]:
-    """The TLS key that belongs to the certificate: the next one, when a crash came between the two.
+    """The TLS key and its certificate; the key is the next one after a crash between the two writes.
 
-    A daemon may replace both at this moment: they are read anew where the certificate is another one then.
+    A daemon may replace both meanwhile, so they are read again for as long as the certificate changes.
     """
     before = b""
     while True:

@@ -1,8 +1,8 @@
-"""How long a server lets a stream go on: until its caller's certificate expires, or a newer one shown on it.
+"""The life of a stream on a server: it ends with its caller's certificate, or with a newer one shown on it.
 
-gRPC sees the certificate of the handshake alone, and a connection never shows another. So a caller that has
-renewed says so on its open streams, with a proof that its identity key makes for each of them, and what says
-nothing ends when the last certificate does. Being thrown out ends streams as before, whatever was proved.
+gRPC knows only the handshake's certificate, and a connection never shows another. A caller that has renewed
+therefore sends the new certificate on each of its open streams, with a proof by its identity key. A stream
+without it ends with the last certificate. Eviction ends streams at once, whatever was proved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from sealring.v1 import proof_pb2
 
 
 class Tenure:
-    """One stream whose caller has proved who it is. Make it where the stream is handled."""
+    """The life of a stream whose caller has proved its identity. Make it in the task that handles the
+    stream."""
 
     def __init__(
         self,
@@ -29,7 +30,7 @@ class Tenure:
         *,
         clock: Clock = wall_clock,
     ) -> None:
-        """`identity_key` gives the caller's as it is known now, or raises the SealringError why not."""
+        """`identity_key` returns the caller's key from the newest roster, or raises a SealringError."""
         self._proof = proof
         self._caller = caller
         self._identity_key = identity_key
@@ -38,7 +39,7 @@ class Tenure:
         self._lease: Lease = current_lease()
 
     def renew(self, renewal: proof_pb2.ProofRenewal) -> None:
-        """Lets the stream go on until the caller's new certificate ends.
+        """Extends the stream until the caller's new certificate ends.
 
         Raises Unauthenticated (BAD_PROOF), CertificateError, and what `identity_key` raises.
         """

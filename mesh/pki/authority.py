@@ -1,7 +1,6 @@
-"""The cluster's certificate authority: it issues leaves to those whom the coordinator let in.
+"""The cluster's certificate authority: it issues leaves to machines that the coordinator has admitted.
 
-The coordinator alone uses this. Nothing that a signing request asks for, save its key, reaches the
-certificate.
+The coordinator alone uses this. Only the key of a signing request reaches the certificate.
 """
 
 from __future__ import annotations
@@ -72,10 +71,10 @@ class ClusterCA:
         return cls(key, certificate)
 
     def extended(self, authorities: Iterable[bytes], *, now: float) -> tuple[bytes, ...]:
-        """The certificates (DER) with one that ends ten years from now in the place of this authority's.
+        """The certificates (DER), with this authority's own replaced by one that ends ten years from now.
 
-        It is for the same key and name, so that each of the two vouches for what was issued under the other,
-        and begins when the old one did: what a wrong clock made is good when the clock is right again.
+        It has the same key and name, so each of the two verifies certificates issued under the other. It
+        begins when the old one did, so one made under a wrong clock is good once the clock is right.
         """
         old = self._certificate
         new = _self_signed(self._key, old.subject, old.not_valid_before_utc, now)
@@ -83,7 +82,7 @@ class ClusterCA:
         return tuple(der if one == self.certificate else one for one in authorities)
 
     def named_in(self, authorities: Iterable[bytes]) -> Self | None:
-        """The authority with that one of the certificates (DER) which is for its key; None without one."""
+        """This authority with the certificate (DER) out of these that has its key; None without one."""
         found = map(x509.load_der_x509_certificate, authorities)
         own = self._key.public_key()
         return next((type(self)(self._key, one) for one in found if one.public_key() == own), None)

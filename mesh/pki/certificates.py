@@ -1,7 +1,7 @@
 """The cluster's certificates: short-lived P-256 leaves that name a role and an id.
 
 A leaf names its holder by one SPIFFE-style URI, `spiffe://<cluster>/<role>/<id>`, and by a fixed DNS name,
-`<id>.<role>.sealring.internal`, which clients demand instead of the address, so that addresses may change and
+`<id>.<role>.sealring.internal`. Clients demand this name instead of the address, so addresses may change and
 no member can pose as another. `authority.py` issues them.
 """
 
@@ -33,7 +33,7 @@ _URI = re.compile(r"spiffe://([a-z0-9-]{1,63})/([a-z]{1,16})/([a-z0-9-]{1,63})\Z
 
 
 class Role(enum.StrEnum):
-    """What a certificate's holder is in its cluster."""
+    """The role of a certificate's holder in its cluster."""
 
     COORDINATOR = "coordinator"
     MEMBER = "member"
@@ -43,7 +43,7 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True)
 class PeerIdentity:
-    """Who holds a certificate."""
+    """The holder of a certificate: cluster, role and id."""
 
     cluster: str
     role: Role
@@ -76,7 +76,7 @@ class PeerIdentity:
 
 
 def role_server_name(role: Role) -> str:
-    """The DNS SAN that any coordinator or any gateway of the cluster carries; members have none."""
+    """The DNS SAN of every coordinator or every gateway of the cluster; members have none."""
     return f"{role}.sealring.internal"
 
 

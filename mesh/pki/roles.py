@@ -1,4 +1,4 @@
-"""The roles that a machine joins in, as the contract numbers them."""
+"""The roles of joining machines, by their numbers in the protocol."""
 
 from __future__ import annotations
 

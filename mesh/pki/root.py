@@ -1,4 +1,4 @@
-"""Root metadata: which roster keys and which certificate authorities a cluster has, signed by its root keys.
+"""Root metadata: a cluster's roster keys and certificate authorities, signed by its root keys.
 
 The chain of root metadata starts at the version whose root keys hash to the pinned fingerprint. Every later
 version is signed by a threshold of the keys before it and of its own, as in TUF (specification 5.3).
@@ -48,7 +48,7 @@ _MAX_CERTIFICATE_BYTES = 4096
 
 @dataclass(frozen=True)
 class RootMetadata:
-    """What a cluster's root says. Keys are Ed25519 (32 bytes), authorities DER, times seconds since 1970.
+    """A version of root metadata. Keys are Ed25519 (32 bytes), authorities DER, times seconds since 1970.
 
     `chain` holds every envelope from the pinned version to this one; it is empty in a draft not yet signed.
     """
@@ -71,11 +71,11 @@ class RootMetadata:
 
     @property
     def ends(self) -> float:
-        """When the cluster ends unless a newer version is signed: with this one or with an authority."""
+        """When this version or the first of its authorities expires, and with it the cluster."""
         return min(self.expires, *map(expires_at, self.authorities))
 
     def ends_soon(self, now: float) -> bool:
-        """Whether a newer version should be there by now: a quarter of its life is left, at most a year."""
+        """Whether it is time to sign a newer version: a quarter of its life is left, at most a year."""
         return now > self.ends - min((self.ends - self.issued) / 4, _SOON_SECONDS)
 
 
@@ -83,9 +83,9 @@ _FIELDS = tuple(name for name in field_names(RootMetadata) if name != "chain")
 
 
 def root_fingerprint(root_keys: Sequence[bytes], threshold: int) -> bytes:
-    """What a join token pins: SHA-256 of the one root key, or of threshold and sorted keys if there are more.
+    """The pin in a join token: SHA-256 of the only root key, or of threshold and sorted keys.
 
-    A pin on several keys covers the threshold, so that one stolen key of several is not enough.
+    A pin on several keys covers the threshold, so that one stolen key is not enough.
     """
     if len(root_keys) == 1:
         return hashlib.sha256(root_keys[0]).digest()
@@ -105,12 +105,12 @@ def sign_root(
 
 
 def draft_root(draft: RootMetadata) -> bytes:
-    """A version that nobody has signed yet, as an envelope that travels from one key holder to the next."""
+    """A version without signatures, as an envelope that travels from one key holder to the next."""
     return encode_envelope(SignedEnvelope(PAYLOAD_TYPE, _encode(draft), ()))
 
 
 def read_root_draft(envelope: bytes) -> tuple[RootMetadata, tuple[str, ...]]:
-    """What an envelope says, complete or not, and the ids of the keys that have signed it; unverified.
+    """The content of an envelope, fully signed or not, and the ids of its signing keys; unverified.
 
     Raises RosterError (ENVELOPE_*, ROOT_MALFORMED).
     """
@@ -164,7 +164,7 @@ def verify_root_chain(envelopes: Sequence[bytes], fingerprint: bytes, *, now: fl
 
 
 def follow_chain(envelopes: Sequence[bytes], fingerprint: bytes) -> RootMetadata:
-    """As `verify_root_chain`, whatever the time is: for who may have been off while it expired.
+    """`verify_root_chain` without its check of times, for machines that were off while the root expired.
 
     Raises RosterError (ROOT_CHAIN_LENGTH, ROOT_PIN, and those of `follow_root`).
     """

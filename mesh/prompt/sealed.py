@@ -59,7 +59,7 @@ _PublicKey: TypeAlias = X25519PublicKey | MLKEM768X25519PublicKey
 
 @dataclass(frozen=True)
 class RequestInfo:
-    """What a sealed request is bound to and travels beside it in clear.
+    """The associated data of a sealed request, sent beside it in clear.
 
     `request_id` is 16 random bytes, `expires` seconds since 1970 (at most MAX_LIFETIME_SECONDS ahead),
     `roster_hash` that of the roster by which the client chose the head.
@@ -135,9 +135,9 @@ class SealingKey(Uncopyable):
 
 @dataclass(frozen=True, repr=False)
 class OpenedRequest:
-    """What a head gets from a sealed request: the body, and how to answer.
+    """An opened request: the body, and the means to answer.
 
-    `unclaim` gives the request's id back: for a request that is refused before anything of it is answered.
+    `unclaim` releases the request's id, for a request that is refused before its first answer.
     """
 
     body: bytes
@@ -200,7 +200,7 @@ class ReplyOpener(Uncopyable):
 
     @property
     def complete(self) -> bool:
-        """Whether the last chunk has come: a stream that ends before it was cut off."""
+        """Whether the last chunk was opened; a stream that ends earlier was cut off."""
         return self._complete
 
     def open(self, sealed: bytes) -> tuple[bytes, bool]:
@@ -230,7 +230,7 @@ class ReplyOpener(Uncopyable):
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """An id that was taken for an envelope: its end, its hash, the last epoch and the client."""
+    """A used request id: the envelope's expiry and hash, the last epoch and the client."""
 
     expires: int
     digest: bytes
@@ -239,7 +239,7 @@ class _Claim:
 
 
 class ReplayGuard:
-    """Request ids that a head has taken: single use per epoch until they expire.
+    """Request ids that a head has accepted: single use per epoch until they expire.
 
     Bounded: while there is no room, new requests are refused rather than old ids forgotten. A client may have
     as many as are free, so one takes half of the room at most, and any other still finds some.

@@ -1,4 +1,4 @@
-"""Functions that a model may call, calls of them, and the JSON in both: their bounds."""
+"""Bounds of tools, of calls of them, and of the JSON in both."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from sealring.mesh.errors import InvalidInput
 from sealring.v1 import inference_pb2 as inference
 
 CAPABILITIES = ("tools", "thinking")
-"""What models can do beside answering, by the names that Ollama has for it."""
+"""Optional abilities of models, by Ollama's names."""
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
-"""Of one message."""
+"""Tool calls in one message."""
 
 MAX_JSON_BYTES = 1 << 20
 MAX_SCHEMA_BYTES = 64 << 10
-"""Of a schema that an answer, or the arguments of a strict tool, are held to."""
+"""Size of a schema for an answer or for the arguments of a strict tool."""
 
 MAX_SCHEMA_MEMBERS = 512
-"""Of one object in a schema, as of one in an HTTP body: an object costs the square of its members."""
+"""Members of one object in a schema or an HTTP body; the cost grows with the square of their number."""
 
 MAX_MULTIPLE = 10_000
-"""Of `multipleOf`, in units of its last decimal: an automaton has a state for each remainder."""
+"""Largest `multipleOf`, in units of its last decimal: an automaton has a state for each remainder."""
 
 MAX_JSON_DEPTH = 32
 
 _OWN = {"messages", "tools", "documents", "add_generation_prompt"}
-"""Variables of a template that no request sets, nor any special token."""
+"""Variables of a template that no request may set, like those of special tokens."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 
 
-def capabilities_of(told: Iterable[str]) -> list[str]:
-    """Those of a model that its head, or a gateway, tells; what else is told is left out."""
-    found = set(told)
+def capabilities_of(reported: Iterable[str]) -> list[str]:
+    """The known capabilities out of those that a head or a gateway reports of a model, in a fixed order."""
+    found = set(reported)
     return [one for one in CAPABILITIES if one in found]
 
 
@@ -58,8 +58,8 @@ def parse_json_object(text: str, param: str) -> dict[str, Any]:
 
 
 def check_schema(text: str, param: str) -> None:
-    """Bounds what a compiler gets, whichever way the schema came. What it costs within these bounds is found
-    out by trying (node.engine.trial).
+    """Bounds a schema before it is compiled. Its cost within these bounds is measured by a trial
+    (node.engine.trial).
 
     Raises InvalidInput: BAD_JSON_FIELD, SCHEMA_TOO_LONG, SCHEMA_TOO_COSTLY.
     """
@@ -92,7 +92,7 @@ def _units(number: Any) -> int:
         return 0
     mantissa = repr(number).lower().partition("e")[0]
     digits = mantissa.replace(".", "").lstrip("-0").rstrip("0")
-    if not digits.isdecimal():  # 0, and what is no number
+    if not digits.isdecimal():  # 0, infinity and NaN
         return 0
     return int(digits[: len(str(MAX_MULTIPLE)) + 1])
 
@@ -107,7 +107,7 @@ def _too_costly(param: str, why: str) -> InvalidInput:
 
 
 def too_deep(value: Any, levels: int = MAX_JSON_DEPTH) -> bool:
-    """Whether JSON is nested deeper than so many levels."""
+    """Whether JSON is nested deeper than `levels`."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels < 0 or any(too_deep(one, levels - 1) for one in inner)
 

@@ -1,6 +1,6 @@
-"""What a prompt may look like: checked at the gateway's edge where it can be read, and by the head always.
+"""Validation of requests: at the gateway's edge for prompts in clear, and always at the head.
 
-No message of an error here holds any content: fields are named by their place (`messages[3].content`).
+Error messages hold no content: they name fields by their place (`messages[3].content`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_BIAS = 100.0
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_LOGPROBS = 20
 MAX_SCORED = 1 << 14
-"""Log-probabilities told of a prompt: its tokens, times themselves and the likeliest beside each."""
+"""Log-probabilities in the answer for a prompt: its tokens times (1 + the alternatives of each)."""
 
 MAX_TOKENS = (1 << 31) - 1
 MAX_ENVELOPE_BYTES = 8 << 20
@@ -116,7 +116,7 @@ def validate_request(request: inference.GenerateRequest) -> None:
 
 
 def validate_prompt_cache_key(key: str, *, sealed: bool) -> None:
-    """Raises InvalidInput (BAD_PROMPT_CACHE_KEY). Nobody needs to tell a gateway one with a sealed prompt."""
+    """Raises InvalidInput (BAD_PROMPT_CACHE_KEY): a gateway has no use for one with a sealed prompt."""
     if key and sealed:
         raise InvalidInput(
             "a sealed prompt goes to the ring that it names; a key in clear would only reveal more",
@@ -129,7 +129,7 @@ def validate_prompt_cache_key(key: str, *, sealed: bool) -> None:
 
 
 def _at_most(limit: int, found: int, said: str, reason: str, param: str, hint: str = "") -> None:
-    """Raises InvalidInput where it is more."""
+    """Raises InvalidInput if `found` exceeds `limit`."""
     if found > limit:
         raise InvalidInput(said, hint=hint, reason=reason, param=param, limit=limit)
 

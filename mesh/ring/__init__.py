@@ -1,1 +1,1 @@
-"""What members and gateways of a ring derive alike: which rows are where, prefixes, routing by them."""
+"""State that members and gateways of a ring derive alike: rows in lanes, prefixes, routing by prefix."""

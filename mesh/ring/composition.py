@@ -1,9 +1,9 @@
-"""Which rows are in which lane: state that the gateway and every member of a ring compute in the same way.
+"""The rows in each lane: state that the gateway and every member of a ring compute in the same way.
 
-A pure state machine over the totally ordered steps of one epoch. `apply` validates a step against the
-state so far, changes the state, and tells what the step computes and which records it puts on the ring.
-All members run this same code, and the digest of the result goes into the associated data of every
-record, so members that disagree fail at the first record instead of computing garbage.
+A pure state machine over the totally ordered steps of one epoch. `apply` validates a step against the state,
+changes the state, and returns the step's work and its records on the ring. All members run this code, and the
+digest of the result goes into the associated data of every record. Members that disagree therefore fail at
+the first record instead of computing garbage.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MAX_PREFIXES = 1024
 MAX_CHOICES = 8
 MAX_CHANGES = 8192
 MAX_DRAFTS = 15
-"""Tokens that one step may guess."""
+"""Draft tokens in one step."""
 MAX_UNSETTLED = 128
-"""Tokens of a row that steps with drafts may compute before the members are told how many of them count."""
+"""Tokens of a row that steps with drafts may compute before a step settles them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A row that goes; `lane` is None when it was still being prefilled, else `index` is its place."""
+    """A row that is removed; `lane` is None if it was still in prefill, else `index` is its place there."""
 
     row: int
     lane: int | None
@@ -77,8 +77,8 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """Of the tokens that steps with drafts sampled for a row, so many are `accepted`; of those that they put
-    into the row's caches, the last `surplus` go."""
+    """The end of a row's open drafts: `accepted` sampled tokens count, and the last `surplus` tokens in the
+    row's caches are cut."""
 
     row: int
     lane: int
@@ -87,7 +87,8 @@ class Settling:
 
 
 class Origin(NamedTuple):
-    """What a kept prefix is, for all members and in all epochs: the first tokens of a row of an epoch."""
+    """The identity of a kept prefix on all members and in all epochs: the first tokens of a row of an
+    epoch."""
 
     epoch: int
     row: int
@@ -96,9 +97,9 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """The first of the `held` tokens of a row that are kept under a number.
+    """A prefix of the `held` tokens of a row that is kept under a number.
 
-    `lane` is None while the row is in prefill, else `index` is its place.
+    `lane` is None while the row is in prefill, else `index` is its place there.
     """
 
     prefix: int
@@ -126,7 +127,7 @@ class Adopting:
 
 @dataclass(frozen=True, slots=True)
 class Dropping:
-    """A kept prefix that goes."""
+    """A kept prefix that is dropped."""
 
     prefix: int
 
@@ -139,12 +140,12 @@ Change: TypeAlias = Admission | Eviction | Keeping | Adopting | Dropping | Settl
 class ResolvedStep:
     """One step with everything that a member derives from it.
 
-    `changes` are in order: adoptions, settled rows, keeps and drops, all others. Exactly one of
-    `chunks` and `rows` is non-empty, or neither. `sampled` are the rows that get a token, in the order of the
-    token record on the closing edge (uint32 [len(sampled)]); a row with `drafts` is there once more for each.
-    Where the step `continues`, it computes a draft in place of the row's last token. `asks`: the gateway
-    wants to know how likely the head could guess its one row's next token.
-    `digest` is 32 bytes over the composition after the changes and this step's work.
+    `changes` are in order: adoptions, settled rows, keeps and drops, all others. At most one of `chunks` and
+    `rows` is non-empty. `sampled` are the rows that get a token, in the order of the token record on the
+    closing edge (uint32 [len(sampled)]); a row with `drafts` appears once more for each. A step that
+    `continues` computes a draft in place of the row's last token. With `asks`, the gateway requests the
+    likelihood that the head guesses its one row's next token. `digest` is 32 bytes over the composition after
+    the changes and this step's work.
     """
 
     number: int
@@ -168,13 +169,13 @@ class Composition:
         self._prefill_chunk = prefill_chunk
         self._last_step = 0
         self._prefilling: dict[int, tuple[int, int]] = {}  # row -> (done, prompt tokens)
-        self._choices: dict[int, int] = {}  # row in prefill -> itself and the copies that it will have
-        self._copies = 0  # that are still to be made
+        self._choices: dict[int, int] = {}  # row in prefill -> 1 + its copies
+        self._copies = 0  # still to be made
         self._lanes: dict[int, list[int]] = {}
         self._lane_of: dict[int, int] = {}
         self._lane_steps: dict[int, int] = {}
         self._lane_base: dict[int, int] = {}  # row in a lane -> its tokens less the steps of its lane
-        self._drafted: dict[int, int] = {}  # row that is not settled -> tokens since then
+        self._drafted: dict[int, int] = {}  # row with open drafts -> tokens since it was settled
         self._prefixes: dict[int, Origin] = {}
         self._highest_row = 0
         self._highest_prefix = 0
@@ -184,8 +185,8 @@ class Composition:
 
     @property
     def tokens(self) -> int:
-        """Tokens that caches hold: of rows in prefill, of kept prefixes, and of each lane its rows times the
-        longest of them, since a lane's caches are as long as its longest row for all."""
+        """Tokens in caches: of rows in prefill, of kept prefixes, and of lanes, where each row takes as much
+        as the longest of its lane."""
         return self._tokens
 
     @property
@@ -193,7 +194,7 @@ class Composition:
         return self._last_step
 
     def lane_rows(self, lane: int) -> tuple[int, ...]:
-        """The rows of a lane in order; empty when there is no such lane."""
+        """The rows of a lane in order; empty for an unknown lane."""
         return tuple(self._lanes.get(lane, ()))
 
     def lanes(self) -> dict[int, tuple[int, ...]]:
@@ -213,10 +214,10 @@ class Composition:
         return len(self._prefilling) + self._copies + len(self._lane_of)
 
     def apply(self, step: control.Step) -> ResolvedStep:
-        """Executes the bookkeeping of `step`.
+        """Applies `step` to the state.
 
-        Raises InvalidInput with reason BAD_STEP when the step does not follow from the state; the state
-        is then unusable and the epoch must end.
+        Raises InvalidInput (BAD_STEP) if the step does not follow from the state. The state is then unusable
+        and the epoch must end.
         """
         if step.number != self._last_step + 1:
             raise _bad(f"step {step.number} follows step {self._last_step}")
@@ -303,9 +304,9 @@ class Composition:
             return self._adopt(adopt.prefix, Origin(adopt.epoch, adopt.row, adopt.tokens))
         if kind == "drop":
             if self._prefixes.pop(change.drop.prefix, None) is None:
-                raise _bad(f"prefix {change.drop.prefix} is not here to be dropped")
+                raise _bad(f"prefix {change.drop.prefix} cannot be dropped: it is not kept")
             return Dropping(change.drop.prefix)
-        raise _bad("a change says nothing")
+        raise _bad("a change is empty")
 
     def _keep(self, keep: control.Keep) -> Keeping:
         lane = self._lane_of.get(keep.row)
@@ -348,7 +349,7 @@ class Composition:
         return Admission(row, lane)
 
     def _held(self, row: int, lane: int) -> int:
-        """Tokens of a row in a lane that are in its cache."""
+        """Tokens in the cache of a row that is in a lane."""
         return self._lane_base[row] + self._lane_steps.get(lane, 0)
 
     def _evict(self, row: int) -> Eviction:
@@ -358,11 +359,11 @@ class Composition:
             return Eviction(row, None, 0)
         lane = self._lane_of.get(row)
         if lane is None:
-            raise _bad(f"row {row} is not here to be evicted")
+            raise _bad(f"row {row} cannot be evicted: it is unknown")
         return Eviction(row, lane, self._leave(row, lane))
 
     def _leave(self, row: int, lane: int) -> int:
-        """Takes a row out of its lane; returns the place that it had."""
+        """Takes a row out of its lane; returns its former place."""
         del self._lane_of[row]
         del self._lane_base[row]
         self._drafted.pop(row, None)
@@ -439,7 +440,8 @@ class Composition:
         return digest.digest()
 
     def _rows_digest(self) -> bytes:
-        """Of who is where; kept while nobody comes, goes or is prefilled, which is most steps."""
+        """Hash of the rows' places; cached for most steps, in which no row is admitted, evicted or
+        prefilled."""
         if self._digest_of_rows is None:
             digest = hashlib.sha256(struct.pack(">I", len(self._lanes)))
             for number in sorted(self._lanes):
@@ -453,7 +455,8 @@ class Composition:
         return self._digest_of_rows
 
     def _prefixes_digest(self) -> bytes:
-        """Of what is kept, and of which rows: or members could be made to keep different ones."""
+        """Hash of the kept prefixes and their origins: members could otherwise keep different ones
+        unnoticed."""
         if self._digest_of_prefixes is None:
             digest = hashlib.sha256(struct.pack(">I", len(self._prefixes)))
             for prefix in sorted(self._prefixes):
@@ -463,7 +466,7 @@ class Composition:
 
 
 def _check_order(changes: Sequence[Change]) -> None:
-    """A keep is of the rows as the step before left them."""
+    """Requires the order of _ORDER: a keep refers to the rows as the previous step left them."""
     kinds = [next(at for at, kinds in enumerate(_ORDER) if isinstance(change, kinds)) for change in changes]
     if kinds != sorted(kinds):
         raise _bad("a prefix is adopted, kept or dropped after other changes of a step")

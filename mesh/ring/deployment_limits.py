@@ -1,8 +1,8 @@
-"""What a deployment may ask for at most: one place for the command line, the coordinator and the nodes."""
+"""Limits of a deployment, shared by the command line, the coordinator and the nodes."""
 
 JACCL = "jaccl"
 BACKENDS = ("ring", JACCL, "nccl")
-"""Of MLX's groups, for tensor deployments."""
+"""Backends of MLX's distributed groups, for tensor deployments."""
 
 MAX_CONTEXT = 1 << 24
 """Tokens."""

@@ -1,7 +1,7 @@
 """Names of prompt prefixes, which head and gateway exchange: at which lengths, and how they are made.
 
-A prefix is named by a hash that the head makes under a key of its own, new in every epoch. Equal names mean
-equal tokens in the same scope; a name says nothing else to who does not have the key.
+A prefix's name is a keyed hash, under a key that the head makes for every epoch. Equal names mean equal
+tokens in the same scope; without the key a name reveals nothing else.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def boundaries(tokens: int, after: int = 0) -> Iterator[int]:
 
 
 def split(names: bytes, tokens: int, after: int = 0) -> Names:
-    """(length, name) pairs from names strung together; none from none.
+    """(length, name) pairs from concatenated names; none from an empty string.
 
-    Raises InvalidInput (BAD_PREFIXES) where their number is not that of the boundaries.
+    Raises InvalidInput (BAD_PREFIXES) if there is not one name for each boundary.
     """
     lengths = list(boundaries(tokens, after))
     if names and len(names) != NAME_BYTES * len(lengths):
@@ -59,7 +59,7 @@ def split(names: bytes, tokens: int, after: int = 0) -> Names:
 
 
 def clear_scope(scope: str) -> bytes:
-    """Of prompts in clear, by what the gateway says of who asks. Raises InvalidInput (BAD_PREFIX_SCOPE)."""
+    """Scope of a clear prompt: the tenant that the gateway names. Raises InvalidInput (BAD_PREFIX_SCOPE)."""
     encoded = scope.encode()
     if len(encoded) >= MAX_SCOPE_BYTES:
         raise InvalidInput("the scope of prefixes is too long", reason="BAD_PREFIX_SCOPE")
@@ -67,9 +67,9 @@ def clear_scope(scope: str) -> bytes:
 
 
 def sealed_scope(salt: bytes) -> bytes:
-    """Of sealed prompts, by a salt that only the client and the head know; none without one.
+    """Scope of a sealed prompt: a salt that only the client and the head know; empty without a salt.
 
-    A gateway could otherwise ask for guesses in the client's name and see whether their names are equal.
+    Without it, a gateway could send guesses in the client's name and compare the names of their prefixes.
     Raises InvalidInput (BAD_PREFIX_SCOPE).
     """
     if len(salt) > MAX_SALT_BYTES:
@@ -94,7 +94,7 @@ class PrefixNames:
         self._hash = hmac.new(key, len(scope).to_bytes(2, "big") + scope, hashlib.sha256)
 
     def extend(self, tokens: bytes) -> bytes:
-        """Goes on by these tokens, 4 bytes each; returns the names of the boundaries that they reach."""
+        """Appends tokens, 4 bytes each; returns the names at the boundaries that they reach, concatenated."""
         self._spelt += tokens
         start, at, found = self.tokens, 0, []
         self.tokens += len(tokens) // 4
@@ -108,7 +108,7 @@ class PrefixNames:
         return b"".join(found)
 
     def first(self, tokens: int, key: bytes = b"") -> PrefixNames:
-        """The names of its first tokens alone, under its own key or another."""
+        """The names of the first `tokens` tokens, under this key or another."""
         names = PrefixNames(key or self._key, self.scope)
         names.extend(bytes(self._spelt[: 4 * tokens]))
         return names

@@ -1,12 +1,12 @@
-"""Which of several rings a conversation goes to: the one that keeps its prefix, unless that is too busy.
+"""Routing of a conversation to the ring that keeps its prefix, unless that ring is too busy.
 
-Rendezvous hashing (Thaler and Ravishankar 1998): every ring has a score for every key, the highest is the
-key's own. When a ring leaves, its keys move and no others; when one comes, it takes some from each. The load
-is bounded as in consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016), against the
-least busy ring instead of the mean.
+Rendezvous hashing (Thaler and Ravishankar 1998): every ring has a score for every key, and the highest score
+wins. When a ring leaves, only its own keys move; a new ring takes some keys from each. The load is bounded as
+in consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016), against the least busy
+ring instead of the mean.
 
-Gateways choose so for prompts in clear, client libraries for sealed ones: both from a digest under a secret
-of their own, which never leaves them.
+Gateways route clear prompts in this way, client libraries sealed ones. Both use a digest under a secret of
+their own, which never leaves them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sealring.v1 import inference_pb2 as inference
 
 SECRET_BYTES = 32
 SHORTEST = 256
-"""Characters of a prompt below which no key is derived from it: too short for a prefix to be kept of it."""
+"""Characters of the shortest prompt that a key is derived from; no prefix of a shorter one is kept."""
 
 MOST_LEEWAY = 4
-"""Requests by which a ring may be busier than the least busy one and still get what is its own, at most."""
+"""Requests by which a key's own ring may be busier than the least busy ring, at most."""
 
 _KEY_BYTES = 8
 _LOOKED_AT = 4096
@@ -36,33 +36,32 @@ T = TypeVar("T")
 
 
 def routing_key(secret: bytes, scope: str, key: str | None, prompt: inference.Prompt | None) -> bytes:
-    """The key by which a request is routed, or nothing: then by load alone.
+    """The routing key of a request; empty if it is routed by load alone.
 
-    `key` is what the asker gave; an empty one asks for no key. Without one it is derived from how the
-    conversation begins, where the prompt can be read. Equal keys of different scopes have nothing to do with
-    each other.
+    `key` is the client's own; an empty one asks for routing by load. With None, the key is derived from the
+    beginning of the conversation, if the prompt can be read. Equal keys of different scopes are unrelated.
     """
     if key is not None:
         return _digest(secret, scope, b"key", key.encode()) if key else b""
-    told = _beginning(prompt) if prompt is not None else b""
-    return _digest(secret, scope, b"conversation", told) if told else b""
+    beginning = _beginning(prompt) if prompt is not None else b""
+    return _digest(secret, scope, b"conversation", beginning) if beginning else b""
 
 
 def ranked(key: bytes, rings: Iterable[T], name: Callable[[T], str], most: int) -> list[T]:
-    """The rings in the order in which the key prefers them, at most so many."""
+    """The key's `most` preferred rings, best first."""
     number = int.from_bytes(key, "big")
     return heapq.nlargest(most, rings, key=lambda ring: _mixed(number ^ _number(name(ring))))
 
 
 def leeway(rows: int) -> int:
-    """The same for a ring of so many rows: one for every eight, none for a ring of a few rows."""
+    """The leeway in requests of a ring with `rows` rows: one for every eight rows, 0 below four."""
     return min(MOST_LEEWAY, (rows + 4) // 8)
 
 
 def choose(loads: Sequence[tuple[int, int]]) -> int:
     """The index of the first ring that is not much busier than the least busy one.
 
-    Each load is (requests there, rows that it has), in the order of preference.
+    A load is a ring's (requests, rows); loads are in the order of preference.
     """
     least = min(requests / rows for requests, rows in loads)
     return next(
@@ -71,7 +70,7 @@ def choose(loads: Sequence[tuple[int, int]]) -> int:
 
 
 def _beginning(prompt: inference.Prompt) -> bytes:
-    """What all turns of a conversation have in common, up to the first message of the user, in short."""
+    """A digestible beginning that all turns of a conversation share: up to the user's first message."""
     if prompt.WhichOneof("input") == "text":
         return prompt.text[:_LOOKED_AT].encode() if len(prompt.text) >= SHORTEST else b""
     if prompt.WhichOneof("input") == "tokens":
@@ -89,9 +88,9 @@ def _beginning(prompt: inference.Prompt) -> bytes:
     return b"".join(parts)
 
 
-def _digest(secret: bytes, scope: str, kind: bytes, told: bytes) -> bytes:
+def _digest(secret: bytes, scope: str, kind: bytes, value: bytes) -> bytes:
     scoped = scope.encode()
-    content = b"%d %s %s %s" % (len(scoped), scoped, kind, told)
+    content = b"%d %s %s %s" % (len(scoped), scoped, kind, value)
     return hashlib.blake2b(content, key=secret, digest_size=_KEY_BYTES).digest()
 
 

@@ -75,7 +75,7 @@ def roster_hash(payload: bytes) -> bytes:
 
 
 def issued_unverified(envelope: bytes) -> int:
-    """When a signed roster says that it was issued. Raises RosterError (ENVELOPE_*, ROSTER_*)."""
+    """The time at which a signed roster claims to be issued. Raises RosterError (ENVELOPE_*, ROSTER_*)."""
     opened = parse_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     return parse_roster(opened.payload).issued
 
@@ -117,7 +117,7 @@ def parse_roster(payload: bytes) -> Roster:
         )
     except RosterError:
         raise
-    except (SealringError, ValueError) as error:  # FormatError, and a key type that nobody knows
+    except (SealringError, ValueError) as error:  # FormatError, and an unknown key type
         raise RosterError(f"roster is malformed: {error}", reason="ROSTER_MALFORMED") from None
 
 
@@ -148,7 +148,7 @@ def fits(roster: Roster) -> bool:
 
 
 def complete_roster(draft: Roster) -> Roster:
-    """A draft with everything sorted and every trust minimum computed, ready for `sign_roster`."""
+    """A draft with all entries sorted and every trust minimum computed, ready for `sign_roster`."""
     members = tuple(sorted(draft.members, key=lambda member: member.id))
     rings = tuple(
         replace(

@@ -1,7 +1,7 @@
-"""Rosters as differences from the one before: of a thousand members, mostly one has changed.
+"""Rosters as differences from the previous one: of a thousand members, mostly one has changed.
 
-A difference only saves bytes. Whoever applies it verifies the result as a roster that came whole, so that it
-does not matter who made it, or of what.
+A difference only saves bytes. Its receiver verifies the result like a whole roster, so the difference itself
+needs no trust.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sealring.v1.membership_pb2 import RosterDifference, RosterSignature, Roster
 
 
 def roster_update(envelope: bytes, before: bytes = b"") -> RosterUpdate:
-    """A signed roster for streams on which the signed roster `before` was the last, or none was.
+    """A signed roster for streams whose last signed roster was `before`; empty for none yet.
 
     Raises RosterError (ENVELOPE_*).
     """
@@ -33,7 +33,7 @@ def roster_update(envelope: bytes, before: bytes = b"") -> RosterUpdate:
 
 
 def whole_roster(update: RosterUpdate, before: bytes = b"") -> bytes:
-    """The signed roster of an update, not yet verified; `before` is the one that came last on this stream.
+    """The signed roster of an update, not yet verified; `before` is the last one on this stream.
 
     Raises RosterError (ROSTER_DIFFERENCE, ROSTER_TOO_LARGE, ENVELOPE_*).
     """
@@ -42,7 +42,7 @@ def whole_roster(update: RosterUpdate, before: bytes = b"") -> bytes:
     difference = update.difference
     base = before and _open(before).payload
     if roster_hash(base) != difference.base:
-        raise RosterError("difference is from a roster that did not come", reason="ROSTER_DIFFERENCE")
+        raise RosterError("difference is from a roster that was not received", reason="ROSTER_DIFFERENCE")
     payload = _spliced(base, difference)
     signatures = tuple((one.key_id, one.signature) for one in difference.signatures)
     return encode_envelope(SignedEnvelope(PAYLOAD_TYPE, payload, signatures))
@@ -71,9 +71,9 @@ def _splices(base: bytes, payload: bytes) -> list[Splice]:
 
 
 def _replaced(base: bytes, payload: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """What stands in the payload instead of base[start:end], in order.
+    """(start, end, added): the payload holds `added` in place of base[start:end]; in order.
 
-    Rosters are sorted and no two entries are the same, so one pass finds the entries that stayed.
+    Rosters are sorted and no two entries are equal, so one pass finds the unchanged entries.
     """
     old, new = _entries(base), _entries(payload)
     where = {entry: index for index, entry in enumerate(old)}
@@ -83,7 +83,7 @@ def _replaced(base: bytes, payload: bytes) -> Iterator[tuple[int, int, bytes]]:
         if found < index:
             continue
         gone, come = old[index:found], new[first:position]
-        if len(gone) != len(come):  # some came or went
+        if len(gone) != len(come):  # entries were added or removed
             gone, come = [b"".join(gone)], [b"".join(come)]
         for was, now in zip(gone, come, strict=True):
             if was != now:
@@ -100,7 +100,7 @@ def _entries(payload: bytes) -> list[bytes]:
 
 
 def _alike(one: bytes, other: bytes) -> int:
-    """With how many bytes both begin."""
+    """The length of the common beginning, in bytes."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 

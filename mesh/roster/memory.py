@@ -1,8 +1,8 @@
-"""Anti-rollback memory: the newest roster that this machine has used, kept across restarts and crashes.
+"""Anti-rollback memory: the newest roster that this machine has used, stored across restarts and crashes.
 
-The file is made once, when the machine joins. A reader that finds none refuses: whoever can delete it must
-not be able to make the machine start again from zero. A client that names no file has the memory of its own
-process alone (`RosterMemory`).
+The file is made once, when the machine joins. A reader without it refuses all rosters: an attacker who
+deletes the file must not make the machine start again from zero. A client that names no file has the memory
+of its own process alone (`RosterMemory`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RosterStateFile:
                 reason="ROSTER_STATE_MISSING",
                 hint="restore it from a backup, or join again after: sealring node leave",
             ) from None
-        except ConfigError as error:  # others can read it, or it is a link
+        except ConfigError as error:  # other accounts can read it, or it is a link
             raise RosterError(
                 f"roster state cannot be used: {error.message}",
                 reason="ROSTER_STATE_CORRUPT",
@@ -90,7 +90,7 @@ class RosterStateFile:
 
 
 class RosterMemory:
-    """The state of one process, gone with it: nothing of it is on disk."""
+    """The state of one process, which never reaches the disk."""
 
     def __init__(self, cluster: str) -> None:
         self._state = RosterState(cluster)
@@ -109,7 +109,7 @@ def _encode(state: RosterState) -> bytes:
 
 
 def _sum(state: RosterState) -> str:
-    """A checksum: a bit that flipped on the disk must not look like a second history."""
+    """A checksum, so that a flipped bit on the disk does not look like a second history."""
     return hashlib.sha256(canonical_json(state)).hexdigest()
 
 

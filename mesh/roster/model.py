@@ -1,4 +1,4 @@
-"""The roster: who is in a cluster, which rings they form, and how well each is attested.
+"""The roster: a cluster's members with their trust levels, and the rings that they form.
 
 Frozen values only. `mesh/roster/codec.py` turns them into bytes and back, `mesh/roster/rules.py` holds the
 rules of a well-formed roster, and `mesh/roster/reader.py` decides whether to believe one.
@@ -18,13 +18,13 @@ from sealring.mesh.trust.levels import TrustLevel
 MAX_LIFETIME_SECONDS = 15 * 60
 NO_PREVIOUS = bytes(32)
 PIPELINE, TENSOR = "pipeline", "tensor"
-"""Strategies: members hold some of the layers each, or a part of every layer."""
+"""Strategies: each member computes some of the layers, or a part of every layer."""
 MAX_RINGS_OF_MEMBER = 8
-"""Rings that one node serves in at once."""
+"""Rings that one node may serve in at once."""
 
 TERM_BITS = 32
-"""Versions rise by one and never come so far. A coordinator that takes over begins the next term, so that
-every reader which has seen it refuses what the one before still signs."""
+"""Width of the version within a term; versions rise by one and never fill it. A coordinator that takes over
+begins the next term, so readers that know it refuse further rosters of its predecessor."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Ring:
 
     @property
     def clear_links(self) -> bool:
-        """Whether members add up parts of layers over links that nobody seals."""
+        """Whether members add up parts of layers over links that are not sealed."""
         return self.strategy == TENSOR
 
     def member(self, identifier: str) -> RingMember:
@@ -99,7 +99,7 @@ class Gateway:
 
 @dataclass(frozen=True)
 class Revoked:
-    """A member or gateway that was thrown out, and when (seconds since 1970)."""
+    """A member or gateway that was evicted or banned, and when (seconds since 1970)."""
 
     id: str
     identity_key: bytes
@@ -111,9 +111,9 @@ class Roster:
     """One version of a cluster's roster.
 
     The upper bits of `version` are the term of the coordinator that signed it (`term_of`). `coordinators` are
-    the main addresses at which there is one, or may be after a promotion. `root_version` is the version of
-    the root metadata whose roster keys signed it. `previous` is the hash of the roster before (zeros before
-    the first), `hash` that of this one's payload bytes (empty in a draft).
+    the main addresses of the coordinator and its standby. `root_version` is the version of the root metadata
+    whose roster keys signed it. `previous` is the hash of the previous roster (zeros before the first),
+    `hash` that of this one's payload bytes (empty in a draft).
     """
 
     cluster: str
@@ -158,7 +158,7 @@ class Roster:
         raise NotFound("gateway is not in the roster", reason="NOT_IN_ROSTER", gateway=identifier)
 
     def expired(self, now: float) -> bool:
-        """Whether its life, with the skew allowance, is over."""
+        """Whether it has expired, allowing for SKEW_SECONDS."""
         return now >= self.expires + SKEW_SECONDS
 
 
@@ -175,5 +175,5 @@ def cluster_min_trust(rings: Iterable[Ring], members: Iterable[RosterMember]) ->
 
 
 def term_of(version: int) -> int:
-    """Which coordinator signed a roster of this version: 0 for the first, one more with each promotion."""
+    """The term of a roster's version: 0 for the first coordinator, one more with each promotion."""
     return version >> TERM_BITS

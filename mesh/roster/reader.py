@@ -1,4 +1,4 @@
-"""Whether to believe a roster: the checks of the reader, in their order, each with a reason of its own.
+"""The reader's checks of a roster, in their order, each with a reason of its own.
 
 size -> threshold of signatures over the raw bytes -> type, cluster, root version -> version -> previous hash
 -> times against one clock reading -> ids, keys, ranks, layers -> own key -> trust recomputed -> persisted
@@ -52,7 +52,7 @@ class RosterReader:
         boot: Clock = boot_clock,
         on_equivocation: Callable[[Equivocation], None] | None = None,
     ) -> None:
-        """`state` is the file that `RosterStateFile.create` has made, or the memory of this process alone.
+        """`state` is the file made by `RosterStateFile.create`, or the memory of this process alone.
 
         Raises RosterError (ROSTER_STATE_*) if the machine has no usable memory of earlier rosters.
         """
@@ -64,7 +64,7 @@ class RosterReader:
         self._on_equivocation = on_equivocation
         self._memory = state if isinstance(state, RosterMemory) else RosterStateFile(state)
         self._state = self._memory.load()
-        self._begun_at = self._learned_at = boot()  # that there is the roster of `_state`
+        self._begun_at = self._learned_at = boot()  # when the roster of `_state` became known
         self._current: Roster | None = None
         if self._state.cluster != root.cluster:
             raise RosterError("roster state is of another cluster", reason="ROSTER_STATE_CLUSTER")
@@ -87,7 +87,7 @@ class RosterReader:
         return roster
 
     def lapse(self) -> FailedPrecondition:
-        """Of a roster that has expired: the error that says why."""
+        """The error to raise once the roster has expired."""
         ahead = round(self._clock() - self._counted())
         heard, roster = self._learned_at > self._begun_at, self._current
         if heard and ahead > SKEW_SECONDS and roster is not None and not roster.expired(self._counted()):
@@ -97,15 +97,15 @@ class RosterReader:
         return FailedPrecondition("the roster has expired", reason="ROSTER_EXPIRED", hint=hint)
 
     def expired(self) -> bool:
-        """Whether no roster is in use that is still alive; then handshakes stop and open links close.
+        """Whether no unexpired roster is in use; handshakes then stop and open links close.
 
-        A clock that was moved back does not bring an expired roster to life again.
+        A clock that is set back does not make an expired roster valid again.
         """
         return self._current is None or self._current.expired(self.now())
 
     def now(self) -> float:
-        """The wall clock's time, and no less than the newest roster proves (decision 24): when it was signed,
-        and how long ago, by a clock that nobody can set, it was accepted."""
+        """The wall clock's time, but no less than the newest roster proves (decision 24): the time of its
+        signature plus the time since its acceptance, by a clock that no program can set."""
         return max(self._clock(), self._counted())
 
     def _counted(self) -> float:
@@ -127,8 +127,8 @@ class RosterReader:
             state = RosterState(
                 roster.cluster, roster.root_version, roster.version, roster.hash, roster.issued
             )
-            # Saved before it is used: a machine must still know after a crash every roster that it has acted
-            # on, or an older one could be shown to it then.
+            # Saved before it is used: after a crash, a machine must still know every roster that it has acted
+            # on. Otherwise it would accept an older one.
             if state != self._state:
                 self._memory.save(state)
                 self._state, self._learned_at = state, self._boot()
@@ -136,7 +136,7 @@ class RosterReader:
             return roster
 
     def update_root(self, *envelopes: bytes) -> RootMetadata:
-        """Follow the root's rotation, of which the last step has to be valid now.
+        """Follow the root's rotation; the last version has to be valid now.
 
         Raises RosterError (ROOT_*, THRESHOLD_NOT_MET, ...).
         """
@@ -153,8 +153,7 @@ class RosterReader:
             return
         ids = {member.id for member in roster.members} | {gateway.id for gateway in roster.gateways}
         if self._own_id not in ids:
-            # This roster is genuine and newer. Going on with the old one would keep an evicted machine in its
-            # ring.
+            # This roster is genuine and newer: with the old one, an evicted machine would stay in its ring.
             self._current = None
             raise RosterError(
                 "roster does not list this machine",

@@ -1,4 +1,4 @@
-"""The rules of a well-formed roster: what a coordinator may sign is what a reader may believe."""
+"""The rules of a well-formed roster, the same for the coordinator that signs and the reader that believes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def check_lifetime(issued: int, expires: int) -> None:
 
 
 def links_in_clear(deployment: str) -> FailedPrecondition:
-    """For who seals a prompt, or demands any trust, and asks a deployment whose rings have links in clear."""
+    """The error for a request that is sealed or demands trust, to a deployment whose rings have clear
+    links."""
     return FailedPrecondition(
         f"the nodes that serve {deployment} compute parts of every layer, and add them up in clear",
         hint="ask for a model that a pipeline serves; or send the prompt in clear and without min_trust",
@@ -129,7 +130,7 @@ def _check_ring(ring: Ring, roster: Roster) -> None:
 
 
 def _check_places(roster: Roster) -> None:
-    """One place in a deployment, and few in all."""
+    """Requires at most one place of a member in a deployment, and MAX_RINGS_OF_MEMBER in all."""
     places = [(ring.deployment, member.id) for ring in roster.rings for member in ring.members]
     if len(set(places)) != len(places):
         raise RosterError("a member serves a deployment in two places", reason="ROSTER_RINGS")

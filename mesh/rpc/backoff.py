@@ -1,4 +1,4 @@
-"""Back-off: how long to wait after a failure before the next attempt."""
+"""Back-off: the pause after a failure before the next attempt."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import random
 
 _FIRST_SECONDS = 0.2
 _LAST_SECONDS = 4.0
-"""So everybody is back within 6 s of a coordinator that returns, and a thousand machines ask it 250 times a
-second at most while it is away."""
+"""With the spread, every machine is back within 6 s of a coordinator's return, and a thousand machines try at
+most 250 times a second while it is away."""
 
 _STEADY_SECONDS = 5.0
 _SPREAD = 0.5
 
 
 class Backoff:
-    """Doubles from one failure to the next and begins anew after what held; the defaults are for streams.
+    """Pauses that double with each failure and start again after a success; the defaults are for streams.
 
-    Seconds: the `first` pause, the `last` and longest, and the `steady` time from which
-    on an attempt has held. Pauses differ by the share `spread`, so
-    that not all who failed together come again together.
+    In seconds: the `first` pause, the `last` and longest, and the time after which an attempt counts as
+    `steady`, a success. Pauses vary by the share `spread`, so that machines that failed together do not retry
+    together.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Backoff:
         self._spread = spread
 
     def after(self, lasted: float) -> float:
-        """Seconds to wait after an attempt that held for so many."""
+        """Seconds to wait after an attempt that `lasted` seconds."""
         if lasted >= self._steady:
             self._next = self._first
         pause = self._next * random.uniform(1 - self._spread, 1 + self._spread)  # noqa: S311

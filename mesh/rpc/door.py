@@ -1,8 +1,8 @@
-"""Bounds how many of a port's connections one address has, which gRPC for Python leaves to its callers.
+"""A bound on the connections that one address has to a port; gRPC for Python has no such bound.
 
-gRPC counts the connections of all together, half-open ones included, and calls no code of ours before a call
-has come. One address could have them all. So this process looks at its own sockets, and shuts down what an
-address has beyond its share; gRPC sees a connection that its peer has ended.
+gRPC limits only the total, half-open connections included, and runs no code of ours before the first call.
+One address could take all connections. This process therefore looks at its own sockets, and shuts down an
+address's connections beyond its share. To gRPC this looks as if the peer had ended them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from sealring.mesh.rpc.limits import peer_name
 
 QUIET_SECONDS = 1.0
 BUSY_SECONDS = 0.1
-"""Between two looks, while no address has too much and while one has. A look costs about 10 us a descriptor,
-and 2,048 connections, which a port takes at most, cannot be opened again in the shorter time."""
+"""Between two looks, while no address exceeds its share and while one does. A look costs about 10 us per
+descriptor. A port's 2,048 connections cannot be opened again within the shorter time."""
 
 LATE_SECONDS = 3.0
-"""A caller that keeps to the protocol has a handshake and a call behind it by then, on a slow machine too."""
+"""By then an honest caller has finished its handshake and a call, on a slow machine too."""
 
 _DESCRIPTORS = "/dev/fd"
 """Lists a process's own descriptors, on Linux and on macOS."""
 
 _MOST_DESCRIPTORS = 1 << 16
-"""Of those that are tried one by one; more than a process asks for (`mesh/system/processes.py`)."""
+"""Descriptors to try one by one if the list cannot be read; more than processes ask for
+(`mesh/system/processes.py`)."""
 
 log = structlog.get_logger()
 
@@ -47,47 +48,52 @@ class Door:
     """Watches the connections of one listening port."""
 
     def __init__(self, share: int, *, clock: Clock = monotonic_clock) -> None:
-        """`share`: connections of one IPv4 address, or IPv6 network of 64 bits, that nobody vouches for."""
+        """`share`: connections of one IPv4 address, or IPv6 network of 64 bits, without a caller's
+        certificate."""
         self._share = share
         self._clock = clock
         self._vouched: set[_End] = set()
         self._welcome: set[_End] = set()
-        self._gone: set[_End] = set()  # shut down, and not closed by gRPC yet
+        self._gone: set[_End] = set()  # shut down here, not yet closed by gRPC
         self._seen: dict[_End, float] = {}
         self._crowded: set[str] = set()
-        # held from the start: where a crowd has taken all descriptors no other is to be had
+        # Opened in advance: a crowd may have taken all other descriptors when one is needed.
         self._copy, self._nothing = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
         for descriptor in (self._copy, self._nothing):
             weakref.finalize(self, os.close, descriptor)
 
     def vouch(self, peer: str) -> None:
-        """A caller with a certificate has called over the connection of this peer, which counts no more."""
+        """Stops counting this peer's connection: a caller with a certificate has called over it."""
         end = _end(peer)
         if end is not None:
             self._vouched.add(end)
 
     def welcome(self, peer: str) -> None:
-        """A caller with an API key has called over this connection. It counts, and goes after all others of
-        its address: a crowd of strangers behind the same router does not end a client's answers."""
+        """Marks a connection over which a caller with an API key has called: it counts, but is shut down
+        last.
+
+        A crowd of strangers behind the same router then does not end a client's answers.
+        """
         end = _end(peer)
         if end is not None:
             self._welcome.add(end)
 
     async def watch(self, port: int) -> None:
         """Looks until it is cancelled."""
-        while True:  # nothing tells of a connection
+        while True:  # no event announces a connection
             try:
                 busy = self.look(port) > 0
-            except Exception:  # a defect, after which whoever looked no more would let everybody in
+            except Exception:  # goes on after a defect: without the watch, every connection would stay
                 log.exception("connections_not_counted", port=port)
                 busy = False
             await asyncio.sleep(BUSY_SECONDS if busy else QUIET_SECONDS)
 
     def look(self, port: int) -> int:
-        """Shuts down what is too much, and returns how many connections that were.
+        """Shuts down the connections beyond an address's share, and returns their number.
 
-        What has shown nothing in time goes first, and then the newest: of many members that come at once from
-        one address those that are nearly through stay. Whoever is `welcome` goes last.
+        Connections without a certificate or key after LATE_SECONDS go first, then the newest, then those
+        marked by `welcome`. If many members connect at once from one address, those that are nearly through
+        stay.
         """
         now, found = self._clock(), dict(_connections(port))
         self._vouched &= found.keys()
@@ -117,9 +123,9 @@ class Door:
         return [*late, *reversed(strangers[len(late) :]), *welcome][: len(ends) - self._share]
 
     def _shut(self, descriptor: int, end: _End) -> bool:
-        """Shuts down the connection to `end`, if the descriptor still is of that.
+        """Shuts down the connection to `end`; returns whether the descriptor still belonged to it.
 
-        gRPC may have closed it in another thread, and its number may be another's: a copy is looked at.
+        gRPC's threads may have closed it and reused its number, so the peer of a duplicate is checked first.
         """
         try:
             os.dup2(descriptor, self._copy, inheritable=False)
@@ -127,7 +133,7 @@ class Door:
             return False
         try:
             copy = socket.socket(fileno=self._copy)
-        except OSError:  # no socket any more
+        except OSError:  # the number now belongs to another kind of file
             os.dup2(self._nothing, self._copy, inheritable=False)
             return False
         try:
@@ -147,7 +153,7 @@ def _descriptors() -> Iterable[int]:
     """All of this process, and perhaps numbers of none."""
     try:
         return [int(name) for name in os.listdir(_DESCRIPTORS)]
-    except OSError:  # all are in use, and none is left to read the list with
+    except OSError:  # all descriptors are in use, and reading the list would need one
         return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MOST_DESCRIPTORS))
 
 
@@ -160,33 +166,32 @@ def _connections(port: int) -> Iterator[tuple[_End, int]]:
 
 
 def _peer_of(descriptor: int, port: int) -> _End | None:
-    """The other end of a connection to the port; None of any other descriptor, and of one that was closed
-    meanwhile."""
+    """The other end of a connection to the port; None for any other descriptor, or one closed meanwhile."""
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return None
-        one = socket.socket(fileno=descriptor)
+        own = socket.socket(fileno=descriptor)
     except OSError:
         return None
     try:
-        if one.family not in (socket.AF_INET, socket.AF_INET6) or one.getsockname()[1] != port:
+        if own.family not in (socket.AF_INET, socket.AF_INET6) or own.getsockname()[1] != port:
             return None
-        peer = one.getpeername()
+        peer = own.getpeername()
         return _plain(peer[0]), peer[1]
     except OSError:
         return None
     finally:
-        one.detach()
+        own.detach()  # gRPC's descriptor stays open
 
 
 def _plain(address: str) -> str:
-    """The address without its zone, and without the prefix that a socket for both versions gives IPv4."""
+    """The address without its zone, and without the prefix that a dual-stack socket gives IPv4."""
     address = address.partition("%")[0]
     return address.removeprefix("::ffff:") if "." in address else address
 
 
 def _end(peer: str) -> _End | None:
-    """Parses what gRPC calls a peer, such as "ipv4:192.0.2.7:41234" or "ipv6:%5B::1%5D:41234"."""
+    """Parses gRPC's name of a peer, such as "ipv4:192.0.2.7:41234" or "ipv6:%5B::1%5D:41234"."""
     kind, _, rest = urllib.parse.unquote(peer).partition(":")
     address, _, port = rest.rpartition(":")
     if kind not in ("ipv4", "ipv6") or not port.isdecimal():

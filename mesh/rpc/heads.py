@@ -1,15 +1,15 @@
-"""Bounds what gRPC for Python makes of the heads of calls, before it asks any code of ours.
+"""Bounds on the headers of calls, which gRPC for Python decodes before it runs any code of ours.
 
-Two things that one call of anybody did to a whole process, with grpcio 1.85:
+With grpcio 1.85, one call by any stranger could harm a whole process in two ways:
 
-* A path that is not UTF-8 shut the server down: the loop that takes calls decodes the path of a method that
-  nobody registered, and ends with what it cannot decode. Here such calls do not get there.
-* Until a connection acknowledges our settings gRPC holds it to HTTP/2's defaults: a head may have 16 MiB,
-  half a million headers. A tuple was made of each, under the interpreter lock, and of each value that is not
-  UTF-8 a record of the log as well: seconds in which the process did nothing else.
+* A path that is not UTF-8 stopped the server: the loop that accepts calls decodes the path of an unregistered
+  method, and ends with an error. Here such calls do not reach it.
+* Until a connection acknowledges our settings, gRPC allows it HTTP/2's defaults: 16 MiB, or half a million
+  headers. gRPC made a tuple of each under the interpreter lock, and a log record of each value that
+  is not UTF-8. The process did nothing else for seconds.
 
-What is replaced are private parts of grpcio. A server does not start where one of them is missing, and
-`tests/mesh/rpc/test_heads.py` fails where a release has them and does not use them.
+This module replaces private parts of grpcio. A server does not start if one of them is missing, and
+`tests/mesh/rpc/test_heads.py` fails with a release that has them and does not use them.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ _PARTS = (
     "SendInitialMetadataOperation",
     "SendStatusFromServerOperation",
 )
-"""Of cygrpc: what is replaced, and what the replacements call."""
+"""Names in cygrpc: the parts that are replaced, and those that the replacements call."""
 
 MAX_HEADERS = 1024
-"""Made in one task. Who keeps to our settings sends 120 in a head at most, of which tuples are made again
-whenever a handler looks at them."""
+"""Tuples made in one task. A peer that keeps our settings sends at most 120 headers, and gRPC makes their
+tuples again each time a handler reads them."""
 
 
 class _BadHead(grpc.aio.AioRpcError):
-    """Of a call that came in, or of an answer."""
+    """Bad headers of an incoming call, or of an answer to our own call."""
 
     def __init__(self) -> None:
         nothing = grpc.aio.Metadata()
-        said = f"more than {MAX_HEADERS} headers, or text that is not ASCII in one"
-        super().__init__(grpc.StatusCode.INTERNAL, nothing, nothing, said)
+        details = f"more than {MAX_HEADERS} headers, or text that is not ASCII in one"
+        super().__init__(grpc.StatusCode.INTERNAL, nothing, nothing, details)
 
 
 class _RegisteredOnly:
-    """A base of gRPC's server that takes calls of registered methods only, which all of ours are."""
+    """A base of gRPC's server that accepts calls of registered methods only. All of ours are registered."""
 
     async def _request_call(self) -> None:
-        """Of a method that is not registered: gRPC's loop waits for such a call for ever."""
+        """Ends every call of an unregistered method, so that gRPC's loop waits for one for ever."""
         request: Any = super()
         while True:
             await _end(await request._request_call(), grpc.StatusCode.UNIMPLEMENTED, "no such method")
 
 
 async def _handle_bounded(handle: Any, *args: Any) -> None:
-    """What gRPC does with a call, from the reading of its head on, by `handle`."""
+    """Handles a call with gRPC's own `handle`, which reads the headers first; ends one with bad headers."""
     try:
         await handle(*args)
     except _BadHead as error:
@@ -71,17 +71,17 @@ async def _handle_bounded(handle: Any, *args: Any) -> None:
         await _end(call, grpc.StatusCode.INVALID_ARGUMENT, error.details() or "")
 
 
-async def _end(call: Any, code: grpc.StatusCode, said: str) -> None:
+async def _end(call: Any, code: grpc.StatusCode, details: str) -> None:
     ending = (
         cygrpc.SendInitialMetadataOperation((), 0),
-        cygrpc.SendStatusFromServerOperation((), code.value[0], said, 0),
+        cygrpc.SendStatusFromServerOperation((), code.value[0], details, 0),
     )
-    with contextlib.suppress(cygrpc.ExecuteBatchError):  # it has ended
+    with contextlib.suppress(cygrpc.ExecuteBatchError):  # the call has ended already
         await cygrpc.execute_batch(call, ending, asyncio.get_running_loop())
 
 
 class _Metadatum:
-    """Makes one header's tuple of name and value."""
+    """Makes one header's tuple of name and value, and counts the headers of each task."""
 
     def __init__(self, make: Any) -> None:
         self._make = make
@@ -102,27 +102,27 @@ class _Metadatum:
 def _current_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
-    except RuntimeError:  # a thread of its own, without an event loop
+    except RuntimeError:  # in a thread without an event loop
         return None
 
 
 def _is_decodable(record: logging.LogRecord) -> bool:
-    """False for the record of a header that is not UTF-8, with which anybody could fill the disk."""
+    """False for the record of a header that is not UTF-8: a stranger could fill the disk with these."""
     return not (record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError))
 
 
 def bound_heads() -> None:
-    """From now on, for all servers and clients of this process that are of grpc.aio.
+    """Bounds the headers of all grpc.aio servers and clients of this process from now on.
 
-    Raises ConfigError (GRPC_UNKNOWN) where this grpcio lacks one of the parts; nothing is replaced then.
+    Raises ConfigError (GRPC_UNKNOWN) and replaces nothing if this grpcio lacks one of the parts.
     """
     if isinstance(getattr(cygrpc, "_Metadatum", None), _Metadatum):
         return
     missing = [part for part in _PARTS if not _has(part)]
     if missing:
         raise ConfigError(
-            f"grpcio {grpc.__version__} has no cygrpc.{missing[0]}, which bounds what strangers may send",
-            hint="install sealring anew, with the grpcio that it asks for",
+            f"grpcio {grpc.__version__} has no cygrpc.{missing[0]}, which is needed to bound calls' headers",
+            hint="install sealring again, with the grpcio release that it requires",
             reason="GRPC_UNKNOWN",
         )
     cygrpc.AioServer = type("AioServer", (_RegisteredOnly, cygrpc.AioServer), {})

@@ -1,8 +1,8 @@
 """The outermost server interceptor: decodes requests, and turns errors into rich status or masks them.
 
-grpc.aio would send the text of an unknown exception to the peer, and that of a decoder too. gRPC looks at a
-certificate once, when a connection is made: here a connection is of no more use once the caller's has
-expired, and streams that are open then end, unless their caller has proved a later one
+grpc.aio would send the text of an unknown exception to the peer, and that of a decoder too. gRPC checks a
+certificate only when a connection is made. This interceptor refuses calls once the caller's certificate has
+expired. It also ends the caller's open streams, unless the caller has proved a newer certificate on them
 (`mesh/member/tenure.py`).
 """
 
@@ -62,7 +62,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """The wrapped handler, or None when nobody serves the method."""
+        """The wrapped handler, or None for an unknown method."""
         found: Any = await continuation(handler_call_details)
         if found is None:
             return None
@@ -104,7 +104,7 @@ def _encoder(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 
 def _decoder(decode: Decoder | None, *, streaming: bool, counting: bool) -> Callable[[Any], Any]:
     if decode is None:
-        return lambda as_it_came: as_it_came
+        return lambda raw: raw
 
     kind = decode.__self__.DESCRIPTOR if counting else None  # type: ignore[attr-defined]
 
@@ -144,7 +144,7 @@ def _guard_call(
 
 
 class _Requests:
-    """A stream's requests, and whether anybody has asked for the first."""
+    """A stream's requests, and whether its handler has begun to read them."""
 
     def __init__(self, requests: AsyncIterator[bytes]) -> None:
         self._requests = requests  # without aiter(): gRPC makes a generator then, and warns if it is not run
@@ -158,11 +158,11 @@ class _Requests:
         return await anext(self._requests)
 
     async def hear_first(self) -> None:
-        """Waits, for a while, until the caller has written its first request, unless that was read.
+        """Waits up to _FIRST_SECONDS for the caller's first request, unless the handler has read it.
 
-        A caller of grpc.aio whose write meets the end of its stream reads INTERNAL and not the status that
-        the stream ended with. Only for callers with a certificate: from others nothing is received before
-        they are let in.
+        A grpc.aio caller whose write meets the end of its stream reads INTERNAL instead of the stream's
+        status. Only for callers with a certificate: a stranger's request is not received before it is
+        admitted.
         """
         if not self._asked:
             with contextlib.suppress(TimeoutError, StopAsyncIteration):
@@ -188,8 +188,8 @@ def _guard_stream(
                     return
                 async with aclosing(responses):
                     async for response in responses:
-                        # Inside the time limit: otherwise a caller that does not read would keep its stream
-                        # when its certificate has expired.
+                        # Inside the time limit: a caller that does not read must not keep its stream after
+                        # its certificate has expired.
                         yield response
         except Exception as error:
             if requests is not None and _certificates(context):
@@ -201,7 +201,7 @@ def _guard_stream(
 
 
 class Lease:
-    """How long a stream may go on, in seconds since 1970: until its caller's certificate has expired."""
+    """The end of a stream's life in seconds since 1970: the expiry of its caller's certificate."""
 
     def __init__(self, limit: asyncio.Timeout, ends: float) -> None:
         self._limit = limit
@@ -209,7 +209,7 @@ class Lease:
         self.extend(ends)
 
     def extend(self, ends: float) -> None:
-        """Not before then; a stream that is ending already ends."""
+        """Ends the stream no earlier than `ends`. Has no effect once the stream is ending."""
         if ends <= self.ends or self._limit.expired():
             return
         self.ends = ends
@@ -221,16 +221,14 @@ _lease: ContextVar[Lease] = ContextVar("lease")
 
 
 def current_lease() -> Lease:
-    """That of the stream which is handled in this task, or by who started it."""
+    """The lease of the stream that this task, or the task that started it, handles."""
     return _lease.get()
 
 
 def _certificate_ends(context: Context, vouch: Callable[[str], None]) -> float:
-    """When the caller's certificate ends, in seconds since 1970; never where callers have none.
+    """When the caller's certificate ends, in seconds since 1970; infinity for a caller without one.
 
-    Of a certificate that is valid `vouch` is told the peer.
-
-    Raises Unauthenticated (CERTIFICATE_EXPIRED).
+    Calls `vouch` with the peer if the certificate is valid. Raises Unauthenticated (CERTIFICATE_EXPIRED).
     """
     found = [x509.load_pem_x509_certificate(pem) for pem in _certificates(context)]
     ends = min((one.not_valid_after_utc.timestamp() for one in found), default=math.inf)
@@ -242,7 +240,7 @@ def _certificate_ends(context: Context, vouch: Callable[[str], None]) -> float:
 
 
 def _certificates(context: Context) -> list[bytes]:
-    """The caller's, in PEM; none where callers have none."""
+    """The caller's certificates in PEM; none on a port that asks for none."""
     return list(context.auth_context().get("x509_pem_cert", []))
 
 

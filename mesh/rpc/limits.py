@@ -16,8 +16,8 @@ _ROUNDING = 1e-9
 class Buckets:
     """One token bucket per name: `burst` at once, `rate` per second in the long run.
 
-    Kept as one time per name, as by the generic cell rate algorithm (ITU-T I.371). A name that has to make
-    room for others begins with a full bucket when it comes again.
+    Each bucket is one time, as in the generic cell rate algorithm (ITU-T I.371). A name that was dropped to
+    make room begins with a full bucket at its next request.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class Buckets:
         return len(self._empty_until)
 
     def take(self, name: str, count: int = 1) -> float:
-        """Takes `count` tokens where there is one, and returns 0; else the seconds until there is one. Tokens
-        that are not there yet are owed, and nothing is taken until they have come."""
+        """Takes `count` tokens and returns 0 if the bucket holds at least one; else returns the seconds until
+        it does. The bucket may go into debt, and gives nothing until the debt is paid."""
         now = self._clock()
         due = max(self._empty_until.get(name, now), now)
         wait = due - self._slack - now
@@ -47,7 +47,7 @@ class Buckets:
         return 0.0
 
     def check(self, name: str, count: int = 1) -> None:
-        """Takes as `take` does. Raises ResourceExhausted (RATE_LIMITED) where there is no token."""
+        """Takes as `take` does. Raises ResourceExhausted (RATE_LIMITED) for an empty bucket."""
         wait = self.take(name, count)
         if wait:
             raise too_fast(wait)
@@ -69,7 +69,8 @@ def too_fast(wait: float) -> ResourceExhausted:
 
 
 def peer_name(address: str) -> str:
-    """By what a caller's network is told from others: an IPv4 address, or an IPv6 network of 64 bits."""
+    """The name under which a caller's network is counted: its IPv4 address, or its IPv6 network of 64
+    bits."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -16,7 +16,7 @@ MAX_VALUE = 80
 
 
 def to_problem(error: BaseException) -> membership_pb2.Problem:
-    """The problem that tells of an error; anything that is not of our own tree is masked."""
+    """The problem for an error; an error outside of the tree is masked."""
     if not isinstance(error, SealringError):
         error = Internal("an internal error", hint="see the log of this process")
     return membership_pb2.Problem(
@@ -41,10 +41,10 @@ def from_parts(
 
 
 def from_problem(problem: membership_pb2.Problem) -> SealringError:
-    """The error of the tree that a problem stands for, no larger than one's own.
+    """The error of the tree for a problem, no larger than this machine's own errors.
 
-    Whoever says it may say anything, and it ends in logs, in what operators list, and in answers: so it is
-    one line, without what steers a terminal.
+    A peer may write anything into it, and it reaches logs, operators' lists and answers. It is therefore
+    reduced to one line without control characters.
     """
     return from_parts(
         problem.code,
@@ -56,10 +56,10 @@ def from_problem(problem: membership_pb2.Problem) -> SealringError:
 
 
 def one_line(text: str, limit: int) -> str:
-    """What another machine says, as it may stand among one's own words."""
+    """Another machine's text as one printable line of at most `limit` characters."""
     return "".join(char if char.isprintable() else " " for char in text[:limit])
 
 
 def bounded(metadata: Mapping[str, str]) -> dict[str, str]:
-    """As much of an error's metadata as is passed on."""
+    """An error's metadata, cut to MAX_METADATA entries of MAX_VALUE characters."""
     return {name[:MAX_VALUE]: value[:MAX_VALUE] for name, value in islice(metadata.items(), MAX_METADATA)}

@@ -1,8 +1,9 @@
-"""Connections to members that have several addresses, of which some may be dead.
+"""Connections to members with several addresses, some of which may be dead.
 
-A Mac advertises the addresses of Thunderbolt, Ethernet and Wi-Fi, and a cable may be out. They are tried side
-by side as RFC 8305 (Happy Eyeballs, section 5) has it: each a quarter of a second after the one before, or as
-soon as that has failed. The first that proves to be the peer is used, and tried first the next time.
+A Mac advertises the addresses of Thunderbolt, Ethernet and Wi-Fi, and a cable may be out. They are tried in
+parallel as in RFC 8305 (Happy Eyeballs, section 5): each a quarter of a second after the previous one, or as
+soon as that has failed. The first address where the peer proves its identity is used, and tried first the
+next time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ APART_SECONDS = 0.25
 
 
 class Reach:
-    """Connects with what is in `store`. Use it from one event loop only."""
+    """Connects with the certificate in `store`. Use it from one event loop only."""
 
     def __init__(self, store: TlsStore) -> None:
         self._store = store
@@ -33,7 +34,7 @@ class Reach:
     async def connect(self, peer: PeerIdentity, addresses: Sequence[str]) -> PeerChannel:
         """A connected channel to the first of a member's addresses that answers with the right certificate.
 
-        Raises Unavailable (PEER_UNREACHABLE), at once where all connections are refused.
+        Raises Unavailable (PEER_UNREACHABLE), at once if all connections are refused.
         """
         last = self._worked.get(peer.id)
         waiting = sorted(dict.fromkeys(addresses), key=lambda address: address != last)
@@ -67,7 +68,7 @@ class Reach:
         return found[0]
 
     async def _try(self, peer: PeerIdentity, address: str) -> PeerChannel | None:
-        """A channel that is connected to this address; None where nobody answers as the peer."""
+        """A channel that is connected to this address; None unless the peer answers there."""
         channel = PeerChannel(address, self._store, peer.server_name)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -83,7 +84,7 @@ class Reach:
 
 
 async def _is_ready(channel: grpc.aio.Channel) -> bool:
-    """Waits for the first attempt to connect. `channel_ready` goes on to further ones where it is refused."""
+    """Waits for the first attempt to connect. `channel_ready` would try again after a refusal."""
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
             return False

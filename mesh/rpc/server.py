@@ -27,14 +27,13 @@ MAX_MESSAGE = 16 << 20
 
 @dataclass(frozen=True)
 class Port:
-    """What a server's port takes of those who connect, whoever they are.
+    """The limits of a server's port, for any caller.
 
-    `connections` of all together and `share` of them of one address, those not counted over which a caller
-    with a certificate has called (`mesh/rpc/door.py`); `streams` of each connection at once, `message` bytes
-    at most, and with `counting` no more fields in one than `mesh/rpc/wire.py` says. Clients keep to the
-    number of streams by themselves: what is more waits in the client. A connection ends after `idle` seconds
-    without a call, and after `age` seconds with calls; 0: never. Callers may list the services where the port
-    `reflects`.
+    `connections` is the total, and `share` the part of one address, not counting connections over which a
+    caller with a certificate has called (`mesh/rpc/door.py`). A connection has at most `streams` at once;
+    clients queue further calls by themselves. A message has at most `message` bytes and, with `counting`, at
+    most as many fields as `mesh/rpc/wire.py` allows. A connection ends after `idle` seconds without a call,
+    and after `age` seconds with calls; 0: never. With `reflects`, callers may list the services.
     """
 
     connections: int = 2048
@@ -48,7 +47,7 @@ class Port:
 
     @property
     def options(self) -> list[tuple[str, Any]]:
-        """As gRPC names them."""
+        """The limits as gRPC's channel arguments."""
         ends = {"grpc.max_connection_idle_ms": self.idle, "grpc.max_connection_age_ms": self.age}
         return [
             ("grpc.max_allowed_incoming_connections", self.connections),
@@ -60,7 +59,7 @@ class Port:
 
 
 JOINING = Port(share=16, streams=4, message=1 << 18, counting=True, idle=10.0, age=20.0, reflects=False)
-"""Open to whoever can reach it, for two calls within seconds: machines join and renew certificates here."""
+"""Open to strangers, for two calls within seconds: machines join and renew certificates here."""
 
 INFERENCE = Port(
     connections=4096, share=1024, streams=256, message=MAX_ENVELOPE_BYTES + (1 << 16), counting=True
@@ -73,7 +72,7 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.http2.settings_timeout", 10_000),
     ("grpc.max_metadata_size", 2048),
-    ("grpc.absolute_max_metadata_size", 4096),  # of each of the frames that one head may come in
+    ("grpc.absolute_max_metadata_size", 4096),  # of each frame; one call's headers may take several
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
@@ -81,8 +80,8 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 8),
 ]
-"""Clients ping every two seconds, and once more where they measure the bandwidth of what they receive: eight
-pings that come too soon, with nothing sent meanwhile, are no client of ours."""
+"""Clients ping every two seconds, and once more while gRPC measures their receive bandwidth. A peer that
+sends eight early pings, and no data between them, is no client of ours."""
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -151,11 +150,11 @@ class Server:
         return self._port
 
     async def start(self) -> None:
-        """Starts to answer, and says so in its health. Cancelled meanwhile, it has not started."""
+        """Starts to serve, and reports SERVING. A cancelled start leaves the server stopped."""
         starting = asyncio.ensure_future(self._server.start())
         try:
             await asyncio.shield(starting)
-        except asyncio.CancelledError:  # which grpc.aio does not take before it has begun
+        except asyncio.CancelledError:  # grpc.aio can only be stopped once it has started
             await starting
             await self._server.stop(None)
             raise
@@ -171,7 +170,7 @@ class Server:
             await self._health.set(name, status)
 
     async def stop(self, grace: float) -> None:
-        """NOT_SERVING first; streams must have been told goodbye by their own handlers."""
+        """Reports NOT_SERVING, then stops. Handlers must have ended their streams before."""
         await self.set_serving(False)
         if self._watching is not None:
             self._watching.cancel()

@@ -26,7 +26,7 @@ def to_status(error: SealringError) -> status_pb2.Status:
 
 
 def from_rpc_error(error: grpc.RpcError) -> SealringError:
-    """The error of the tree that a failed call stands for, with the server's own reason and hint."""
+    """The error of the tree for a failed call, with the server's own reason and hint."""
     code, details = error.code().name, error.details() or ""
     info = _error_info(error)
     if info is not None:

@@ -1,8 +1,8 @@
-"""mTLS for gRPC: credentials that follow rotation, channel options, and who is at the other end.
+"""mTLS for gRPC: credentials that follow rotation, channel options, and the peer's identity.
 
-A `TlsStore` holds the current key, certificate and authorities. Servers read it at every handshake; clients
-get a new channel from `PeerChannel` after it changed, while streams on the old channel live on until they
-end: the called end lets them go on for as long as they are proved anew (`mesh/member/tenure.py`).
+A `TlsStore` holds the current key, certificate and authorities. Servers read it at every handshake. Clients
+get a new channel from `PeerChannel` after a change. Streams on the old channel go on until they end, for as
+long as the caller proves each new certificate on them (`mesh/member/tenure.py`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sealring.mesh.rpc.interceptor import Context
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
 
 _UNTIL_THEY_END = 3e8
-"""Grace, in seconds, of a channel whose streams end otherwise: ten years."""
+"""Grace period, in seconds, of a retired channel, whose streams end by themselves: ten years."""
 
 MAX_CONNECTION_AGE_MILLISECONDS = 3600 * 1000
-"""A server asks clients to connect anew after an hour, so that trust that was taken away ends there too."""
+"""A server asks clients to reconnect after an hour, so that withdrawn trust ends there too."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TlsStore:
         self._replaced = asyncio.Event()
 
     def replace(self, material: TlsMaterial) -> None:
-        """Use `material` for every handshake from now on; only from the event loop that waits for it."""
+        """Use `material` for every handshake from now on. Call it in the event loop that awaits `newer`."""
         with self._lock:
             self._material = material
             self._generation += 1
@@ -60,7 +60,7 @@ class TlsStore:
         self._replaced = asyncio.Event()
 
     async def newer(self, generation: int) -> tuple[int, TlsMaterial]:
-        """As `current`, once the number is above `generation`."""
+        """Waits until the number exceeds `generation`; returns as `current` does."""
         while self._generation <= generation:
             await self._replaced.wait()
         return self.current()
@@ -72,9 +72,9 @@ class TlsStore:
 
 
 def server_credentials(store: TlsStore, *, require_client: bool = True) -> grpc.ServerCredentials:
-    """Server credentials that take up rotated material at the next handshake.
+    """Server credentials that use rotated material at the next handshake.
 
-    `require_client=False` is for the joining port alone: a node that joins has no certificate yet.
+    `require_client=False` is for the joining port alone: a joining node has no certificate yet.
     """
     served = _Served(store, require_client)
     return grpc.dynamic_ssl_server_credentials(
@@ -85,7 +85,7 @@ def server_credentials(store: TlsStore, *, require_client: bool = True) -> grpc.
 
 
 class _Served:
-    """What a server's handshakes use; gRPC asks before each of them, from a thread of its own."""
+    """The configuration of a server's handshakes; gRPC calls it before each, from a thread of its own."""
 
     def __init__(self, store: TlsStore, require_client: bool) -> None:
         self._store = store
@@ -117,11 +117,11 @@ def joining_channel(address: str, authorities: tuple[bytes, ...]) -> grpc.aio.Ch
 
 
 IDLE_MILLISECONDS = 10_000
-"""How long a connection is kept for no call: one that a renewal made beside an older stream's, say."""
+"""How long a connection without calls stays open, such as one made by a renewal beside an older stream's."""
 
 
 def channel_options(server_name: str) -> list[tuple[str, int | str]]:
-    """Client options for a peer that has to prove `server_name`, whatever its address is."""
+    """Client options for a peer that has to prove `server_name` at any address."""
     return [
         *CHANNEL_OPTIONS,
         ("grpc.ssl_target_name_override", server_name),
@@ -132,13 +132,13 @@ def channel_options(server_name: str) -> list[tuple[str, int | str]]:
 
 
 TURN_SECONDS = 15.0
-"""A stream that lasted for less was refused, or met nobody: the next attempt may be at another address."""
+"""A shorter stream was refused or met no server: the next attempt may go to another address."""
 
 
 class PeerChannel:
-    """A client channel to one peer that swaps itself when the certificate rotates.
+    """A client channel to one peer that is replaced when the certificate rotates.
 
-    Call `get` for every RPC and do not keep what it returns. Use it from one event loop only.
+    Call `get` for every RPC and do not store the result. Use it from one event loop only.
     """
 
     def __init__(self, address: str, store: TlsStore, server_name: str) -> None:
@@ -148,8 +148,8 @@ class PeerChannel:
         self._generation = -1
         self._channel: grpc.aio.Channel | None = None
         self.key_hash = b""
-        """Of the key that the channel proves (`sealring.mesh.pki.certificates.key_hash`), once `get` has
-        given one."""
+        """The hash of the channel's own TLS key (`sealring.mesh.pki.certificates.key_hash`), after the first
+        `get`."""
         self._retiring: dict[asyncio.Task[None], grpc.aio.Channel] = {}
 
     def get(self) -> grpc.aio.Channel:
@@ -165,7 +165,7 @@ class PeerChannel:
         return self._channel
 
     def turn(self, others: Sequence[str]) -> None:
-        """Go on at the next address of the peer: the first one, or one of these."""
+        """Switches to the peer's next address, out of the first one and these."""
         addresses = list(dict.fromkeys((self._first, *others)))
         at = addresses.index(self.address) if self.address in addresses else -1
         following = addresses[(at + 1) % len(addresses)]
@@ -175,7 +175,7 @@ class PeerChannel:
             self._channel = None
 
     def renewed(self) -> AsyncIterator[bytes]:
-        """Every certificate (DER) that comes after that of the channel which `get` gave last."""
+        """Every certificate (DER) newer than that of the last `get`."""
         return self._renewed_after(self._generation)
 
     async def _renewed_after(self, generation: int) -> AsyncIterator[bytes]:
@@ -184,19 +184,19 @@ class PeerChannel:
             yield material.certificate
 
     async def pause(self, seconds: float) -> None:
-        """Wait so long before another attempt, or until there is a newer certificate to try it with."""
+        """Waits `seconds` before another attempt, or until a newer certificate is stored."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._store.newer(self._generation)
 
     async def close(self, grace: float | None = None) -> None:
-        """Close this and every retired channel, giving streams `grace` seconds to end."""
+        """Closes this and every retired channel, giving streams `grace` seconds to end."""
         channel, self._channel = self._channel, None
         retired = self._retiring.copy()
         for task in retired:
             task.cancel()
         await asyncio.gather(*retired, return_exceptions=True)
-        for one in retired.values():  # a task that was cancelled before it began has closed nothing
+        for one in retired.values():  # a task cancelled before its first step has closed nothing
             await one.close(None)
         if channel is not None:
             await channel.close(grace)
@@ -209,16 +209,16 @@ class PeerChannel:
 
 
 def is_own_cancellation() -> bool:
-    """Of a CancelledError that was caught: whether the running task is cancelled, and not the call it is at.
+    """Whether a caught CancelledError cancels the running task, and not only its gRPC call.
 
-    Calls are cancelled with their channel, when whoever owns it closes it.
+    Closing a channel cancels its calls.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 def peer_identity(context: Context) -> PeerIdentity:
-    """Who is calling, from the URI SAN of the verified client certificate.
+    """The caller's identity, from the URI SAN of the verified client certificate.
 
     Raises Unauthenticated (NO_CLIENT_CERTIFICATE), CertificateError (BAD_PEER_URI).
     """
@@ -253,7 +253,8 @@ async def _close(channel: grpc.aio.Channel, grace: float) -> None:
     try:
         await channel.close(grace)
     except asyncio.CancelledError:
-        # What `close` would have done in the end: another one does nothing, once the first has begun.
+        # The last steps of `close`, by grpc.aio's private names: a second call of it does nothing once the
+        # first has begun.
         for call in list(channel._active_calls):  # type: ignore[attr-defined]
             call.cancel()
         channel._channel.close()  # type: ignore[attr-defined]

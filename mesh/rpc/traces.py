@@ -1,4 +1,4 @@
-"""What nodes and the coordinator agree on about traces (protos/sealring/v1/trace.proto)."""
+"""A limit on traces that nodes and the coordinator share (protos/sealring/v1/trace.proto)."""
 
 MAX_SPANS = 32768
-"""Of one process in one answer."""
+"""Spans of one process in one answer."""

@@ -1,8 +1,8 @@
 """Counts the fields of a protobuf message before it is parsed.
 
-Millions of empty messages fit into the bytes of one that is taken, and each costs an object. Decoding holds
-the interpreter lock, so all other streams of the process would stand still for it. Fields are counted by the
-wire format (protobuf.dev/programming-guides/encoding), which costs some milliseconds at most.
+Millions of empty messages fit into one of an allowed size, and each costs an object. Decoding holds the
+interpreter lock, so all other streams of the process would stand still. Counting the fields of the wire
+format (protobuf.dev/programming-guides/encoding) costs a few milliseconds at most.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 from sealring.mesh.errors import InvalidInput
 
 MAX_FIELDS = 1 << 14
-"""In one message, with those of the messages within it. The longest conversation has 4096 messages of two."""
+"""In one message, including those of nested messages. The longest conversation has 4096 messages of two."""
 
 _LEAST_BYTES = 2
-"""Of a field."""
+"""The size of the smallest field."""
 
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _FIXED = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
 
 
 def check_fields(data: bytes, descriptor: Any, most: int = MAX_FIELDS) -> None:
-    """Raises InvalidInput (TOO_MANY_VALUES). What is no such message passes: its decoder says so."""
+    """Raises InvalidInput (TOO_MANY_VALUES). A malformed message passes: its decoder refuses it."""
     if len(data) <= _LEAST_BYTES * most:
         return
     left = most
@@ -49,16 +49,16 @@ def check_fields(data: bytes, descriptor: Any, most: int = MAX_FIELDS) -> None:
                     at += length
                 elif wire == _VARINT:
                     _, at = _varint(data, at)
-                else:  # begins and ends of groups, whose fields are then counted here, have nothing more
+                else:  # the start or end tag of a group has no value; the group's fields are counted here
                     at += _FIXED.get(wire, 0)
                 if left < 0:
                     raise _too_many(most)
-        except IndexError:  # it ends too soon; a decoder builds what stands before that all the same
+        except IndexError:  # truncated: a decoder would still build the fields before the end
             continue
 
 
 _MESSAGES: dict[str, dict[int, str]] = {}
-"""Of each kind of message: its fields that are messages themselves, and of what kind."""
+"""For each message type: the numbers of its fields that hold messages, and their types."""
 
 
 def _learn(descriptor: Any) -> None:
@@ -70,7 +70,7 @@ def _learn(descriptor: Any) -> None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and the place behind it. Raises IndexError where it does not end."""
+    """The varint at an offset, and the offset behind it. Raises IndexError if it does not end."""
     number = 0
     for shift in range(0, 70, 7):
         byte = data[at]

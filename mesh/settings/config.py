@@ -1,7 +1,7 @@
-"""Settings from a TOML file, then the environment, then flags, each value with where it came from.
+"""Settings from a TOML file, then the environment, then flags, each value with its origin.
 
-A file has one table per section; an environment variable is `SEALRING_<SECTION>_<FIELD>`. What nobody
-knows is refused with the nearest name that somebody does, so that a typo never means the default.
+A file has one table per section; an environment variable is `SEALRING_<SECTION>_<FIELD>`. An unknown name is
+refused with the nearest known one, so that a typo never means the default.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def load(
 ) -> Loaded[M]:
     """The settings of `section`: file, overridden by the environment, overridden by flags that are not None.
 
-    The model has single values and lists; flags are of its fields.
+    The model's fields are single values and lists; `flags` has values by field.
 
     Raises ConfigError: CONFIG_FILE_MISSING, BAD_CONFIG_FILE, UNKNOWN_SETTING, BAD_SETTING, MISSING_SETTING.
     """
@@ -110,7 +110,7 @@ def read_toml(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The error for a name that nobody knows, with the nearest one that somebody does."""
+    """The error for an unknown name, with the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names)
     hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(names)}"
@@ -166,7 +166,7 @@ def _parse_text(model: type[BaseModel], name: str, variable: str, text: str) -> 
 
 
 def _expand(model: type[BaseModel], name: str, value: Any) -> Any:
-    """`~/` in a path means the home folder; in a file or the environment no shell has replaced it."""
+    """Replaces `~/` in a path by the home folder: no shell has done so in a file or the environment."""
     if Path not in kinds_of(model.model_fields[name].annotation):
         return value
     return [_expanded(one) for one in value] if isinstance(value, list) else _expanded(value)
@@ -177,7 +177,7 @@ def _expanded(value: Any) -> Any:
 
 
 def _check_path(model: type[BaseModel], section: str, name: str, value: Any, where: str) -> None:
-    """An empty path would be the working folder: mostly it is a variable that nobody has set.
+    """Refuses an empty path, which would be the working folder: mostly a variable was not set.
 
     Raises ConfigError (BAD_SETTING).
     """
@@ -215,7 +215,7 @@ def _bad_setting(
             param=name,
         )
     said = _lower_first(first["msg"].removeprefix("Value error, "))
-    if not name:  # two settings that do not go together, which the model's own check names
+    if not name:  # settings that exclude each other; the model's own check names them
         return ConfigError(f"section [{section}] is refused: {said}", reason="BAD_SETTING")
     cause = getattr(first.get("ctx", {}).get("error"), "__cause__", None)
     return ConfigError(

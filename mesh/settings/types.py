@@ -1,4 +1,4 @@
-"""Types that the settings of several components share; what does not fit is told by pydantic."""
+"""Types that the settings of several components share; pydantic reports invalid values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sealring.mesh.trust.levels import TrustLevel
 
 @dataclass(frozen=True)
 class Written:
-    """How a setting is written: what help calls its value, and a value as its owner would write it."""
+    """The written form of a setting: the name of its value in help, and a function that writes a value."""
 
     metavar: str
     show: Callable[[Any], str] = str
@@ -29,7 +29,7 @@ def _checked(check: Callable[[str], object]) -> AfterValidator:
         try:
             check(value)
         except SealringError as error:
-            raise ValueError(error.message) from error  # its hint is told too
+            raise ValueError(error.message) from error  # `config.load` takes the hint from the cause
         return value
 
     return AfterValidator(validate)
@@ -42,7 +42,7 @@ def _check_floor(level: TrustLevel) -> TrustLevel:
 
 
 def _text(parse: Callable[[str], float]) -> BeforeValidator:
-    """Text has to name its unit; a number, as code and TOML have it, is in seconds or bytes."""
+    """Requires a unit in text; a number, in code and TOML, is in seconds or bytes."""
     return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
 
 
@@ -58,21 +58,21 @@ Addresses = Annotated[
     BeforeValidator(lambda value: [one for each in _listed(value) for one in str(each).split(",")]),
     Field(min_length=1, max_length=16),
 ]
-"""Several host:port; in text with commas between them."""
+"""Several host:port, separated by commas in text."""
 
 Name = Annotated[str, _checked(partial(check_name, what="the")), Written("NAME")]
-"""Of a machine."""
+"""The name of a machine."""
 
 ClusterName = Annotated[
     str, _checked(lambda name: name and check_name(name, "the cluster's")), Written("NAME")
 ]
-"""Empty where no name was chosen."""
+"""The name of a cluster; empty if none was chosen."""
 
 Seconds = Annotated[float, _text(parse_duration), Written("TIME", show_duration)]
 """A duration such as `90s`; a number of seconds in code."""
 
 WholeSeconds = Annotated[int, _text(parse_duration), Written("TIME", show_duration)]
-"""The same, without fractions of a second."""
+"""A duration without fractions of a second."""
 
 Size = Annotated[int, _text(parse_size), Written("SIZE", show_size)]
 """A size such as `5GB`; a number of bytes in code."""
@@ -80,4 +80,4 @@ Size = Annotated[int, _text(parse_size), Written("SIZE", show_size)]
 TrustFloor = Annotated[
     TrustLevel, AfterValidator(_check_floor), Written("software|self_signed|hardware", str)
 ]
-"""The least trust level that is good enough."""
+"""The lowest acceptable trust level."""

@@ -14,17 +14,17 @@ _AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,3})\Z", re.AS
 
 
 def parse_duration(text: str) -> float:
-    """Seconds. Raises ValueError for what is not a number and one of ms, s, m, h and d."""
+    """Seconds from a number and one of ms, s, m, h and d. Raises ValueError for anything else."""
     return _parse(text, _SECONDS, "duration", "90s, 10m or 2h")
 
 
 def parse_size(text: str) -> int:
-    """Bytes, of GB in powers of 1000 and of GiB in powers of 1024. Raises ValueError for anything else."""
+    """Bytes; GB is a power of 1000 and GiB of 1024. Raises ValueError for anything else."""
     return round(_parse(text, _BYTES, "size", "500MB, 5GB or 64GiB"))
 
 
 def show_duration(seconds: float) -> str:
-    """As `parse_duration` reads it, in the largest unit of which it is a whole number."""
+    """A duration for `parse_duration`, in the largest unit that divides it."""
     for unit in ("d", "h", "m"):
         if seconds and seconds % _SECONDS[unit] == 0:
             return f"{seconds / _SECONDS[unit]:g}{unit}"
@@ -32,7 +32,7 @@ def show_duration(seconds: float) -> str:
 
 
 def show_size(count: int) -> str:
-    """As `parse_size` reads it, in the largest unit of which it is a whole number."""
+    """A size for `parse_size`, in the largest unit that divides it."""
     for unit, value in sorted(_BYTES.items(), key=lambda item: -item[1]):
         if count and count % value == 0:
             return f"{count // value}{unit}"

@@ -1,4 +1,4 @@
-"""host:port strings from outside: parsed, bounded, and kept on loopback where no credentials guard them."""
+"""host:port strings from outside: parsed and bounded, and only loopback without credentials."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def listen_error(address: str) -> ConfigError:
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that was free a moment ago, below those that systems give to outgoing connections.
 
-    It may be bound only seconds later, so one process chooses one after the other, and others elsewhere.
-    Raises OSError when no port is free or the host is not of this machine.
+    The caller may bind it only seconds later, so a process never chooses a port twice in a row, and other
+    processes begin elsewhere. Raises OSError if no port is free or the host is not of this machine.
     """
     for _ in range(_PORTS):
         port = _LOWEST + next(_choices) % _PORTS
@@ -94,10 +94,10 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether this process could listen there now, and nobody does.
+    """Whether this process could listen there now and no other does.
 
-    BSD lets a process bind 127.0.0.1:8080 beside one of the same user that listens on *:8080, and then gives
-    it that one's local callers.
+    BSD lets a process bind 127.0.0.1:8080 beside another of the same user that listens on *:8080, and would
+    then pass it the other's local callers.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -110,7 +110,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether somebody listens there."""
+    """Whether a process listens there."""
     try:
         with socket.create_connection((host, port), timeout=1):
             return True

@@ -1,9 +1,9 @@
-"""Keeps memory, and so prompts and keys, out of core files. Called first thing by whatever is a process.
+"""Keeps memory, and so prompts and keys, out of core files. Every process calls this first.
 
-Children inherit both settings. A debugger of the same account or of root still reads all of it. Linux could
-refuse the former (PR_SET_DUMPABLE), and with it every look at a process that its own account may want: which
-files and connections it has open, what memory is its own. macOS could refuse both for as long as System
-Integrity Protection is on (PT_DENY_ATTACH), which Python reaches by ctypes alone.
+Children inherit both settings. A debugger of the same account or of root can still read all memory. Linux
+could refuse the account's own (PR_SET_DUMPABLE). This would also hide the process's open files, connections
+and memory use from its owner. macOS could refuse both while System Integrity Protection is on
+(PT_DENY_ATTACH), which Python reaches by ctypes alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FILTER = Path("/proc/self/coredump_filter")
 
 
 def forbid_core_files() -> None:
-    """No core file from now on, and nothing of the memory in what Linux hands to a program instead.
+    """Forbids core files from now on, and memory in the dump that Linux pipes to a program instead.
 
     Linux heeds the limit only where cores are files (core(5)). Raises OSError.
     """

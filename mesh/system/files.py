@@ -13,7 +13,7 @@ from sealring.mesh.errors import ConfigError
 
 MAX_STATE_BYTES = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What volumes without hard links answer, as exFAT and FAT on the sticks that keys are kept on."""
+"""Errors of volumes without hard links, such as exFAT and FAT on USB sticks with keys."""
 
 _NO_FULL_SYNC = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY)
 _MODES_HINT = "; a volume without permissions (exFAT, FAT) gives every file another: copy it to this disk"
@@ -64,7 +64,7 @@ def read_secret(path: Path, *, max_bytes: int = 1 << 16) -> bytes:
     """
     descriptor = _open_no_follow(path)
     try:
-        status = os.fstat(descriptor)  # before there is a file, which Python makes of no folder
+        status = os.fstat(descriptor)  # before `fdopen`, which fails on a folder with another error
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise _unsafe(path, "is not a regular file of this user")
         if stat.S_IMODE(status.st_mode) & 0o077:
@@ -87,7 +87,7 @@ def read_bounded(path: Path, *, max_bytes: int = MAX_STATE_BYTES) -> bytes:
 
 
 def unwritable(path: Path, error: OSError) -> ConfigError:
-    """What is said (STATE_UNWRITABLE) when the disk takes nothing: full, read-only, without rights."""
+    """The error (STATE_UNWRITABLE) for a disk that is full, read-only or without permission."""
     return ConfigError(
         f"cannot write to {path}: {error.strerror}", hint=UNWRITABLE_HINT, reason="STATE_UNWRITABLE"
     )
@@ -111,8 +111,10 @@ def _write_temporary(path: Path, data: bytes, mode: int) -> Path:
 
 
 def _create_alone(path: Path, data: bytes, mode: int) -> bool:
-    """As `create_exclusive` without links: a crash may leave the file half written. Such volumes may keep no
-    modes either, so the file's mode is looked at before anything is in it."""
+    """`create_exclusive` without links: a crash may leave the file half written.
+
+    Such volumes may ignore modes too, so the file's mode is checked while it is still empty.
+    """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     except FileExistsError:
@@ -136,7 +138,7 @@ def _create_alone(path: Path, data: bytes, mode: int) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """The same for the names in a folder. Raises OSError."""
+    """Writes a folder's entries to the disk itself, as `sync` does. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         sync(descriptor)
@@ -151,7 +153,7 @@ def sync(descriptor: int) -> None:
         try:
             fcntl.fcntl(descriptor, full_sync)
             return
-        except OSError as error:  # SMB, exFAT and some NFS have no such thing
+        except OSError as error:  # SMB, exFAT and some NFS do not support it
             if error.errno not in _NO_FULL_SYNC:
                 raise
     os.fsync(descriptor)

@@ -1,9 +1,10 @@
-"""Keeps processes from what nobody here needs: what structlog imports, and much collecting of garbage.
+"""Savings in the start of processes: imports of structlog that they do not need, and garbage collection.
 
-structlog imports rich, where it is installed, for tracebacks on terminals. Our logs have none, and it takes
-4 MiB of an engine and as much of a carrier, and a fifth of the time in which a daemon imports what it needs.
-It also imports asyncio, for coroutines, of which engine and carrier have none: a tenth of what an engine
-imports.
+structlog imports rich, if it is installed, for tracebacks on terminals. Our logs have none. rich takes 4 MiB
+of each engine and carrier, and a fifth of a daemon's import time.
+
+structlog also imports asyncio for
+coroutines, which engine and carrier do not have: a tenth of an engine's imports.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 
 def defer_asyncio() -> None:
-    """From now on `import asyncio` runs none of it until somebody asks for a name in it (PEP 562)."""
+    """Defers the execution of `import asyncio` until a name of it is read (PEP 562)."""
     spec = importlib.util.find_spec("asyncio")
     if "asyncio" in sys.modules or spec is None:
         return
@@ -34,21 +35,21 @@ def defer_asyncio() -> None:
 
 
 def collect_seldom() -> None:
-    """Has a process look for garbage after 50,000 new objects, not 700, and not as it ends.
+    """Collects garbage after 50,000 new objects instead of 700, and not at exit.
 
-    Of what imports make hardly anything is garbage: to look for it is about a fifth of the processor time of
-    a command like `sealring status`.
+    Imports make hardly any garbage, and looking for it is about a fifth of the processor time of a command
+    like `sealring status`.
     """
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
 
 
 def hide_rich() -> None:
-    """From now on whoever imports rich is told that it is not installed, unless somebody has it already."""
+    """Makes `import rich` fail from now on, as if it were not installed, unless it was imported already."""
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
 
 
 def show_rich() -> None:
-    """Before rich is imported by who needs it. Does nothing where it is not hidden."""
+    """Undoes `hide_rich`, before code that needs rich imports it. Has no effect if it is not hidden."""
     if sys.modules.get("rich", ...) is None:
         del sys.modules["rich"]

@@ -15,7 +15,7 @@ from sealring.mesh.system.files import unwritable
 
 @contextmanager
 def lock_state(folder: Path) -> Iterator[None]:
-    """Holds the folder until the end of the block; the lock goes with the process, however it ends.
+    """Holds the folder until the end of the block; the lock also ends with the process.
 
     Makes the folder with mode 0700. Raises Conflict (STATE_IN_USE), ConfigError (STATE_UNWRITABLE),
     PermissionDenied (OTHERS_STATE).
@@ -38,15 +38,15 @@ def lock_state(folder: Path) -> Iterator[None]:
 
 
 def require_own_state(folder: Path, *, line: str = "sealring") -> None:
-    """Require that a state folder is this account's, or root's; of one that is to be made, the folder above.
+    """Require that a state folder, or the nearest existing folder above it, belongs to this account or root.
 
-    Files have mode 0600: one that root makes in a service's folder keeps the service itself out. `line` is
-    the command that the hint shows. Raises PermissionDenied (OTHERS_STATE).
+    Files have mode 0600: a service could not read one that root makes in its folder. `line` is the command in
+    the hint. Raises PermissionDenied (OTHERS_STATE).
     """
     for place in (folder, *folder.absolute().parents):
         try:
             owner = place.stat().st_uid
-        except OSError:  # not there, or not to be looked at: then it cannot be written either
+        except OSError:  # it is missing, or may not be read: then it cannot be written either
             continue
         if owner in (0, os.geteuid()):
             return
@@ -66,7 +66,7 @@ def _account(number: int) -> str:
 
 
 def state_in_use(folder: Path) -> Conflict:
-    """What is said of a folder that another process holds."""
+    """The error for a folder that another process holds."""
     return Conflict(
         f"another process uses the state folder {folder}",
         hint="it runs here already, in another terminal or as a service: stop that first",

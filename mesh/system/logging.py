@@ -1,13 +1,12 @@
-"""Logs of every process: structlog events, JSON when nobody watches, with content kept out of them.
+"""Logs of every process: structlog events without content, JSON unless the stream is a terminal.
 
-Nothing that a log call is handed is trusted to be free of content: fields with telling names are dropped,
-bytes become lengths, objects become type names, and an exception becomes its type and its frames. Only
-errors of our own tree, whose messages hold no content by rule, and those of MLX (`mlx_words.py`) keep their
-words.
+No argument of a log call is trusted to be free of content. Fields with sensitive names are dropped, bytes
+become lengths, objects become type names, and an exception becomes its type and its frames. Only errors of
+our own tree, whose messages hold no content by rule, and those of MLX (`mlx_words.py`) keep their text.
 
-Handlers of the standard library write the lines, and never stop or block the process that logs. Their lock
-can be taken again by the thread that holds it: Python runs finalizers at any moment, and what these log
-arrives while another line is being written.
+Handlers of the standard library write the lines, and never stop or block the process that logs. Their lock is
+reentrant, which is needed: Python runs finalizers at any moment, and one may log while its own thread writes
+another line.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _HARMLESS: Mapping[str, type] = {
     "key_type": str,
     "key_id": str,
 }
-"""Names with a telling word that are counts, or ids of join tokens and keys, when of this type."""
+"""Names with a sensitive word whose values of this type are counts, or ids of join tokens and keys."""
 
 _OURS = "sealring"
 """The standard library's logger that our own events go through."""
@@ -65,8 +64,8 @@ def configure(
 ) -> None:
     """Sends every log of this process to `stream` (standard error) or to `file`, which may be rotated.
 
-    Lines are JSON unless the stream is a terminal. Also takes over the standard library's logging and the
-    hooks for uncaught exceptions, whose own output would hold messages that nobody checked.
+    Lines are JSON unless the stream is a terminal. Also replaces the standard library's logging and the hooks
+    for uncaught exceptions, whose own output could hold content.
     Raises ConfigError (BAD_LOG_LEVEL, BAD_LOG_FILE).
     """
     if level not in LEVELS:
@@ -96,9 +95,9 @@ def configure(
 
 
 def end_with_any_thread() -> None:
-    """From now on an error that a thread did not catch ends the process.
+    """Makes an uncaught error in any thread end the process from now on.
 
-    Whoever waits for that thread, which may have run out of memory, would wait for ever.
+    The thread may have run out of memory, and others would wait for it for ever.
     """
     report = threading.excepthook
 
@@ -112,20 +111,20 @@ def end_with_any_thread() -> None:
 
 
 def redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """A structlog processor: drops fields with telling names and everything that could hold content.
+    """A structlog processor: drops fields with sensitive names and everything that could hold content.
 
     `exc_info` passes; `describe_exception` has to come next.
     """
     return {
         name: value if name == "exc_info" else _plain(value)
         for name, value in event.items()
-        if not _tells(name, value)
+        if not _is_sensitive(name, value)
     }
 
 
 def describe_exception(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """A structlog processor: `exc_info` becomes `error`, with the frames of the error or of its cause,
-    whichever is not of our own tree."""
+    """A structlog processor: replaces `exc_info` by `error`, and by `exception`, the frames of the error or
+    of its cause, whichever is not of our own tree."""
     info = event.pop("exc_info", None)
     error = _exception_of(info)
     if error is not None:
@@ -137,14 +136,14 @@ def describe_exception(_logger: Any, _method: str, event: EventDict) -> EventDic
 
 
 def _quote_library(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Libraries' own logs: the first line of what they say, without its arguments."""
+    """Reduces a library's log record to the first line of its message, without arguments."""
     lines = str(event["event"]).splitlines() or [""]
     quoted = {"event": "library log", "library": event["_record"].name, "says": lines[0][:200]}
     return {**{name: event[name] for name in _KEPT_OF_LIBRARIES if name in event}, **quoted}
 
 
 def _processors(component: str, *, terminal: bool) -> tuple[list[Processor], Processor]:
-    """What is done to every event, and what makes a line of it."""
+    """The processors of every event, and the renderer that makes a line of it."""
 
     def add_component(_logger: Any, _method: str, event: EventDict) -> EventDict:
         return {"component": component, "pid": os.getpid(), **event}
@@ -181,7 +180,7 @@ def _log_uncaught(
     structlog.get_logger().error("uncaught_exception", exc_info=error if error is not None else kind())
 
 
-def _tells(name: str, value: object) -> bool:
+def _is_sensitive(name: str, value: object) -> bool:
     harmless = _HARMLESS.get(name)
     if harmless is not None and isinstance(value, harmless):
         return False
@@ -202,7 +201,9 @@ def _plain(value: object, depth: int = 0) -> Any:
         return _error_name(value)
     if depth < 3 and isinstance(value, Mapping):
         return {
-            str(name): _plain(item, depth + 1) for name, item in value.items() if not _tells(str(name), item)
+            str(name): _plain(item, depth + 1)
+            for name, item in value.items()
+            if not _is_sensitive(str(name), item)
         }
     if depth < 3 and isinstance(value, list | tuple | set | frozenset):
         if len(value) > _MAX_ITEMS:
@@ -232,7 +233,7 @@ def _exception_of(info: object) -> BaseException | None:
 
 
 def _frames(error: BaseException) -> list[str]:
-    """Where it happened, innermost last, through the chain of causes: file, line and function only."""
+    """The error's frames, innermost last, and those of its causes: file, line and function only."""
     lines: list[str] = []
     link: BaseException | None = error
     while link is not None and len(lines) < _MAX_FRAMES:
@@ -244,16 +245,16 @@ def _frames(error: BaseException) -> list[str]:
 
 
 class StreamTarget(logging.StreamHandler[TextIO]):
-    """Writes lines to a stream as long as it takes them."""
+    """Writes lines to a stream, and drops those that cannot be written."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the standard library's name
         """A line that cannot be written is lost; telling so would quote it."""
 
 
 class FileTarget(WatchedFileHandler):
-    """A log file that newsyslog may move away: it is opened again as soon as the name means another file.
+    """A log file that newsyslog may move away: it is opened again once its name belongs to another file.
 
-    Where that fails, it is tried again with every line. Raises ConfigError (BAD_LOG_FILE).
+    A failure to open it is retried with every line. Raises ConfigError (BAD_LOG_FILE).
     """
 
     def __init__(self, path: Path) -> None:
@@ -266,7 +267,7 @@ class FileTarget(WatchedFileHandler):
             ) from None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line, to the file that has the name now."""
+        """Writes a line to the file that has the name now."""
         with contextlib.suppress(OSError):
             super().emit(record)
 

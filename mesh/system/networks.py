@@ -10,7 +10,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv4Interface, IPv4Network
 import psutil  # type: ignore[import-untyped]
 
 _ELSEWHERE = ("192.0.2.1", 9)
-"""An address of documentation (RFC 5737): the way there is the way to everywhere. Nothing is sent."""
+"""An address for documentation (RFC 5737), which the default route leads to. Nothing is sent to it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class OwnAddress:
 
 def own_addresses() -> list[OwnAddress]:
     """IPv4 addresses that others may reach, the likeliest first: on the default route, then the others, then
-    those that a link gave itself (169.254), which two Macs on one cable have."""
+    link-local ones (169.254), which two Macs on one cable have."""
     states = psutil.net_if_stats()
     found = [
         (one.ip.is_link_local, OwnAddress(str(one.ip), interface))
@@ -39,7 +39,7 @@ def own_addresses() -> list[OwnAddress]:
 
 
 def address_towards(host: str, port: int) -> str | None:
-    """This machine's own IPv4 address on the way to `host`; None where no way is known. Sends nothing."""
+    """This machine's own IPv4 address on the route to `host`; None without a route. Sends nothing."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port or 9))
@@ -52,7 +52,7 @@ def address_towards(host: str, port: int) -> str | None:
 def network_of(host: str) -> IPv4Network | None:
     """The narrowest network of this machine's interfaces that holds `host`, an address of this machine.
 
-    None for a name, for 0.0.0.0, and where no interface has such a network.
+    None for a name, for 0.0.0.0, and if no interface has such a network.
     """
     try:
         address = IPv4Address(host)

@@ -1,4 +1,4 @@
-"""Where state, settings and logs lie unless somebody says otherwise."""
+"""Default places of state, settings and logs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LAUNCH_DAEMONS = Path("/Library/LaunchDaemons")
 
 
 def default_state_root() -> Path:
-    """The user's own state folder: each component keeps its state in a folder of its name below it."""
+    """The user's own state folder; each component's state is in a folder of its name below it."""
     if sys.platform != "darwin" and (base := os.environ.get("XDG_STATE_HOME")):
         return Path(base) / "sealring"
     return state_root_of(Path.home())
 
 
 def state_root_of(home: Path) -> Path:
-    """The state folder of the user with this home folder, unless that user's environment says otherwise."""
+    """The state folder of the user with this home folder, unless that user's environment names another."""
     if sys.platform == "darwin":
         return home / "Library" / "Application Support" / "sealring"
     else:
@@ -26,7 +26,7 @@ def state_root_of(home: Path) -> Path:
 
 
 def proxy_key_file() -> Path:
-    """The key that the user's own `sealring proxy` asks for; the user's programs get it from here."""
+    """The file with the key of the user's own `sealring proxy`, for the user's programs."""
     return default_state_root() / "proxy.key"
 
 

@@ -19,11 +19,11 @@ from sealring.mesh.system.lock import lock_state
 log = structlog.get_logger()
 
 _OPEN_FILES = (16384, 10240, 4096)
-"""What is asked for, most first. The second is OPEN_MAX, above which macOS may refuse."""
+"""Limits to try, highest first. The second is OPEN_MAX, above which macOS may refuse."""
 
 
 def allow_open_files() -> int:
-    """Raises the soft limit on open files towards 16384, never above the hard one; returns what it is then.
+    """Raises the soft limit on open files towards 16384, never above the hard one; returns the result.
 
     A terminal on macOS gives 256, which a few hundred connections use up. Children inherit the limit.
     """
@@ -39,9 +39,9 @@ def allow_open_files() -> int:
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
-    """Sends a signal to a process group; does nothing where it has ended.
+    """Sends a signal to a process group; has no effect if it has ended.
 
-    For a group whose processes have all ended but were not reaped yet, macOS says EPERM instead of ESRCH.
+    For a group whose processes have all ended but were not reaped, macOS reports EPERM instead of ESRCH.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
@@ -63,7 +63,7 @@ def stop_on_signals() -> Iterator[asyncio.Event]:
 
 
 async def first_of(*work: Coroutine[Any, Any, Any]) -> None:
-    """Runs everything until one of it ends, then cancels the others. Raises what it failed with."""
+    """Runs all coroutines until one ends, then cancels the others. Raises the error of the first."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -76,9 +76,9 @@ async def first_of(*work: Coroutine[Any, Any, Any]) -> None:
 
 
 async def run_enrolled(folder: Path, serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Serves with the state folder locked, until SIGTERM or SIGINT or until the process is thrown out.
+    """Serves with the state folder locked, until SIGTERM, SIGINT or eviction.
 
-    Raises Conflict (STATE_IN_USE), and what `serve` raises but for PermissionDenied (REMOVED).
+    Raises Conflict (STATE_IN_USE), and the errors of `serve` except PermissionDenied (REMOVED).
     """
     try:
         with stop_on_signals() as stop, lock_state(folder):

@@ -1,8 +1,9 @@
-"""Apple's managed device attestation: a certificate chain that says which Mac a member's identity lives on.
+"""Apple's managed device attestation: a certificate chain that names the Mac of a member's identity key.
 
 Apple issues it through the owner's device management (DeviceInformation with DeviceAttestationNonce, "Managed
-Device Attestation" in Apple's Platform Deployment guide). The nonce that the owner asks for is
-`device_nonce(identity key)`, so that a chain is good for one identity key only; Apple puts it into the leaf.
+Device Attestation" in Apple's Platform Deployment guide). The owner requests it with the nonce
+`device_nonce(identity key)`, and Apple puts this into the leaf. A chain is therefore good for one identity
+key only.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _text(leaf: x509.Certificate, oid: str) -> str | None:
 
 
 def _unwrap(value: bytes, tag: int) -> bytes:
-    """What a short DER value of this tag holds; anything else is taken as it is."""
+    """The content of a short DER value with this tag; any other value unchanged."""
     if len(value) >= 2 and value[0] == tag and value[1] < 0x80 and value[1] == len(value) - 2:
         return value[2:]
     return value

@@ -1,7 +1,8 @@
-"""What a member says about itself, signed by its identity key, and what a verifier makes of it.
+"""Attestation: a member's statement about itself, signed by its identity key, and its verification.
 
-The statement is canonical JSON. Whatever the machine does not know is null, never true. The verifier derives
-the trust level from evidence; the member's own claims never raise it above what they can prove.
+The statement is canonical JSON. A fact that the machine does not know is null, never true. The verifier
+derives the trust level from evidence; a member's own claims never raise it above the level that they can
+prove.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STATEMENT_VERSION = 1
 MAX_STATEMENT_BYTES = 8192
 NONCE_BYTES = 32
 MAX_AGE_SECONDS = 120
-"""How far the statement's clock may stand from the verifier's, either way."""
+"""Largest difference between the statement's clock and the verifier's, either way."""
 
 MAX_MODELS = 8
 _HASH_BYTES = 32
@@ -39,7 +40,7 @@ _MAX_TEXT = 128
 
 @dataclass(frozen=True)
 class Posture:
-    """Facts about the machine; None where it does not know."""
+    """Facts about the machine; None for an unknown one."""
 
     hardware_model: str | None = None
     chip: str | None = None
@@ -60,19 +61,19 @@ class Posture:
 
 
 UNKNOWN_POSTURE = Posture()
-"""A machine that knows nothing about itself."""
+"""The posture of a machine that knows nothing about itself."""
 
 _FLAGS = ("sip", "secure_boot", "authenticated_root", "filevault")
 _NEVER_LOST = ("sip", "secure_boot")
-"""Protections without which a member that had them is out; the others lower its level."""
+"""Protections whose loss puts a member out; the loss of others lowers its level."""
 
 
 @dataclass(frozen=True)
 class Statement:
     """One attestation. `nonce` is the verifier's, `timestamp` in seconds since 1970.
 
-    `manifest_hash` is over the software that is installed, `models` is for each ring that is served the
-    digest of the model files as they are now: together they are the runtime's manifest.
+    `manifest_hash` covers the installed software. `models` has, for each ring served, the digest of the model
+    files as they are now. Together they are the runtime's manifest.
     """
 
     cluster: str
@@ -88,7 +89,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the verifier knows by itself and the statement has to agree with."""
+    """The verifier's own knowledge, which the statement has to match."""
 
     cluster: str
     nonce: bytes
@@ -137,7 +138,7 @@ def decode_statement(data: bytes) -> Statement:
         )
         if encode_statement(statement) != data:
             raise FormatError("it is not in canonical form")
-    except ValueError as error:  # FormatError, and a key type that nobody knows
+    except ValueError as error:  # FormatError, and an unknown key type
         raise AttestationError(
             f"attestation statement is malformed: {error}", reason="STATEMENT_MALFORMED"
         ) from None
@@ -147,8 +148,7 @@ def decode_statement(data: bytes) -> Statement:
 def sign_statement(
     signer: Signer, statement: Statement, label: Label = Label.ATTESTATION
 ) -> tuple[bytes, bytes]:
-    """The encoded statement and the identity key's signature over it; the answer to a challenge has its own
-    label."""
+    """The encoded statement and the identity key's signature; an answer to a challenge has another label."""
     data = encode_statement(statement)
     return data, signer.sign(label, data)
 
@@ -162,9 +162,9 @@ def verify_statement(
     label: Label = Label.ATTESTATION,
     device: Device | None = None,
 ) -> Verdict:
-    """Check signature, agreement with what is expected, and freshness; then derive the level.
+    """Check signature, agreement with `expected`, and freshness; then derive the level.
 
-    `device` is what a verified chain says of the identity key's machine. Raises AttestationError
+    `device` is the identity key's machine according to a verified chain. Raises AttestationError
     (STATEMENT_SIGNATURE, STATEMENT_MALFORMED, STATEMENT_MISMATCH, STATEMENT_STALE, STATEMENT_FROM_FUTURE).
     """
     if len(data) > MAX_STATEMENT_BYTES:
@@ -196,11 +196,11 @@ def verify_statement(
 
 
 def derive_level(statement: Statement, device: Device | None = None) -> TrustLevel:
-    """The level that a verified, fresh statement earns, with what a verified chain says of the device.
+    """The level that a verified, fresh statement earns; `device` comes from a verified chain.
 
-    Each level needs what the one below it needs. Without a chain it is `self_signed` at most, for kind of key
-    and posture are the member's own claims; a chain counts only for a claimed key in the enclave, on the
-    machine whose serial number the statement gives.
+    Each level includes the requirements of the one below. Without a chain the level is `self_signed` at most,
+    since kind of key and posture are the member's own claims. A chain counts only for a claimed key in the
+    enclave, on the machine with the statement's serial number.
     """
     if statement.key_type is not KeyType.SECURE_ENCLAVE or not statement.posture.complete_and_good:
         return TrustLevel.SOFTWARE
@@ -210,9 +210,9 @@ def derive_level(statement: Statement, device: Device | None = None) -> TrustLev
 
 
 def check_continuity(before: Statement, after: Statement) -> None:
-    """Require that a machine has lost no protection, and that a process of it runs what it ran before.
+    """Require that a machine has lost no protection, and that its process still runs the same software.
 
-    Every start has a sealing key of its own: under another one the machine may have been updated.
+    Every start makes a new sealing key; with another key, the machine may have been updated meanwhile.
 
     Raises AttestationError (PROTECTION_LOST, MANIFEST_CHANGED; PROTECTION_UNKNOWN for a protection that was
     on and could not be measured this time).
@@ -258,7 +258,7 @@ def verify_sealing_key(identity_key: bytes, cluster: str, sealing_key: bytes, si
 
 
 def _sealing_content(cluster: str, sealing_key: bytes) -> bytes:
-    """Never a statement: those begin with a brace."""
+    """The signed bytes, which are never a statement: those begin with a brace."""
     return pack_fields(b"sealring sealing key v1", cluster.encode(), sealing_key)
 
 

@@ -15,13 +15,13 @@ class TrustLevel(enum.StrEnum):
 
     NONE = "none"
     SOFTWARE = "software"
-    """A key signed."""
+    """Signed by a key."""
 
     SELF_SIGNED = "self_signed"
-    """The same. The member claims a key in a Secure Enclave and a protected Mac, which nothing proves."""
+    """Signed by a key. The member claims, without proof, a key in a Secure Enclave and a protected Mac."""
 
     HARDWARE = "hardware"
-    """Whoever manages a protected Mac vouches for the key, with Apple's attestation of that Mac."""
+    """The manager of a protected Mac vouches for the key, with Apple's attestation of that Mac."""
 
 
 SCORES: Mapping[TrustLevel, int] = MappingProxyType(
@@ -49,12 +49,12 @@ def parse_level(name: str) -> TrustLevel:
 
 
 def level_of(score: int) -> str:
-    """The level with that score, for people; a score that no level of this release has, as a number."""
+    """The name of the level with that score; an unknown score as a number."""
     return next((str(level) for level, value in SCORES.items() if value == score), str(score))
 
 
 def described(level: str) -> str:
-    """A level with what it is worth, where its name alone says too much."""
+    """A level's name, with a remark if the name alone claims too much."""
     return f"{level} (its own claim)" if level == TrustLevel.SELF_SIGNED else level
 
 

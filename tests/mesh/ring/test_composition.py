@@ -251,7 +251,7 @@ def decode(number: int, lane: int, **field: Any) -> control.Step:
     ("step", "why"),
     [
         (decode(5, 1), "lane 1 has no rows"),
-        (changed(5, control.Change()), "says nothing"),
+        (changed(5, control.Change()), "a change is empty"),
         (changed(5, admit(1, 1)), "row 1 is not ready"),
         (changed(5, admit(9, 1)), "row 9 is not ready"),
         (changed(5, admit(2, 512)), "lane 512 is above 511"),
