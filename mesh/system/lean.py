@@ -3,8 +3,8 @@
 structlog imports rich, if it is installed, for tracebacks on terminals. Our logs have none. rich takes 4 MiB
 of each engine and carrier, and a fifth of a daemon's import time.
 
-structlog also imports asyncio for
-coroutines, which engine and carrier do not have: a tenth of an engine's imports.
+structlog also imports asyncio for coroutines, which engine and carrier do not have: a tenth of an engine's
+imports.
 """
 
 from __future__ import annotations
