@@ -31,6 +31,9 @@ KEPT_BYTES = 64 << 20
 """Of all answers together, those under way included. The oldest that have ended make room; where that is not
 enough, the longest under way is kept no more, and its events go to those who read it now."""
 
+ANSWER_BYTES = 6 << 10
+"""What each takes beside its events: a task, a timer, the key. Measured: 6,200 bytes with a key of 250."""
+
 Events: TypeAlias = AsyncGenerator[inference.GenerateResponse, None]
 
 
@@ -58,6 +61,7 @@ class _Kept:
         self.timer = AwakeTimer(LEFT_SECONDS, self.task.cancel)
 
     async def _collect(self, events: Events) -> SealringError | None:
+        self._grow(ANSWER_BYTES)
         try:
             async with contextlib.aclosing(events):
                 async for event in events:

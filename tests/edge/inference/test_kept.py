@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -73,12 +75,29 @@ async def test_the_oldest_answers_make_room(
     assert [key for _, key in answers._kept] == left
 
 
+async def test_many_short_answers_are_no_more_than_few_long_ones() -> None:
+    """What Python takes for each, with what it holds: a hundred of them are counted as what they take."""
+    answers = KeptAnswers()
+    await texts(answers.events("", "first", b"", lambda: told("a")))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(100):
+            await texts(answers.events("", f"{number:0250}", b"", lambda: told("a")))
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    counted = sum(one.size for one in answers._kept.values())
+    assert taken / 2 < counted < 4 * taken
+
+
 @pytest.mark.parametrize("read", [True, False])
 async def test_the_longest_under_way_is_kept_no_more_where_room_is_short(
     monkeypatch: pytest.MonkeyPatch, read: bool
 ) -> None:
     """It goes on for those who read it, and is asked for no faster than they read."""
-    monkeypatch.setattr(kept, "KEPT_BYTES", 10_000)
+    monkeypatch.setattr(kept, "KEPT_BYTES", 10_000 + 2 * kept.ANSWER_BYTES)
     asked = 0
 
     async def long() -> AsyncGenerator[inference.GenerateResponse, None]:
