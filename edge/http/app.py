@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -14,7 +15,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from sealring.api import described
 from sealring.api.answers import Asked, Loading, model_object
@@ -24,27 +24,17 @@ from sealring.api.completions import ask_completion
 from sealring.api.fields import bad, renamed
 from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, show, tags
 from sealring.api.responses import ask_responses
-from sealring.edge.access.gate import Door, Gate
+from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Door, Gate
 from sealring.edge.http.answers import EventStream, collect, started, together, unless_disconnected
 from sealring.edge.http.body import read_json
 from sealring.edge.http.guard import Guard
+from sealring.edge.http.paths import Path, Paths
 from sealring.edge.inference.kept import KeptAnswers
 from sealring.edge.inference.service import InferenceBackend
 from sealring.edge.inference.timings import CURRENT, HEADER
 from sealring.mesh.errors import SealringError
 from sealring.mesh.rpc.protocol import software_version
 from sealring.v1 import inference_pb2 as inference
-
-Ask = Callable[[dict[str, Any], str], Asked | Loading]
-
-_ASKED: dict[str, Ask] = {
-    "/v1/chat/completions": ask_chat,
-    "/v1/completions": ask_completion,
-    "/v1/messages": ask_messages,
-    "/v1/responses": ask_responses,
-    "/api/chat": ask_ollama_chat,
-    "/api/generate": ask_ollama_generate,
-}
 
 
 def create_app(
@@ -67,27 +57,11 @@ def create_app(
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after", "x-should-retry"],
     )
-    edge = _Edge(backend, exposition, kept or KeptAnswers())
+    edge = Edge(backend, exposition, kept or KeptAnswers())
+    guard = Middleware(Guard, gate=gate or Gate(), paths=PATHS)
     return Starlette(
-        routes=[
-            Route("/", edge.page, methods=["GET"]),
-            Route("/docs", edge.docs, methods=["GET"]),
-            Route("/openapi.json", edge.openapi, methods=["GET"]),
-            *(Route(path, edge.answers(ask), methods=["POST"]) for path, ask in _ASKED.items()),
-            Route("/v1/messages/count_tokens", edge.count, methods=["POST"]),
-            Route("/v1/models", edge.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", edge.model, methods=["GET"]),
-            Route("/api/tags", edge.tags, methods=["GET"]),
-            Route("/api/ps", edge.tags, methods=["GET"]),
-            Route("/api/show", edge.show, methods=["POST"]),
-            Route("/api/version", edge.version, methods=["GET"]),
-            Route("/ping", edge.health, methods=["GET"]),  # SageMaker's and vLLM's
-            Route("/version", edge.software, methods=["GET"]),  # vLLM's
-            Route("/health", edge.health, methods=["GET"]),
-            Route("/health/live", edge.live, methods=["GET"]),
-            Route("/metrics", edge.metrics, methods=["GET"]),
-        ],
-        middleware=[*([cors] if cors_origins else []), Middleware(Guard, gate=gate or Gate())],
+        routes=PATHS.routes(edge),
+        middleware=[*([cors] if cors_origins else []), guard],
         exception_handlers={HTTPException: _pass_on},
     )
 
@@ -112,29 +86,27 @@ PAGE = """<!doctype html>
 """
 
 
-class _Edge:
+class Edge:
+    """Handlers of the paths in `PATHS`."""
+
     def __init__(self, backend: InferenceBackend, exposition: Callable[[], bytes], kept: KeptAnswers) -> None:
         self._backend = backend
         self._exposition = exposition
         self._kept = kept
 
-    def answers(self, ask: Ask) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint of one API's questions."""
+    async def ask(self, request: Request, ask: Ask) -> Response:
+        """Answers one API's question, which `ask` reads from the body."""
+        body = await read_json(request)
+        asked = ask(body, request.state.request_id)
+        if isinstance(asked, Loading):
+            await self._backend.get_model(asked.model)
+            return _json(asked.answer)
+        try:
+            return await self._answered(request, asked, body)
+        except SealringError as error:
+            raise renamed(error, asked.names) from error.__cause__
 
-        async def endpoint(request: Request) -> Response:
-            body = await read_json(request)
-            asked = ask(body, request.state.request_id)
-            if isinstance(asked, Loading):
-                await self._backend.get_model(asked.model)
-                return _json(asked.answer)
-            try:
-                return await self._told(request, asked, body)
-            except SealringError as error:
-                raise renamed(error, asked.names) from error.__cause__
-
-        return endpoint
-
-    async def _told(self, request: Request, asked: Asked, body: dict[str, Any]) -> Response:
+    async def _answered(self, request: Request, asked: Asked, body: dict[str, Any]) -> Response:
         """The answer, or the stream that it comes in."""
         request.state.caller.claim(asked.choices)
         events = self._answer(request, asked, body)
@@ -168,7 +140,7 @@ class _Edge:
         return together(parts, asked.request.choices) if asked.others else parts[0]
 
     async def count(self, request: Request) -> Response:
-        """How many tokens the prompt has: by the answer's start, or where that does not tell by its end."""
+        """Counts the tokens of a prompt: the answer's first event has the number, or else its last one."""
         asked = ask_count(await read_json(request), request.state.request_id)
         async with contextlib.aclosing(self._events(request, asked)) as events:
             begin = await unless_disconnected(request.receive, started(events))
@@ -181,17 +153,17 @@ class _Edge:
         return Response(PAGE, media_type="text/html; charset=utf-8")
 
     async def docs(self, request: Request) -> Response:
-        return Response(described.page(), media_type="text/html; charset=utf-8")
+        return Response(described.page(PATHS.operations()), media_type="text/html; charset=utf-8")
 
     async def openapi(self, request: Request) -> Response:
-        return _json(described.openapi(software_version()))
+        return Response(_openapi(), media_type="application/json")
 
     async def models(self, request: Request) -> Response:
         models = [model_object(model) for model in await self._backend.list_models()]
         return _json({"object": "list", "data": models, "models": []})  # Codex wants both
 
     async def model(self, request: Request) -> Response:
-        return _json(model_object(await self._backend.get_model(request.path_params["name"])))
+        return _json(model_object(await self._backend.get_model(request.path_params["model"])))
 
     async def tags(self, request: Request) -> Response:
         return _json(tags(await self._backend.list_models()))
@@ -210,7 +182,7 @@ class _Edge:
         return _json({"version": software_version()})
 
     async def health(self, request: Request) -> Response:
-        """200 while some ring serves: whoever balances over gateways sends requests then."""
+        """200 while some ring serves: a load balancer sends requests then."""
         models = await self._backend.list_models()
         serving = {model.name: model.rings for model in models}
         ready = any(serving.values())
@@ -227,11 +199,51 @@ class _Edge:
         return Response(self._exposition(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
 
+Ask = Callable[[dict[str, Any], str], Asked | Loading]
+
+
+def _asks(ask: Ask) -> Callable[[Edge, Request], Awaitable[Response]]:
+    """The handler of one API's questions."""
+    return lambda edge, request: edge.ask(request, ask)
+
+
+PATHS: Paths[Edge] = Paths(
+    (
+        Path("GET", "/", Edge.page, None),
+        Path("GET", "/docs", Edge.docs, ANY),
+        Path("GET", "/openapi.json", Edge.openapi, ANY),
+        Path("POST", "/v1/chat/completions", _asks(ask_chat), USE, described.CHAT),
+        Path("POST", "/v1/completions", _asks(ask_completion), USE, described.COMPLETIONS),
+        Path("POST", "/v1/responses", _asks(ask_responses), USE, described.RESPONSES),
+        Path("POST", "/v1/messages", _asks(ask_messages), USE, described.MESSAGES),
+        Path("POST", "/v1/messages/count_tokens", Edge.count, USE, described.COUNT_TOKENS),
+        Path("POST", "/api/chat", _asks(ask_ollama_chat), USE, described.OLLAMA_CHAT),
+        Path("POST", "/api/generate", _asks(ask_ollama_generate), USE, described.OLLAMA_GENERATE),
+        Path("POST", "/api/show", Edge.show, LOOK, described.OLLAMA_SHOW),
+        Path("GET", "/api/tags", Edge.tags, LOOK, described.OLLAMA_TAGS),
+        Path("GET", "/api/ps", Edge.tags, LOOK, described.OLLAMA_TAGS),
+        Path("GET", "/api/version", Edge.version, LOOK, described.OLLAMA_VERSION),
+        Path("GET", "/v1/models", Edge.models, LOOK, described.MODELS),
+        Path("GET", "/v1/models/{model}", Edge.model, LOOK, described.MODEL),
+        Path("GET", "/ping", Edge.health, ANY, described.HEALTH),  # SageMaker's and vLLM's
+        Path("GET", "/version", Edge.software, ANY, described.VERSION),  # vLLM's
+        Path("GET", "/health", Edge.health, None, described.HEALTH),
+        Path("GET", "/health/live", Edge.live, None, described.LIVE),
+        Path("GET", "/metrics", Edge.metrics, WATCH, described.METRICS),
+    )
+)
+
+
+@functools.cache
+def _openapi() -> str:
+    return json.dumps(described.openapi(software_version(), PATHS.operations()))
+
+
 def _headers(begin: inference.Started) -> dict[str, str]:
     timings = CURRENT.get()
-    told = timings.header() if timings else ""
+    segments = timings.header() if timings else ""
     return {
-        **({HEADER: told} if told else {}),
+        **({HEADER: segments} if segments else {}),
         "x-sealring-ring": begin.ring,
         "x-sealring-min-trust": str(begin.min_trust),
         "x-sealring-roster-version": str(begin.roster_version),

@@ -1,11 +1,12 @@
-"""The outermost layer: request ids, who is let in, and every error in OpenAI's form, unknown ones masked."""
+"""The outermost layer: request ids, admission, and every error in its API's form, unknown ones masked."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Sequence
+from typing import Any
 
 import structlog
 from starlette.datastructures import Headers
@@ -13,9 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Door, presented
-from sealring.edge.access.keys import Scope as ApiScope
+from sealring.edge.access.gate import Door, presented
 from sealring.edge.http.errors import error_response
+from sealring.edge.http.paths import Paths
 from sealring.mesh.errors import (
     Cancelled,
     Internal,
@@ -44,32 +45,13 @@ _DRAIN_SECONDS = 2.0
 _BODY_OF_TRIFLE = 1 << 16
 """Bytes of a body that uvicorn may read and forget when it was not asked for."""
 
-_SCOPES: dict[str, Collection[ApiScope] | None] = {
-    "/health": None,
-    "/health/live": None,
-    "/metrics": WATCH,
-    "/v1/models": LOOK,
-    "/v1/chat/completions": USE,
-    "/v1/completions": USE,
-    "/v1/responses": USE,
-    "/api/chat": USE,
-    "/api/generate": USE,
-    "/api/tags": LOOK,
-    "/api/ps": LOOK,
-    "/api/show": LOOK,
-    "/api/version": LOOK,
-    "/v1/messages": USE,
-    "/v1/messages/count_tokens": USE,
-    "/": None,
-}
-"""What a path needs. One that is not listed needs a key of any scope."""
-
 
 class Guard:
     """Wraps the whole edge. Where no key is needed only loopback names are answered: a page in a browser may
     resolve its own name to 127.0.0.1, but it has no key."""
 
-    def __init__(self, app: ASGIApp, gate: Door) -> None:
+    def __init__(self, app: ASGIApp, gate: Door, paths: Paths[Any]) -> None:
+        self._paths = paths
         self._app = app
         self._gate = gate
         self._under_way = 0
@@ -111,32 +93,32 @@ class Guard:
             request = Request(scope)
             if not self._gate.required:
                 _check_host(request)
-            async with self._gate.admit(_peer(scope), _authorization(request), _scopes(request)) as caller:
+            scopes = self._paths.scopes(scope["path"])
+            async with self._gate.admit(_peer(scope), _authorization(request), scopes) as caller:
                 admitted, key = True, caller.key_id
                 scope["state"]["caller"] = caller
                 await self._app(scope, receive, tagged_send)
         except Exception as error:
             # A name of this frame for it would make a cycle, and the body that its traceback holds would stay
             # until the next collection: of 4 MiB each, hundreds of them.
-            await _fail(error, scope, receive, None if begun else tagged_send, admitted=admitted)
+            await self._fail(error, scope, receive, None if begun else tagged_send, admitted=admitted)
         finally:
             self._under_way -= 1
             self._held[key] -= held
             if not self._held[key]:
                 del self._held[key]
 
-
-async def _fail(
-    error: Exception, scope: Scope, receive: Receive, send: Send | None, *, admitted: bool
-) -> None:
-    """Logs it if it is unknown; answers it unless an answer has begun (`send` is None)."""
-    known = _known(error, scope["path"])
-    if isinstance(known, Internal):
-        log.error("http_request_failed", request_id=scope["state"]["request_id"], exc_info=error)
-    if send is not None:
-        cut_off = known.reason in ("BODY_TOO_LARGE", "TOO_MANY_BYTES")
-        unread = cut_off or not (admitted or _has_small_body(scope))
-        await _answer(known, scope, receive, send, unread=unread)
+    async def _fail(
+        self, error: Exception, scope: Scope, receive: Receive, send: Send | None, *, admitted: bool
+    ) -> None:
+        """Logs an unknown error; answers with the error unless an answer has begun (`send` is None)."""
+        known = known_error(error, scope["path"], self._paths.usable())
+        if isinstance(known, Internal):
+            log.error("http_request_failed", request_id=scope["state"]["request_id"], exc_info=error)
+        if send is not None:
+            cut_off = known.reason in ("BODY_TOO_LARGE", "TOO_MANY_BYTES")
+            unread = cut_off or not (admitted or _has_small_body(scope))
+            await _answer(known, scope, receive, send, unread=unread)
 
 
 async def _answer(error: SealringError, scope: Scope, receive: Receive, send: Send, *, unread: bool) -> None:
@@ -172,21 +154,22 @@ async def _drain(receive: Receive) -> None:
         return
 
 
-def _known(error: Exception, path: str) -> SealringError:
+def known_error(error: Exception, path: str, usable: Sequence[str] = ()) -> SealringError:
+    """The error of the tree that the client gets; it holds nothing of an unknown error.
+
+    The hint for a path that is not served names `usable` paths.
+    """
     if isinstance(error, SealringError):
         return error
     if isinstance(error, HTTPException) and error.status_code == 404:
-        served = ", ".join(name for name, scopes in _SCOPES.items() if scopes in (USE, LOOK))
-        return NotFound(f"{path[:80]!r} is not served", hint=f"there is {served}", reason="NO_SUCH_PATH")
+        served = ", ".join(usable)
+        return NotFound(
+            f"{path[:80]!r} is not served", hint=f"the paths here are: {served}", reason="NO_SUCH_PATH"
+        )
     if isinstance(error, HTTPException) and error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
         return InvalidInput("this path has no such method", reason="METHOD_NOT_ALLOWED", allow=allow)
     return Internal("an internal error", hint="see the gateway's log")
-
-
-def _scopes(request: Request) -> Collection[ApiScope] | None:
-    path = request.scope["path"]
-    return LOOK if path.startswith("/v1/models/") else _SCOPES.get(path, ANY)
 
 
 def _authorization(request: Request) -> str | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 from sealring.api import anthropic, ollama, responses
 from sealring.api.chat import ChatBody
 from sealring.api.completions import CompletionBody
+from sealring.api.errors import form_of
 from sealring.api.fields import NOTHING, Body, Rule, Rules
 
 _Schema = dict[str, Any]
@@ -41,27 +41,25 @@ _ERRORS: dict[str, _Schema] = {
 }
 """What all of 4XX and 5XX answer, by API."""
 
-_COMPLETION = _object("id", "object", "created", "model", "choices", "usage", choices=_LIST)
-_MESSAGE = _object("id", "type", "role", "model", "content", "stop_reason", "usage", content=_LIST)
-_RESPONSE = _object("id", "object", "created_at", "model", "output", "status", output=_LIST)
-_OLLAMA = _object("model", "created_at", "done", done={"type": "boolean"})
-_MODEL = _object("id", "object", "created", "owned_by", "context_length", context_length=_COUNT)
-_MODELS = _object("object", "data", data={"type": "array", "items": _MODEL})
-_HEALTH = _object("status", status={"enum": ["serving", "unavailable"]})
-_TAGS = _object("models", models=_LIST)
-_SHOWN = _object("details", "model_info", "capabilities", capabilities=_LIST)
-_VERSION = _object("version", version=_TEXT)
+_COMPLETION_SCHEMA = _object("id", "object", "created", "model", "choices", "usage", choices=_LIST)
+_MESSAGE_SCHEMA = _object("id", "type", "role", "model", "content", "stop_reason", "usage", content=_LIST)
+_RESPONSE_SCHEMA = _object("id", "object", "created_at", "model", "output", "status", output=_LIST)
+_OLLAMA_SCHEMA = _object("model", "created_at", "done", done={"type": "boolean"})
+_MODEL_SCHEMA = _object("id", "object", "created", "owned_by", "context_length", context_length=_COUNT)
+_MODELS_SCHEMA = _object("object", "data", data={"type": "array", "items": _MODEL_SCHEMA})
+_HEALTH_SCHEMA = _object("status", status={"enum": ["serving", "unavailable"]})
+_TAGS_SCHEMA = _object("models", models=_LIST)
+_SHOWN_SCHEMA = _object("details", "model_info", "capabilities", capabilities=_LIST)
+_VERSION_SCHEMA = _object("version", version=_TEXT)
 
 _EVENTS = "text/event-stream"
 _LINES = "application/x-ndjson"
 
 
 @dataclass(frozen=True)
-class _Operation:
-    """One path. `body` is a class, or a table of fields with those that have to be there."""
+class Operation:
+    """The description of one path. `body` is a class, or a table of fields with those that are required."""
 
-    method: str
-    path: str
     summary: str
     answer: _Schema
     body: type[Body] | tuple[Rules, tuple[str, ...]] | None = None
@@ -69,62 +67,44 @@ class _Operation:
     """The media type of a streamed answer."""
     media_type: str = "application/json"
 
-    @property
-    def error(self) -> str:
-        """The name of the schema of its errors."""
-        if self.path.startswith("/v1/messages"):
-            return "AnthropicError"
-        return "OllamaError" if self.path.startswith("/api/") else "Error"
-
 
 _SHOW: Rules = {"model": Rule(own=True, schema=_TEXT), "name": Rule(own=True, schema=_TEXT)}
 
-_SERVED = (
-    _Operation("post", "/v1/chat/completions", "OpenAI's chat completions", _COMPLETION, ChatBody, _EVENTS),
-    _Operation("post", "/v1/completions", "OpenAI's completions", _COMPLETION, CompletionBody, _EVENTS),
-    _Operation(
-        "post",
-        "/v1/responses",
-        "OpenAI's Responses, without memory between them",
-        _RESPONSE,
-        (responses.RESPONSES, ("input",)),
-        _EVENTS,
-    ),
-    _Operation(
-        "post",
-        "/v1/messages",
-        "Anthropic's Messages",
-        _MESSAGE,
-        (anthropic.MESSAGES, ("messages", "max_tokens")),
-        _EVENTS,
-    ),
-    _Operation(
-        "post",
-        "/v1/messages/count_tokens",
-        "how many tokens such a message has",
-        _object("input_tokens", input_tokens=_COUNT),
-        (anthropic.MESSAGES, ("messages",)),
-    ),
-    _Operation("post", "/api/chat", "Ollama's chat", _OLLAMA, (ollama.CHAT, ()), _LINES),
-    _Operation("post", "/api/generate", "Ollama's generate", _OLLAMA, (ollama.GENERATE, ()), _LINES),
-    _Operation("post", "/api/show", "Ollama's: what a model can do", _SHOWN, (_SHOW, ())),
-    _Operation("get", "/api/tags", "Ollama's list of models", _TAGS),
-    _Operation("get", "/api/ps", "the same", _TAGS),
-    _Operation("get", "/api/version", "of Ollama's API", _VERSION),
-    _Operation("get", "/v1/models", "what is served", _MODELS),
-    _Operation("get", "/v1/models/{model}", "one of these", _MODEL),
-    _Operation("get", "/ping", "as /health", _HEALTH),
-    _Operation("get", "/version", "of this software", _VERSION),
-    _Operation("get", "/health", "200 while some model is served", _HEALTH),
-    _Operation("get", "/health/live", "200 while this process answers", _object("status", status=_TEXT)),
-    _Operation("get", "/metrics", "for Prometheus", _TEXT, media_type="text/plain"),
+CHAT = Operation("OpenAI's chat completions", _COMPLETION_SCHEMA, ChatBody, _EVENTS)
+COMPLETIONS = Operation("OpenAI's completions", _COMPLETION_SCHEMA, CompletionBody, _EVENTS)
+RESPONSES = Operation(
+    "OpenAI's Responses, without memory between them",
+    _RESPONSE_SCHEMA,
+    (responses.RESPONSES, ("input",)),
+    _EVENTS,
 )
+MESSAGES = Operation(
+    "Anthropic's Messages", _MESSAGE_SCHEMA, (anthropic.MESSAGES, ("messages", "max_tokens")), _EVENTS
+)
+COUNT_TOKENS = Operation(
+    "how many tokens such a message has",
+    _object("input_tokens", input_tokens=_COUNT),
+    (anthropic.MESSAGES, ("messages",)),
+)
+OLLAMA_CHAT = Operation("Ollama's chat", _OLLAMA_SCHEMA, (ollama.CHAT, ()), _LINES)
+OLLAMA_GENERATE = Operation("Ollama's generate", _OLLAMA_SCHEMA, (ollama.GENERATE, ()), _LINES)
+OLLAMA_SHOW = Operation("Ollama's: what a model can do", _SHOWN_SCHEMA, (_SHOW, ()))
+OLLAMA_TAGS = Operation("Ollama's list of models", _TAGS_SCHEMA)
+OLLAMA_VERSION = Operation("of Ollama's API", _VERSION_SCHEMA)
+MODELS = Operation("models that are served", _MODELS_SCHEMA)
+MODEL = Operation("one of these", _MODEL_SCHEMA)
+VERSION = Operation("of this software", _VERSION_SCHEMA)
+HEALTH = Operation("200 while some model is served", _HEALTH_SCHEMA)
+LIVE = Operation("200 while this process answers", _object("status", status=_TEXT))
+METRICS = Operation("for Prometheus", _TEXT, media_type="text/plain")
+
+Operations = Sequence[tuple[str, str, Operation]]
+"""Method, path and description of each operation."""
 
 
-@functools.cache
-def openapi(version: str) -> dict[str, Any]:
+def openapi(version: str, operations: Operations) -> dict[str, Any]:
     """The description of all paths: bodies by the tables that read them, answers, and errors of each API."""
-    classes = [one.body for one in _SERVED if isinstance(one.body, type)]
+    classes = [one.body for _, _, one in operations if isinstance(one.body, type)]
     _, defined = models_json_schema(
         [(body, "validation") for body in classes], ref_template="#/components/schemas/{model}"
     )
@@ -134,8 +114,8 @@ def openapi(version: str) -> dict[str, Any]:
             schemas[body.__name__] = _with_rules(schemas[body.__name__], body.rules)
     known = schemas["ChatBody"]["properties"]
     paths: dict[str, Any] = {}
-    for one in _SERVED:
-        paths.setdefault(one.path, {})[one.method] = _described(one, known)
+    for method, path, one in operations:
+        paths.setdefault(path, {})[method.lower()] = _described(path, one, known)
     return {
         "openapi": "3.1.0",
         "info": {"title": "sealring", "version": version},
@@ -154,15 +134,15 @@ def _subclasses(body: type[Body]) -> Iterator[type[Body]]:
         yield from _subclasses(each)
 
 
-def _described(one: _Operation, known: _Schema) -> dict[str, Any]:
+def _described(path: str, one: Operation, known: _Schema) -> dict[str, Any]:
     content = {one.media_type: {"schema": one.answer}}
     if one.streams:
         content[one.streams] = {"schema": _TEXT}
     failed = {
         "description": "an error, in this API's form",
-        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{one.error}"}}},
+        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{form_of(path).schema}"}}},
     }
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "summary": one.summary,
         "responses": {
             "200": {"description": "the answer", "content": content},
@@ -170,14 +150,14 @@ def _described(one: _Operation, known: _Schema) -> dict[str, Any]:
             "5XX": failed,
         },
     }
-    if one.answer is _HEALTH:
-        told["responses"]["503"] = {"description": "nothing is served", "content": content}
-    if "{model}" in one.path:
-        told["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": _TEXT}]
+    if one.answer is _HEALTH_SCHEMA:
+        shown["responses"]["503"] = {"description": "nothing is served", "content": content}
+    if "{model}" in path:
+        shown["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": _TEXT}]
     if one.body is not None:
         schema = _body(one.body, known)
-        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return told
+        shown["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return shown
 
 
 def _body(body: type[Body] | tuple[Rules, tuple[str, ...]], known: _Schema) -> _Schema:
@@ -207,11 +187,11 @@ def _of_rule(rule: Rule, known: _Schema) -> _Schema:
     return {"type": ["object", "null"]} if rule.parts is not None else {}
 
 
-def page() -> str:
+def page(operations: Operations) -> str:
     """The same to read: no script, nothing from elsewhere."""
     rows = "".join(
-        f"<tr><td>{one.method.upper()}<td><code>{html.escape(one.path)}</code><td>{html.escape(one.summary)}"
-        for one in _SERVED
+        f"<tr><td>{method}<td><code>{html.escape(path)}</code><td>{html.escape(one.summary)}"
+        for method, path, one in operations
     )
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from sealring.mesh.errors import SealringError
 
@@ -80,11 +81,25 @@ def ollama_error(error: SealringError) -> dict[str, Any]:
     return {"error": str(error)}
 
 
-def error_of(path: str, error: SealringError) -> dict[str, Any]:
-    """The body in the form of the API whose path was asked for."""
+class ErrorForm(NamedTuple):
+    """How one API writes errors: the name of its schema, and what makes the body."""
+
+    schema: str
+    body: Callable[[SealringError], dict[str, Any]]
+
+
+def form_of(path: str) -> ErrorForm:
+    """The form of the API that the path belongs to, whether it is served or not; OpenAI's for others."""
     if path.startswith("/v1/messages"):
-        return anthropic_error(error)
-    return ollama_error(error) if path.startswith("/api/") else error_body(error)
+        return ErrorForm("AnthropicError", anthropic_error)
+    if path.startswith("/api/"):
+        return ErrorForm("OllamaError", ollama_error)
+    return ErrorForm("Error", error_body)
+
+
+def error_of(path: str, error: SealringError) -> dict[str, Any]:
+    """The body of an error in the form of the path's API."""
+    return form_of(path).body(error)
 
 
 def error_status(error: SealringError) -> int:

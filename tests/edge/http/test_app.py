@@ -472,7 +472,7 @@ async def test_what_is_served_is_told_where_nothing_is(port: int, backend: Any) 
         described = (await http.get("/openapi.json")).json()
     app = create_app(backend, exposition=lambda: b"")
     served = {
-        route.path.replace("{name:path}", "{model}") for route in app.routes if isinstance(route, Route)
+        route.path.replace("{model:path}", "{model}") for route in app.routes if isinstance(route, Route)
     }
     assert set(described["paths"]) == served - {"/", "/docs", "/openapi.json"}
     assert all(path in read.text for path in described["paths"])

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -96,14 +97,14 @@ async def test_a_refused_body_is_given_back_at_once(port: int, monkeypatch: pyte
     """Not at the next collection of garbage, by when there may be hundreds of them."""
     refusals: list[weakref.ref[BaseException]] = []
 
-    told = guard._known
+    inner = guard.known_error
 
-    def known(error: Exception, path: str) -> SealringError:
+    def known(error: Exception, path: str, usable: Sequence[str]) -> SealringError:
         assert error.__context__ is not None
         refusals.extend((weakref.ref(error), weakref.ref(error.__context__)))
-        return told(error, path)
+        return inner(error, path, usable)
 
-    monkeypatch.setattr(guard, "_known", known)
+    monkeypatch.setattr(guard, "known_error", known)
     gc.disable()
     try:
         assert (await refused(port, b"{"))["code"] == "bad_json"

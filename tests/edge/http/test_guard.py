@@ -10,7 +10,8 @@ from starlette.exceptions import HTTPException
 
 from sealring.edge.access.gate import Gate
 from sealring.edge.http import guard
-from sealring.edge.http.guard import Guard, _drain, _has_small_body, _known
+from sealring.edge.http.app import PATHS
+from sealring.edge.http.guard import Guard, _drain, _has_small_body, known_error
 from sealring.mesh.errors import Conflict, InvalidInput, ResourceExhausted
 
 
@@ -48,7 +49,7 @@ async def test_so_many_requests_are_under_way_and_no_more(monkeypatch: pytest.Mo
         await held.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    outer, sent = Guard(app, Gate(None)), [Sent() for _ in range(3)]
+    outer, sent = Guard(app, Gate(None), PATHS), [Sent() for _ in range(3)]
     tasks = [asyncio.create_task(outer(scope(), nothing, one)) for one in sent[:2]]
     await asyncio.sleep(0)
     await outer(scope(), nothing, sent[2])
@@ -67,7 +68,7 @@ async def test_every_answer_has_an_id_and_its_type_is_not_guessed() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"own", b"1")]})
 
     sent = Sent()
-    await Guard(app, Gate())(scope(), nothing, sent)
+    await Guard(app, Gate(), PATHS)(scope(), nothing, sent)
     headers = dict(sent[0]["headers"])
     request_id = headers[b"x-request-id"]
     assert len(request_id) == 24
@@ -80,7 +81,7 @@ async def test_every_answer_has_an_id_and_its_type_is_not_guessed() -> None:
 
 
 async def test_what_is_no_http_is_not_answered() -> None:
-    await Guard(None, Gate(None))({"type": "websocket"}, nothing, sent := Sent())  # type: ignore[arg-type]
+    await Guard(None, Gate(None), PATHS)({"type": "websocket"}, nothing, sent := Sent())  # type: ignore[arg-type]
     assert sent == []
 
 
@@ -93,7 +94,7 @@ async def test_no_key_holds_more_than_is_left_for_others(monkeypatch: pytest.Mon
                 scope["state"]["hold"](size)
             await send({"type": "http.response.start", "status": 200, "headers": []})
 
-        outer = Guard(app, Gate(None))
+        outer = Guard(app, Gate(None), PATHS)
         await outer(scope(), nothing, sent := Sent())
         assert sent.status == status, sizes
         assert not outer._held
@@ -146,14 +147,14 @@ def test_what_is_read_before_an_answer_to_who_was_not_asked(headers: dict[str, s
 
 def test_what_is_not_ours_is_masked() -> None:
     known = Conflict("x")
-    assert _known(known, "/") is known
+    assert known_error(known, "/") is known
     for status, reason in ((404, "NO_SUCH_PATH"), (405, "METHOD_NOT_ALLOWED"), (418, "INTERNAL")):
-        assert _known(HTTPException(status, "SECRET"), "/").reason == reason
-    assert _known(HTTPException(405, headers={"Allow": "GET"}), "/").metadata["allow"] == "GET"
-    assert "SECRET" not in str(_known(ValueError("SECRET"), "/"))
-    missing = _known(HTTPException(404), "/" + "x" * 99)
+        assert known_error(HTTPException(status, "SECRET"), "/").reason == reason
+    assert known_error(HTTPException(405, headers={"Allow": "GET"}), "/").metadata["allow"] == "GET"
+    assert "SECRET" not in str(known_error(ValueError("SECRET"), "/"))
+    missing = known_error(HTTPException(404), "/" + "x" * 99, PATHS.usable())
     assert missing.message == f"'/{'x' * 79}' is not served"
-    assert missing.hint.startswith("there is /v1/models, /v1/chat/completions, ")
+    assert missing.hint.startswith("the paths here are: /v1/chat/completions, /v1/completions, ")
     assert "/metrics" not in missing.hint
 
 
@@ -165,7 +166,7 @@ async def test_a_failure_of_ours_is_masked_and_one_after_the_start_ends_the_answ
                 await send({"type": "http.response.start", "status": 200, "headers": []})
             raise ValueError("SECRET")
 
-        await Guard(app, Gate(None))(scope(), nothing, sent := Sent())
+        await Guard(app, Gate(None), PATHS)(scope(), nothing, sent := Sent())
         assert "SECRET" not in str(sent)
         assert [one["type"] for one in sent].count("http.response.start") == 1
         assert sent.status == (200 if begins else 500)
@@ -190,7 +191,7 @@ async def test_without_keys_only_this_machines_names_are_answered(host: str, sta
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    await Guard(app, Gate(None))(scope(headers={"host": host}), nothing, sent := Sent())
+    await Guard(app, Gate(None), PATHS)(scope(headers={"host": host}), nothing, sent := Sent())
     assert sent.status == status
 
 
@@ -213,7 +214,7 @@ async def test_a_connection_is_closed_where_a_large_body_was_not_read(
         raise error
 
     headers = {"host": host, "content-length": str(length)}
-    await Guard(app, Gate(None))(scope(headers=headers), nothing, sent := Sent())
+    await Guard(app, Gate(None), PATHS)(scope(headers=headers), nothing, sent := Sent())
     assert ((b"connection", b"close") in sent[0]["headers"]) == closes
     assert b"".join(one.get("body", b"") for one in sent[1:]).startswith(b'{"error"')
     assert not sent[-1].get("more_body")
