@@ -87,18 +87,13 @@ def validate_request(request: inference.GenerateRequest) -> None:
     """
     if request.request_id:
         validate_request_id(request.request_id)
-    _at_most(
-        MAX_TOKENS, request.max_tokens, f"max_tokens is above {MAX_TOKENS}", "BAD_MAX_TOKENS", "max_tokens"
+    validate_numbers(
+        max_tokens=request.max_tokens,
+        min_trust=request.min_trust,
+        priority=request.priority,
+        deadline_ms=request.deadline_ms,
+        n=request.choices or 1,  # 0 is the contract's default
     )
-    trust = f"min_trust is above {MAX_SCORE}, the highest trust that there is"
-    _at_most(MAX_SCORE, request.min_trust, trust, "BAD_MIN_TRUST", "min_trust")
-    if abs(request.priority) > MAX_PRIORITY:
-        raise InvalidInput(
-            f"priority is not in [-{MAX_PRIORITY}, {MAX_PRIORITY}]", reason="BAD_PRIORITY", param="priority"
-        )
-    late = f"deadline_ms is above {MAX_DEADLINE_MS}"
-    _at_most(MAX_DEADLINE_MS, request.deadline_ms, late, "BAD_DEADLINE", "deadline_ms")
-    _at_most(MAX_CHOICES, request.choices, f"more than {MAX_CHOICES} answers", "BAD_CHOICES", "n")
     kind = request.envelope.WhichOneof("content")
     validate_prompt_cache_key(request.prompt_cache_key, sealed=kind == "sealed")
     if kind == "clear":
@@ -113,6 +108,30 @@ def validate_request(request: inference.GenerateRequest) -> None:
         raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE", param="envelope")
     long = f"the envelope is longer than {MAX_ENVELOPE_BYTES} bytes"
     _at_most(MAX_ENVELOPE_BYTES, len(request.envelope.sealed), long, "ENVELOPE_TOO_LONG", "envelope")
+
+
+BOUNDS = {
+    "max_tokens": (0, MAX_TOKENS, "BAD_MAX_TOKENS"),
+    "min_trust": (0, MAX_SCORE, "BAD_MIN_TRUST"),
+    "priority": (-MAX_PRIORITY, MAX_PRIORITY, "BAD_PRIORITY"),
+    "deadline_ms": (0, MAX_DEADLINE_MS, "BAD_DEADLINE"),
+    "n": (1, MAX_CHOICES, "BAD_CHOICES"),
+}
+"""The least and the greatest number of each field, by its name in the APIs, and the reason of the error."""
+
+
+def validate_numbers(**numbers: int) -> None:
+    """Checks numbers of a request by the names in BOUNDS. Raises InvalidInput with the reason there."""
+    for name, number in numbers.items():
+        least, most, reason = BOUNDS[name]
+        if not least <= number <= most:
+            raise InvalidInput(
+                f"{name} is out of bounds",
+                hint=f"give a number from {least} to {most}",
+                reason=reason,
+                param=name,
+                limit=most,
+            )
 
 
 def validate_prompt_cache_key(key: str, *, sealed: bool) -> None:

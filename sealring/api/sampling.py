@@ -19,9 +19,12 @@ from sealring.mesh.prompt.validate import (
     MAX_PRIORITY,
     MAX_PROMPT_CACHE_KEY,
     MAX_REPETITION_CONTEXT_SIZE,
+    MAX_REPETITION_PENALTY,
     MAX_STOPS,
+    MAX_TEMPERATURE,
     MAX_TOKEN_ID,
     MAX_TOKENS,
+    MAX_TOP_K,
 )
 from sealring.mesh.ring.composition import MAX_CHOICES
 from sealring.mesh.trust.levels import MAX_SCORE
@@ -33,6 +36,7 @@ _DEFAULT = "default_model"
 
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+_Repetition = Annotated[float, Field(ge=0, le=MAX_REPETITION_PENALTY, allow_inf_nan=False)]
 _Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
 
 
@@ -186,16 +190,16 @@ class CommonBody(Body):
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     num_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
-    repetition_penalty: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = None
+    repetition_penalty: _Repetition | None = None
     repetition_context_size: Annotated[int, Field(ge=1, le=MAX_REPETITION_CONTEXT_SIZE)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
@@ -212,12 +216,12 @@ class CommonBody(Body):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each event of a stream tells the usage so far."""
+        """Whether each event of a stream has the usage up to it."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def likeliest(self) -> int | None:
-        """How many tokens are to be told beside each one; None for no log-probabilities."""
+        """The number of likeliest tokens to report beside each token; None: no log-probabilities."""
         raise NotImplementedError
 
 

@@ -30,11 +30,11 @@ from sealring.client.question import Question, routing_key_of
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Delta, Model, Ring
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
+from sealring.mesh.prompt.validate import validate_numbers
 from sealring.mesh.ring.routing import SECRET_BYTES
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.system.addresses import parse_address, require_loopback
-from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 
@@ -138,10 +138,7 @@ class AsyncClient(Asks[AsyncReply]):
             if api_key is not None and credentials is None:
                 require_loopback(address)
         self._metadata = metadata_of(api_key, user)
-        if not 0 <= min_trust <= MAX_SCORE:
-            raise InvalidInput(
-                f"min_trust is not from 0 to {MAX_SCORE}", reason="BAD_MIN_TRUST", param="min_trust"
-            )
+        validate_numbers(min_trust=min_trust)
         self._credentials = credentials
         self._floor = min_trust
         self._prefix_salt = secrets.token_bytes(32)

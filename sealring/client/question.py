@@ -1,4 +1,4 @@
-"""What a user asks, checked before anything is sent."""
+"""The questions of users, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -8,20 +8,13 @@ from typing import Any
 
 from sealring.client.options import SamplingOptions
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.validate import (
-    MAX_DEADLINE_MS,
-    MAX_PRIORITY,
-    MAX_TOKENS,
-    validate_prompt,
-    validate_prompt_cache_key,
-)
-from sealring.mesh.ring.composition import MAX_CHOICES
+from sealring.mesh.prompt.validate import validate_numbers, validate_prompt, validate_prompt_cache_key
 from sealring.mesh.ring.routing import routing_key
-from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 
 MAX_TIMEOUT_SECONDS = 3600
-"""How long a question may take in all. Its envelope lives for minutes: what waits longer is sealed anew."""
+"""The longest time that a question may take. Its envelope lives for minutes; a question that waits longer is
+sealed anew."""
 
 Messages = Sequence[Mapping[str, str]]
 """Messages of a chat: `{"role": "system" | "user" | "assistant", "content": "..."}`."""
@@ -51,22 +44,24 @@ class Question:
         """Raises InvalidInput: BAD_MAX_TOKENS, BAD_CHOICES, BAD_MIN_TRUST, BAD_PRIORITY, BAD_DEADLINE,
         BAD_TIMEOUT, and those of validate_prompt."""
         validate_prompt(self.prompt)
-        if not 0 <= self.max_tokens <= MAX_TOKENS:
-            raise _bad("max_tokens", "MAX_TOKENS", f"a number from 0 to {MAX_TOKENS}")
-        if not 1 <= self.choices <= MAX_CHOICES:
-            raise _bad("n", "CHOICES", f"a number from 1 to {MAX_CHOICES}")
-        if not 0 <= self.min_trust <= MAX_SCORE:
-            raise _bad("min_trust", "MIN_TRUST", f"a number from 0 to {MAX_SCORE}")
-        if abs(self.priority) > MAX_PRIORITY:
-            raise _bad("priority", "PRIORITY", f"a number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
-        if not 0 <= self.deadline_ms <= MAX_DEADLINE_MS:
-            raise _bad("deadline_ms", "DEADLINE", f"milliseconds, at most {MAX_DEADLINE_MS}")
+        validate_numbers(
+            max_tokens=self.max_tokens,
+            min_trust=self.min_trust,
+            priority=self.priority,
+            deadline_ms=self.deadline_ms,
+            n=self.choices,
+        )
         if not 0 < self.timeout <= MAX_TIMEOUT_SECONDS:
-            raise _bad("timeout", "TIMEOUT", f"seconds, at most {MAX_TIMEOUT_SECONDS}")
+            raise InvalidInput(
+                "timeout is out of bounds",
+                hint=f"give seconds, at most {MAX_TIMEOUT_SECONDS}",
+                reason="BAD_TIMEOUT",
+                param="timeout",
+            )
 
 
 def routing_key_of(secret: bytes, key: str | None, prompt: inference.Prompt) -> bytes:
-    """By what the ring is chosen. Raises InvalidInput (BAD_PROMPT_CACHE_KEY, BAD_UTF8)."""
+    """The key by which the ring is chosen. Raises InvalidInput (BAD_PROMPT_CACHE_KEY, BAD_UTF8)."""
     if key is not None:
         validate_prompt_cache_key(_text(key, "prompt_cache_key"), sealed=False)
     return routing_key(secret, "", key, prompt)
@@ -127,9 +122,3 @@ def _text(text: str, param: str) -> str:
     except UnicodeEncodeError:
         raise InvalidInput(f"{param} holds half a surrogate pair", reason="BAD_UTF8", param=param) from None
     return text
-
-
-def _bad(param: str, name: str, allowed: str) -> InvalidInput:
-    return InvalidInput(
-        f"{param} is out of bounds", hint=f"give {allowed}", reason=f"BAD_{name}", param=param
-    )
