@@ -1,9 +1,9 @@
 """`python -m bench NAME ...`: measure, one benchmark per table of docs/performance.md.
 
-    python -m bench list                    what each benchmark measures
-    python -m bench NAME [options]          `python -m bench NAME --help` lists its own options
-    python -m bench all --quick --out DIR   every benchmark but `serve`, each in a process of its own
-    python -m bench report                  make docs/performance.md anew from the measurements beside it
+* `python -m bench list` shows what each benchmark measures.
+* `python -m bench NAME [options]` runs one; with `--help` it lists its own options.
+* `python -m bench all --quick --out DIR` runs all but `serve`, each in a process of its own.
+* `python -m bench report` makes docs/performance.md from the measurements beside it.
 
 A target is met when the worst of at least three rounds meets it, missed when any round misses it, and open
 otherwise. A benchmark with a gate (`scenarios`) exits with 13 when a check fails; the others show targets

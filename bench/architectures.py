@@ -130,7 +130,7 @@ called by a grammar: [clients.md](clients.md#answers-that-fit-a-schema).
 
 
 def page(found: dict[str, dict[str, Any]]) -> str:
-    """The page, of what `sealring model check --all --json` told of each configuration."""
+    """The page, made of the output of `sealring model check --all --json` for each configuration."""
     names = sorted(found, key=str.lower)
     exact = [name for name in names if found[name]["outcome"] == "exact"]
     wrong = [name for name in names if found[name]["outcome"] == "wrong"]
@@ -172,8 +172,8 @@ def main() -> None:
     if files := sys.argv[1:]:
         merged: dict[str, Any] = {}
         for file in files:
-            for name, told in json.loads(Path(file).read_bytes()).items():
-                merged[name] = merged.get(name, {"ranks": {}}) | told
+            for name, outcome in json.loads(Path(file).read_bytes()).items():
+                merged[name] = merged.get(name, {"ranks": {}}) | outcome
         lines = [
             f"  {json.dumps(name)}: {json.dumps(merged[name])}" for name in sorted(merged, key=str.lower)
         ]

@@ -65,7 +65,7 @@ def _fields(path: bytes, *more: tuple[bytes, bytes]) -> bytes:
 
 
 def _length(value: bytes) -> bytes:
-    """Of a string in HPACK: 7 bits, and what does not fit into them as a varint."""
+    """The length of a string in HPACK: 7 bits, and the rest as a varint (RFC 7541 section 5.1)."""
     return bytes([len(value)]) if len(value) < 127 else b"\x7f" + _varint(len(value) - 127)
 
 
@@ -160,7 +160,7 @@ GRPC: dict[str, Callable[[], Iterator[bytes]]] = {
 
 
 def connect(address: str, *, tls: Path | None = None) -> socket.socket:
-    """With `tls`, the folder of a member's or an operator's state, as whoever has it."""
+    """A connection to the address; with `tls`, the state folder of a member or an operator, as that one."""
     host, _, port = address.rpartition(":")
     plain = socket.create_connection((host, int(port)), timeout=10)
     if tls is None:

@@ -66,8 +66,8 @@ class Baseline:
         }
 
     def requests(self, asked: list[tuple[str, int]], times: list[float], rows: int) -> dict[str, Any]:
-        """Prompts and tokens of their answers, from these seconds after the start on, so many rows at most:
-        fields of `bench.openai_client.Reply`."""
+        """Answers prompts with their numbers of tokens, each sent at its time after the start, in at most
+        `rows` rows. Returns fields of `bench.openai_client.Reply`."""
         generator = self._mlx_lm.BatchGenerator(
             self._model, completion_batch_size=rows, prefill_batch_size=min(8, rows)
         )
@@ -112,7 +112,8 @@ class Baseline:
     def _generate(
         self, prompts: list[list[int]], tokens: int, prefill_rows: int, caches: list[Any] | None = None
     ) -> tuple[dict[int, float], list[float], dict[int, list[int]]]:
-        """So many tokens of every row: when each had its first, when steps with all rows ended, and which."""
+        """Generates `tokens` tokens of every row. Returns the times of first tokens, the ends of steps with
+        all rows, and the tokens."""
         generator = self._mlx_lm.BatchGenerator(
             self._model,
             max_tokens=tokens,

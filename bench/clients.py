@@ -169,7 +169,7 @@ async def idle(gateway: Gateway, count: int) -> Result:
 
 
 async def slow(gateway: Gateway, count: int) -> Result:
-    """Of each edge so many readers that do not read, for a while."""
+    """Opens `count` streams on each edge and does not read them for a while."""
     before = gateway.mib()
     held = await connected(gateway.http, _ASK, count, answered=False)
     await gateway.until_running(len(held))

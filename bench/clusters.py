@@ -25,7 +25,7 @@ _SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Deployment:
-    """What one deployment of a cluster is to be; `spec` are further fields of DeploymentSpec."""
+    """A deployment to create in a cluster; `spec` are further fields of DeploymentSpec."""
 
     name: str
     model: Path
@@ -64,7 +64,7 @@ async def cluster(
 
 
 async def _wait_for_gateway(made: LocalCluster, rings: dict[str, int]) -> None:
-    """Returns once the gateway offers so many rings of each model. Raises DeadlineExceeded."""
+    """Returns once the gateway offers these numbers of rings by model. Raises DeadlineExceeded."""
     async with inference(made.grpc_address) as client:
         for _ in range(600):
             answer = await client.stub.ListModels(inference_pb2.ListModelsRequest(), timeout=5)
@@ -90,7 +90,7 @@ def kind(process: psutil.Process) -> str:
 
 
 def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
-    """Of all that still run, since they began."""
+    """CPU time of the processes that still run, since their start."""
     spent = 0.0
     for one in processes:
         with suppress(psutil.NoSuchProcess):
@@ -141,11 +141,11 @@ async def rings(
 
 
 def cores_after(taken: int) -> list[int]:
-    """The cores after the first so many, or the last one if there are no more."""
+    """The cores after the first `taken`, or the last core if none is left."""
     cores = os.cpu_count() or 1
     return list(range(taken, cores)) or [cores - 1]
 
 
 def can_pin() -> bool:
-    """Whether this system can (Linux)."""
+    """Whether this system can pin processes to cores (Linux)."""
     return hasattr(os, "sched_setaffinity")

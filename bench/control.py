@@ -174,9 +174,9 @@ class OneRing:
 
 @contextlib.asynccontextmanager
 async def other_process(work: Callable[..., None], *arguments: object) -> AsyncIterator[Pipe]:
-    """Runs `work(*arguments, pipe)` in a process of its own, which ends with this block however it is left.
+    """Runs `work(*arguments, pipe)` in a process of its own, which ends with this block.
 
-    Nobody else holds its end of the pipe: who waits for what it says hears that it is gone.
+    Only that process holds the other end of the pipe, so a reader gets EOFError once it has ended.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -191,7 +191,7 @@ async def other_process(work: Callable[..., None], *arguments: object) -> AsyncI
 
 
 async def measure(options: argparse.Namespace, rows: int) -> Result:
-    """Steps and tokens a second, and the cores that the gateway needs for them, with so many rows."""
+    """Steps and tokens per second with `rows` rows, and the cores that the gateway needs for them."""
     with tempfile.TemporaryDirectory() as folder:
         ca = ClusterCA.create(Path(folder), CLUSTER, now=time.time())
         async with other_process(run_members, folder, options.members, rows, options.rate) as pipe:

@@ -1,6 +1,6 @@
 """All benchmarks one after the other, each in a process of its own and with a time limit.
 
-A benchmark that fails, hangs or dies does not stop the others; the outcome of each is told and written.
+A benchmark that fails, hangs or dies does not stop the others; each outcome is shown and written.
 """
 
 from __future__ import annotations

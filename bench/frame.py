@@ -97,9 +97,9 @@ def parse(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def measure(benchmark: Benchmark, arguments: Sequence[str], times: int = 1) -> Result:
-    """Runs it so many times; its data, with where it came from and what it says of the targets.
+    """Runs a benchmark `times` times; returns its data with their origin and the checks of its targets.
 
-    Each run adds its rounds to the checks; `data` is the last one's, `earlier` that of those before.
+    Each run adds its rounds to the checks; `data` is from the last run, `earlier` from those before.
     """
     options = parse(benchmark, arguments)
     load_before = os.getloadavg()[0]
@@ -117,7 +117,7 @@ def measure(benchmark: Benchmark, arguments: Sequence[str], times: int = 1) -> R
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine() | {"load_before": round(load_before, 2), "load_after": os.getloadavg()[0]},
         "passed": all(one.verdict != MISSED and None not in one.rounds for one in checks),
-        "checks": [one.told() for one in checks],
+        "checks": [one.as_data() for one in checks],
         "data": runs[-1],
         "earlier": runs[:-1],
     }
@@ -197,7 +197,7 @@ def progress(text: str) -> None:
 
 
 def commit() -> str:
-    """Of the tree that was measured, with a + when it was changed; "" where there is no git."""
+    """The measured tree's commit, with a + if it has changes; "" without git."""
     command = ["git", "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(

@@ -1,8 +1,8 @@
-"""What answers by a schema cost a step of 8 rows of a large vocabulary, and what rows without one pay for it.
+"""Cost of a schema to a step of 8 rows with a large vocabulary, and to rows without a schema beside them.
 
-CPU time of one process, the least of several steps by turns. A step has two layers and so many words, which
-is as small as a last stage gets: masks are a smaller part of any other. Two lanes take turns, as lanes of a
-ring do. One never has a grammar; the other has eight, or none. The vocabulary is made up of syllables.
+CPU time of one process: the least of several steps, in turns. A step has two layers, which is the smallest
+last stage: masks are a smaller part of any other. Two lanes take turns, as in a ring. One never has a
+grammar; the other has eight, or none. The vocabulary is made up of syllables.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def run(options: argparse.Namespace) -> Result:
 
 
 def _grammars(vocabulary: int) -> Any:
-    """Of a tokenizer with so many tokens: every byte, and words of up to four syllables, with and without a
-    space before them."""
+    """Grammars over a tokenizer with `vocabulary` tokens: every byte, and words of up to four syllables, with
+    and without a space before them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     from sealring.node.engine.grammar import Grammars

@@ -1,9 +1,9 @@
-"""What many members cost the coordinator, and how soon all of them have a new roster.
+"""Cost of many members to the coordinator, and the time until all of them have a new roster.
 
-The coordinator is a process of its own, with mTLS and SQLite as ever; its share of a core is its own CPU
-time. The members are scripted: each has an identity, a certificate and a session, beats every 2 s and answers
-challenges, which come five times as often as by default. They do not check rosters, which come with every
-change and are timed from the operator's call to each member. Targets: half a core, and p99 2 s.
+The coordinator is a process of its own with mTLS and SQLite; its share of a core is its own CPU time. The
+members are scripted: each has an identity, a certificate and a session, sends a heartbeat every 2 s and
+answers challenges, five times as often as by default. They do not check rosters. Each change sends one, timed
+from the operator's call to each member. Targets: half a core, and p99 2 s.
 """
 
 from __future__ import annotations

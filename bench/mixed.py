@@ -1,14 +1,13 @@
 """Requests of different lengths that come and go: ours, mlx_lm.server, its pipeline, BatchGenerator alone.
 
-One seeded list of requests for all systems: closed loops, in each of which so many requests are under way
-until the list ends, and open ones, in which they arrive at a rate. What counts of a closed loop is the time
-until its last request is sent, for after that there are fewer. Systems take turns, in another order every
-round. Each is started for its turn and ends with it, so that it has the machine to itself, with all of a
-GPU's memory.
+All systems get the same seeded list of requests. In a closed loop, a fixed number of requests is under way
+until the list ends; in an open loop, they arrive at a rate. A closed loop is measured until its last request
+is sent, since fewer are under way after that. Systems take turns, in another order every round. Each is
+started for its turn and ends with it, so that it has the machine and all of a GPU's memory to itself.
 
-**Efficiency** is the time that the same tokens would take at the ring's own steady rates, measured in the
-same round, divided by the time that they took: prompt tokens at the rate of one prompt alone, tokens of
-answers at that of as many rows that neither come nor go.
+**Efficiency** is the time for the same tokens at the ring's own steady rates, divided by the measured time.
+Steady rates are measured in the same round: prompt tokens for one prompt alone, answer tokens for the same
+number of rows without arrivals and ends.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def requests(name: str, count: int, seed: int) -> list[tuple[str, int]]:
 
 
 async def run(options: argparse.Namespace) -> Result:
-    """`rounds`: by load and system, what `told` says of each; `rates`: the ring's own, round by round;
+    """`rounds`: by load and system, the `figures` of each; `rates`: the ring's own, round by round;
     `missing`: why other systems did not run."""
     if can_pin() and not options.gpus:
         os.sched_setaffinity(0, options.client_cores)
@@ -201,11 +200,11 @@ async def _load(
             shares = await watched
     after = _cpu(system)
     cpu = {part: round(spent - before.get(part, 0.0), 2) for part, spent in after.items()}
-    return told(replies, rows, rates, cpu) | {"shares": shares}
+    return figures(replies, rows, rates, cpu) | {"shares": shares}
 
 
 async def _shares(made: LocalCluster, options: argparse.Namespace) -> dict[str, float]:
-    """What members did, in percent of their time, in the mean over them; nothing where no trace is had."""
+    """Mean shares of the members' time by activity, in percent; empty if no trace can be fetched."""
     await asyncio.sleep(options.seconds)
     try:
         call = made.admin.call("TraceRing", milliseconds=round(options.seconds * 1000), seconds=90)
@@ -219,10 +218,11 @@ async def _shares(made: LocalCluster, options: argparse.Namespace) -> dict[str, 
     }
 
 
-def told(
+def figures(
     replies: Sequence[Reply], rows: int, rates: dict[str, float], cpu: dict[str, float] | None = None
 ) -> Result:
-    """`efficiency` where there are rates of so many rows; `cpu` are processors' seconds of the whole load."""
+    """Figures of one load: `efficiency` if `rates` has one for `rows`; `cpu` in seconds for the whole
+    load."""
     good = [one for one in replies if one.ok]
     begun = min(one.begun for one in replies)
     until = max(one.begun if rows else one.ended for one in replies)
@@ -342,7 +342,7 @@ def systems(text: str) -> list[str]:
 
 
 def several(text: str) -> int:
-    """Of fewer none is sent after the first, and there is no time to measure."""
+    """Parses a number of at least 2: a shorter closed loop has no time between its requests to measure."""
     if int(text) < 2:
         raise argparse.ArgumentTypeError("a closed loop needs 2 requests for each under way")
     return int(text)

@@ -1,8 +1,8 @@
 """Models with random weights in the folders that mlx-lm and sealring load, with the demo model's tokenizer.
 
-What they answer means nothing; how long it takes is what a trained model of that shape takes. Two things
-keep measurements comparable: the output head knows only tokens that are printable on their own, so every
-token shows as text at once, and it never prefers the end of the sequence, so every answer has max_tokens.
+Their answers mean nothing, but take as long as those of a trained model of that shape. Two properties keep
+measurements comparable. The output head knows only tokens that are printable on their own, so every token
+shows as text at once. It never prefers the end of the sequence, so every answer has max_tokens.
 """
 
 from __future__ import annotations

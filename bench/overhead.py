@@ -1,7 +1,7 @@
-"""What everything but the model costs: memory of members, idling, starting.
+"""Cost of everything but the model: memory of members, idling, starting.
 
 Each member's memory above its weights, CPU and memory of every process of an idle cluster, and the time from
-starting a cluster to its first token on two cores. What the gateway needs for its steps is `control`.
+starting a cluster to its first token on two cores. The gateway's cost per step is measured by `control`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What it costs to get a model from another member: CPU time and rate against one plain TLS stream.
+"""Cost of a model from another member: CPU time and rate against one plain TLS stream.
 
-Two processes on loopback, by turns within each round: the model by the Models service, hashed and written
-part by part; and the same bytes by one TLS stream (mTLS, Python's ssl), read from a file and written to one,
-unchecked and checked by SHA-256. CPU time is that of both ends, hashing and writing included.
+Two processes on loopback take turns within each round. One way is the Models service, hashed and written part
+by part. The other is one TLS stream (mTLS, Python's ssl) from file to file, unchecked or checked by SHA-256.
+CPU time is that of both ends, including hashing and writing.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ async def _run(options: argparse.Namespace, folder: Path) -> Result:
         async def by_service() -> None:
             partial = PartialModel(folder / "service", MODEL)
             if not await asker.fetch(MODEL, partial, lambda done, size: None):
-                raise AssertionError("the model did not come")
+                raise AssertionError("the model was not received")
 
         ways: dict[str, Callable[[], Any]] = {
             "service": by_service,
@@ -175,7 +175,7 @@ async def _run(options: argparse.Namespace, folder: Path) -> Result:
 
 
 async def _cpu(pipe: Pipe) -> float:
-    """Of both ends."""
+    """CPU seconds of both ends."""
     pipe.send(True)
     return float(await asyncio.to_thread(pipe.recv)) + time.process_time()
 

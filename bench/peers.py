@@ -1,9 +1,10 @@
 """Side by side in one run, on the same model and cores: mlx-lm alone, its server, its pipeline, and ours.
 
-mlx-lm alone is BatchGenerator in a process, or generate_step where there is one request. Systems take turns,
-in another order every round, and the first round is not counted. Whoever is not measured is stopped (sealring
-rings rest by themselves). Every system has the same two cores, its HTTP server and scheduler included; the
-clients have the others. With --gpus nothing is tied to cores: a stage has a GPU of its own, mlx-lm the first.
+mlx-lm alone is BatchGenerator in a process, or generate_step for one request. Systems take turns, in another
+order every round, and the first round is not counted. Systems that are not measured are stopped (sealring
+rings rest by themselves). Every system has the same two cores, including its HTTP server and scheduler; the
+clients have the others. With --gpus no process is pinned: each stage has a GPU of its own, and mlx-lm the
+first.
 """
 
 from __future__ import annotations

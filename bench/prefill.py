@@ -90,8 +90,8 @@ async def _streams(url: str, options: argparse.Namespace) -> Result:
 
 @dataclass(slots=True)
 class _Disturbed:
-    """Gaps in ms beside prompts, which took so many seconds, and the tokens beside them: number of the
-    stream, first, and last but one."""
+    """Streams beside prompts: their gaps in ms, the `seconds` of each prompt, and the `spans` of tokens
+    beside it (number of the stream, first, and last but one)."""
 
     beside: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)

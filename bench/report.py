@@ -73,10 +73,10 @@ def _paths() -> list[Path]:
 
 
 def rows(measured: list[dict[str, Any]], earlier: dict[str, Any]) -> list[Row]:
-    """Of every target what was measured last; a figure without data only where there is nothing else."""
+    """The last measurement of every target, or its earlier figure if it has no data."""
 
-    def check(told: dict[str, Any]) -> Check:
-        return Check(told["name"], told["rounds"], told["target"], told["at_least"])
+    def check(data: dict[str, Any]) -> Check:
+        return Check(data["name"], data["rounds"], data["target"], data["at_least"])
 
     found = []
     for report in measured:

@@ -42,7 +42,7 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Run:
-    """Lanes x rows with so many tokens each; `stages` 0: of every ring; `context` 0: of --prompt."""
+    """Lanes x rows with `context` tokens each; `stages` 0: every ring; `context` 0: that of --prompt."""
 
     stages: int
     lanes: int
@@ -80,7 +80,7 @@ def one_round(
     """Everything once."""
     times = {"warm": options.warm, "steps": options.steps}
 
-    def told(name: str, wanted: Run, found: dict[str, Any]) -> dict[str, Any]:
+    def labelled(name: str, wanted: Run, found: dict[str, Any]) -> dict[str, Any]:
         name += f", {wanted.context} tokens" if wanted.context not in (0, options.prompt) else ""
         return {"name": name, "context": wanted.context or options.prompt} | found
 
@@ -88,7 +88,7 @@ def one_round(
         assert alone is not None
         context = wanted.context or options.prompt
         found = alone.run(do="decode", rows=wanted.rows, context=context, **times)
-        yield told(f"one process, {wanted.rows} rows", wanted, found)
+        yield labelled(f"one process, {wanted.rows} rows", wanted, found)
     for ring, wanted, sealed in itertools.product(rings, options.runs, (True, False)):
         if wanted.stages in (0, ring.size) and (sealed or options.unsealed):
             sizes = {"lanes": wanted.lanes, "rows": wanted.rows, "context": wanted.context or options.prompt}
@@ -96,12 +96,12 @@ def one_round(
             found, left = ring.run(work, wanted.lanes * wanted.rows, sealed)
             found |= summary(left, found.pop("decode_from"))
             name = f"{ring.size} stages, {wanted.lanes} x {wanted.rows} rows"
-            yield told(name if sealed else f"{name}, unsealed", wanted, found)
+            yield labelled(name if sealed else f"{name}, unsealed", wanted, found)
 
 
 def summary(left: list[dict[str, Any]], decode_from: int) -> dict[str, Any]:
-    """Medians of every stage's decode steps in ms: between what it notes of a step ("fed-launched"), between
-    steps, and of the hop from the end of a stage's compute to the next one's input, where that waited."""
+    """Medians of every stage's decode steps in ms: between the marks of a step ("fed-launched"), between
+    steps, and of the hop from the end of a stage's compute to the next stage's input, if that waited."""
     by_step = [{one["step"]: one for one in each["trace"] if one["step"] >= decode_from} for each in left]
     stages = []
     for rank, steps in enumerate(by_step):

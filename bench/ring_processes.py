@@ -238,5 +238,5 @@ def knocked(port: int) -> socket.socket:
 
 
 def device_environment(gpus: int, rank: int) -> dict[str, str]:
-    """What the environment of a process that computes has besides: one GPU each, by turns."""
+    """Additional environment of a computing process: one GPU each, in turn."""
     return {"CUDA_VISIBLE_DEVICES": str(rank % gpus)} if gpus else {}

@@ -50,7 +50,7 @@ class Gateway:
             self.announce(prefill=control.Prefill(chunks=[part]))
 
     def prefill_whole(self, rows: Sequence[int], tokens: int) -> None:
-        """Their prompts, of so many tokens each, in one step."""
+        """Prefills the rows' prompts, of `tokens` tokens each, in one step."""
         whole = {"start": 0, "end": tokens, "prompt_tokens": tokens, "params_bytes": PARAMETER_BYTES}
         self.announce(prefill=control.Prefill(chunks=[control.Chunk(row=row, **whole) for row in rows]))
 

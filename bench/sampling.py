@@ -74,8 +74,8 @@ def _step(kind: str, rows: int, vocabulary: int) -> Callable[[], None]:
 
     def step() -> None:
         tokens = sampler(logits)
-        told = sampler.report(logits, tokens)
-        mx.eval(tokens if told is None else told)
+        report = sampler.report(logits, tokens)
+        mx.eval(tokens if report is None else report)
 
     return step
 

@@ -1,8 +1,8 @@
 """Tokens per second of 1, 2 and 3 stages at 1 to 64 rows, each stage with its processes on a core of its own.
 
-What counts is the time in which all rows decode: requests for long answers are sent, a measurement begins
-when each of them has had its second token and ends --seconds later, and then they are given up. So prompts,
-which are prefilled one after the other, take their time before it, however many rows there are.
+Only the time in which all rows decode is measured. Requests for long answers are sent; the measurement begins
+after the second token of each and ends --seconds later, and the requests are then cancelled. The prefill of
+their prompts, one after the other, is over before it begins.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Requests:
         self._generator = generator or random.Random(0)
 
     async def rate(self, url: str, rows: int) -> float:
-        """Tokens per second of so many rows. Raises Unavailable when an answer ends."""
+        """Tokens per second of `rows` rows together. Raises Unavailable if an answer ends."""
         return (await self.rate_and_cost(url, rows, lambda: 0.0))[0]
 
     async def rate_and_cost(self, url: str, rows: int, spent: Callable[[], float]) -> tuple[float, float]:
-        """The same, and by how much `spent` grows for each token."""
+        """The `rate`, and the growth of `spent` per token."""
         async with streams(url, [self._body(self._options.tokens) for _ in range(rows)]) as replies:
             begun, before = time.perf_counter(), spent()
             for _ in range(round(self._options.seconds * _STRETCH / LOOK_SECONDS)):

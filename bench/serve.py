@@ -71,8 +71,8 @@ async def send(
     key: str = "",
     seconds: float = ANSWER_SECONDS,
 ) -> tuple[list[Reply], float]:
-    """The same for prompts and the tokens of their answers, at these seconds after the start or later, when
-    fewer than `concurrency` (0: no limit) are under way."""
+    """Sends prompts with their max_tokens, each at its time in seconds after the start, or as soon as fewer
+    than `concurrency` (0: no limit) are under way."""
     limit = asyncio.Semaphore(concurrency or len(asked))
     begun = time.perf_counter()
 

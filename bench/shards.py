@@ -54,7 +54,7 @@ def check_all(file: Path, keys: Sequence[str], ranks: int) -> dict[str, str]:
     left, apart = list(keys), 0
     while left:
         together = False
-        for key, outcome in _told(file, left, ranks):
+        for key, outcome in _outcomes(file, left, ranks):
             together = True
             if key != _TOGETHER:
                 found[key] = outcome
@@ -69,7 +69,7 @@ def check_all(file: Path, keys: Sequence[str], ranks: int) -> dict[str, str]:
     return found
 
 
-def _told(file: Path, keys: Sequence[str], ranks: int) -> Iterator[tuple[str, str]]:
+def _outcomes(file: Path, keys: Sequence[str], ranks: int) -> Iterator[tuple[str, str]]:
     from sealring.mesh.system.addresses import free_port
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
 """One request at a time through the gateway and a ring of one, against bare mlx-lm: time between tokens.
 
-As `peers`, whose options and tables these are, with one request and one core: all hold the same model on it,
-and gateway, coordinator and client are elsewhere. mlx-lm is measured as it comes, and once more with the
-scheduling policy that an engine gives itself (Linux): that ratio is what the way through gateway, daemon and
-engine costs.
+The benchmark `peers` with one request and one core, and with its options and tables. Every system computes on
+that core; gateway, coordinator and client use others. mlx-lm is measured as it is, and once more with the
+scheduling policy that an engine sets for itself (Linux). The second ratio is the cost of the path through
+gateway, daemon and engine.
 """
 
 from __future__ import annotations

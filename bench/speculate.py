@@ -1,10 +1,10 @@
-"""Requests on a ring of three with tokens guessed and verified several at a time, against one token a step.
+"""Requests on a ring of three with drafts verified several at a time, against one token per step.
 
-The model says some tokens in turn, over and over (bench.models), and others by chance where it is drawn from.
-One request: its answer repeats its prompt (a summary that quotes), or does so but for every twelfth token
-(an edit), or is drawn from all of these tokens alike, with a prompt in which most pairs of them occur, so
-that guesses are offered and wrong. Four requests take all rows of the ring, which then guesses nothing.
-The same requests take turns on one ring, with drafts and with `num_draft_tokens` 0.
+The model repeats a cycle of tokens (bench.models), and picks others by chance when it samples. A single
+request is one of three kinds: its answer repeats its prompt (a summary that quotes), or differs in every
+twelfth token (an edit), or is sampled uniformly from the cycle. The last prompt holds most pairs of these
+tokens, so drafts are offered and are wrong. Four requests take all rows of the ring, which then drafts
+nothing. The same requests take turns on one ring, with drafts and with `num_draft_tokens` 0.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def checks(result: Result) -> list[Check]:
 def tables(result: Result) -> list[Table]:
     rows = []
     for kind, rates in result["kinds"].items():
-        told = [" ".join(f"{rate:.1f}" for rate in rates[way]) for way in ("with", "without")]
+        shown = [" ".join(f"{rate:.1f}" for rate in rates[way]) for way in ("with", "without")]
         right = " ".join(f"{right}/{drafted}" for drafted, right in result["drafts"][kind])
-        rows.append([kind, *told, " ".join(map(str, _gains(result, kind))), right])
+        rows.append([kind, *shown, " ".join(map(str, _gains(result, kind))), right])
     columns = ["answer", "with", "without", "ratio", "drafts right"]
     return [Table("Tokens a second, round by round", columns, rows)]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """The smallest value that at least `fraction` of all are not above (nearest rank)."""
+    """The smallest value with at least `fraction` of all values at or below it (nearest rank)."""
     return float(np.quantile(values, fraction, method="inverted_cdf"))
 
 

@@ -1,8 +1,8 @@
-"""What a measurement says of a target, by one rule for every benchmark.
+"""The verdict on a target, by one rule for every benchmark.
 
-A round is one measurement of everything that a figure is made of, so that a ratio's two sides were seen by
-the same minutes of the machine. Missed: a round missed the target. Met: at least three rounds were measured,
-and the worst of them met it. Open: anything else.
+A round measures all parts of a figure once, so that both sides of a ratio come from the same minutes of the
+machine. Missed: a round missed the target. Met: at least three rounds were measured, and the worst of them
+met it. Open: anything else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 MET, MISSED, OPEN = "met", "missed", "open"
 ROUNDS = 3
-"""That it takes to say that a target is met."""
+"""Rounds that are needed to meet a target."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Check:
             return MISSED
         return OPEN if None in self.rounds or len(self.rounds) < ROUNDS else MET
 
-    def told(self) -> dict[str, Any]:
-        """As it stands in a report."""
+    def as_data(self) -> dict[str, Any]:
+        """The check as it is written in a report."""
         return asdict(self) | {"worst": self.worst, "verdict": self.verdict}
 
 

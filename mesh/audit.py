@@ -118,10 +118,11 @@ def changed_outside(what: str, reason: str = "AUDIT_BROKEN", **metadata: object)
 
 
 class Beginning:
-    """The beginning of a log whose oldest entries may have been dropped. It reads all that are left.
+    """Checks the beginning of a log whose oldest entries may have been dropped; it reads all others.
 
-    An entry that says so counts only where it stands `kept` entries behind those. Whoever can write to the
-    database can add such an entry, and the coordinator would sign it with the next roster.
+    An entry that records a drop counts only if it stands `kept` entries behind the dropped ones. An attacker
+    who can write to the database could add such an entry, and the coordinator would sign it with the next
+    roster.
     """
 
     def __init__(self, *, kept: int = KEPT) -> None:

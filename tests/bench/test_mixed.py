@@ -39,7 +39,7 @@ def test_a_closed_loop_counts_until_its_last_request_is_sent() -> None:
         reply(2.0, 3.5, 4.0),
         reply(4.0, 4.5, 9.0),
     ]
-    found = mixed.told(replies, 2, RATES)
+    found = mixed.figures(replies, 2, RATES)
     assert (found["seconds"], found["prompt_tokens"], found["tokens"]) == (4.0, 300, 7)
     assert found["efficiency"] == pytest.approx((300 / 100 + 7 / 10) / 4.0, abs=1e-3)
 
@@ -47,23 +47,23 @@ def test_a_closed_loop_counts_until_its_last_request_is_sent() -> None:
 def test_processors_time_counts_of_the_whole_load() -> None:
     replies = [reply(0.0, 1.0, 2.0), reply(0.0, 1.5, 3.0, 4.0, 5.0), reply(2.0, 3.5, 4.0)]
     rates = RATES | {"cpu prefill": 0.01, "cpu 2": 0.25}
-    found = mixed.told(replies, 2, rates, {"engine": 7.0, "gateway": 1.0})
+    found = mixed.figures(replies, 2, rates, {"engine": 7.0, "gateway": 1.0})
     assert found["cpu_efficiency"] == pytest.approx((300 * 0.01 + 8 * 0.25) / 8.0, abs=1e-3)
     assert found["cpu_ms_per_token"] == pytest.approx(8000 / 308, abs=1e-3)
-    assert "cpu_efficiency" not in mixed.told(replies, 2, {}, {"all": 8.0})
+    assert "cpu_efficiency" not in mixed.figures(replies, 2, {}, {"all": 8.0})
 
 
 def test_an_open_loop_counts_until_its_last_answer_and_has_no_efficiency() -> None:
-    found = mixed.told([reply(0.0, 1.0, 2.0), Reply(0.0, error="timeout", ended=5.0)], 0, RATES)
+    found = mixed.figures([reply(0.0, 1.0, 2.0), Reply(0.0, error="timeout", ended=5.0)], 0, RATES)
     assert (found["seconds"], found["tokens"], found["failed"]) == (5.0, 2, 1)
     assert "efficiency" not in found
 
 
 def test_a_result_has_tables_and_checks() -> None:
     replies = [reply(0.0, 1.0, 2.0), reply(0.0, 1.5, 3.0), reply(2.0, 3.5, 4.0)]
-    ours = mixed.told(replies, 2, RATES, {"engine": 3.0, "gateway": 1.0})
+    ours = mixed.figures(replies, 2, RATES, {"engine": 3.0, "gateway": 1.0})
     ours |= {"shares": {"compute": 50.0, "idle": 10.0}}
-    theirs = mixed.told(replies, 2, {}, {"all": 4.0}) | {"shares": {}}
+    theirs = mixed.figures(replies, 2, {}, {"all": 4.0}) | {"shares": {}}
     options = {"list": "mixed", "model": "2x64", "gpus": 0}
     rounds = {"2 at a time": {mixed.OURS: [ours], mixed.ALONE: [theirs], mixed.SERVER: [theirs]}}
     result = {"options": options, "rounds": rounds}
