@@ -10,21 +10,31 @@ from sealring.coordinator.auth.access import Access
 from sealring.coordinator.auth.operators import OperatorAccess
 from sealring.coordinator.init import renew_operator_bundle
 from sealring.coordinator.keys import ClusterKeys, extend_root
-from sealring.coordinator.planning.profiles import Profiles
-from sealring.coordinator.planning.survey import Survey
+from sealring.coordinator.members.certificates import Issuer
+from sealring.coordinator.members.challenges import Challenges
+from sealring.coordinator.members.enrolment import Enrolment
+from sealring.coordinator.members.expulsion import Expulsion
+from sealring.coordinator.nodes.diagnoses import Diagnoses
+from sealring.coordinator.nodes.messages import NodeMessages
+from sealring.coordinator.nodes.models import Models
+from sealring.coordinator.nodes.profiles import Profiles
+from sealring.coordinator.nodes.questions import Questions
+from sealring.coordinator.nodes.survey import Survey
+from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.rings.deployments import DeploymentService
-from sealring.coordinator.rings.expulsion import Expulsion
+from sealring.coordinator.rings.driver import RingDriver
 from sealring.coordinator.rings.moves import Moves
+from sealring.coordinator.rings.reports import RingReports
 from sealring.coordinator.rings.rings import Rings
+from sealring.coordinator.rings.table import RingTable
+from sealring.coordinator.rings.traces import Traces
+from sealring.coordinator.rings.views import RingViews
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.services.admin import AdminService
-from sealring.coordinator.services.certificates import CertificatesService, Issuer, RenewalService
-from sealring.coordinator.services.challenges import Challenges
-from sealring.coordinator.services.diagnoses import Diagnoses
+from sealring.coordinator.services.certificates import CertificatesService, RenewalService
 from sealring.coordinator.services.enrolment import EnrolmentService
 from sealring.coordinator.services.membership import MembershipService
-from sealring.coordinator.services.models import Models
-from sealring.coordinator.services.traces import Traces
+from sealring.coordinator.services.scheduling import SchedulingService
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.standby.copies import Copies
 from sealring.coordinator.standby.follow import stand_by
@@ -33,7 +43,7 @@ from sealring.coordinator.store import Store
 from sealring.coordinator.store.integrity import check_stored
 from sealring.coordinator.streams.proofs import Proofs
 from sealring.coordinator.streams.sessions import Sessions
-from sealring.coordinator.streams.watchers import SchedulingService, Watchers
+from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki.certificates import renewal_due
@@ -85,12 +95,21 @@ class Coordinator:
         self.publisher = publisher = RosterPublisher(store, keys, settings, clock=clock)
         self.sessions = sessions = Sessions()
         self.watchers = watchers = Watchers()
-        self.rings = rings = Rings(store, publisher, sessions, watchers, settings)
-        self.profiles = profiles = Profiles(sessions, timeout=settings.profile_timeout)
+        table, speeds = RingTable(settings), Speeds()
+        self.driver = driver = RingDriver(table, publisher, sessions, watchers)
+        self.rings = rings = Rings(table, driver, store, publisher, sessions, watchers, settings)
+        self.ring_reports = reports = RingReports(table, driver, speeds)
+        self.ring_views = views = RingViews(table, store, publisher)
+        questions = Questions(sessions)
+        profiles = Profiles(questions, timeout=settings.profile_timeout)
         standing = publisher.standing
-        survey = Survey(store, sessions, profiles, standing, settings, rings.speeds)
-        deployments = DeploymentService(store, publisher, survey, rings, clock=clock)
-        self.moves = Moves(store, publisher, sessions, survey, rings, deployments, settings, clock=clock)
+        survey = Survey(store, sessions, profiles, standing, settings, speeds)
+        deployments = DeploymentService(store, publisher, survey, views, clock=clock)
+        self.moves = Moves(
+            store, publisher, sessions, survey, rings, views, deployments, settings, clock=clock
+        )
+        reports.on_no_group = self.moves.no_group
+        watchers.on_came = reports.gateway_came
         expulsion = Expulsion(store, publisher, sessions, watchers, clock=clock)
         self.challenges = challenges = Challenges(
             cluster,
@@ -98,6 +117,7 @@ class Coordinator:
             publisher,
             sessions,
             rings,
+            views,
             expulsion,
             standing,
             settings,
@@ -113,9 +133,6 @@ class Coordinator:
         self.tls = TlsStore(
             keys.server_material(settings.hosts(), lifetime=settings.certificate_lifetime, now=clock())
         )
-        traces = Traces(sessions, rings)
-        diagnoses = Diagnoses(sessions)
-        models = Models(sessions)
         self._admin = AdminService(
             OperatorAccess(access, store, keys, clock=clock),
             store,
@@ -127,42 +144,26 @@ class Coordinator:
             expulsion,
             deployments,
             self.moves,
-            traces,
-            diagnoses,
-            models,
+            Traces(questions, views),
+            Diagnoses(questions),
+            Models(questions),
             join_addresses=self.join_addresses,
             copies=Copies(store, keys, settings.state_dir),
             stand_down=self._stand_down,
             clock=clock,
         )
         proofs = Proofs(keys, store, publisher, sessions.refused)
-        self._membership = MembershipService(
-            access,
-            proofs,
-            store,
-            publisher,
-            sessions,
-            rings,
-            profiles,
-            challenges,
-            traces,
-            diagnoses,
-            models,
-            cluster,
-            clock=clock,
+        messages = NodeMessages(
+            store, publisher, sessions, reports, questions, challenges, cluster, clock=clock
         )
+        self._membership = MembershipService(access, proofs, publisher, sessions, questions, messages)
         issuer = Issuer(keys, settings, clock=clock)
         self._certificates = CertificatesService(access, store, issuer)
         self._renewal = RenewalService(cluster, store, issuer, lambda: self.tls.current()[1].certificate)
-        self._scheduling = SchedulingService(access, proofs, watchers, rings.snapshot)
+        self._scheduling = SchedulingService(access, proofs, watchers, views.snapshot)
+        enrolment = Enrolment(store, publisher, cluster, settings, clock=clock, device_root=self._device_root)
         self._enrolment = EnrolmentService(
-            store,
-            keys,
-            publisher,
-            settings,
-            self.main_address,
-            clock=clock,
-            device_root=self._device_root,
+            enrolment, keys, publisher, settings, self.main_address, clock=clock
         )
         self._work: asyncio.Task[None] | None = None
         self._deposed = asyncio.Event()
@@ -210,7 +211,7 @@ class Coordinator:
         self._work = asyncio.create_task(
             first_of(
                 self.publisher.renew_forever(),
-                self.rings.run(),
+                self.driver.run(),
                 self.moves.run(),
                 self.sessions.watch(self.settings.heartbeat_timeout),
                 self.challenges.run(),
@@ -243,7 +244,7 @@ class Coordinator:
             log.info("coordinator_stopped")
 
     async def failed(self) -> None:
-        """Raises what ended one of the coordinator's own tasks, if that ever happens."""
+        """Waits for the coordinator's own tasks, and raises the error that ends one of them."""
         if self._work is not None:
             await asyncio.shield(self._work)
 

@@ -33,7 +33,7 @@ _MAY = {
     OperatorRole.READ: {OperatorRole.READ},
     OperatorRole.ADMIN: {OperatorRole.READ, OperatorRole.ADMIN},
 }
-Request = TypeVar("Request")
+OperatorCall = TypeVar("OperatorCall")
 Response = TypeVar("Response")
 log = structlog.get_logger()
 
@@ -182,17 +182,17 @@ class OperatorAccess:
 def needs(
     role: OperatorRole,
 ) -> Callable[
-    [Callable[[Any, Request, str], Awaitable[Response]]],
-    Callable[[Any, Request, Any], Coroutine[Any, Any, Response]],
+    [Callable[[Any, OperatorCall, str], Awaitable[Response]]],
+    Callable[[Any, OperatorCall, Any], Coroutine[Any, Any, Response]],
 ]:
     """Marks a handler of the Admin service with the role that it takes: it gets the caller's name instead of
     gRPC's context."""
 
     def wrap(
-        handler: Callable[[Any, Request, str], Awaitable[Response]],
-    ) -> Callable[[Any, Request, Any], Coroutine[Any, Any, Response]]:
+        handler: Callable[[Any, OperatorCall, str], Awaitable[Response]],
+    ) -> Callable[[Any, OperatorCall, Any], Coroutine[Any, Any, Response]]:
         @functools.wraps(handler)
-        async def guarded(self: Any, request: Request, context: Any) -> Response:
+        async def guarded(self: Any, request: OperatorCall, context: Any) -> Response:
             async with self.operators.calling(context, role) as actor:
                 return await handler(self, request, actor)
 

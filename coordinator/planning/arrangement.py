@@ -48,7 +48,7 @@ class Candidate:
         return max(0, capacity(self.memory_usable) - self.taken)
 
 
-Ring = list[tuple[Candidate, int]]
+PlannedRing = list[tuple[Candidate, int]]
 """Members in rank order, each with its number of layers."""
 
 
@@ -66,7 +66,7 @@ def preferred_places(spec: admin_pb2.DeploymentSpec, members: list[Candidate]) -
 
 def deal(
     demand: Demand, members: list[Candidate], count: int, replicas: int, places: dict[str, int]
-) -> list[Ring] | None:
+) -> list[PlannedRing] | None:
     rings = []
     for group in snake(members, count, replicas):
         ring = _arrange(demand, sorted(group, key=lambda member: places[member.id]))
@@ -86,7 +86,7 @@ def snake(members: list[Candidate], count: int, replicas: int) -> list[list[Cand
     return groups
 
 
-def _arrange(demand: Demand, group: list[Candidate]) -> Ring | None:
+def _arrange(demand: Demand, group: list[Candidate]) -> PlannedRing | None:
     """The members in an order in which the layers fit, or None."""
     capacities = {member.id: member.room for member in group}
     if sum(capacities.values()) < demand.total(len(group)):
@@ -157,7 +157,7 @@ def _needs(demand: Demand, split: Sequence[int]) -> list[int]:
     return needs
 
 
-def shortfall(demand: Demand, ring: Ring) -> tuple[Candidate, int, int] | None:
+def shortfall(demand: Demand, ring: PlannedRing) -> tuple[Candidate, int, int] | None:
     """The first member that cannot hold its stage, its rank, and the bytes that the stage takes."""
     needs = _needs(demand, [layers for _, layers in ring])
     for rank, ((member, _), need) in enumerate(zip(ring, needs, strict=True)):

@@ -85,14 +85,14 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """Machines that each compute a part of the same `layers` layers; of one machine it is a plain stage."""
 
     machines: tuple[Candidate, ...]
     layers: int
 
 
-Shape = tuple[Group, ...]
+Shape = tuple[TensorGroup, ...]
 
 
 def strategy_of(shape: Shape) -> str:
@@ -220,7 +220,7 @@ def _compute(rate: Rate, layers: int, part: _Part, rows: float) -> float:
     return layers * rate.layer_seconds + reading + caches
 
 
-def _sums(model: Model, group: Group, network: Network, rows: float) -> float:
+def _sums(model: Model, group: TensorGroup, network: Network, rows: float) -> float:
     ranks = len(group.machines)
     link = network.slowest(combinations(group.machines, 2))
     piece = rows * model.state / ranks
@@ -238,5 +238,5 @@ def _hops(model: Model, shape: Shape, network: Network, rows: float) -> list[flo
     return [*hops, HOP + _link(network, (shape[-1], shape[0])).latency]  # tokens, over the closing edge
 
 
-def _link(network: Network, pair: tuple[Group, Group]) -> Link:
+def _link(network: Network, pair: tuple[TensorGroup, TensorGroup]) -> Link:
     return network.slowest((first, second) for first in pair[0].machines for second in pair[1].machines)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from sealring.coordinator.planning.arrangement import (
     Candidate,
-    Ring,
+    PlannedRing,
     deal,
     match,
     preferred_places,
@@ -90,7 +90,7 @@ def plan(
     return made
 
 
-def _left(made: admin_pb2.DeploymentPlan, rings: Sequence[Ring]) -> str:
+def _left(made: admin_pb2.DeploymentPlan, rings: Sequence[PlannedRing]) -> str:
     """How many rows there are, and what these leave of the member with least for another deployment."""
     rows = made.spec.max_rows
     rooms = {member.id: member for ring in rings for member, _ in ring}
@@ -144,7 +144,7 @@ def _by_memory(
     wanted: int,
     members: list[Candidate],
     candidates: Sequence[Candidate],
-) -> tuple[int, list[Ring]]:
+) -> tuple[int, list[PlannedRing]]:
     most = min(len(members) // spec.replicas, profile.layers)
     counts = [spec.stages] if spec.stages else list(range(1, most + 1))
     if not counts or counts[0] > most:
@@ -152,7 +152,7 @@ def _by_memory(
 
     places = preferred_places(spec, members)
 
-    def attempt(context: int) -> list[Ring] | None:
+    def attempt(context: int) -> list[PlannedRing] | None:
         demand = _demand(spec, profile, context)
         found = (
             deal(demand, pool, count, spec.replicas, places)
@@ -189,14 +189,14 @@ def _by_hand(
     wanted: int,
     members: list[Candidate],
     candidates: Sequence[Candidate],
-) -> tuple[int, list[Ring]]:
+) -> tuple[int, list[PlannedRing]]:
     count = len(spec.split)
     if len(members) < count * spec.replicas:
         raise too_few_nodes(spec, count * spec.replicas, members, candidates)
     places = preferred_places(spec, members)
     pools = [pool for pool in _pools(spec, members) if len(pool) >= count * spec.replicas]
 
-    def rings_of(pool: list[Candidate], demand: Demand) -> list[Ring]:
+    def rings_of(pool: list[Candidate], demand: Demand) -> list[PlannedRing]:
         if spec.members:
             by_id = {member.id: member for member in members}
             order = [by_id[member] for member in spec.members]
@@ -208,10 +208,10 @@ def _by_hand(
             ]
         return [list(zip(group, spec.split, strict=True)) for group in groups]
 
-    def holds(demand: Demand, rings: list[Ring]) -> bool:
+    def holds(demand: Demand, rings: list[PlannedRing]) -> bool:
         return all(shortfall(demand, ring) is None for ring in rings)
 
-    def rings_at(context: int) -> list[Ring]:
+    def rings_at(context: int) -> list[PlannedRing]:
         demand = _demand(spec, profile, context)
         tried = [rings_of(pool, demand) for pool in pools]
         return next((rings for rings in tried if holds(demand, rings)), tried[-1])
@@ -233,7 +233,7 @@ def _alike(
     wanted: int,
     members: list[Candidate],
     candidates: Sequence[Candidate],
-) -> tuple[int, list[Ring]]:
+) -> tuple[int, list[PlannedRing]]:
     """Rings whose members each hold a part of every layer, and all of what is beside the layers; the profile
     is of such a part. A ring is as strong as its weakest: members of like memory are together."""
     count = spec.stages * spec.replicas
@@ -273,7 +273,7 @@ def _largest_context(wanted: int, fits: Callable[[int], bool]) -> int:
 
 
 def _finish(
-    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: list[Ring]
+    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: list[PlannedRing]
 ) -> admin_pb2.DeploymentPlan:
     demand = _demand(spec, profile, spec.context)
     whole = spec.strategy == TENSOR
@@ -291,7 +291,7 @@ def _finish(
     )
 
 
-def _ring_plan(name: str, demand: Demand, ring: Ring, whole: bool) -> admin_pb2.RingPlan:
+def _ring_plan(name: str, demand: Demand, ring: PlannedRing, whole: bool) -> admin_pb2.RingPlan:
     """`whole`: each of its members has all layers, as far as `demand` goes."""
     stages, first = [], 0
     for rank, (member, layers) in enumerate(ring):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sealring.coordinator.planning.arrangement import Candidate, Ring
+from sealring.coordinator.planning.arrangement import Candidate, PlannedRing
 from sealring.coordinator.planning.demand import Demand
 from sealring.coordinator.planning.refusals import size
 from sealring.coordinator.planning.speeds import SLOW, differ
@@ -17,7 +17,7 @@ def reasons(
     asked: admin_pb2.DeploymentSpec,
     made: admin_pb2.DeploymentSpec,
     demand: Demand,
-    rings: Sequence[Ring],
+    rings: Sequence[PlannedRing],
     able: Sequence[Candidate],
     wanted: int,
     trimmable: bool,
@@ -62,7 +62,7 @@ def reasons(
 
 
 def of_members(
-    asked: admin_pb2.DeploymentSpec, rings: Sequence[Ring], able: Sequence[Candidate]
+    asked: admin_pb2.DeploymentSpec, rings: Sequence[PlannedRing], able: Sequence[Candidate]
 ) -> list[str]:
     """Which of a plan's members serve other rings, and which have to get the model first."""
     free = any(not member.shares for member in able)

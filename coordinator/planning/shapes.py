@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate, deal, preferred_places
-from sealring.coordinator.planning.costs import ASSUMED, Estimate, Group, Model, Network, Shape, estimate
+from sealring.coordinator.planning.costs import (
+    ASSUMED,
+    Estimate,
+    Model,
+    Network,
+    Shape,
+    TensorGroup,
+    estimate,
+)
 from sealring.coordinator.planning.planner import DEFAULT_MAX_ROWS
 from sealring.coordinator.planning.specs import MIXED, RANKS
 from sealring.coordinator.planning.speeds import differ
@@ -75,8 +83,8 @@ def _shape_of(planned: admin_pb2.DeploymentPlan, members: Sequence[Candidate]) -
     by_id = {member.id: member for member in members}
     stages = planned.rings[0].stages
     if planned.spec.strategy == TENSOR:
-        return (Group(tuple(by_id[stage.member] for stage in stages), planned.profile.layers),)
-    return tuple(Group((by_id[stage.member],), stage.end_layer - stage.first_layer) for stage in stages)
+        return (TensorGroup(tuple(by_id[stage.member] for stage in stages), planned.profile.layers),)
+    return tuple(TensorGroup((by_id[stage.member],), stage.end_layer - stage.first_layer) for stage in stages)
 
 
 def _shapes(
@@ -87,12 +95,12 @@ def _shapes(
     for count in range(1, min(len(members), layers, _MOST_STAGES) + 1):
         rings = deal(demand, list(members), count, 1, places)
         if rings is not None:
-            yield tuple(Group((member,), share) for member, share in rings[0])
+            yield tuple(TensorGroup((member,), share) for member, share in rings[0])
     for ranks in RANKS:
         if ranks > len(members) or ranks not in model.parts:
             continue
         joined = _joined(members, network, ranks)
-        yield (Group(joined[0] if joined else tuple(members[:ranks]), layers),)
+        yield (TensorGroup(joined[0] if joined else tuple(members[:ranks]), layers),)
         alone = [(member,) for member in members if not any(member in group for group in joined)]
         for count in range(1, len(joined) + 1):
             for groups in (joined[:count], [*joined[:count], *alone]):
@@ -126,7 +134,7 @@ def _cut(model: Model, groups: Sequence[tuple[Candidate, ...]]) -> Shape | None:
     shares = apportion(demand.per_layer, extras, room, speeds if differ(speeds) else ())
     if shares is None:
         return None
-    return tuple(Group(group, share) for group, share in zip(groups, shares, strict=True))
+    return tuple(TensorGroup(group, share) for group, share in zip(groups, shares, strict=True))
 
 
 def _reasons(shown: Sequence[Estimate], members: Sequence[Candidate], network: Network) -> Iterator[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from sealring.coordinator.nodes.survey import Survey
 from sealring.coordinator.planning.planner import CLEAR, with_ring
 from sealring.coordinator.planning.specs import as_pipeline
-from sealring.coordinator.planning.survey import Survey
-from sealring.coordinator.rings.rings import Rings
+from sealring.coordinator.rings.views import RingViews
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Store, StoredDeployment
 from sealring.mesh.clock import Clock
@@ -19,13 +19,13 @@ class DeploymentService:
     """What operators do with deployments. `changing` is held while plans turn into rosters."""
 
     def __init__(
-        self, store: Store, publisher: RosterPublisher, survey: Survey, rings: Rings, *, clock: Clock
+        self, store: Store, publisher: RosterPublisher, survey: Survey, views: RingViews, *, clock: Clock
     ) -> None:
         self.changing = asyncio.Lock()
         self._store = store
         self._publisher = publisher
         self._survey = survey
-        self._rings = rings
+        self._views = views
         self._clock = clock
 
     async def plan(self, spec: admin_pb2.DeploymentSpec) -> admin_pb2.PlanDeploymentResponse:
@@ -99,7 +99,7 @@ class DeploymentService:
         return [
             admin_pb2.Deployment(
                 plan=deployment.plan,
-                rings=self._rings.statuses(deployment.plan),
+                rings=self._views.statuses(deployment.plan),
                 created=deployment.created,
             )
             for deployment in self._store.deployments.all()

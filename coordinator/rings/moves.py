@@ -4,9 +4,6 @@ A member is lost that was evicted or banned, that drains or is trusted too littl
 one that is away. What was asked for by hand is kept: a ring stays on the nodes that the deployment names, and
 in the layers of its split; with both it waits. A number of stages gives way, until as many nodes are there
 again and nobody uses the ring.
-
-A member that has become slow (`pace.py`) gives its place to another node, once nobody uses the ring, unless
-the deployment names its nodes.
 """
 
 from __future__ import annotations
@@ -14,17 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Coroutine, Set
+from collections.abc import Coroutine
 
 import structlog
 
+from sealring.coordinator.nodes.profiles import ProfileReply
+from sealring.coordinator.nodes.survey import Survey
 from sealring.coordinator.planning.planner import with_ring
-from sealring.coordinator.planning.profiles import Answer
 from sealring.coordinator.planning.specs import as_pipeline
-from sealring.coordinator.planning.survey import Survey
 from sealring.coordinator.rings.deployments import DeploymentService
-from sealring.coordinator.rings.pace import Shunned
 from sealring.coordinator.rings.rings import Rings
+from sealring.coordinator.rings.views import RingViews
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredDeployment
@@ -43,19 +40,16 @@ log = structlog.get_logger()
 
 @dataclasses.dataclass(frozen=True)
 class _Try:
-    """A move that was tried: of what, without whom, over which nodes, and when."""
+    """A move that was tried: of which ring, without which members, over which nodes, and when."""
 
     ring: admin_pb2.RingPlan
     lost: set[str]
-    slow: Set[str]
     over: frozenset[str]
     at: float
 
     def same(self, other: _Try) -> bool:
-        """Whether the other would come to the same, unless a node has got the model since."""
-        known = (self.ring, self.lost, self.slow, self.over) == (
-            *(other.ring, other.lost, other.slow, other.over),
-        )
+        """Whether the other would give the same result, unless a node has got the model since."""
+        known = (self.ring, self.lost, self.over) == (other.ring, other.lost, other.over)
         return known and other.at < self.at + _RETRY_SECONDS
 
 
@@ -69,6 +63,7 @@ class Moves:
         sessions: Sessions,
         survey: Survey,
         rings: Rings,
+        views: RingViews,
         deployments: DeploymentService,
         settings: CoordinatorSettings,
         *,
@@ -83,7 +78,7 @@ class Moves:
         self._sessions = sessions
         self._survey = survey
         self._rings = rings
-        rings.on_no_group = self.no_group
+        self._views = views
         self._deployments = deployments
         self._drain_timeout = settings.drain_timeout
         self._grace = settings.replace_after
@@ -94,7 +89,6 @@ class Moves:
         self._quiet: dict[str, float] = {}
         self._moving: set[str] = set()
         self._tried: dict[str, _Try] = {}
-        self._shunned = Shunned()
 
     async def run(self) -> None:
         """Move what has to move, as soon as it can. Runs until cancelled."""
@@ -103,34 +97,28 @@ class Moves:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self, now: float) -> None:
-        """Note who is away and which rings are quiet, and begin the moves that are due."""
-        planned = self._rings.planned
+        """Notes the absent members and the quiet rings, and begins the moves that are due."""
+        planned = self._views.planned
         self._note([ring for _, ring in planned], now)
         for deployment, ring in planned:
             lost = self._lost(ring, now)
             for member in lost:
-                self._rings.offline(member)  # also of a ring of which nothing was heard
-            slow = self._slow(deployment, ring, now) if not lost else frozenset()
-            if lost or slow or self._may_grow(deployment, ring, now):
-                self._try(deployment, ring, lost, slow, now)
+                self._rings.offline(member)  # also of a serving ring whose members are all silent
+            if lost or self._may_grow(deployment, ring, now):
+                self._try(deployment, ring, lost, now)
             else:
                 self._tried.pop(ring.ring, None)
 
     def _try(
-        self,
-        deployment: StoredDeployment,
-        ring: admin_pb2.RingPlan,
-        lost: set[str],
-        slow: Set[str],
-        now: float,
+        self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, lost: set[str], now: float
     ) -> None:
-        """Begin a move, unless it was tried a moment ago and the same nodes are there."""
-        over = self._without(deployment.name, ring, slow)
-        now_tried, before = _Try(ring, lost, slow, over, now), self._tried.get(ring.ring)
+        """Begins a move, unless it was tried a moment ago over the same nodes."""
+        over = self._survey.able(deployment.name, ring.ring)
+        now_tried, before = _Try(ring, lost, over, now), self._tried.get(ring.ring)
         again = before is None or not before.same(now_tried)
         if again and ring.ring not in self._moving and (lost or len(over) >= deployment.asked.stages):
             self._tried[ring.ring] = now_tried
-            self._spawn(self._move(deployment.name, ring.ring, lost, slow))
+            self._spawn(self._move(deployment.name, ring.ring, lost))
 
     def resume(self) -> None:
         """Go on with the drains of this coordinator's last run; before any ring is formed."""
@@ -229,7 +217,7 @@ class Moves:
         away = {
             (ring.ring, member): self._away.get((ring.ring, member), now)
             for ring in rings
-            for member in self._rings.awaited(ring.ring)
+            for member in self._views.awaited(ring.ring)
         }
         self._away = away if any(True for _ in self._sessions) else {}
         self._quiet = {
@@ -244,28 +232,13 @@ class Moves:
 
     def _lost(self, ring: admin_pb2.RingPlan, now: float) -> set[str]:
         """The ring's members that it has to do without."""
-        awaited = self._rings.awaited(ring.ring)
+        awaited = self._views.awaited(ring.ring)
         gone = {one for one in awaited if now >= self._away.get((ring.ring, one), now) + self._grace}
-        return gone | set(self._rings.obstacles(ring.ring))
+        return gone | set(self._views.obstacles(ring.ring))
 
     def _may_grow(self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, now: float) -> bool:
         """Whether it has fewer stages than were asked for, and nobody has used it for a while."""
         return self._is_quiet(ring, now) and len(ring.stages) < deployment.asked.stages
-
-    def _slow(self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, now: float) -> Set[str]:
-        """The ring's members that have become slow and can be replaced now."""
-        slow = self._rings.slow(ring.ring)
-        self._shunned.note(slow, now)
-        able = slow and not deployment.asked.members and self._is_quiet(ring, now)
-        return slow if able and self._without(deployment.name, ring, slow) else frozenset()
-
-    def _without(self, deployment: str, ring: admin_pb2.RingPlan, slow: Set[str]) -> frozenset[str]:
-        """The nodes over which a ring may be planned anew, without its slow members: only nodes that serve
-        nothing else take their place."""
-        if not slow:
-            return self._survey.able(deployment, ring.ring)
-        stages = [stage.member for stage in ring.stages]
-        return self._shunned.over(stages, slow, self._survey.free(ring.ring))
 
     def _is_quiet(self, ring: admin_pb2.RingPlan, now: float) -> bool:
         """Whether nobody has used it for a while."""
@@ -273,15 +246,14 @@ class Moves:
 
     # Moving
 
-    async def _move(self, name: str, ring: str, lost: set[str], slow: Set[str] = frozenset()) -> None:
-        """Plan one ring anew, without the members that are `lost` or `slow`; without any, to give it what was
-        asked."""
+    async def _move(self, name: str, ring: str, lost: set[str]) -> None:
+        """Plans one ring anew, without the `lost` members; with none lost, for the stages that were asked."""
         self._moving.add(ring)
         try:
-            await self._move_ring(name, ring, lost, slow)
+            await self._move_ring(name, ring, lost)
         except SealringError as error:
-            tell = log.warning if lost else log.info
-            tell("ring_not_moved", ring=ring, reason=error.reason, why=error.message)
+            write = log.warning if lost else log.info
+            write("ring_not_moved", ring=ring, reason=error.reason, why=error.message)
             if lost:
                 self._rings.not_moved(ring, error.message)
         except Exception:  # a defect, which must not keep the other rings of a drain from their moves
@@ -289,7 +261,7 @@ class Moves:
         finally:
             self._moving.discard(ring)
 
-    async def _move_ring(self, name: str, ring: str, lost: set[str], slow: Set[str]) -> None:
+    async def _move_ring(self, name: str, ring: str, lost: set[str]) -> None:
         deployment = self._store.deployments.get(name)
         old = next((one for one in deployment.plan.rings if one.ring == ring), None)
         if old is None:  # its deployment was deleted and made anew
@@ -297,10 +269,6 @@ class Moves:
         freed = [stage.member for stage in old.stages]
         spec = self._spec(deployment, freed, pipeline=old.pipeline)
         answers = await self._survey.ask(spec, replacing=ring)
-        if slow:
-            spec.stages = 0 if spec.split else len(freed)
-            over = self._without(name, old, slow)
-            answers = {member: answer for member, answer in answers.items() if member in over}
         async with self._deployments.changing:
             deployment = self._store.deployments.get(name)
             digest = deployment.plan.profile.digest
@@ -317,14 +285,14 @@ class Moves:
                 )
                 details = {
                     "deployment": name,
-                    "leaving": " ".join(sorted(lost | slow)),
+                    "leaving": " ".join(sorted(lost)),
                     "plan_hash": changed.plan_hash,
                 }
                 self._store.audit.append(self._clock(), "coordinator", "move_ring", ring, details)
 
     def _still(self, ring: admin_pb2.RingPlan, lost: set[str]) -> bool:
         """Whether a move has its reason yet: members may be back, or stay after all."""
-        if all(one != ring for _, one in self._rings.planned):
+        if all(one != ring for _, one in self._views.planned):
             return False
         now_lost = self._lost(ring, self._awake()) | self._drains.keys()
         return now_lost >= lost if lost else ring.ring in self._quiet
@@ -332,7 +300,7 @@ class Moves:
     async def _plan(
         self,
         spec: admin_pb2.DeploymentSpec,
-        answers: dict[str, Answer],
+        answers: dict[str, ProfileReply],
         digest: str,
         ring: str,
         *,
@@ -344,8 +312,8 @@ class Moves:
             named = [
                 member
                 for member in spec.members
-                if member in able and (told := answers.get(member)) is not None and told.profile
-            ]  # a node that came after the survey was not asked
+                if member in able and (reply := answers.get(member)) is not None and reply.profile
+            ]  # a node that connected after the questions has no reply
             spec.members[:] = named or spec.members
         try:
             return await self._survey.plan(spec, answers, digest=digest, replacing=ring)

@@ -1,11 +1,12 @@
-"""One ring that the roster holds, with its epoch machine, and the messages that tell of it."""
+"""One ring in service: its plan, its epoch machine, and the messages about it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sealring.coordinator.rings.epochs import Phase, RingEpochs
-from sealring.coordinator.rings.pace import Pace
+from sealring.coordinator.rings.step_times import StepTimes
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import EpochProgress, PrepareEpoch, RingState
 
@@ -19,8 +20,11 @@ _PHASES = {
 
 @dataclass
 class RunningRing:
-    """`spec`, `digest` (hex) and `model_type` are the deployment's, with every default filled in.
-    New requests are taken for `patience` seconds while it is down; `protocol` is that of its epoch."""
+    """A ring that the newest roster holds.
+
+    `spec`, `digest` (hex) and `model_type` are the deployment's, with every default filled in. While the
+    ring is down, new requests are taken for `patience` seconds. `protocol` is that of its epoch.
+    """
 
     plan: admin_pb2.RingPlan
     spec: admin_pb2.DeploymentSpec
@@ -30,27 +34,27 @@ class RunningRing:
     patience: int
     protocol: int = 0
     commit: str = ""
-    """Of the hub, from which members fetch what no member has."""
+    """The hub's commit, from which members fetch files that no member has."""
 
     hub_files: str = ""
 
-    pace: Pace = field(default_factory=Pace)
+    step_times: StepTimes = field(default_factory=StepTimes)
     drafts: tuple[int, int, int] = (0, 0, 0)
-    """An epoch, tokens that the head guessed in it, and of them those that were right."""
+    """An epoch, the tokens drafted in it, and those of them that were accepted."""
 
     served: int = 0
     """The last epoch that served."""
 
     groupless: set[int] = field(default_factory=set)
-    """The epochs since then whose group did not come up."""
+    """The epochs after `served` whose group did not come up."""
 
     @property
     def backend(self) -> str:
-        """Of the group in which its members compute together; none in a pipeline."""
+        """The backend of a tensor ring's group; "" for a pipeline."""
         return "" if self.plan.pipeline else self.spec.backend
 
     def state(self) -> RingState:
-        """As gateways see it."""
+        """The state for gateways."""
         return RingState(
             ring=self.plan.ring,
             epoch=self.machine.epoch,
@@ -68,19 +72,19 @@ class RunningRing:
         )
 
     def down(self, reason: str) -> RingState:
-        """As gateways see it when it is out of service until its members have changed."""
+        """The state for gateways while the ring's members change."""
         state = self.state()
         state.phase, state.reason = membership_pb2.RING_PHASE_DOWN, reason
         return state
 
     def beaten(self, member: str, health: membership_pb2.RingHealth) -> None:
-        """What the head says of its guesses."""
+        """Takes the head's counts of drafts; those of other members are dropped."""
         head = next((stage.member for stage in self.plan.stages if not stage.rank), "")
         if member == head and health.accepted <= health.drafted:
             self.drafts = health.epoch, health.drafted, health.accepted
 
     def status(self) -> admin_pb2.RingStatus:
-        """As operators see it."""
+        """The status for operators."""
         machine = self.machine
         epoch, drafted, accepted = self.drafts
         return admin_pb2.RingStatus(
@@ -100,7 +104,7 @@ class RunningRing:
     def prepare(
         self, stage: admin_pb2.StagePlan, epoch: int, roster_version: int, roster_hash: bytes, protocol: int
     ) -> PrepareEpoch:
-        """Phase one for the member of a stage, under the roster that is the newest."""
+        """The message of phase one for the member of a stage, under the given roster."""
         return PrepareEpoch(
             ring=self.plan.ring,
             epoch=epoch,
@@ -121,9 +125,16 @@ class RunningRing:
         )
 
     def name_of(self, member: str) -> str:
-        """What people call a member of the ring."""
+        """A member's name."""
         return self.stage_of(member).member_name
 
     def stage_of(self, member: str) -> admin_pb2.StagePlan:
-        """What a member of the ring holds of it."""
+        """A member's stage."""
         return next(stage for stage in self.plan.stages if stage.member == member)
+
+
+def reported_links(
+    links: Sequence[membership_pb2.LinkInfo], running: RunningRing
+) -> list[membership_pb2.LinkInfo]:
+    """A member's report of its links, cut to two for each stage of the ring."""
+    return list(links[: 2 * len(running.plan.stages)])

@@ -1,1 +1,1 @@
-"""The gRPC services, and what they do beyond answering."""
+"""The gRPC services: RPCs alone."""

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from sealring.coordinator.auth.operators import OperatorAccess, needs
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.members.expulsion import Expulsion
+from sealring.coordinator.nodes.description import describe_node
+from sealring.coordinator.nodes.diagnoses import Diagnoses
+from sealring.coordinator.nodes.models import Models
 from sealring.coordinator.rings.deployments import DeploymentService
-from sealring.coordinator.rings.expulsion import Expulsion
 from sealring.coordinator.rings.moves import Moves
+from sealring.coordinator.rings.traces import Traces
 from sealring.coordinator.roster.publisher import RosterPublisher
-from sealring.coordinator.services.diagnoses import Diagnoses
-from sealring.coordinator.services.models import Models
-from sealring.coordinator.services.nodes import describe_node
-from sealring.coordinator.services.traces import Traces
 from sealring.coordinator.standby.copies import Copies
 from sealring.coordinator.store import OperatorRole, Store, StoredToken
 from sealring.coordinator.streams.sessions import Sessions

@@ -1,80 +1,52 @@
 """The Enrolment service: a machine with a valid token, signature and evidence becomes a member.
 
-A refused join tells which check failed to the holder of a good token only; the coordinator's log always does.
-Sizes and forms, which the caller knows anyway, are answered clearly.
+The holder of a good token learns which check refused a join; others do not. The coordinator's log always
+names it. Sizes and forms, which the caller knows anyway, are answered clearly.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 
 from sealring.coordinator.auth.nonces import Attempts
 from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.members.enrolment import Enrolment, check_form, refused
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.coordinator.store import Store, StoredMember
-from sealring.mesh.clock import Clock
-from sealring.mesh.crypto.encoding import FormatError, decode_base32
-from sealring.mesh.crypto.identity import (
-    MAX_SIGNATURE_BYTES,
-    PUBLIC_KEY_BYTES,
-    SEALING_KEY_SIZES,
-    member_id,
-    verify,
-)
-from sealring.mesh.crypto.key_type import KeyType
-from sealring.mesh.crypto.labels import Label
-from sealring.mesh.errors import AttestationError, InvalidInput, PermissionDenied, SealringError
-from sealring.mesh.member.bootstrap import TOKEN_SECRET_BYTES
-from sealring.mesh.member.enrolment import join_content
-from sealring.mesh.names import check_name
-from sealring.mesh.pki.authority import MAX_CSR_BYTES
-from sealring.mesh.pki.certificates import PeerIdentity, Role, to_pem
-from sealring.mesh.pki.roles import ROLES
-from sealring.mesh.system.addresses import parse_address
-from sealring.mesh.trust.apple import APPLE_ROOT, MAX_CERTIFICATE_BYTES, MAX_CHAIN, verify_device
-from sealring.mesh.trust.attestation import (
-    MAX_STATEMENT_BYTES,
-    NONCE_BYTES,
-    Expected,
-    Verdict,
-    verify_statement,
-)
-from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import PermissionDenied, SealringError
+from sealring.mesh.pki.certificates import PeerIdentity, to_pem
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
-MAX_ADDRESSES = 8
 _NONCE_SECONDS = 60
 _WHY_REFUSED = "the join token is wrong, used or expired; ask the operator for a new one"
 log = structlog.get_logger()
 
 
 class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
-    """Spends join tokens. `main_address` is where members are told to go."""
+    """Answers joins. `main_address` gives the address that new members connect to."""
 
     def __init__(
         self,
-        store: Store,
+        enrolment: Enrolment,
         keys: ClusterKeys,
         publisher: RosterPublisher,
         settings: CoordinatorSettings,
         main_address: Callable[[], str],
         *,
         clock: Clock,
-        device_root: bytes = APPLE_ROOT,
+        attempts_clock: Clock = monotonic_clock,
     ) -> None:
-        self._device_root = device_root
-        self._store = store
+        self._enrolment = enrolment
         self._keys = keys
         self._publisher = publisher
         self._settings = settings
         self._main_address = main_address
         self._clock = clock
-        self._attempts = Attempts(lifetime=_NONCE_SECONDS)
+        self._attempts = Attempts(lifetime=_NONCE_SECONDS, clock=attempts_clock)
 
     async def GetNonce(  # noqa: N802
         self, request: membership_pb2.GetNonceRequest, context: Any
@@ -87,16 +59,18 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
     ) -> membership_pb2.EnrolResponse:
         """Raises InvalidInput for malformed requests, PermissionDenied (JOIN_REFUSED) for all else."""
         self._attempts.admit(context)
-        role = _check_form(request)
+        role = check_form(request)
         try:
-            member = self._admit(request, role)
+            if not self._attempts.use(request.nonce):  # first: a nonce serves one attempt, good or bad
+                raise refused("NONCE", "it took too long, or was sent twice", "join again")
+            member = self._enrolment.admit(request, role)
             certificate = self._keys.ca.issue(
                 request.csr,
                 PeerIdentity(self._keys.root.cluster, role, member.id),
                 lifetime=self._settings.certificate_lifetime,
                 now=self._clock(),
             )
-            self._spend(request, role, member)
+            self._enrolment.spend(request, role, member)
         except SealringError as error:
             log.warning(
                 "join_refused",
@@ -119,181 +93,9 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         )
 
     def _join_refused(self, request: membership_pb2.EnrolRequest, why: SealringError) -> PermissionDenied:
-        """The cause is told only to a caller with a valid token; all other refusals look the same."""
-        try:
-            secret = decode_base32(request.token_secret, size=TOKEN_SECRET_BYTES)
-        except FormatError:
-            secret = b""
-        if self._store.tokens.holds(request.token_id, secret, now=self._clock()):
+        """The error for the caller. Only the holder of a valid token learns the cause."""
+        if self._enrolment.holds_token(request):
             return PermissionDenied(
                 f"the join was refused: {why.message}", hint=why.hint, reason="JOIN_REFUSED", cause=why.reason
             )
         return PermissionDenied("the join was refused", hint=_WHY_REFUSED, reason="JOIN_REFUSED")
-
-    def _admit(self, request: membership_pb2.EnrolRequest, role: Role) -> StoredMember:
-        """Everything but the token. The nonce is used up whatever comes of it."""
-        if not self._attempts.use(request.nonce):
-            raise _refused("NONCE", "it took too long, or was sent twice", "join again")
-        content = join_content(self._keys.root.cluster, request)
-        verify(request.identity_key, Label.JOIN, content, request.signature)
-        identifier = member_id(request.identity_key)
-        if self._store.members.banned(identifier):
-            raise _refused("BANNED", "this identity is banned from the cluster")
-        known = self._store.members.find(identifier)
-        if known is not None and known.role is not role:
-            raise _refused("OTHER_ROLE", f"this identity is enrolled as a {known.role}")
-        now = int(self._clock())
-        name = self._free_name(request.name, role, identifier)
-        if role is Role.GATEWAY:
-            return StoredMember(identifier, role, name, request.identity_key, KeyType(request.key_type), now)
-        verdict = self._attest(request, now)
-        return StoredMember(
-            id=identifier,
-            role=role,
-            name=name,
-            identity_key=request.identity_key,
-            key_type=KeyType(request.key_type),
-            enrolled_at=now,
-            sealing_key=request.sealing_key,
-            level=verdict.level,
-            trust=verdict.trust,
-            attestation=request.attestation,
-            attested_at=now,
-            challenged_at=now,
-            manifest_hash=verdict.statement.manifest_hash,
-            addresses=tuple(request.addresses),
-            evidence=request.attestation,
-            device_chain=tuple(request.device_chain),
-        )
-
-    def _free_name(self, wanted: str, role: Role, identifier: str) -> str:
-        """The name that it asks for, with a number where another one of its role is called so."""
-        taken = {one.name for one in self._store.members.all(role) if one.id != identifier}
-        numbered = (f"{wanted[: 62 - len(str(number))]}-{number}" for number in itertools.count(2))
-        return next(name for name in itertools.chain([wanted], numbered) if name not in taken)
-
-    def _attest(self, request: membership_pb2.EnrolRequest, now: int) -> Verdict:
-        expected = Expected(
-            cluster=self._keys.root.cluster,
-            nonce=request.nonce,
-            identity_key=request.identity_key,
-            key_type=request.key_type,
-            sealing_key=request.sealing_key,
-        )
-        device = None
-        if request.device_chain:
-            device = verify_device(
-                request.device_chain,
-                request.identity_key,
-                now=now,
-                root=self._device_root,
-                serials=self._settings.allowed_serials,
-            )
-        verdict = verify_statement(
-            request.attestation, request.attestation_signature, expected, now=now, device=device
-        )
-        if verdict.level is TrustLevel.SOFTWARE and not self._settings.software_identity_allowed:
-            raise AttestationError(
-                "the evidence is of level software, which this coordinator does not take",
-                hint="its operator allows them: coordinator run --software-identity-allowed, or "
-                "software_identity_allowed under [coordinator]",
-                reason="SOFTWARE_NOT_ALLOWED",
-            )
-        manifest, allowed = verdict.statement.manifest_hash.hex(), self._settings.allowed_manifests
-        if allowed and manifest not in allowed:
-            raise AttestationError(
-                f"the machine's software is none that this coordinator allows: {manifest}",
-                hint="install an allowed release, or set the coordinator's allowed_manifests",
-                reason="MANIFEST_NOT_ALLOWED",
-            )
-        if verdict.trust < SCORES[self._settings.trust_floor]:
-            raise AttestationError(
-                f"the evidence is of trust level {level_of(verdict.trust)}, below the trust_floor",
-                reason="BELOW_FLOOR",
-            )
-        return verdict
-
-    def _spend(self, request: membership_pb2.EnrolRequest, role: Role, member: StoredMember) -> None:
-        """Token, member, audit entry and roster: all of them or none."""
-        # Spent last, when everything else was right: a join that fails leaves the token usable.
-        secret = _secret(request.token_secret)
-        with self._publisher.change(grows=True):
-            now = self._clock()
-            if not self._store.tokens.spend(request.token_id, secret, role, now=now):
-                raise _refused("TOKEN", "the token is of another role", f"make one for a {role}")
-            self._store.members.enrol(member)
-            self._store.audit.append(
-                now,
-                member.id,
-                "enrol",
-                member.id,
-                {"role": role, "name": member.name, "level": member.level, "token_id": request.token_id},
-            )
-
-
-def check_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
-    """A daemon's addresses, bounded. Raises InvalidInput (BAD_ADDRESS)."""
-    if not 1 <= len(addresses) <= MAX_ADDRESSES:
-        raise InvalidInput(f"addresses are not 1 to {MAX_ADDRESSES}", reason="BAD_ADDRESS", param="addresses")
-    for address in addresses:
-        try:
-            port = parse_address(address)[1]
-        except InvalidInput as error:
-            error.metadata["param"] = "addresses"
-            raise
-        if port == 0:
-            raise InvalidInput("address has port 0", reason="BAD_ADDRESS", param="addresses")
-    return tuple(addresses)
-
-
-def _check_form(request: membership_pb2.EnrolRequest) -> Role:
-    role = ROLES.get(request.role)
-    if role is None:
-        raise _malformed("role")
-    sizes = (
-        ("token_id", len(request.token_id), 1, 64),
-        ("token_secret", len(request.token_secret), 1, 128),
-        ("identity_key", len(request.identity_key), PUBLIC_KEY_BYTES, PUBLIC_KEY_BYTES),
-        ("csr", len(request.csr), 1, MAX_CSR_BYTES),
-        ("nonce", len(request.nonce), NONCE_BYTES, NONCE_BYTES),
-        ("signature", len(request.signature), 1, MAX_SIGNATURE_BYTES),
-        ("attestation", len(request.attestation), 0, MAX_STATEMENT_BYTES),
-        ("attestation_signature", len(request.attestation_signature), 0, MAX_SIGNATURE_BYTES),
-    )
-    for param, size, low, high in sizes:
-        if not low <= size <= high:
-            raise _malformed(param)
-    if request.key_type not in set(KeyType):
-        raise _malformed("key_type")
-    check_name(request.name, "name")
-    if len(request.device_chain) > MAX_CHAIN or any(
-        len(der) > MAX_CERTIFICATE_BYTES for der in request.device_chain
-    ):
-        raise _malformed("device_chain")
-    if role is Role.MEMBER:
-        check_addresses(request.addresses)
-        if len(request.sealing_key) not in SEALING_KEY_SIZES:
-            raise _malformed("sealing_key")
-    elif request.addresses or request.sealing_key or request.attestation or request.device_chain:
-        raise _malformed("sealing_key")
-    return role
-
-
-def _secret(text: str) -> bytes:
-    try:
-        return decode_base32(text, size=TOKEN_SECRET_BYTES)
-    except FormatError:
-        raise _refused("TOKEN", "the token's secret is malformed") from None
-
-
-def _malformed(param: str) -> InvalidInput:
-    return InvalidInput(
-        f"field {param} of the join is missing or has a wrong length",
-        hint="run the same release everywhere",
-        reason="BAD_JOIN",
-        param=param,
-    )
-
-
-def _refused(check: str, what: str, hint: str = "") -> PermissionDenied:
-    return PermissionDenied(what, hint=hint, reason=check)

@@ -1,1 +1,1 @@
-"""The streams of nodes, and questions and answers over them."""
+"""The streams of nodes and gateways."""

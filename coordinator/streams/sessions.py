@@ -133,6 +133,11 @@ class Sessions:
     def __iter__(self) -> Iterator[NodeSession]:
         return iter(list(self._open.values()))
 
+    @property
+    def waiting(self) -> list[str]:
+        """The members whose streams have not sent a hello yet."""
+        return list(self._arriving.values())
+
     def find(self, member: str) -> NodeSession | None:
         """The stream of a member, if it is online."""
         return self._open.get(member)

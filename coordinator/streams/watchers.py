@@ -1,28 +1,15 @@
-"""The Scheduling service: gateways see the roster and the state of every ring, and every change."""
+"""The streams of the gateways: each is sent the roster and the state of every ring, and every change."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
-import structlog
-
-from sealring.coordinator.auth.access import Access
 from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.outbox import Outbox
-from sealring.coordinator.streams.proofs import Proofs
-from sealring.mesh.errors import Internal, InvalidInput, SealringError
-from sealring.mesh.member.proof import PROOF_SECONDS, Purpose, no_proof
-from sealring.mesh.member.tenure import Tenure
-from sealring.mesh.pki.certificates import Role
-from sealring.mesh.rpc.problem import from_problem
+from sealring.mesh.errors import SealringError
 from sealring.mesh.rpc.protocol import speaks
-from sealring.v1 import membership_pb2_grpc
-from sealring.v1.membership_pb2 import AllTold, FollowRequest, RosterUpdate, WatchResponse
+from sealring.v1.membership_pb2 import RosterUpdate, WatchResponse
 from sealring.v1.proof_pb2 import Release
-
-log = structlog.get_logger()
 
 
 class Watchers:
@@ -111,73 +98,3 @@ def tell(outbox: Outbox[WatchResponse], event: WatchResponse) -> None:
 def roster_event(roster: StoredRoster) -> WatchResponse:
     """A roster as gateways see it."""
     return WatchResponse(roster=RosterUpdate(envelope=roster.envelope))
-
-
-class SchedulingService(membership_pb2_grpc.SchedulingServicer):
-    """`snapshot` gives what a new watcher is told first."""
-
-    def __init__(
-        self,
-        access: Access,
-        proofs: Proofs,
-        watchers: Watchers,
-        snapshot: Callable[[], Iterable[WatchResponse]],
-    ) -> None:
-        self._access = access
-        self._proofs = proofs
-        self._watchers = watchers
-        self._snapshot = snapshot
-
-    async def Follow(  # noqa: N802
-        self, requests: AsyncIterator[FollowRequest], context: Any
-    ) -> AsyncIterator[WatchResponse]:
-        """Role gateway. Raises Unauthenticated (NO_PROOF, BAD_PROOF)."""
-        peer = self._access.identify(context, Role.GATEWAY)
-        offer = (await _message(requests)).offer
-        proof = self._proofs.begin(Purpose.WATCH, peer, context, offer)
-        yield WatchResponse(proof=await self._proofs.answer(proof))  # also to who is not enrolled any more
-        finish = await _message(requests)
-        self._access.require(context, Role.GATEWAY)  # it may have been thrown out meanwhile
-        if not finish.HasField("proof"):
-            raise no_proof()
-        tenure = self._proofs.check(proof, peer, finish.proof)
-        outbox = self._watchers.add(peer.id, offer.release)
-        log.info("gateway_watching", gateway=peer.id)
-        reading = asyncio.create_task(self._read(tenure, requests, outbox))
-        try:
-            for event in (*self._snapshot(), WatchResponse(all_told=AllTold())):
-                tell(outbox, event)
-            async for event in outbox.messages():
-                yield event
-        finally:
-            reading.cancel()
-            self._watchers.remove(outbox)
-            log.info("gateway_gone", gateway=peer.id)
-
-    async def _read(
-        self, tenure: Tenure, requests: AsyncIterator[FollowRequest], outbox: Outbox[WatchResponse]
-    ) -> None:
-        """Takes renewed certificates and troubles until the stream ends; anything else ends it."""
-        try:
-            async for request in requests:
-                if request.HasField("renewal"):
-                    tenure.renew(request.renewal)
-                elif request.HasField("trouble"):
-                    said = request.trouble
-                    self._watchers.troubled(outbox, str(from_problem(said)) if said.message else "")
-                else:
-                    raise InvalidInput("a watch holds a message that is not known here", reason="BAD_MESSAGE")
-        except SealringError as error:
-            outbox.close(error)
-        except Exception:
-            log.exception("watch_failed")
-            outbox.close(Internal("an internal error", hint="see the coordinator's log"))
-
-
-async def _message(requests: AsyncIterator[FollowRequest]) -> FollowRequest:
-    """The next message; an empty one where none comes in time."""
-    try:
-        async with asyncio.timeout(PROOF_SECONDS):
-            return await anext(requests, FollowRequest())
-    except TimeoutError:
-        return FollowRequest()

@@ -291,6 +291,10 @@ class FakeNode:
         async with self._writing:  # gRPC takes one write at a time
             await self._call.write(membership_pb2.MemberMessage(**message))
 
+    def cut(self) -> None:
+        """Breaks the stream."""
+        self._call.cancel()
+
     async def part(self) -> None:
         """Ends its side of the stream, as who was said goodbye to does."""
         async with self._writing:

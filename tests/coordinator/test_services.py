@@ -155,7 +155,7 @@ async def test_a_stream_that_says_nothing_ends_with_its_members_eviction(
     if proven:
         await node.prove(call)
     async with asyncio.timeout(200):
-        while not cluster.coordinator.sessions._arriving:
+        while not cluster.coordinator.sessions.waiting:
             await asyncio.sleep(0.01)
         await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=node.id))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -164,7 +164,7 @@ async def test_a_stream_that_says_nothing_ends_with_its_members_eviction(
             await call.done_writing()
             await call.read()
     assert from_rpc_error(caught.value).reason == "NOT_ENROLLED"
-    assert not cluster.coordinator.sessions._arriving
+    assert not cluster.coordinator.sessions.waiting
     await node.channel.close()
 
 
@@ -508,7 +508,7 @@ async def test_an_error_of_our_own_ends_one_session_and_no_more(
     def broken(*_: object) -> None:
         raise RuntimeError("of our own")
 
-    monkeypatch.setattr(cluster.coordinator.rings, "progressed", broken)
+    monkeypatch.setattr(cluster.coordinator.ring_reports, "progressed", broken)
     await node.send(progress=membership_pb2.EpochProgress(ring="no", epoch=1))
     assert (await node.wait_for("goodbye")).reason == "an internal error"
     assert cluster.coordinator.sessions.find(other.id) is not None

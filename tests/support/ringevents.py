@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 
-from sealring.coordinator.planning.costs import HOP, SEALED, Group, Link, Model, Network, Shape
+from sealring.coordinator.planning.costs import HOP, SEALED, Link, Model, Network, Shape, TensorGroup
 from sealring.coordinator.planning.demand import Demand
 from sealring.coordinator.planning.speeds import Rate
 
@@ -111,7 +111,7 @@ class EventRing:
         self._lanes[lane] = [(length + 1) % self._model.context for length in self._lanes[lane]]
         self._arrive(lane, 0)
 
-    def _slowest(self, one: Group, other: Group) -> Link:
+    def _slowest(self, one: TensorGroup, other: TensorGroup) -> Link:
         pairs = [(first, second) for first in one.machines for second in other.machines]
         return self._network.slowest(pairs)
 
@@ -134,7 +134,7 @@ class EventRing:
             clocks = [clock + _reading(rate, head, rows) for clock, rate in zip(clocks, rates, strict=True)]
         return max(clocks)
 
-    def _sum(self, group: Group, clocks: list[float], rows: int) -> None:
+    def _sum(self, group: TensorGroup, clocks: list[float], rows: int) -> None:
         """Each rank sends a piece to the next and waits for that of the one before, 2(k - 1) times."""
         ranks = len(clocks)
         piece = rows * self._model.state / ranks

@@ -15,11 +15,11 @@ from sealring.coordinator.planning.costs import (
     HOP,
     SEALED,
     Estimate,
-    Group,
     Link,
     Model,
     Network,
     Shape,
+    TensorGroup,
     estimate,
     strategy_of,
 )
@@ -76,7 +76,7 @@ def h200(shape: str, context: int) -> Model:
 
 def stages(shape: str, *layers: int) -> Shape:
     names = "abcd"
-    return tuple(Group((machine(names[rank], H200[shape]),), one) for rank, one in enumerate(layers))
+    return tuple(TensorGroup((machine(names[rank], H200[shape]),), one) for rank, one in enumerate(layers))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_pipelines_are_estimated_near_what_was_measured(
 def test_tensor_is_estimated_slower_than_the_pipeline_where_it_was() -> None:
     """2 x H200, 16 requests, steady tokens a second: 1,066 and 1,516 (docs/performance/data/tensor.json)."""
     made = h200("8b", 128)
-    ranks = (Group(tuple(machine(name, H200["8b"]) for name in "ab"), 32),)
+    ranks = (TensorGroup(tuple(machine(name, H200["8b"]) for name in "ab"), 32),)
     tensor = of(made, ranks, NCCL, 16)
     pipeline = of(made, stages("8b", 16, 16), NCCL, 16)
     assert 1066 <= tensor.full_batch <= 1066 * 1.3
@@ -150,7 +150,7 @@ def clusters(draw: st.DrawFn) -> tuple[Model, Shape, Network, int]:
             for other in machines
             if one is not other
         }
-        shape.append(Group(machines, count))
+        shape.append(TensorGroup(machines, count))
     return made, tuple(shape), Network(draw(wires), links), rows
 
 
@@ -201,7 +201,7 @@ def test_each_figure_by_hand(
         holding("a", 1700 + 3 * 280 + 279, Rate(1000, 0.5, 0.01, 400)),
         holding("b", 9000, Rate(2000, 0.25)),
     )
-    shape = (Group(pair, 2), Group((holding("c", 9000, Rate(1500, 0.0, 0.02, 100)),), 1))
+    shape = (TensorGroup(pair, 2), TensorGroup((holding("c", 9000, Rate(1500, 0.0, 0.02, 100)),), 1))
     links = {
         frozenset("ab"): Link(0.001, 5000),
         frozenset("ac"): Link(0.002, wire),
@@ -221,10 +221,10 @@ def test_each_figure_by_hand(
 
 def test_a_tensor_ring_hands_on_tokens_alone() -> None:
     pair = (holding("a", 9000, Rate(1000)), holding("b", 9000, Rate(1000)))
-    found = of(small(10), (Group(pair, 3),), Network(Link(0.5, 1e4)), 1)
+    found = of(small(10), (TensorGroup(pair, 3),), Network(Link(0.5, 1e4)), 1)
     sums = 2 * 3 * 2 * (0.5 + 500 / 1e4)
     assert found.step[1:] == pytest.approx((sums, HOP + 0.5), rel=1e-9)
-    alone = of(small(10), (Group(pair[:1], 3),), Network(Link(0.5, 1e4)), 1)
+    alone = of(small(10), (TensorGroup(pair[:1], 3),), Network(Link(0.5, 1e4)), 1)
     assert alone.step[1:] == (0, 0)
 
 
@@ -232,7 +232,7 @@ def test_a_tensor_ring_hands_on_tokens_alone() -> None:
 def test_a_shape_holds_as_many_rows_as_fit(room: int, rows: int) -> None:
     """Of one byte each."""
     tiny = small(1, kv_bytes_per_token=[1, 0, 0], kv_max_tokens=[0] * 3, layer_bytes=[1400] * 3)
-    found = estimate(tiny, (Group((holding("a", room, Rate(1000)),), 3),), Network(), 7)
+    found = estimate(tiny, (TensorGroup((holding("a", room, Rate(1000)),), 3),), Network(), 7)
     assert (found.rows if found else 0) == rows
     if found:
         assert found.step[0] == pytest.approx(4.5 + 0.001)
@@ -240,12 +240,12 @@ def test_a_shape_holds_as_many_rows_as_fit(room: int, rows: int) -> None:
 
 
 def test_a_machine_of_which_no_speed_is_known_has_no_figures() -> None:
-    shape = (Group((holding("a", 9000, Rate(1000)),), 2), Group((holding("b", 9000, None),), 1))
+    shape = (TensorGroup((holding("a", 9000, Rate(1000)),), 2), TensorGroup((holding("b", 9000, None),), 1))
     assert of(small(10), shape, Network(), 2) == Estimate(shape, 2, (2 * 1200 + 500 + 2 * 560, 1500 + 800))
 
 
 def test_strategies_are_told_by_the_shape() -> None:
-    one, two = Group((machine("a", None),), 1), Group((machine("b", None), machine("c", None)), 1)
+    one, two = TensorGroup((machine("a", None),), 1), TensorGroup((machine("b", None), machine("c", None)), 1)
     assert [strategy_of(shape) for shape in ((one,), (one, one), (two,), (one, two), (two, two))] == [
         *("pipeline", "pipeline", "tensor", "mixed", "mixed")
     ]

@@ -11,7 +11,7 @@ import pytest
 
 from sealring.coordinator.planning import shapes as module
 from sealring.coordinator.planning.arrangement import Candidate
-from sealring.coordinator.planning.costs import ASSUMED, Estimate, Group, Link, Model, Network, Shape
+from sealring.coordinator.planning.costs import ASSUMED, Estimate, Link, Model, Network, Shape, TensorGroup
 from sealring.coordinator.planning.shapes import (
     _cut,
     _fastest,
@@ -341,7 +341,7 @@ def test_a_plan_that_does_not_fit_any_more_has_no_table() -> None:
 
 def timed(rate: float, *sizes: int) -> Estimate:
     """Of groups of so many machines."""
-    groups = [Group(tuple(members("9 9 9 9")[:size]), 2) for size in sizes]
+    groups = [TensorGroup(tuple(members("9 9 9 9")[:size]), 2) for size in sizes]
     return Estimate(tuple(groups), 1, (1,) * sum(sizes), rate, rate, (0.001, 0.002, 0.003))
 
 

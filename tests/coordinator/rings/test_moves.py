@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ import pytest
 import structlog
 
 from sealring.coordinator.rings.moves import Moves
-from sealring.coordinator.rings.pace import READINGS
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.clock import AwakeClock, Clock, monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError
@@ -80,50 +78,6 @@ async def test_who_is_away_for_long_is_replaced(start_cluster: Any) -> None:
         await cluster.close()
 
 
-async def test_who_has_become_slow_is_replaced_once_nobody_uses_the_ring(
-    start_cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = await start_cluster(**QUICK)
-    try:
-        nodes = await three(cluster)
-        for node in nodes:
-            node.step_us, node.busy = 1000, True
-        await deploy(cluster)
-        await ring_state(cluster, SERVING)
-        await beaten(nodes, 2 * READINGS)
-        spare = await cluster.node("spare")
-        nodes[1].step_us = 5000
-        while cluster.coordinator.rings.slow("demo-0") != {nodes[1].id}:
-            await beaten(nodes, 1)
-        await beaten([spare], 15)  # longer than the time after which an idle ring is quiet
-        assert await members(cluster) == {"alpha", "beta", "gamma"}, "it is in use"
-        moves = cluster.coordinator.moves
-        (deployment,) = cluster.coordinator.store.deployments.all()
-        asked = admin_pb2.DeploymentSpec()
-        asked.CopyFrom(deployment.asked)
-        asked.members.extend(node.id for node in nodes)
-        pinned = dataclasses.replace(deployment, asked=asked)
-        with monkeypatch.context() as quiet:
-            quiet.setattr(moves, "_is_quiet", lambda ring, now: True)
-            found = [moves._slow(one, one.plan.rings[0], 0.0) for one in (deployment, pinned)]
-        assert found == [{nodes[1].id}, set()]
-        nodes[0].busy = nodes[1].busy = nodes[2].busy = False
-        while await members(cluster) != {"alpha", "gamma", "spare"}:
-            await beaten([spare], 1)
-        await ring_state(cluster, SERVING, epoch=2)
-        entry = cluster.coordinator.store.audit.entries(after=0, limit=100)[-1]
-        assert (entry.action, entry.details["leaving"]) == ("move_ring", nodes[1].id)
-    finally:
-        await cluster.close()
-
-
-async def beaten(nodes: list[FakeNode], times: int) -> None:
-    """Waits until each of them has sent so many more heartbeats."""
-    until = {node: node.beats + times for node in nodes}
-    while any(node.beats < beats for node, beats in until.items()):
-        await asyncio.sleep(0.02)
-
-
 async def test_fewer_nodes_take_over_until_there_are_as_many_again(start_cluster: Any) -> None:
     cluster = await start_cluster(**QUICK)
     try:
@@ -158,8 +112,8 @@ async def test_a_model_that_does_not_fit_any_more_waits_for_another_node(start_c
         )
         await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=nodes[2].id))
         await says(cluster, DOWN, "gamma was evicted; others could not take over")
-        assert cluster.coordinator.rings.obstacles("another-0") == {}
-        told = [one.ring for one in cluster.coordinator.rings.snapshot() if one.HasField("ring")]
+        assert cluster.coordinator.ring_views.obstacles("another-0") == {}
+        told = [one.ring for one in cluster.coordinator.ring_views.snapshot() if one.HasField("ring")]
         assert [(one.phase, one.deployment) for one in told] == [(DOWN, "demo")], (
             "for gateways that start now"
         )
@@ -276,7 +230,6 @@ class Scene:
         self.begun: list[set[str]] = []
         self.awaited: list[str] = []
         self.obstacles: dict[str, str] = {}
-        self.slow: frozenset[str] = frozenset()
         self.offline: list[str] = []
         self.sessions = {name: SimpleNamespace(idle={"r-0"}) for name in "abc"}
         self.free = frozenset("c")
@@ -286,15 +239,14 @@ class Scene:
             planned=[(deployment, RING)],
             awaited=lambda ring: self.awaited,
             obstacles=lambda ring: self.obstacles,
-            slow=lambda ring: self.slow,
             offline=self.offline.append,
         )
         unused: Any = None
-        survey: Any = SimpleNamespace(free=lambda ring: self.free, able=lambda deployment, ring: self.free)
+        survey: Any = SimpleNamespace(able=lambda deployment, ring: self.free)
         settings = CoordinatorSettings(replace_after=30)
         sessions: Any = self
         self.moves = Moves(
-            unused, unused, sessions, survey, rings, unused, settings, clock=lambda: 0.0, awake=awake
+            unused, unused, sessions, survey, rings, rings, unused, settings, clock=lambda: 0.0, awake=awake
         )
         self.moves._spawn = self._begin  # type: ignore[method-assign,assignment]
 
@@ -371,25 +323,6 @@ def test_a_ring_grows_when_it_was_quiet_for_long_and_there_are_nodes() -> None:
     assert Scene(stages=2).look(0, 31) == 0
 
 
-def test_a_slow_member_gives_its_place_to_a_free_node_once_the_ring_is_quiet() -> None:
-    scene = Scene()
-    assert scene.look(0, 29.9) == 0
-    scene.slow = frozenset("a")
-    assert scene.look(29.9) == 0
-    scene.free = frozenset("b")
-    assert scene.look(30) == 0, "nobody is free"
-    scene.free = frozenset("bc")
-    assert scene.look(30) == 1
-    assert scene.begun == [set()]
-    scene.slow = frozenset()
-    scene.look(31)
-    shunned = scene.moves._shunned.over("bx", frozenset("x"), frozenset("ab"))
-    assert not shunned, "who was slow lately takes nobody's place"
-    scene.slow, scene.obstacles = frozenset("a"), {"b": "was evicted"}
-    assert scene.look(32) == 2
-    assert scene.begun[1] == {"b"}
-
-
 async def test_nobody_is_lost_for_the_time_that_the_coordinator_slept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -428,7 +361,7 @@ def test_a_move_goes_on_while_its_reason_holds(
 ) -> None:
     other = admin_pb2.RingPlan(ring="other")
     made = moves(
-        _rings=SimpleNamespace(planned=[(None, other), (None, RING if planned else other)]),
+        _views=SimpleNamespace(planned=[(None, other), (None, RING if planned else other)]),
         _lost=lambda ring, now: set(lost_now),
         _drains=dict.fromkeys(draining),
         _awake=lambda: 0.0,

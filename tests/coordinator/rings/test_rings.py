@@ -206,7 +206,7 @@ async def test_a_serving_ring_outlives_a_stream_that_comes_back(cluster: Cluster
     assert not [one for node in (again, nodes[1]) for one in node.messages if one.HasField("end")]
     for reported, unload in (({"demo-0": 7}, False), ({"gone-0": 1}, True)):
         rings = [membership_pb2.RingHealth(ring=name, epoch=epoch) for name, epoch in reported.items()]
-        cluster.coordinator.rings.beaten(session, membership_pb2.Heartbeat(rings=rings), first=True)
+        cluster.coordinator.ring_reports.beaten(session, membership_pb2.Heartbeat(rings=rings), first=True)
         end = await again.wait_for("end", lambda end, told=reported: {end.ring: end.epoch} == told)
         assert (end.reason, end.unload) == ("the epoch is over", unload)
 
@@ -277,11 +277,11 @@ async def test_rings_that_outlived_the_coordinator_go_on(cluster: Cluster, start
     await cluster.close()
     again = await start_cluster()
     try:
-        assert [told.WhichOneof("event") for told in again.coordinator.rings.snapshot()] == ["roster"]
+        assert [told.WhichOneof("event") for told in again.coordinator.ring_views.snapshot()] == ["roster"]
         back = [await again.back(node) for node in nodes]
         for number in (0, 1):
             assert (await ring_state(again, SERVING, deployment=number)).epoch == 1
-            assert again.coordinator.rings.snapshot()[1 + number].ring.phase == SERVING
+            assert again.coordinator.ring_views.snapshot()[1 + number].ring.phase == SERVING
         for node in back:
             node.memory += 1
             await until(lambda node=node: usable(again, node) == node.memory)

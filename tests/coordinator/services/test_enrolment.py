@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import stat
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,9 @@ import grpc.aio
 import pytest
 import structlog
 
-from sealring.coordinator.auth.nonces import Attempts
-from sealring.coordinator.services import enrolment
-from sealring.coordinator.services.enrolment import _check_form
+from sealring.coordinator.members import enrolment
+from sealring.coordinator.members.enrolment import check_form
+from sealring.coordinator.services.enrolment import EnrolmentService
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.encoding import encode_base32
@@ -374,23 +373,23 @@ def test_sizes_are_taken_up_to_their_limits(field: str, low: int, high: int) -> 
     for size in (low - 1, low, high, high + 1):
         request = membership_pb2.EnrolRequest(**(FORM | {field: one * size}))
         if low <= size <= high:
-            assert _check_form(request) is Role.MEMBER
+            assert check_form(request) is Role.MEMBER
         elif size >= 0:
             with pytest.raises(InvalidInput) as caught:
-                _check_form(request)
+                check_form(request)
             assert caught.value.metadata["param"] == field
 
 
 def test_a_nodes_own_is_a_nodes_and_bounded() -> None:
     certificates = [bytes(4096)] * 4
     good: dict[str, Any] = {"addresses": ["127.0.0.1:1"] * 8, "device_chain": certificates}
-    assert _check_form(membership_pb2.EnrolRequest(**(FORM | good))) is Role.MEMBER
+    assert check_form(membership_pb2.EnrolRequest(**(FORM | good))) is Role.MEMBER
     for spoilt in ({"device_chain": [*certificates, b"x"]}, {"device_chain": [bytes(4097)]}):
         with pytest.raises(InvalidInput) as caught:
-            _check_form(membership_pb2.EnrolRequest(**(FORM | spoilt)))
+            check_form(membership_pb2.EnrolRequest(**(FORM | spoilt)))
         assert caught.value.metadata["param"] == "device_chain"
     bare = FORM | {"role": membership_pb2.ROLE_GATEWAY, "addresses": [], "sealing_key": b""}
-    assert _check_form(membership_pb2.EnrolRequest(**bare)) is Role.GATEWAY
+    assert check_form(membership_pb2.EnrolRequest(**bare)) is Role.GATEWAY
     for field, value in (
         ("addresses", ["127.0.0.1:1"]),
         ("sealing_key", bytes(32)),
@@ -398,7 +397,7 @@ def test_a_nodes_own_is_a_nodes_and_bounded() -> None:
         ("device_chain", [b"x"]),
     ):
         with pytest.raises(InvalidInput) as caught:
-            _check_form(membership_pb2.EnrolRequest(**(bare | {field: value})))
+            check_form(membership_pb2.EnrolRequest(**(bare | {field: value})))
         assert caught.value.metadata["param"] == "sealing_key"
 
 
@@ -450,12 +449,11 @@ def test_an_empty_folder_is_not_enrolled(tmp_path: Any) -> None:
     assert caught.value.reason == "NOT_ENROLLED"
 
 
-async def test_attempts_to_join_are_counted_whatever_is_wrong_with_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(enrolment, "Attempts", partial(Attempts, clock=lambda: 0.0))
+async def test_attempts_to_join_are_counted_whatever_is_wrong_with_them() -> None:
     unused: Any = None
-    service = enrolment.EnrolmentService(unused, unused, unused, unused, str, clock=lambda: 0.0)
+    service = EnrolmentService(
+        unused, unused, unused, unused, str, clock=lambda: 0.0, attempts_clock=lambda: 0.0
+    )
     caller = SimpleNamespace(peer=lambda: "ipv4:192.0.2.1:5")
     reasons = []
     for _ in range(201):
@@ -521,17 +519,16 @@ def test_what_evidence_is_good_enough(
     request = membership_pb2.EnrolRequest(
         **(FORM | {"attestation": b"said", "attestation_signature": b"signed", "device_chain": chain})
     )
-    service: Any = SimpleNamespace(
-        _keys=SimpleNamespace(root=SimpleNamespace(cluster="demo")),
-        _settings=CoordinatorSettings(**settings),
-        _device_root=b"apple",
+    unused: Any = None
+    made = enrolment.Enrolment(
+        unused, unused, "demo", CoordinatorSettings(**settings), clock=lambda: 7.0, device_root=b"apple"
     )
     if reason:
         with pytest.raises(AttestationError) as caught:
-            enrolment.EnrolmentService._attest(service, request, 7)
+            made.attest(request, 7)
         assert caught.value.reason == reason
     else:
-        assert enrolment.EnrolmentService._attest(service, request, 7) is verdict
+        assert made.attest(request, 7) is verdict
     expected = Expected("demo", bytes(32), bytes(65), KeyType.SOFTWARE, bytes(32))
     told = (b"said", b"signed", expected, {"now": 7, "device": "device" if chain else None})
     assert asked == [*[(chain, bytes(65), {"now": 7, "root": b"apple", "serials": []})] * bool(chain), told]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from patience import until
 
-from sealring.coordinator.services.diagnoses import MAX_REPORT_BYTES, Diagnoses
+from sealring.coordinator.nodes.diagnoses import MAX_REPORT_BYTES, Diagnoses
+from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.errors import Conflict, DeadlineExceeded, InvalidInput, NotFound, SealringError
 from sealring.mesh.rpc.problem import to_problem
@@ -42,22 +43,27 @@ def session() -> NodeSession:
 
 
 @pytest.fixture
-def make(session: NodeSession, clock: Times) -> Callable[..., Diagnoses]:
+def questions(session: NodeSession) -> Questions:
+    sessions = Sessions()
+    sessions.open(session)
+    return Questions(sessions)
+
+
+@pytest.fixture
+def make(questions: Questions, clock: Times) -> Callable[..., Diagnoses]:
     def diagnoses(**options: Any) -> Diagnoses:
-        sessions = Sessions()
-        sessions.open(session)
-        return Diagnoses(sessions, clock=clock, **options)
+        return Diagnoses(questions, clock=clock, **options)
 
     return diagnoses
 
 
 def answer(number: int = 1, **fields: Any) -> membership_pb2.DiagnosisAnswer:
-    told = {"id": number, "asked": 1000 * SECOND, "answered": 1004 * SECOND, "report": b"{}", **fields}
-    return membership_pb2.DiagnosisAnswer(**told)
+    fields = {"id": number, "asked": 1000 * SECOND, "answered": 1004 * SECOND, "report": b"{}", **fields}
+    return membership_pb2.DiagnosisAnswer(**fields)
 
 
 async def test_the_clock_is_measured_beside_the_work(
-    make: Callable[..., Diagnoses], session: NodeSession, clock: Times
+    make: Callable[..., Diagnoses], questions: Questions, session: NodeSession, clock: Times
 ) -> None:
     """The node works for 4 s between a way there and back of half a second each; its clock is 60 s ahead."""
     diagnoses = make()
@@ -65,9 +71,8 @@ async def test_the_clock_is_measured_beside_the_work(
     await asyncio.sleep(0)
     clock.now += 5 * SECOND
     ahead = 1060 * SECOND + SECOND // 2
-    diagnoses.answered(session, answer(asked=ahead, answered=ahead + 4 * SECOND))
-    told = await asking
-    assert told == admin_pb2.DiagnoseNodeResponse(
+    questions.answered(session, answer(asked=ahead, answered=ahead + 4 * SECOND))
+    assert await asking == admin_pb2.DiagnoseNodeResponse(
         report=b"{}", clock_offset=60 * SECOND, clock_error=SECOND // 2
     )
 
@@ -82,38 +87,42 @@ async def test_the_clock_is_measured_beside_the_work(
     ],
 )
 async def test_what_is_out_of_bounds_is_refused(
-    make: Callable[..., Diagnoses], session: NodeSession, fields: dict[str, Any]
+    make: Callable[..., Diagnoses], questions: Questions, session: NodeSession, fields: dict[str, Any]
 ) -> None:
     diagnoses = make()
     asking = asyncio.create_task(diagnoses.ask("alpha"))
     await asyncio.sleep(0)
-    diagnoses.answered(session, answer(**fields))
+    questions.answered(session, answer(**fields))
     with pytest.raises(InvalidInput) as caught:
         await asking
     assert caught.value.reason == "BAD_REPORT"
 
 
-async def test_a_nodes_own_problem_is_told(make: Callable[..., Diagnoses], session: NodeSession) -> None:
+async def test_a_nodes_own_problem_is_told(
+    make: Callable[..., Diagnoses], questions: Questions, session: NodeSession
+) -> None:
     diagnoses = make()
     asking = asyncio.create_task(diagnoses.ask("alpha"))
     await asyncio.sleep(0)
-    diagnoses.answered(session, answer(problem=to_problem(NotFound("no", reason="NO_REPORT"))))
+    questions.answered(session, answer(problem=to_problem(NotFound("no", reason="NO_REPORT"))))
     with pytest.raises(NotFound, match="no"):
         await asking
 
 
-async def test_one_question_at_a_time(make: Callable[..., Diagnoses], session: NodeSession) -> None:
+async def test_one_question_at_a_time(
+    make: Callable[..., Diagnoses], questions: Questions, session: NodeSession
+) -> None:
     diagnoses = make()
     asking = asyncio.create_task(diagnoses.ask("alpha"))
     await asyncio.sleep(0)
     with pytest.raises(Conflict):
         await diagnoses.ask("alpha")
-    diagnoses.gone(session)
+    questions.gone(session)
     with pytest.raises(SealringError, match="not online"):
         await asking
     again = asyncio.create_task(diagnoses.ask("alpha"))
     await asyncio.sleep(0)
-    diagnoses.answered(session, answer(2))
+    questions.answered(session, answer(2))
     assert (await again).report == b"{}"
 
 
@@ -131,7 +140,7 @@ async def test_an_operator_asks_a_node(cluster: Cluster) -> None:
     assert (await asking).report == b'{"facts": {}}'
     asking = asyncio.create_task(cluster.call("DiagnoseNode", admin_pb2.DiagnoseNodeRequest(id=node.id)))
     await node.wait_for("diagnose", lambda one: one.id != question.id)
-    node._call.cancel()
+    node.cut()
     with pytest.raises(SealringError) as caught:
         await asking
     assert caught.value.reason == "MEMBER_OFFLINE"

@@ -1,4 +1,4 @@
-"""Asks a node what it finds on its machine, and measures its clock by the way."""
+"""Asks a node for a diagnosis of its machine, and measures the offset of its clock."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from sealring.coordinator.services.traces import Offset
-from sealring.coordinator.streams.questions import Questions
-from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.coordinator.nodes.offset import Offset
+from sealring.coordinator.nodes.questions import Questions
 from sealring.mesh.errors import Conflict, DeadlineExceeded, InvalidInput
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import admin_pb2, membership_pb2
@@ -20,25 +19,25 @@ _MAX_TIME = 1 << 62
 
 
 class Diagnoses:
-    """One question to a node at a time. What a node reports is passed on as it is: its reader checks it."""
+    """One question to a node at a time. A node's report is passed on unread: its reader checks it."""
 
     def __init__(
         self,
-        sessions: Sessions,
+        questions: Questions,
         *,
         timeout: float = _ANSWER_SECONDS,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
+        self._questions = questions
         self._timeout = timeout
         self._clock = clock
         self._asked: set[str] = set()
-        self._questions: Questions[tuple[membership_pb2.DiagnosisAnswer, int]] = Questions(sessions)
 
     async def ask(self, member: str) -> admin_pb2.DiagnoseNodeResponse:
-        """What a node says of itself.
+        """A node's report on its machine.
 
         Raises Unavailable (MEMBER_OFFLINE), Conflict (DIAGNOSIS_BUSY), DeadlineExceeded (DIAGNOSIS_TIMEOUT),
-        InvalidInput (BAD_REPORT), and the problem that the node had.
+        InvalidInput (BAD_REPORT), and the problem that the node reports.
         """
         if member in self._asked:
             raise Conflict(
@@ -48,7 +47,9 @@ class Diagnoses:
         try:
             sent = self._clock()
             async with asyncio.timeout(self._timeout):
-                answer, received = await self._questions.ask(member, _question)
+                answer, received = await self._questions.ask_timed(
+                    member, _question, membership_pb2.DiagnosisAnswer, self._clock
+                )
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the node did not answer in {self._timeout:g} s",
@@ -65,14 +66,6 @@ class Diagnoses:
         return admin_pb2.DiagnoseNodeResponse(
             report=answer.report, clock_offset=-offset.value, clock_error=offset.error
         )
-
-    def answered(self, session: NodeSession, answer: membership_pb2.DiagnosisAnswer) -> None:
-        """A node's answer has come just now."""
-        self._questions.answered(session, answer.id, (answer, self._clock()))
-
-    def gone(self, session: NodeSession) -> None:
-        """A node's stream has ended."""
-        self._questions.gone(session)
 
 
 def _question(number: int) -> CoordinatorMessage:

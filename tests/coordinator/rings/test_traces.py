@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patience import until
 
-from sealring.coordinator.services.traces import Offset, Traces, check_trace
+from sealring.coordinator.nodes.offset import Offset
+from sealring.coordinator.nodes.questions import Questions
+from sealring.coordinator.rings.traces import Traces, check_trace
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.traces import MAX_SPANS
@@ -148,7 +150,7 @@ async def test_a_member_that_lies_or_leaves_costs_only_its_own_part(cluster: Clu
         with pytest.raises(SealringError) as caught:
             await cluster.call("TraceRing", admin_pb2.TraceRingRequest(milliseconds=1))
         assert caught.value.reason == "TRACE_BUSY"
-        liar._call.cancel()
+        liar.cut()
         found = await tracing
         problems = {member.member: member.problem.reason for member in found.members}
         assert problems[honest.id] == ""
@@ -165,27 +167,27 @@ class Scripted:
 
     def __init__(self, script: list[membership_pb2.TraceAnswer | None]) -> None:
         self.script = script
-        self.told: Any = None
+        self.reply: Any = None
 
     def send(self, message: membership_pb2.CoordinatorMessage) -> None:
         answer = self.script.pop(0)
         if answer is not None:
             answer.id = message.trace.id
-            asyncio.get_running_loop().call_soon(self.told, self, answer)
+            asyncio.get_running_loop().call_soon(self.reply, self, answer)
 
 
-async def member_trace(script: list[membership_pb2.TraceAnswer | None]) -> admin_pb2.MemberTrace:
+async def member_trace(
+    script: list[membership_pb2.TraceAnswer | None], **seconds: float
+) -> admin_pb2.MemberTrace:
     """What becomes of one member of a ring, by a clock that stands still."""
     session = Scripted(script)
     stage = admin_pb2.StagePlan(member="alpha", member_name="a", rank=3)
     plan = admin_pb2.RingPlan(ring="demo-0", stages=[stage])
     running = SimpleNamespace(plan=plan, machine=SimpleNamespace(epoch=7))
-    traces = Traces(
-        SimpleNamespace(find=lambda member: session),  # type: ignore[arg-type]
-        SimpleNamespace(serving=lambda name: running),  # type: ignore[arg-type]
-        clock=lambda: 1000,
-    )
-    session.told = traces.answered
+    questions = Questions(SimpleNamespace(find=lambda member: session))  # type: ignore[arg-type]
+    views: Any = SimpleNamespace(serving=lambda name: running)
+    traces = Traces(questions, views, clock=lambda: 1000, **seconds)
+    session.reply = questions.answered
     (made,) = (await traces.trace("", 1)).members
     assert (made.member, made.name, made.rank) == ("alpha", "a", 3)
     return made
@@ -218,11 +220,10 @@ async def test_a_members_own_problem_is_told() -> None:
     assert (made.problem.reason, len(made.spans), made.clock_error) == ("NO_TRACE", 0, 0)
 
 
-async def test_who_does_not_answer_in_time_has_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sealring.coordinator.services.traces._ANSWER_SECONDS", 0)
-    assert (await member_trace([*clocks(), *clocks(), None])).problem.reason == "TRACE_TIMEOUT"
-    monkeypatch.setattr("sealring.coordinator.services.traces._CLOCK_SECONDS", 0)
-    assert (await member_trace([None, None])).problem.reason == "TRACE_TIMEOUT"
+async def test_a_member_that_does_not_answer_in_time_has_a_problem() -> None:
+    late = await member_trace([*clocks(), *clocks(), None], answer_seconds=0)
+    assert late.problem.reason == "TRACE_TIMEOUT"
+    assert (await member_trace([None, None], clock_seconds=0)).problem.reason == "TRACE_TIMEOUT"
 
 
 @pytest.mark.parametrize(

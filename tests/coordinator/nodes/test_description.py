@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.coordinator.services import nodes
-from sealring.coordinator.services.nodes import describe_node
+from sealring.coordinator.nodes.description import describe_node
 from sealring.coordinator.store import StoredMember
 from sealring.coordinator.streams.sessions import NodeSession
 from sealring.mesh.crypto.key_type import KeyType
@@ -34,10 +33,9 @@ def stored(draining: int = 0) -> StoredMember:
     ],
 )
 def test_what_is_known_of_a_node_is_shown(
-    monkeypatch: pytest.MonkeyPatch, here: bool, draining: int, state: admin_pb2.NodeState.ValueType
+    here: bool, draining: int, state: admin_pb2.NodeState.ValueType
 ) -> None:
     """Its rings by name; when it was heard of by the wall clock; its memory once it has told."""
-    monkeypatch.setattr(nodes, "monotonic_clock", lambda: 30.0)
     session = NodeSession("id", bytes(16), clock=lambda: 10.0) if here else None
     places = [
         (ring, admin_pb2.StagePlan(rank=rank, first_layer=2, end_layer=4, weight_bytes=5, kv_budget=6))
@@ -59,9 +57,21 @@ def test_what_is_known_of_a_node_is_shown(
             for ring, rank in (("a-0", 1), ("b-0", 0))
         ],
     )
-    assert describe_node(stored(draining), session, places, 10, 1000.0, "it is late") == expected
+    assert (
+        describe_node(stored(draining), session, places, 10, 1000.0, "it is late", awake=lambda: 30.0)
+        == expected
+    )
     if session is not None:
-        told = {"memory_total": 9, "memory_usable": 8, "memory_used": 7, "memory_overhead": 6, "load": 0.5}
-        session.beat(Heartbeat(**told, models=[HeldModel(name="m")]))  # type: ignore[arg-type]
-        expected.MergeFrom(admin_pb2.Node(**told, models=[HeldModel(name="m")]))  # type: ignore[arg-type]
-        assert describe_node(stored(draining), session, places, 10, 1000.0, "it is late") == expected
+        report = {
+            "memory_total": 9,
+            "memory_usable": 8,
+            "memory_used": 7,
+            "memory_overhead": 6,
+            "load": 0.5,
+        }
+        session.beat(Heartbeat(**report, models=[HeldModel(name="m")]))  # type: ignore[arg-type]
+        expected.MergeFrom(admin_pb2.Node(**report, models=[HeldModel(name="m")]))  # type: ignore[arg-type]
+        assert (
+            describe_node(stored(draining), session, places, 10, 1000.0, "it is late", awake=lambda: 30.0)
+            == expected
+        )

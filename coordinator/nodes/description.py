@@ -1,4 +1,4 @@
-"""A node as operators see it: what is stored of it, what it reported last, and where it serves."""
+"""Describes a node to operators: the stored facts, its last report, and the rings that it serves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sealring.coordinator.planning.planner import memory_of
 from sealring.coordinator.store import StoredMember
 from sealring.coordinator.streams.sessions import NodeSession
-from sealring.mesh.clock import monotonic_clock
+from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.v1 import admin_pb2
 
 
@@ -18,9 +18,12 @@ def describe_node(
     trust: int,
     now: float,
     trouble: str,
+    *,
+    awake: Clock = monotonic_clock,
 ) -> admin_pb2.Node:
-    """`places` are the rings and stages that the node is planned into; `trust` is its score now;
-    `trouble` says why it does not come online, or counts for nothing."""
+    """A node for operators. `places` are the rings and stages that it is planned into, `trust` its score, and
+    `now` the wall clock's time. `trouble` says why it does not come online, or is not trusted. `awake` is the
+    clock of the session."""
     node = admin_pb2.Node(
         id=member.id,
         name=member.name,
@@ -33,7 +36,7 @@ def describe_node(
     )
     node.trouble = trouble
     if session is not None:
-        node.last_seen = int(now - (monotonic_clock() - session.last_seen))
+        node.last_seen = int(now - (awake() - session.last_seen))
     if session is not None and session.heartbeat is not None:
         node.memory_total = session.heartbeat.memory_total
         node.memory_usable = session.heartbeat.memory_usable

@@ -1,4 +1,4 @@
-"""Asks nodes what they measure of a model, and holds on to what they answer."""
+"""Asks nodes for their profiles of a model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.planning.demand import check_profile
-from sealring.coordinator.streams.questions import Questions
-from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.errors import DeadlineExceeded, NotFound, SealringError
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import membership_pb2, model_pb2
@@ -18,7 +17,7 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProfileReply:
     """A node's profile of a model, or why it has none."""
 
     member: str
@@ -32,45 +31,40 @@ class Answer:
 
 
 class Profiles:
-    """What nodes say of models."""
+    """Profiles of models as nodes measure them."""
 
-    def __init__(self, sessions: Sessions, *, timeout: float) -> None:
+    def __init__(self, questions: Questions, *, timeout: float) -> None:
+        """`timeout` is in seconds, for each node."""
+        self._questions = questions
         self._timeout = timeout
-        self._questions: Questions[membership_pb2.ProfileResult] = Questions(sessions)
 
-    async def ask(self, model: str, members: Iterable[str], ranks: int = 0) -> dict[str, Answer]:
-        """The answer of each member, within the timeout; who is not there or silent gets an error. With
-        several `ranks` it is of what one of them holds of every layer."""
+    async def ask(self, model: str, members: Iterable[str], ranks: int = 0) -> dict[str, ProfileReply]:
+        """Each member's reply, by its id. A member that is offline or silent for the timeout gets an error.
+
+        With several `ranks` a profile holds the part of each layer that one of them has.
+        """
         answers = await asyncio.gather(*(self._ask_one(model, member, ranks) for member in members))
         return {answer.member: answer for answer in answers}
 
-    def answered(self, session: NodeSession, result: membership_pb2.ProfileResult) -> None:
-        """A node's answer has come."""
-        self._questions.answered(session, result.id, result)
-
-    def gone(self, session: NodeSession) -> None:
-        """A node's stream has ended."""
-        self._questions.gone(session)
-
-    async def _ask_one(self, model: str, member: str, ranks: int) -> Answer:
+    async def _ask_one(self, model: str, member: str, ranks: int) -> ProfileReply:
         def question(number: int) -> CoordinatorMessage:
             request = membership_pb2.ProfileRequest(id=number, model=model, ranks=ranks)
             return CoordinatorMessage(profile=request)
 
         try:
             async with asyncio.timeout(self._timeout):
-                result = await self._questions.ask(member, question)
+                result = await self._questions.ask(member, question, membership_pb2.ProfileResult)
             if result.HasField("problem"):
-                return Answer(member, None, from_problem(result.problem))
+                return ProfileReply(member, None, from_problem(result.problem))
             check_profile(result.profile)
         except TimeoutError:
-            return Answer(member, None, DeadlineExceeded(f"no answer in {self._timeout:g} s"))
+            return ProfileReply(member, None, DeadlineExceeded(f"no answer in {self._timeout:g} s"))
         except SealringError as error:
-            return Answer(member, None, error)
-        return Answer(member, result.profile, None)
+            return ProfileReply(member, None, error)
+        return ProfileReply(member, result.profile, None)
 
 
-def unknown_model(model: str, answers: Iterable[Answer], names: dict[str, str]) -> NotFound:
+def unknown_model(model: str, answers: Iterable[ProfileReply], names: dict[str, str]) -> NotFound:
     """No node has the model; says what each of them answered, and what helps: against what is wrong with a
     model that is there, else against none."""
     answers = list(answers)

@@ -1,4 +1,4 @@
-"""Challenges end to end: who passes, who is out at once, who is out after three failures, and what stays."""
+"""Challenges end to end: members that pass, that are evicted at once, and after three failures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import appletest
 import pytest
 from appletest import SERIAL, DeviceAuthority
 
-from sealring.coordinator.services import challenges
+from sealring.coordinator.members.challenges import Challenges
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.key_type import KeyType
 from sealring.mesh.crypto.labels import Label
 from sealring.mesh.errors import (
-    AttestationError,
     FailedPrecondition,
     InvalidInput,
     PermissionDenied,
@@ -78,7 +77,7 @@ async def eventually(check: Callable[[], bool], seconds: float = 200) -> None:
 
 async def challenge(cluster: Cluster, node: FakeNode) -> None:
     """Challenge a node now, after what is under way."""
-    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges._open)
+    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
     cluster.coordinator.challenges.online(node.id)
 
 
@@ -162,10 +161,9 @@ async def test_software_that_changes_while_it_runs_is_trusted_no_more(cluster: C
     await deploy(cluster, stages=1)
     await ring_state(cluster, SERVING)
     for manifest in (OTHER, bytes(32)):
-        cluster.coordinator.challenges._failures[node.id] = 2  # it was silent before
         node.said = {"manifest_hash": manifest}
         await challenge(cluster, node)
-        await eventually(lambda: not cluster.coordinator.challenges._open)
+        await eventually(lambda: not cluster.coordinator.challenges.open)
         await eventually(lambda: trust_of(cluster, node) == (TrustLevel.NONE, 0))
     await node.wait_for("end", lambda end: end.epoch == 1)
     assert len(audit(cluster, "distrust_node")) == 1
@@ -231,10 +229,10 @@ async def test_a_lost_protection_is_out_at_once(cluster: Cluster, protection: st
 
 async def does_not_know(cluster: Cluster, node: FakeNode, name: str, failed: int) -> None:
     """A challenge whose answer is that the node does not know `name`; it is the failure with that number."""
-    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges._open)
+    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
     node.said = {"posture": dataclasses.replace(GOOD, **{name: None})}
     await challenge(cluster, node)
-    await eventually(lambda: failures(cluster, node) == failed and not cluster.coordinator.challenges._open)
+    await eventually(lambda: failures(cluster, node) == failed and not cluster.coordinator.challenges.open)
 
 
 @pytest.mark.parametrize("protection", ["sip", "secure_boot"])
@@ -322,7 +320,7 @@ async def test_coming_anew_does_not_forgive_failures(quick: Cluster) -> None:
 
 
 def failures(cluster: Cluster, node: FakeNode) -> int:
-    return cluster.coordinator.challenges._failures.get(node.id, 0)
+    return cluster.coordinator.challenges.failures(node.id)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +381,7 @@ async def test_an_answer_to_another_challenge_is_no_answer(quick: Cluster) -> No
 
 async def quiet(cluster: Cluster, node: FakeNode) -> None:
     """Lets the first challenge be answered and no other."""
-    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges._open)
+    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
     node.answers = False
 
 
@@ -410,7 +408,7 @@ async def test_failing_in_mid_epoch_ends_it_and_recovery_needs_another(cluster: 
     assert (await ring_state(cluster, SERVING)).epoch == 1
     bad, good = nodes
     for posture in (GOOD, dataclasses.replace(GOOD, sip=False)):
-        await eventually(lambda: not cluster.coordinator.challenges._open)
+        await eventually(lambda: not cluster.coordinator.challenges.open)
         bad.said = {"posture": posture}
         await challenge(cluster, bad)
     await good.wait_for("end", lambda end: end.epoch == 1)
@@ -439,7 +437,7 @@ async def test_a_model_whose_files_changed_is_distrusted_at_once(cluster: Cluste
     assert audit(cluster, "distrust_node") == [{"why": "the model's files have changed"}]
     node.said = {}
     await challenge(cluster, node)
-    await eventually(lambda: not cluster.coordinator.challenges._open)
+    await eventually(lambda: not cluster.coordinator.challenges.open)
     assert trust_of(cluster, node) == (TrustLevel.NONE, 0), "it was not started again"
 
 
@@ -556,110 +554,65 @@ async def started(cluster: Cluster, name: str, *, answers: bool = True, **said: 
 
 
 class Examiner:
-    """Challenges to members of which all is noted that they lead to."""
+    """Challenges to members `a` and `b` by a clock of the test; evicts nobody."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.now, self.sent = 0.0, list[str]()
-        self.done: list[Any] = []
-        self.known: dict[str, Any] = {"a": SimpleNamespace(id="a"), "b": SimpleNamespace(id="b")}
-        monkeypatch.setattr(challenges, "monotonic_clock", lambda: self.now)
+        self.evicted: list[tuple[str, str]] = []
+        self.known: dict[str, Any] = {name: SimpleNamespace(id=name, name=f"node-{name}") for name in "ab"}
         unused: Any = None
         store: Any = SimpleNamespace(members=SimpleNamespace(find=self.known.get))
         sessions: Any = SimpleNamespace(send=lambda member, message: self.sent.append(member))
-        self.made = challenges.Challenges(
-            *("demo", store, unused, sessions, unused, unused, unused),
+        expulsion: Any = SimpleNamespace(
+            evict=lambda member, actor, why: self.evicted.append((member.id, why))
+        )
+        self.made = Challenges(
+            *("demo", store, unused, sessions, unused, unused, expulsion, unused),
             CoordinatorSettings(**settings),
             clock=lambda: self.now,
+            awake=lambda: self.now,
         )
-        for name in ("_failed", "_throw_out", "_distrust", "_passed"):
-            setattr(self.made, name, lambda *said, name=name: self.done.append((name, *said)))
+
+    def look(self, times: int) -> None:
+        for _ in range(times):
+            self.made.look()
 
 
-@pytest.mark.parametrize(("timeout", "tick", "looks"), [(3.0, 0.5, 6), (30.0, 1.0, 30), (6.5, 1.0, 7)])
-async def test_who_is_silent_for_so_many_looks_has_failed_and_is_asked_again_when_it_is_due(
-    monkeypatch: pytest.MonkeyPatch, timeout: float, tick: float, looks: int
+@pytest.mark.parametrize(("timeout", "looks"), [(3.0, 6), (30.0, 30), (6.5, 7)])
+def test_a_silent_member_fails_after_enough_looks_and_is_asked_again_when_it_is_due(
+    timeout: float, looks: int
 ) -> None:
-    examiner = Examiner(monkeypatch, challenge_timeout=timeout, challenge_interval=100)
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == looks + 1:
-            assert (examiner.done, list(examiner.made._open)) == ([], ["a", "b"])
-            examiner.made.lost("b")
-        elif len(slept) == looks + 2:
-            assert examiner.done == [("_failed", "a", "SILENT")]
-            examiner.now = 99.9
-        elif len(slept) == looks + 3:
-            assert examiner.sent == ["a", "b"]
-            examiner.now = 100.0
-        elif len(slept) == looks + 4:
-            assert examiner.sent == ["a", "b", "a"]
-            examiner.now = 1e6  # it is due again, and has not answered yet
-        elif len(slept) == looks + 5:
-            raise asyncio.CancelledError
-
-    monkeypatch.setattr(challenges.asyncio, "sleep", sleep)
+    examiner = Examiner(challenge_timeout=timeout, challenge_interval=100)
     for member in "ab":
         examiner.made.online(member)
-    with pytest.raises(asyncio.CancelledError):
-        await examiner.made.run()
-    assert (set(slept), examiner.sent) == ({tick}, ["a", "b", "a"])
+    examiner.look(looks)
+    assert examiner.made.open == ["a", "b"]
+    assert examiner.made.failures("a") == 0
+    examiner.made.lost("b")
+    examiner.look(1)
+    assert (examiner.made.open, examiner.made.failures("a"), examiner.made.failures("b")) == ([], 1, 0)
+    examiner.now = 99.9
+    examiner.look(1)
+    assert examiner.sent == ["a", "b"]
+    examiner.now = 100.0
+    examiner.look(1)
+    assert examiner.sent == ["a", "b", "a"]
+    examiner.now = 1e6  # due again, while the answer is still awaited
+    examiner.look(1)
+    assert examiner.sent == ["a", "b", "a"]
+    for _ in range(2):
+        examiner.look(looks + 1)
+    assert examiner.evicted == [("a", "SILENT")]
 
 
-@pytest.mark.parametrize(
-    ("member", "reason", "done"),
-    [
-        ("a", "", ("_passed", "a", "verdict")),
-        ("a", "PROTECTION_LOST", ("_throw_out", "a", "PROTECTION_LOST")),
-        ("a", "PROTECTION_UNKNOWN", ("_failed", "a", "PROTECTION_UNKNOWN")),
-        ("a", "MANIFEST_CHANGED", ("_distrust", "a", b"said", "MANIFEST_CHANGED")),
-        ("a", "STATEMENT_STALE", ("_failed", "a", "STATEMENT_STALE")),
-    ],
-)
-@pytest.mark.parametrize("late", ["", "not asked", "another", "unknown"])
-def test_an_answer_is_judged_once_and_what_comes_late_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, member: str, reason: str, done: tuple[Any, ...], late: str
-) -> None:
-    examiner = Examiner(monkeypatch)
-    nonce = [b""]
-    monkeypatch.setattr(challenges, "decode_statement", lambda data: SimpleNamespace(nonce=nonce[0]))
-
-    def judge(who: Any, given: bytes, answer: Any) -> str:
-        assert (who.id, given) == ("a", nonce[0])
-        if reason:
-            raise AttestationError("no", reason=reason)
-        return "verdict"
-
-    examiner.made._judge = judge  # type: ignore[method-assign,assignment]
-    if late != "not asked":
-        examiner.made.online(member)
-        nonce[0] = examiner.made._open[member].nonce
-    if late == "another":
-        nonce[0] = bytes(32)
-    if late == "unknown":
-        examiner.known.clear()
-    before = dict(examiner.made._open)
-    answer = membership_pb2.ChallengeAnswer(statement=b"said")
-    examiner.made.answered(member, answer)
-    if late:
-        assert (examiner.done, examiner.made._open) == ([], before)
-        return
-    told = [getattr(one, "id", getattr(one, "reason", one)) for one in examiner.done.pop()]
-    assert (tuple(told), examiner.done, examiner.made._open) == (done, [], {})
-
-
-def test_an_answer_that_cannot_be_read_is_a_failure_and_a_large_one_is_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    examiner = Examiner(monkeypatch)
+def test_an_answer_that_cannot_be_read_is_a_failure_and_a_large_one_is_refused() -> None:
+    examiner = Examiner()
     examiner.made.online("a")
     for statement, signature in ((8193, 0), (0, 73)):
         answer = membership_pb2.ChallengeAnswer(statement=bytes(statement), signature=bytes(signature))
         with pytest.raises(InvalidInput) as caught:
             examiner.made.answered("a", answer)
         assert caught.value.reason == "BAD_MESSAGE"
-    assert (examiner.done, list(examiner.made._open)) == ([], ["a"])
+    assert (examiner.made.failures("a"), examiner.made.open) == (0, ["a"])
     examiner.made.answered("a", membership_pb2.ChallengeAnswer(statement=bytes(8192), signature=bytes(72)))
-    assert [one[:2] for one in examiner.done] == [("_failed", "a")]
-    assert examiner.made._open == {}
+    assert (examiner.made.failures("a"), examiner.made.open) == (1, [])

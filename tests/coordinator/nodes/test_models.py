@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sealring.coordinator.services.models import Models, check_held
+from sealring.coordinator.nodes.models import Models, check_held
+from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.clock import monotonic_clock
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput, SealringError, Unavailable
@@ -15,23 +16,23 @@ from sealring.mesh.rpc.problem import to_problem
 from sealring.v1.membership_pb2 import ChangeModel, HeldModel, ModelChanged
 
 
-def online() -> tuple[Sessions, NodeSession]:
+def online() -> tuple[Questions, NodeSession]:
     sessions = Sessions()
     session = NodeSession("alpha", bytes(16), clock=monotonic_clock)
     sessions.open(session)
-    return sessions, session
+    return Questions(sessions), session
 
 
 async def test_a_node_is_told_and_its_refusal_passed_on() -> None:
-    sessions, session = online()
-    models = Models(sessions)
+    questions, session = online()
+    models = Models(questions)
     problem = to_problem(InvalidInput("no", reason="BAD_MODEL_NAME"))
     for number, answer in enumerate((ModelChanged(), ModelChanged(problem=problem)), 1):
         asking = asyncio.create_task(models.change("alpha", "org/model", remove=False))
         await asyncio.sleep(0)
         asked = ChangeModel(id=number, model="org/model", remove=False, to_plan=False)
         assert (await anext(session.outbox.messages())).change_model == asked
-        models.answered(session, ModelChanged(id=number, problem=answer.problem if number > 1 else None))
+        questions.answered(session, ModelChanged(id=number, problem=answer.problem if number > 1 else None))
         if number == 1:
             await asking
         else:
@@ -41,15 +42,15 @@ async def test_a_node_is_told_and_its_refusal_passed_on() -> None:
 
 
 async def test_nodes_that_do_not_answer() -> None:
-    sessions, session = online()
+    questions, session = online()
     with pytest.raises(DeadlineExceeded):
-        await Models(sessions, timeout=0.0).change("alpha", "m", remove=True)
+        await Models(questions, timeout=0.0).change("alpha", "m", remove=True)
     with pytest.raises(Unavailable):
-        await Models(sessions).change("beta", "m", remove=True)
-    models = Models(sessions)
+        await Models(questions).change("beta", "m", remove=True)
+    models = Models(questions)
     asking = asyncio.create_task(models.change("alpha", "m", remove=True))
     await asyncio.sleep(0)
-    models.gone(session)
+    questions.gone(session)
     with pytest.raises(Unavailable):
         await asking
     for name in ("", "x" * 257, "a\nb"):
@@ -62,13 +63,13 @@ async def test_nodes_that_do_not_answer() -> None:
 
 
 async def test_a_node_is_told_how_much_of_a_model_to_fetch() -> None:
-    sessions, session = online()
-    models = Models(sessions)
+    questions, session = online()
+    models = Models(questions)
     asking = asyncio.create_task(models.change("alpha", "m", remove=True, to_plan=True))
     await asyncio.sleep(0)
     asked = ChangeModel(id=1, model="m", remove=True, to_plan=True)
     assert (await anext(session.outbox.messages())).change_model == asked
-    models.answered(session, ModelChanged(id=1))
+    questions.answered(session, ModelChanged(id=1))
     await asking
 
 

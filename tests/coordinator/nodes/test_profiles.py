@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sealring.coordinator.planning.profiles import Answer, Profiles, unknown_model
+from sealring.coordinator.nodes.profiles import ProfileReply, Profiles, unknown_model
+from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.errors import DeadlineExceeded, ModelError, NotFound
 from sealring.mesh.rpc.problem import to_problem
@@ -15,14 +16,14 @@ from sealring.v1 import membership_pb2
 from tests.coordinator.conftest import small_profile
 
 
-def online() -> tuple[Sessions, NodeSession]:
+def online() -> tuple[Questions, NodeSession]:
     sessions = Sessions()
     session = NodeSession("alpha", bytes(16), clock=lambda: 0.0)
     sessions.open(session)
-    return sessions, session
+    return Questions(sessions), session
 
 
-async def asked(profiles: Profiles, **more: Any) -> asyncio.Task[dict[str, Answer]]:
+async def asked(profiles: Profiles, **more: Any) -> asyncio.Task[dict[str, ProfileReply]]:
     """A question that was sent."""
     task = asyncio.create_task(profiles.ask("org/model", ["alpha"], **more))
     for _ in range(3):
@@ -32,18 +33,18 @@ async def asked(profiles: Profiles, **more: Any) -> asyncio.Task[dict[str, Answe
 
 @pytest.mark.parametrize("ranks", [0, 4])
 async def test_a_node_is_asked_and_its_answer_is_its_own(ranks: int) -> None:
-    sessions, session = online()
-    profiles = Profiles(sessions, timeout=1e9)
+    questions, session = online()
+    profiles = Profiles(questions, timeout=1e9)
     asking = await asked(profiles, **({"ranks": ranks} if ranks else {}))
     request = membership_pb2.ProfileRequest(id=1, model="org/model", ranks=ranks)
     assert (await anext(session.outbox.messages())).profile == request
-    profiles.answered(session, membership_pb2.ProfileResult(id=1, profile=small_profile()))
-    assert await asking == {"alpha": Answer("alpha", small_profile(), None)}
+    questions.answered(session, membership_pb2.ProfileResult(id=1, profile=small_profile()))
+    assert await asking == {"alpha": ProfileReply("alpha", small_profile(), None)}
 
 
 async def test_who_does_not_say_has_no_profile_and_the_reason_is_kept() -> None:
-    sessions, session = online()
-    profiles = Profiles(sessions, timeout=1e9)
+    questions, session = online()
+    profiles = Profiles(questions, timeout=1e9)
     problem = to_problem(ModelError("it holds a pipe", reason="UNSUPPORTED_MODEL"))
     unfit = small_profile()
     unfit.layers = 0
@@ -51,17 +52,17 @@ async def test_who_does_not_say_has_no_profile_and_the_reason_is_kept() -> None:
         (({"problem": problem}, "UNSUPPORTED_MODEL"), ({"profile": unfit}, "BAD_PROFILE")), 1
     ):
         asking = await asked(profiles)
-        profiles.answered(session, membership_pb2.ProfileResult(id=number, **told))  # type: ignore[arg-type]
+        questions.answered(session, membership_pb2.ProfileResult(id=number, **told))  # type: ignore[arg-type]
         answer = (await asking)["alpha"]
         assert answer.profile is None
         assert answer.error is not None
         assert answer.error.reason == reason
     asking = await asked(profiles)
-    profiles.gone(session)
+    questions.gone(session)
     error = (await asking)["alpha"].error
     assert error is not None
     assert error.reason == "MEMBER_OFFLINE"
-    silent = (await Profiles(sessions, timeout=0.0).ask("org/model", ["alpha"]))["alpha"]
+    silent = (await Profiles(questions, timeout=0.0).ask("org/model", ["alpha"]))["alpha"]
     assert isinstance(silent.error, DeadlineExceeded)
     assert silent.error.message == "no answer in 0 s"
 
@@ -81,7 +82,7 @@ def missing(fetchable: str = "") -> NotFound:
     ],
 )
 def test_a_model_that_is_not_there_is_fetched_where_a_member_has_it(error: Any, would: bool) -> None:
-    assert Answer("a", None, error).would_fetch is would
+    assert ProfileReply("a", None, error).would_fetch is would
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_a_model_that_is_not_there_is_fetched_where_a_member_has_it(error: Any, 
 def test_what_helps_where_no_node_has_the_model(
     model: str, errors: list[Any], hint: str, fetchable: str
 ) -> None:
-    told = unknown_model(model, [Answer("a", None, error) for error in errors], {"a": "alpha"})
+    told = unknown_model(model, [ProfileReply("a", None, error) for error in errors], {"a": "alpha"})
     assert (told.reason, told.hint) == ("UNKNOWN_MODEL", hint)
     assert (told.metadata["param"], told.metadata.get("fetchable", "")) == ("model", fetchable)
     assert told.message.startswith(f"no node can serve the model '{model}' (alpha: {errors[0].message}")
@@ -107,7 +108,7 @@ def test_what_helps_where_no_node_has_the_model(
 
 def test_a_long_name_is_cut_and_who_has_the_model_is_not_told() -> None:
     name = "o/" + "m" * 300
-    answers = [Answer("a", small_profile(), None), Answer("b", None, missing("yes"))]
+    answers = [ProfileReply("a", small_profile(), None), ProfileReply("b", None, missing("yes"))]
     told = unknown_model(name, answers, {})
     assert told.message == f"no node can serve the model {name[:256]!r} (b: there is no model)"
     assert told.hint == f"fetch it: sealring model pull {name[:256]}"

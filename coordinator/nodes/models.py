@@ -1,12 +1,11 @@
-"""Has nodes fetch and remove models, and checks what they say of those that they have."""
+"""Has nodes fetch and remove models, and bounds what they report of the models that they hold."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
-from sealring.coordinator.streams.questions import Questions
-from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.coordinator.nodes.questions import Questions
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import membership_pb2
@@ -20,17 +19,17 @@ _MAX_BYTES = 1 << 50
 
 
 class Models:
-    """Orders to nodes."""
+    """Orders to nodes about models. `timeout` is in seconds."""
 
-    def __init__(self, sessions: Sessions, *, timeout: float = _ANSWER_SECONDS) -> None:
+    def __init__(self, questions: Questions, *, timeout: float = _ANSWER_SECONDS) -> None:
+        self._questions = questions
         self._timeout = timeout
-        self._questions: Questions[membership_pb2.ModelChanged] = Questions(sessions)
 
     async def change(self, member: str, model: str, *, remove: bool, to_plan: bool = False) -> None:
         """Has a node remove a model, or begin to fetch it, or `to_plan` all of it but the weights.
 
         Raises InvalidInput (BAD_MODEL_NAME), Unavailable (MEMBER_OFFLINE), DeadlineExceeded (MODEL_TIMEOUT),
-        and the problem that the node had.
+        and the problem that the node reports.
         """
         if not 1 <= len(model) <= _MAX_NAME or not model.isprintable():
             raise InvalidInput("a model's name is empty or too long", reason="BAD_MODEL_NAME", param="model")
@@ -41,7 +40,7 @@ class Models:
 
         try:
             async with asyncio.timeout(self._timeout):
-                answer = await self._questions.ask(member, question)
+                answer = await self._questions.ask(member, question, membership_pb2.ModelChanged)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the node did not answer in {self._timeout:g} s", hint="try again", reason="MODEL_TIMEOUT"
@@ -49,17 +48,9 @@ class Models:
         if answer.HasField("problem"):
             raise from_problem(answer.problem)
 
-    def answered(self, session: NodeSession, answer: membership_pb2.ModelChanged) -> None:
-        """A node's answer has come."""
-        self._questions.answered(session, answer.id, answer)
-
-    def gone(self, session: NodeSession) -> None:
-        """A node's stream has ended."""
-        self._questions.gone(session)
-
 
 def check_held(models: Sequence[membership_pb2.HeldModel]) -> None:
-    """Bounds what a node says of its models. Raises InvalidInput (BAD_HEARTBEAT)."""
+    """Bounds a node's report of its models. Raises InvalidInput (BAD_HEARTBEAT)."""
     if len(models) > _MAX_HELD or any(
         len(one.name) > _MAX_NAME
         or len(one.problem) > _MAX_PROBLEM

@@ -1,8 +1,8 @@
-"""Collects what the members of a ring did in the last seconds, on one clock.
+"""Collects traces of a ring's members on one clock.
 
-Every member has a monotonic clock of its own. How far it is from the coordinator's follows from round trips
-on the member's session as in NTP (RFC 5905, section 8): of several the shortest counts, and it cannot be
-wrong by more than half of that. Both ends of the time traced are measured, so that drift shows as error.
+Every member has a monotonic clock of its own. Its offset from the coordinator's clock follows from round
+trips on the member's session, as in NTP (RFC 5905, section 8). The shortest of several counts: its offset is
+wrong by half of the trip at most. It is measured before and after the time traced, so drift shows as error.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-from sealring.coordinator.rings.rings import Rings
-from sealring.coordinator.streams.questions import Questions
-from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.coordinator.nodes.offset import Offset
+from sealring.coordinator.nodes.questions import Questions
+from sealring.coordinator.rings.views import RingViews
 from sealring.mesh.errors import Conflict, DeadlineExceeded, InvalidInput, SealringError
 from sealring.mesh.rpc.problem import from_problem, to_problem
 from sealring.mesh.rpc.traces import MAX_SPANS
@@ -30,41 +29,32 @@ _ANSWER_SECONDS = 15.0
 _CLOCK_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Offset:
-    """What to add to a member's clock to get the coordinator's, and how wrong it may be, in nanoseconds."""
-
-    value: int
-    error: int
-
-    @classmethod
-    def of(cls, sent: int, asked: int, answered: int, received: int) -> Offset:
-        """From one round trip: two times of the coordinator's clock around two of the member's."""
-        away = max(0, (received - sent) - (answered - asked))
-        return cls(((sent - asked) + (received - answered)) // 2, (away + 1) // 2)
-
-    def between(self, later: Offset) -> Offset:
-        """The middle of two; the error covers both, and the drift from one to the other."""
-        drift = abs(later.value - self.value)
-        return Offset((self.value + later.value) // 2, max(self.error, later.error) + (drift + 1) // 2)
-
-
 class Traces:
     """One trace at a time: each costs the members some milliseconds."""
 
     def __init__(
-        self, sessions: Sessions, rings: Rings, *, clock: Callable[[], int] = time.perf_counter_ns
+        self,
+        questions: Questions,
+        rings: RingViews,
+        *,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        clock_seconds: float = _CLOCK_SECONDS,
+        answer_seconds: float = _ANSWER_SECONDS,
     ) -> None:
+        """`clock` counts nanoseconds. A member has `clock_seconds` for the round trips by which its clock is
+        measured, and `answer_seconds` for its trace."""
+        self._questions = questions
         self._rings = rings
         self._clock = clock
-        self._questions: Questions[tuple[membership_pb2.TraceAnswer, int]] = Questions(sessions)
+        self._clock_seconds = clock_seconds
+        self._answer_seconds = answer_seconds
         self._busy = False
 
     async def trace(self, ring: str, milliseconds: int) -> admin_pb2.TraceRingResponse:
-        """Waits for so long and tells what a ring's members did meanwhile; "" is the only ring.
+        """The trace of a ring's members over the next `milliseconds`; "" names the only ring.
 
         Raises InvalidInput (BAD_DURATION, WHICH_RING), NotFound (NO_SUCH_RING), FailedPrecondition
-        (RING_DOWN), Conflict (TRACE_BUSY). A member that does not answer has a problem in its place.
+        (RING_DOWN), Conflict (TRACE_BUSY). A member that does not answer has a problem in place of its trace.
         """
         if not 1 <= milliseconds <= MAX_MILLISECONDS:
             raise InvalidInput(
@@ -103,18 +93,10 @@ class Traces:
             ring=plan.ring, epoch=epoch, start=start, duration=duration, members=made
         )
 
-    def answered(self, session: NodeSession, answer: membership_pb2.TraceAnswer) -> None:
-        """A node's answer has come just now."""
-        self._questions.answered(session, answer.id, (answer, self._clock()))
-
-    def gone(self, session: NodeSession) -> None:
-        """A node's stream has ended."""
-        self._questions.gone(session)
-
     async def _offset(self, member: str) -> Offset | SealringError:
         found: list[Offset] = []
         try:
-            async with asyncio.timeout(_CLOCK_SECONDS):
+            async with asyncio.timeout(self._clock_seconds):
                 for _ in range(_ROUND_TRIPS):
                     sent = self._clock()
                     answer, received = await self._ask(member, membership_pb2.TraceQuestion())
@@ -137,7 +119,7 @@ class Traces:
         made = admin_pb2.MemberTrace(member=stage.member, name=stage.member_name, rank=stage.rank)
         try:
             offset = _known(before).between(_known(after))
-            async with asyncio.timeout(_ANSWER_SECONDS):
+            async with asyncio.timeout(self._answer_seconds):
                 answer, _ = await self._ask(stage.member, question)
             if answer.HasField("problem"):
                 made.problem.CopyFrom(to_problem(from_problem(answer.problem)))
@@ -153,18 +135,18 @@ class Traces:
     async def _ask(
         self, member: str, question: membership_pb2.TraceQuestion
     ) -> tuple[membership_pb2.TraceAnswer, int]:
-        """The answer and when it came."""
+        """The answer, and the time at which it arrived."""
 
         def numbered(number: int) -> CoordinatorMessage:
             message = CoordinatorMessage(trace=question)
             message.trace.id = number
             return message
 
-        return await self._questions.ask(member, numbered)
+        return await self._questions.ask_timed(member, numbered, membership_pb2.TraceAnswer, self._clock)
 
 
 def check_trace(answer: membership_pb2.TraceAnswer) -> Iterable[trace_pb2.ProcessTrace]:
-    """Bounds everything that a member said. Raises InvalidInput (BAD_TRACE)."""
+    """Bounds a member's trace. Raises InvalidInput (BAD_TRACE)."""
     known = trace_pb2.Activity.values()
     if len(answer.processes) > _MAX_PROCESSES:
         raise _bad_trace()

@@ -1,11 +1,11 @@
-"""Challenges: on connecting and every few minutes, every node proves again who it is and what it runs.
+"""Challenges: every node proves its identity and its software on connecting and every few minutes.
 
-A node that lost a protection is out at once, and one that fails three challenges in a row is out then. It
-fails by silence, with evidence that does not hold, or when it does not know whether a protection is still on.
-Anything else that it does not know lowers its level at the third. A node that is out comes back with a new
-token and into a new epoch only. One that was started again may run other software (decision 20). One whose
-files changed while it ran stays a member and is trusted no more, until it is started again. Evidence that
-grows old lowers the score (`coordinator/auth/standing.py`).
+A node that lost a protection is evicted at once; one that fails three challenges in a row is evicted then. It
+fails by silence, with invalid evidence, or when it does not know whether a protection is still on. Other
+unknown facts lower its level at the third failure. An evicted node needs a new token, and joins new epochs
+only. A node that was started again may run other software (decision 20). A node whose files changed while it
+ran stays a member and is distrusted until it is started again. Evidence that grows old lowers the score
+(`coordinator/auth/standing.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import secrets
 import structlog
 
 from sealring.coordinator.auth.standing import Standing
-from sealring.coordinator.rings.expulsion import Expulsion
+from sealring.coordinator.members.expulsion import Expulsion
 from sealring.coordinator.rings.rings import Rings
+from sealring.coordinator.rings.views import RingViews
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
@@ -51,14 +52,14 @@ log = structlog.get_logger()
 
 @dataclasses.dataclass
 class _Open:
-    """A challenge that was sent. Looks are counted: nobody is late because this process stood still."""
+    """A challenge that was sent. Looks are counted, not seconds: a process that stood still fails nobody."""
 
     nonce: bytes
     looks: int = 0
 
 
 class Challenges:
-    """A listener of the sessions. `clock` is the wall clock; `device_root` is what device chains lead to."""
+    """A listener of the sessions."""
 
     def __init__(
         self,
@@ -67,18 +68,24 @@ class Challenges:
         publisher: RosterPublisher,
         sessions: Sessions,
         rings: Rings,
+        views: RingViews,
         expulsion: Expulsion,
         standing: Standing,
         settings: CoordinatorSettings,
         *,
         clock: Clock,
+        awake: Clock = monotonic_clock,
         device_root: bytes = APPLE_ROOT,
     ) -> None:
+        """`clock` is the wall clock, `awake` one that is never set. `device_root` is the root certificate of
+        device chains."""
+        self._awake = awake
         self._cluster = cluster
         self._store = store
         self._publisher = publisher
         self._sessions = sessions
         self._rings = rings
+        self._views = views
         self._expulsion = expulsion
         self._standing = standing
         self._interval = settings.challenge_interval
@@ -94,11 +101,11 @@ class Challenges:
     # Sessions
 
     def online(self, member: str) -> None:
-        """A node's stream is there: it begins with a challenge."""
+        """Sends the first challenge of a stream."""
         self._send(member)
 
     def lost(self, member: str) -> None:
-        """A node's stream broke; its failures are remembered, and its evidence grows old."""
+        """Forgets the open challenge of a stream that broke. Failures stay, and the evidence grows old."""
         self._open.pop(member, None)
         self._due.pop(member, None)
 
@@ -107,17 +114,30 @@ class Challenges:
     # Time
 
     async def run(self) -> None:
-        """Send what is due and count who stays silent. Runs until cancelled."""
+        """Looks at every tick. Runs until cancelled."""
         while True:
             await asyncio.sleep(self._tick)
-            for member, challenge in list(self._open.items()):
-                challenge.looks += 1
-                if challenge.looks > self._patience:
-                    self._guarded(member, "SILENT")
-            now = monotonic_clock()
-            for member, due in list(self._due.items()):
-                if now >= due and member not in self._open:
-                    self._send(member)
+            self.look()
+
+    def look(self) -> None:
+        """Fails the challenges that have been open for too many looks, and sends those that are due."""
+        for member, challenge in list(self._open.items()):
+            challenge.looks += 1
+            if challenge.looks > self._patience:
+                self._guarded(member, "SILENT")
+        now = self._awake()
+        for member, due in list(self._due.items()):
+            if now >= due and member not in self._open:
+                self._send(member)
+
+    @property
+    def open(self) -> list[str]:
+        """The members whose answer is awaited, in the order of the questions."""
+        return list(self._open)
+
+    def failures(self, member: str) -> int:
+        """The challenges in a row that a member has failed."""
+        return self._failures.get(member, 0)
 
     def _guarded(self, member: str, why: str) -> None:
         self._open.pop(member, None)
@@ -129,14 +149,14 @@ class Challenges:
     def _send(self, member: str) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
         self._open[member] = _Open(nonce)
-        self._due[member] = monotonic_clock() + self._interval
+        self._due[member] = self._awake() + self._interval
         challenge = membership_pb2.Challenge(nonce=nonce)
         self._sessions.send(member, CoordinatorMessage(challenge=challenge))
 
     # Answers
 
     def answered(self, identifier: str, answer: membership_pb2.ChallengeAnswer) -> None:
-        """Judge an answer; one that comes too late changes nothing. Raises InvalidInput (BAD_MESSAGE)."""
+        """Judges an answer. One that is late changes nothing. Raises InvalidInput (BAD_MESSAGE)."""
         sizes = (len(answer.statement) <= MAX_STATEMENT_BYTES, len(answer.signature) <= MAX_SIGNATURE_BYTES)
         if not all(sizes):
             raise InvalidInput("an answer to a challenge is too large", reason="BAD_MESSAGE")
@@ -183,16 +203,16 @@ class Challenges:
             raise AttestationError("the machine does not know all that it knew", reason="FACTS_UNKNOWN")
         if member.level is TrustLevel.NONE and before.sealing_key == member.sealing_key:
             raise AttestationError("not started again since its files changed", reason="MANIFEST_CHANGED")
-        if self._rings.model_changed(member.id, verdict.statement.models):
+        if self._views.model_changed(member.id, verdict.statement.models):
             raise AttestationError("the model's files have changed", reason="MANIFEST_CHANGED")
         return verdict
 
     def _is_last(self, member: StoredMember) -> bool:
-        """Whether one more failure puts the member out."""
-        return self._failures.get(member.id, 0) + 1 >= MAX_FAILURES
+        """Whether one more failure evicts the member."""
+        return self.failures(member.id) + 1 >= MAX_FAILURES
 
     def _device(self, member: StoredMember) -> Device | None:
-        """What the chain that it brought says, while the chain holds."""
+        """The device that the member's chain certifies, or None without a valid chain."""
         if not member.device_chain:
             return None
         try:
@@ -236,7 +256,7 @@ class Challenges:
             self._rings.online(member.id)
 
     def _distrust(self, member: StoredMember, statement: bytes, why: AttestationError) -> None:
-        """No ring has it any more; what it proved last tells the process that is not to be trusted again."""
+        """Takes a member out of all rings. Its last evidence identifies the process that stays distrusted."""
         self._failures.pop(member.id, None)
         if member.level is not TrustLevel.NONE:
             changed = dataclasses.replace(member, level=TrustLevel.NONE, trust=0, evidence=statement)
@@ -249,7 +269,7 @@ class Challenges:
             self._store.audit.append(self._clock(), "coordinator", action, changed.id, details)
 
     def _failed(self, identifier: str, why: str) -> None:
-        failures = self._failures[identifier] = self._failures.get(identifier, 0) + 1
+        failures = self._failures[identifier] = self.failures(identifier) + 1
         log.warning("challenge_failed", member=identifier, why=why, failures=failures)
         member = self._store.members.find(identifier)
         if failures >= MAX_FAILURES and member is not None:

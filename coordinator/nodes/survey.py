@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from sealring.coordinator.auth.standing import Standing
+from sealring.coordinator.nodes.profiles import ProfileReply, Profiles, unknown_model
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.costs import Network
 from sealring.coordinator.planning.planner import memory_of, plan
-from sealring.coordinator.planning.profiles import Answer, Profiles, unknown_model
 from sealring.coordinator.planning.refusals import usable
 from sealring.coordinator.planning.shapes import shape_table
 from sealring.coordinator.planning.specs import RANKS, check_spec
@@ -64,17 +64,13 @@ class Survey:
         checked.trust_floor = max(checked.trust_floor, SCORES[self._settings.trust_floor])
         return checked
 
-    def free(self, replacing: str) -> frozenset[str]:
-        """The nodes that are there and serve nothing else."""
-        return self.able("", replacing) - self._serving(replacing).keys()
-
     def able(self, deployment: str, replacing: str) -> frozenset[str]:
         """The nodes that are there and may serve this deployment."""
         serving = self._serving(replacing)
         members = self._store.members.all(Role.MEMBER)
         return frozenset(member.id for member in members if not self._obstacle(member, deployment, serving))
 
-    async def ask(self, spec: admin_pb2.DeploymentSpec, *, replacing: str = "") -> dict[str, Answer]:
+    async def ask(self, spec: admin_pb2.DeploymentSpec, *, replacing: str = "") -> dict[str, ProfileReply]:
         """What every node that might serve says about the model. Raises NotFound (UNKNOWN_MODEL)."""
         await self._wait_for_beats()
         able_ids = self.able(spec.name, replacing)
@@ -92,7 +88,7 @@ class Survey:
     async def plan(
         self,
         spec: admin_pb2.DeploymentSpec,
-        answers: dict[str, Answer],
+        answers: dict[str, ProfileReply],
         *,
         digest: str = "",
         replacing: str = "",
@@ -115,7 +111,7 @@ class Survey:
         )
 
     async def shapes(
-        self, spec: admin_pb2.DeploymentSpec, made: admin_pb2.DeploymentPlan, answers: dict[str, Answer]
+        self, spec: admin_pb2.DeploymentSpec, made: admin_pb2.DeploymentPlan, answers: dict[str, ProfileReply]
     ) -> admin_pb2.ShapeTable:
         """What other shapes the ring of a plan could have over the same nodes and free ones; nothing for
         several replicas. One node that has the model says how it can be cut among ranks."""
@@ -145,7 +141,7 @@ class Survey:
     def _candidates(
         self,
         spec: admin_pb2.DeploymentSpec,
-        answers: dict[str, Answer],
+        answers: dict[str, ProfileReply],
         digest: str,
         replacing: str,
     ) -> tuple[model_pb2.ModelProfile, list[Candidate]]:
@@ -244,7 +240,7 @@ def _without_files(profile: model_pb2.ModelProfile) -> model_pb2.ModelProfile:
     return bare
 
 
-def _model_obstacle(member: str, agreeing: Collection[str], answers: dict[str, Answer]) -> str:
+def _model_obstacle(member: str, agreeing: Collection[str], answers: dict[str, ProfileReply]) -> str:
     if member in agreeing:
         return ""
     answer = answers.get(member)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from sealring.coordinator.planning import survey
+from sealring.coordinator.nodes import survey
+from sealring.coordinator.nodes.profiles import ProfileReply
+from sealring.coordinator.nodes.survey import Survey
 from sealring.coordinator.planning.demand import capacity
 from sealring.coordinator.planning.planner import memory_of
-from sealring.coordinator.planning.profiles import Answer
 from sealring.coordinator.planning.speeds import Speeds
-from sealring.coordinator.planning.survey import Survey
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import Conflict, FailedPrecondition, NotFound, Unavailable
 from sealring.mesh.trust.levels import TrustLevel
@@ -47,12 +47,12 @@ class Sessions(list[Any]):
         raise TimeoutError
 
 
-def answer(number: int, digest: str = "ab" * 32) -> dict[str, Answer]:
-    return {IDS[number]: Answer(IDS[number], small_profile(digest), None)}
+def answer(number: int, digest: str = "ab" * 32) -> dict[str, ProfileReply]:
+    return {IDS[number]: ProfileReply(IDS[number], small_profile(digest), None)}
 
 
-def failed(number: int) -> dict[str, Answer]:
-    return {IDS[number]: Answer(IDS[number], None, Unavailable("away"))}
+def failed(number: int) -> dict[str, ProfileReply]:
+    return {IDS[number]: ProfileReply(IDS[number], None, Unavailable("away"))}
 
 
 def deployed(*stages: int, name: str = "other", memory: int = MIB) -> Any:
@@ -82,7 +82,7 @@ def make(
     )
     asked: list[list[str]] = []
 
-    async def ask(model: str, members: list[str], ranks: int) -> dict[str, Answer]:
+    async def ask(model: str, members: list[str], ranks: int) -> dict[str, ProfileReply]:
         asked.append(members)
         made.ranks = ranks
         return made.answers
@@ -109,7 +109,6 @@ async def test_only_who_is_here_and_may_serve_it_is_asked() -> None:
     await made.ask(admin_pb2.DeploymentSpec(model="demo", members=[IDS[2]]))
     assert made.asked == [[IDS[0]], [IDS[0], IDS[2]], [IDS[2]]]
     assert made.able("more", "") == {IDS[0], IDS[2]}
-    assert made.free("") == made.free("demo-0") == {IDS[0]}
     many = make(members, [session(2)], deployments=tuple(deployed(2, name=f"n{one}") for one in range(8)))
     assert many.able("more", "") == set()
     assert many.able("more", "n3-0") == {IDS[2]}
@@ -187,12 +186,12 @@ async def test_whoever_has_the_model_says_how_ranks_would_hold_it(monkeypatch: p
     """Also where the plan's first node gets it only then, and not who has another; a refusal is told."""
     made = make([member(0), member(1), member(2)], [session(0, 2 * GIB), session(1), session(2, MIB)])
     lacks = NotFound("no model", reason="MODEL_NOT_FOUND", fetchable="yes")
-    answers = answer(2, "cd" * 32) | {IDS[0]: Answer(IDS[0], None, lacks)} | answer(1)
+    answers = answer(2, "cd" * 32) | {IDS[0]: ProfileReply(IDS[0], None, lacks)} | answer(1)
     asked: list[tuple[str, int]] = []
 
-    async def ask(model: str, members: list[str], ranks: int) -> dict[str, Answer]:
+    async def ask(model: str, members: list[str], ranks: int) -> dict[str, ProfileReply]:
         asked.append((members[0], ranks))
-        return {members[0]: Answer(members[0], None, Unavailable("3 heads are not for 2 ranks"))}
+        return {members[0]: ProfileReply(members[0], None, Unavailable("3 heads are not for 2 ranks"))}
 
     monkeypatch.setattr(made._profiles, "ask", ask)
     spec = admin_pb2.DeploymentSpec(name="demo", model="demo", members=IDS[:2], stages=2, trust_floor=10)
@@ -255,13 +254,15 @@ async def test_a_node_does_not_make_two_commits_pass_for_the_same(other: str) ->
         (answer(1), 0, "it was not asked for the model"),
         (answer(1) | answer(0, "00" * 32), 0, "it has another version of the model"),
         (answer(1) | failed(0), 0, "away"),
-        (answer(1) | {IDS[0]: Answer(IDS[0], None, None)}, 0, "it does not have the model"),
+        (answer(1) | {IDS[0]: ProfileReply(IDS[0], None, None)}, 0, "it does not have the model"),
         (answer(0), 1, "it has not reported its memory yet"),
         (answer(0), 2, "it is draining"),
         (answer(0), 3, "it is offline"),
     ],
 )
-async def test_why_a_node_cannot_serve_is_told(answers: dict[str, Answer], named: int, why: str) -> None:
+async def test_why_a_node_cannot_serve_is_told(
+    answers: dict[str, ProfileReply], named: int, why: str
+) -> None:
     members = [member(0), member(1), member(2, draining=True), member(3)]
     made = make(members, [session(0), session(1, 2 * GIB if named == 0 else 0), session(2)])
     spec = admin_pb2.DeploymentSpec(name="demo", model="demo", members=[IDS[named]])
@@ -271,7 +272,7 @@ async def test_why_a_node_cannot_serve_is_told(answers: dict[str, Answer], named
 
 
 @pytest.mark.parametrize("answers", [{}, answer(1)])
-async def test_nothing_is_planned_where_nobody_has_the_model(answers: dict[str, Answer]) -> None:
+async def test_nothing_is_planned_where_nobody_has_the_model(answers: dict[str, ProfileReply]) -> None:
     with pytest.raises(FailedPrecondition) as caught:
         await make([member(0)], [session(0)]).plan(SPEC, answers)
     assert caught.value.reason == "NOT_ENOUGH_NODES"

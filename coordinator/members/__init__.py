@@ -1,0 +1,1 @@
+"""The members and gateways of the cluster: enrolment, certificates, challenges, expulsion."""

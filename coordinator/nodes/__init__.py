@@ -1,0 +1,1 @@
+"""Nodes that are online: the questions to them, and what a plan needs to know of them."""

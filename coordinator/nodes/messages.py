@@ -1,0 +1,160 @@
+"""Handles the messages of nodes: bounds each, and passes it to the part of the coordinator that uses it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import structlog
+
+from sealring.coordinator.members.challenges import Challenges
+from sealring.coordinator.members.enrolment import check_addresses
+from sealring.coordinator.nodes.models import check_held
+from sealring.coordinator.nodes.questions import Questions
+from sealring.coordinator.rings.reports import RingReports
+from sealring.coordinator.roster.publisher import RosterPublisher
+from sealring.coordinator.store import Store
+from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.mesh.clock import Clock
+from sealring.mesh.errors import AlreadyExists, FailedPrecondition, InvalidInput, PermissionDenied
+from sealring.mesh.roster.model import term_of
+from sealring.mesh.trust.attestation import verify_sealing_key
+from sealring.v1 import membership_pb2
+from sealring.v1.membership_pb2 import MemberMessage
+
+_MAX_VERSION = 64
+_INSTANCE_BYTES = 16
+_MAX_BYTES = 1 << 50
+_MAX_RINGS = 64
+_MAX_ALARMS = 1000
+log = structlog.get_logger()
+
+
+class NodeMessages:
+    """What nodes send once they have proved their identity."""
+
+    def __init__(
+        self,
+        store: Store,
+        publisher: RosterPublisher,
+        sessions: Sessions,
+        reports: RingReports,
+        questions: Questions,
+        challenges: Challenges,
+        cluster: str,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._publisher = publisher
+        self._sessions = sessions
+        self._reports = reports
+        self._questions = questions
+        self._challenges = challenges
+        self._cluster = cluster
+        self._clock = clock
+        self._alarms: set[tuple[str, int]] = set()
+
+    def hello(self, identifier: str, hello: membership_pb2.Hello) -> None:
+        """Stores what a node states of itself, and signs a roster if other members have to know.
+
+        Raises InvalidInput (BAD_HELLO, BAD_ADDRESS), AttestationError, AlreadyExists (IDENTITY_IN_USE),
+        FailedPrecondition (ROSTER_CLAIMED_NEWER).
+        """
+        member = self._store.members.get(identifier)
+        if not 0 < len(hello.software_version) <= _MAX_VERSION:
+            raise InvalidInput("software version has a wrong length", reason="BAD_HELLO")
+        addresses = check_addresses(hello.addresses)
+        if len(hello.instance) != _INSTANCE_BYTES:
+            raise InvalidInput("instance has a wrong length", reason="BAD_HELLO")
+        if self._sessions.is_double(identifier, hello.instance):
+            raise AlreadyExists(
+                f"the identity of {member.name} is in use twice",
+                hint="a copy of its state folder runs somewhere: stop one of the two",
+                reason="IDENTITY_IN_USE",
+            )
+        verify_sealing_key(member.identity_key, self._cluster, hello.sealing_key, hello.sealing_key_signature)
+        if hello.roster_version > self._publisher.current.version:
+            raise _newer_roster(identifier, hello.roster_version, self._publisher.current.version)
+        changed = dataclasses.replace(
+            member,
+            addresses=addresses,
+            sealing_key=hello.sealing_key,
+            software_version=hello.software_version,
+        )
+        if (changed.addresses, changed.sealing_key) != (member.addresses, member.sealing_key):
+            with self._publisher.change(grows=True):
+                self._store.members.save(changed)
+        elif changed != member:
+            self._store.members.save(changed)
+
+    def take(self, session: NodeSession, message: MemberMessage) -> bool:
+        """Handles one message and returns whether it was a goodbye.
+
+        Raises InvalidInput (BAD_MESSAGE, BAD_HEARTBEAT), PermissionDenied (ROSTER_EQUIVOCATION).
+        """
+        kind = message.WhichOneof("message")
+        member = session.member
+        if kind == "heartbeat":
+            self._heartbeat(session, message.heartbeat)
+        elif kind in ("profile", "trace", "diagnosis", "model_changed"):
+            self._questions.answered(session, getattr(message, kind))
+        elif kind == "progress":
+            self._reports.progressed(member, message.progress)
+        elif kind == "prepared":
+            self._reports.prepared(member, message.prepared)
+        elif kind == "up":
+            self._reports.up(member, message.up)
+        elif kind == "fault":
+            self._reports.faulted(member, message.fault)
+        elif kind == "challenge_answer":
+            self._challenges.answered(member, message.challenge_answer)
+        elif kind == "roster_seen":
+            self._check_seen(member, message.roster_seen)
+        elif kind == "goodbye":
+            log.info("node_goodbye", member=member, why=message.goodbye.reason[:64])
+            return True
+        else:
+            raise InvalidInput("a session holds a message that is not known here", reason="BAD_MESSAGE")
+        return False
+
+    def _heartbeat(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
+        node = heartbeat.memory_total, heartbeat.memory_usable
+        sizes = (*node, heartbeat.memory_used, heartbeat.memory_overhead)
+        if max(sizes) > _MAX_BYTES or len(heartbeat.rings) > _MAX_RINGS:
+            raise InvalidInput("a heartbeat is out of bounds", reason="BAD_HEARTBEAT")
+        check_held(heartbeat.models)
+        first = session.heartbeat is None
+        session.beat(heartbeat)
+        self._reports.beaten(session, heartbeat, first=first)
+        self._sessions.beaten()
+
+    def _check_seen(self, member: str, seen: membership_pb2.RosterSeen) -> None:
+        """Raises the alarm for a roster that this coordinator did not sign: another one has signed it."""
+        newest = self._publisher.current.version
+        known = self._store.rosters.find(seen.version) if seen.version <= newest else None
+        if seen.version > newest or (known is not None and known.hash != seen.hash):
+            log.error("roster_equivocation", member=member, version=seen.version, newest=newest)
+            if (member, seen.version) not in self._alarms and len(self._alarms) < _MAX_ALARMS:
+                self._alarms.add((member, seen.version))
+                details = {"version": seen.version, "newest": newest}
+                self._store.audit.append(self._clock(), member, "roster_equivocation", member, details)
+            raise PermissionDenied(
+                "node holds a roster that this coordinator did not sign", reason="ROSTER_EQUIVOCATION"
+            )
+
+
+def _newer_roster(member: str, theirs: int, ours: int) -> FailedPrecondition:
+    """The error for a node that claims a newer roster. It may lie, so the hint asks for other nodes' word."""
+    log.error("roster_claimed_newer", member=member, theirs=theirs, ours=ours)
+    if term_of(theirs) > term_of(ours):
+        return FailedPrecondition(
+            "the node says that a standby has taken over from this coordinator",
+            hint="if so, stop this one; a node that is alone in this is wrong: evict it, and join it again",
+            reason="ROSTER_CLAIMED_NEWER",
+        )
+    return FailedPrecondition(
+        f"the node says that it has seen roster {theirs}, and the coordinator's newest is {ours}",
+        hint="if other nodes say so too, the coordinator's state was set back: stop it and run: sealring "
+        "coordinator recover; a node that is alone in this is wrong: evict it, and join it again",
+        reason="ROSTER_CLAIMED_NEWER",
+    )

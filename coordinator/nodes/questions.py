@@ -1,0 +1,82 @@
+"""Questions to nodes over their streams: each is answered once, or fails with the stream that carried it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.mesh.errors import Unavailable
+from sealring.v1.membership_pb2 import (
+    CoordinatorMessage,
+    DiagnosisAnswer,
+    ModelChanged,
+    ProfileResult,
+    TraceAnswer,
+)
+
+Reply = TypeVar("Reply", ProfileResult, TraceAnswer, DiagnosisAnswer, ModelChanged)
+AnyReply = ProfileResult | TraceAnswer | DiagnosisAnswer | ModelChanged
+
+
+@dataclass(frozen=True, eq=False)
+class _Question:
+    clock: Callable[[], int]
+    reply: asyncio.Future[tuple[Any, int]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class Questions:
+    """The open questions of every kind."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._numbers = itertools.count(1)
+        self._open: dict[tuple[NodeSession, type, int], _Question] = {}
+
+    async def ask(
+        self, member: str, question: Callable[[int], CoordinatorMessage], kind: type[Reply]
+    ) -> Reply:
+        """The reply to what `question` makes of a number. Raises Unavailable (MEMBER_OFFLINE)."""
+        reply, _ = await self.ask_timed(member, question, kind, time.monotonic_ns)
+        return reply
+
+    async def ask_timed(
+        self,
+        member: str,
+        question: Callable[[int], CoordinatorMessage],
+        kind: type[Reply],
+        clock: Callable[[], int],
+    ) -> tuple[Reply, int]:
+        """The reply, and the time of `clock` at which it arrived. Raises Unavailable (MEMBER_OFFLINE)."""
+        session = self._sessions.find(member)
+        if session is None:
+            raise _offline()
+        number = next(self._numbers)
+        asked = self._open[session, kind, number] = _Question(clock)
+        try:
+            session.send(question(number))
+            return await asked.reply
+        finally:
+            del self._open[session, kind, number]
+
+    def answered(self, session: NodeSession, reply: AnyReply) -> None:
+        """Takes a node's reply. A reply to no open question of its kind and stream is dropped."""
+        asked = self._open.get((session, type(reply), reply.id))
+        if asked is not None and not asked.reply.done():
+            asked.reply.set_result((reply, asked.clock()))  # the clock is read here: waiters run later
+
+    def gone(self, session: NodeSession) -> None:
+        """Fails the questions of a stream that has ended. Those over its successor go on."""
+        for (stream, _, _), asked in self._open.items():
+            if stream is session and not asked.reply.done():
+                asked.reply.set_exception(_offline())
+
+
+def _offline() -> Unavailable:
+    return Unavailable("the member is not online", hint="see: sealring node list", reason="MEMBER_OFFLINE")

@@ -1,0 +1,201 @@
+"""What members send, up to each bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sealring.coordinator.nodes.messages import NodeMessages
+from sealring.coordinator.store import StoredMember
+from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.trust.attestation import sign_sealing_key
+from sealring.v1 import membership_pb2
+from sealring.v1.membership_pb2 import MemberMessage
+
+BYTES = 1 << 50
+
+
+class Part:
+    """Records the calls of its methods."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **named: self.calls.append((name, *args, *named.values()))
+
+
+def messages(**parts: Any) -> NodeMessages:
+    names = ("store", "publisher", "sessions", "reports", "questions", "challenges")
+    return NodeMessages(*(parts.get(name, Part()) for name in names), "demo", clock=lambda: 7)
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "good"),
+    [
+        ({"memory_total": BYTES, "memory_usable": BYTES, "memory_used": BYTES}, True),
+        ({"memory_total": BYTES + 1}, False),
+        ({"memory_usable": BYTES + 1}, False),
+        ({"memory_used": BYTES + 1}, False),
+        ({"memory_overhead": BYTES + 1}, False),
+        ({"rings": [membership_pb2.RingHealth()] * 64}, True),
+        ({"rings": [membership_pb2.RingHealth()] * 65}, False),
+    ],
+)
+def test_heartbeats_are_bounded_and_the_first_is_compared(heartbeat: dict[str, Any], good: bool) -> None:
+    reports, sessions = Part(), Part()
+    made = messages(reports=reports, sessions=sessions)
+    session: Any = SimpleNamespace(member="alpha", heartbeat=None)
+    session.beat = lambda beat: setattr(session, "heartbeat", beat)
+    message = MemberMessage(heartbeat=membership_pb2.Heartbeat(**heartbeat))
+    if not good:
+        with pytest.raises(InvalidInput) as caught:
+            made.take(session, message)
+        assert caught.value.reason == "BAD_HEARTBEAT"
+        assert (reports.calls, sessions.calls, session.heartbeat) == ([], [], None)
+        return
+    for _ in range(2):
+        assert made.take(session, message) is False
+    beat = message.heartbeat
+    assert reports.calls == [("beaten", session, beat, True), ("beaten", session, beat, False)]
+    assert sessions.calls == [("beaten",)] * 2
+
+
+def test_each_message_goes_where_it_belongs() -> None:
+    parts = {name: Part() for name in ("reports", "questions", "challenges")}
+    made = messages(**parts)
+    session: Any = SimpleNamespace(member="alpha")
+    where = {
+        "profile": ("questions", "answered", session),
+        "progress": ("reports", "progressed", "alpha"),
+        "prepared": ("reports", "prepared", "alpha"),
+        "up": ("reports", "up", "alpha"),
+        "fault": ("reports", "faulted", "alpha"),
+        "challenge_answer": ("challenges", "answered", "alpha"),
+        "trace": ("questions", "answered", session),
+        "diagnosis": ("questions", "answered", session),
+        "model_changed": ("questions", "answered", session),
+    }
+    for kind, (part, method, sender) in where.items():
+        message = MemberMessage()
+        getattr(message, kind).SetInParent()
+        assert made.take(session, message) is False
+        assert parts[part].calls.pop() == (method, sender, getattr(message, kind))
+        assert not any(one.calls for one in parts.values())
+    assert made.take(session, MemberMessage(goodbye=membership_pb2.Goodbye(reason="off"))) is True
+    for unknown in (MemberMessage(), MemberMessage(hello={})):
+        with pytest.raises(InvalidInput) as caught:
+            made.take(session, unknown)
+        assert caught.value.reason == "BAD_MESSAGE"
+
+
+SIGNER = SoftwareSigner.generate()
+SEALING, OTHER = secrets.token_bytes(32), secrets.token_bytes(32)
+MEMBER = StoredMember(
+    *("alpha", Role.MEMBER, "node-a", SIGNER.public_key, KeyType.SOFTWARE, 1),
+    sealing_key=SEALING,
+    addresses=("127.0.0.1:1",),
+    software_version="1.0",
+)
+HELLO: dict[str, Any] = {
+    "software_version": "1.0",
+    "instance": bytes(16),
+    "addresses": ["127.0.0.1:1"],
+    "sealing_key": SEALING,
+    "roster_version": 5,
+}
+
+
+def say_hello(**changes: Any) -> list[Any]:
+    """What a coordinator with roster 5 does with the hello of a known member."""
+    done: list[Any] = []
+
+    @contextmanager
+    def change(**given: Any) -> Iterator[None]:
+        done.append(given)
+        yield
+
+    made = messages(
+        store=SimpleNamespace(members=SimpleNamespace(get=lambda one: MEMBER, save=done.append)),
+        sessions=SimpleNamespace(is_double=lambda member, instance: instance == b"d" * 16),
+        publisher=SimpleNamespace(current=SimpleNamespace(version=5), change=change),
+    )
+    values = HELLO | changes
+    values.setdefault("sealing_key_signature", sign_sealing_key(SIGNER, "demo", values["sealing_key"]))
+    made.hello("alpha", membership_pb2.Hello(**values))
+    return done
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"software_version": ""}, "BAD_HELLO"),
+        ({"software_version": "v" * 65}, "BAD_HELLO"),
+        ({"instance": bytes(15)}, "BAD_HELLO"),
+        ({"instance": bytes(17)}, "BAD_HELLO"),
+        ({"instance": b"d" * 16}, "IDENTITY_IN_USE"),
+        ({"addresses": []}, "BAD_ADDRESS"),
+        ({"sealing_key_signature": b"signed"}, "SEALING_KEY_SIGNATURE"),
+        ({"roster_version": 6}, "ROSTER_CLAIMED_NEWER"),
+        ({"roster_version": 5 + (1 << 32)}, "ROSTER_CLAIMED_NEWER"),
+    ],
+)
+def test_a_hello_that_cannot_be_changes_nothing(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SealringError) as caught:
+        say_hello(**changes)
+    assert caught.value.reason == reason
+    if reason == "ROSTER_CLAIMED_NEWER":
+        assert ("standby has taken over" in caught.value.message) == (changes["roster_version"] > 6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "signed", "saved"),
+    [
+        ({}, False, {}),
+        ({"software_version": "v"}, False, {"software_version": "v"}),
+        ({"software_version": "v" * 64}, False, {"software_version": "v" * 64}),
+        ({"addresses": ["127.0.0.1:2"]}, True, {"addresses": ("127.0.0.1:2",)}),
+        ({"sealing_key": OTHER}, True, {"sealing_key": OTHER}),
+    ],
+)
+def test_a_hello_is_stored_and_signed_into_a_roster_if_others_need_it(
+    changes: dict[str, Any], signed: bool, saved: dict[str, Any]
+) -> None:
+    stored = [dataclasses.replace(MEMBER, **saved)] if saved else []
+    assert say_hello(**changes) == ([{"grows": True}] if signed else []) + stored
+
+
+def test_a_roster_of_another_hand_raises_the_alarm_once_and_alarms_are_bounded() -> None:
+    audit = Part()
+    held = {3: SimpleNamespace(hash=b"three")}
+    made = messages(
+        publisher=SimpleNamespace(current=SimpleNamespace(version=5)),
+        store=SimpleNamespace(audit=audit, rosters=SimpleNamespace(find=held.get)),
+    )
+
+    def seen(version: int, digest: bytes = b"") -> None:
+        session: Any = SimpleNamespace(member="a")
+        made.take(session, MemberMessage(roster_seen={"version": version, "hash": digest}))
+
+    seen(3, b"three")
+    seen(4, b"no longer stored")
+    assert audit.calls == []
+    for version, digest, count in ((3, b"other", 1), (3, b"other", 1), (6, b"", 2), (7, b"", 3)):
+        with pytest.raises(PermissionDenied) as caught:
+            seen(version, digest)
+        assert caught.value.reason == "ROSTER_EQUIVOCATION"
+        assert len(audit.calls) == count
+    assert audit.calls[0] == ("append", 7, "a", "roster_equivocation", "a", {"version": 3, "newest": 5})
+    for version in range(8, 5000):
+        with pytest.raises(PermissionDenied):
+            seen(version)
+    assert len(audit.calls) < 4000

@@ -1,0 +1,230 @@
+"""Reports of members on their rings: bounds, and the rings that they count for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+from ringtables import Machine, driver, table
+
+from sealring.coordinator.planning.speeds import Speeds
+from sealring.coordinator.rings.epochs import Phase
+from sealring.coordinator.rings.reports import RingReports
+from sealring.coordinator.rings.step_times import StepTimes
+from sealring.coordinator.rings.table import RingTable
+from sealring.v1 import admin_pb2, membership_pb2, model_pb2
+
+
+def reports(rings: RingTable, speeds: Any = None) -> RingReports:
+    return RingReports(rings, driver(rings), speeds or SimpleNamespace(note=lambda *given: None))
+
+
+def test_links_and_progress_are_cut() -> None:
+    machine = Machine()
+    rings = table(r=machine)
+    made = reports(rings)
+    links = [membership_pb2.LinkInfo(from_rank=number) for number in range(3)]
+    made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, links=links))
+    assert machine.calls.pop() == ("prepared", ("a", 4, links[:2], 7.0, ""), {})
+    made.progressed(
+        "a", membership_pb2.EpochProgress(ring="r", epoch=4, what="\x1b\n" + "w" * 63, fraction=0.5)
+    )
+    assert machine.calls.pop() == ("advanced", ("a", 4, "  " + "w" * 62, 0.5, 7.0), {})
+    made.up("a", membership_pb2.EpochUp(ring="r", epoch=4))
+    assert machine.calls.pop() == ("up", ("a", 4, 7.0), {})
+    made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, group_address="192.0.2.1:1"))
+    assert machine.calls.pop() == ("prepared", ("a", 4, [], 7.0, ""), {}), "a pipeline has no group"
+    rings.running["r"].backend = "ring"
+    for address in ("192.0.2.1:1", "192.0.2.1:0", "nowhere"):
+        made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, group_address=address))
+    reason = "node-a: it names no address for its group"
+    assert machine.calls == [
+        ("prepared", ("a", 4, [], 7.0, "192.0.2.1:1"), {}),
+        *[("fault", ("a", 4, reason, 7.0), {})] * 2,
+    ]
+    machine.calls.clear()
+    for report in (made.prepared, made.progressed, made.up, made.faulted):
+        report("a", membership_pb2.EpochProgress(ring="other"))
+    made.prepared("b", membership_pb2.EpochPrepared(ring="r", epoch=4))
+    made.progressed("b", membership_pb2.EpochProgress(ring="r", epoch=4))
+    made.up("b", membership_pb2.EpochUp(ring="r", epoch=4))
+    assert machine.calls == [], "a node that is no member cannot report on a ring"
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason", "root"),
+    [
+        ({"reason": "CHILD_ENDED", "message": "m" * 300}, "node-a: " + "m" * 192, True),
+        ({"reason": "CHILD_ENDED"}, "node-a: CHILD_ENDED", True),
+        ({"reason": "CHILD_ENDED", "message": "a\nb\x1b[2J"}, "node-a: a b [2J", True),
+        ({"reason": "PEER_LOST", "message": "gone"}, "node-a: gone", False),
+        ({"reason": "GATEWAY_LEFT", "message": "left"}, "node-a: left", False),
+    ],
+)
+def test_a_fault_is_cut_and_is_its_members_own_or_anothers(
+    problem: dict[str, str], reason: str, root: bool
+) -> None:
+    machine = Machine()
+    made = reports(table(r=machine))
+    fault = membership_pb2.EpochFault(ring="r", epoch=4, problem=membership_pb2.Problem(**problem))
+    made.faulted("b", fault)
+    assert machine.calls == []
+    with structlog.testing.capture_logs() as logs:
+        made.faulted("a", fault)
+    assert machine.calls == [("fault", ("a", 4, reason, 7.0), {"root": root})]
+    assert logs == [
+        {
+            "event": "epoch_fault",
+            "log_level": "info" if problem["reason"] == "GATEWAY_LEFT" else "warning",
+            "ring": "r",
+            "epoch": 4,
+            "member": "a",
+            "why": problem["reason"],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "or_pipeline", "epochs", "falls"),
+    [
+        ("ring", True, (3, 4), True),
+        ("ring", True, (4, 4), False),
+        ("ring", True, (2, 3), False),
+        ("ring", True, (4, 5), False),
+        ("ring", False, (3, 4), False),
+        ("", True, (3, 4), False),
+    ],
+)
+def test_a_ring_falls_back_when_its_group_did_not_come_up_twice(
+    backend: str, or_pipeline: bool, epochs: tuple[int, ...], falls: bool
+) -> None:
+    """In epochs after the last that served, which is epoch 2; the ring is in epoch 4."""
+    rings, fallen = table(r=Machine()), list[Any]()
+    made, running = reports(rings), rings.running["r"]
+    running.backend, running.served, running.groupless = backend, 2, set()
+    running.spec = SimpleNamespace(or_pipeline=or_pipeline, name="demo")
+    made.on_no_group = lambda *ring: fallen.append(ring)
+    problem = membership_pb2.Problem(reason="NO_GROUP", message="no RDMA")
+    for epoch in epochs:
+        made.faulted("a", membership_pb2.EpochFault(ring="r", epoch=epoch, problem=problem))
+    assert fallen == ([("demo", "r", "node-a: no RDMA")] if falls else [])
+    assert running.groupless == (set() if falls else {epoch for epoch in epochs if 2 < epoch <= 4})
+
+
+@pytest.mark.parametrize(
+    ("phase", "reported", "restarted", "ends"),
+    [
+        (Phase.SERVING, {"r": 4}, False, []),
+        (Phase.SERVING, {}, True, []),
+        (Phase.SERVING, {"r": 3}, True, [("r", 3, False)]),
+        (Phase.PREPARING, {"r": 4}, False, []),
+        (Phase.PREPARING, {}, False, []),
+        (Phase.PREPARING, {"r": 3}, False, [("r", 3, False)]),
+        (Phase.WAITING, {"r": 4}, False, [("r", 4, False)]),
+        (Phase.SERVING, {"r": 4, "x": 1}, False, [("x", 1, True)]),
+    ],
+)
+def test_what_a_node_runs_when_it_comes_is_compared_with_what_it_should(
+    phase: Phase, reported: dict[str, int], restarted: bool, ends: list[tuple[str, int, bool]]
+) -> None:
+    machine, sent = Machine(phase), list[Any]()
+    health = [membership_pb2.RingHealth(ring=ring, epoch=epoch) for ring, epoch in reported.items()]
+    running = table(r=machine)
+    running.running["r"].beaten = lambda member, health: None
+    running.running["r"].step_times = StepTimes()
+    session: Any = SimpleNamespace(member="a", send=sent.append, slow="")
+    reports(running).beaten(session, membership_pb2.Heartbeat(rings=health), first=True)
+    assert machine.calls == [("fault", ("a", 4, "node-a was restarted", 7.0), {})] * restarted
+    assert [(one.end.ring, one.end.epoch, one.end.unload) for one in sent] == ends
+    assert all(one.end.reason == "the epoch is over" for one in sent)
+
+
+@pytest.mark.parametrize("others", [{}, {"s": Machine()}])
+def test_a_heartbeat_reports_on_the_rings_that_its_sender_is_in(others: dict[str, Machine]) -> None:
+    """Step times do not count where another ring on the node changes them."""
+    machine, calls = Machine(), list[Any]()
+    rings = table(r=machine, **others)
+    for name, running in rings.running.items():
+        running.beaten = lambda member, health, name=name: calls.append((name, member, health.steps))
+        running.step_times = SimpleNamespace(
+            beaten=lambda *given, name=name: calls.append((name, *given)), slow=lambda member: 0.0
+        )
+    made = reports(rings)
+    session: Any = SimpleNamespace(member="a", slow="")
+    for attended in (False, True):
+        health = [
+            membership_pb2.RingHealth(ring="none", epoch=1),
+            membership_pb2.RingHealth(ring="r", epoch=4, steps=9, step_us=50, attended=attended),
+        ]
+        made.beaten(session, membership_pb2.Heartbeat(rings=health), first=False)
+        assert machine.calls == [("attended", (4, 7.0), {})] * attended
+    assert calls == [("r", "a", 9), ("r", "a", 0 if others else 50, 1)] * 2
+    stranger: Any = SimpleNamespace(member="b", slow="")
+    made.beaten(stranger, membership_pb2.Heartbeat(rings=health), first=False)
+    assert len(calls) == 4
+
+
+def test_a_member_that_has_become_slow_is_reported_once_and_when_it_is_over() -> None:
+    rings, factors = table(r=Machine(), s=Machine()), {"r": 0.0, "s": 0.0}
+    for name, running in rings.running.items():
+        running.step_times = SimpleNamespace(slow=lambda member, name=name: factors[name])
+    made = reports(rings)
+    session: Any = SimpleNamespace(member="a", slow="")
+    with structlog.testing.capture_logs() as logs:
+        for factor in (0.0, 2.54, 3.0, 0.0, 0.0):
+            factors["s"] = factor
+            made.beaten(session, membership_pb2.Heartbeat(), first=False)
+            shown = f"its steps take {factor:.1f} times" if factor else ""
+            assert session.slow.startswith(shown)
+            assert bool(session.slow) == bool(factor)
+    assert [(one["event"], one["member"], one["factor"]) for one in logs] == [
+        ("member_slow", "a", 2.5),
+        ("member_not_slow", "a", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("others", "backend", "noted"), [({}, "", True), ({}, "ring", False), ({"s": Machine()}, "", False)]
+)
+def test_how_fast_a_member_is_is_noted_of_the_only_ring_that_it_is_in(
+    others: dict[str, Machine], backend: str, noted: bool
+) -> None:
+    rings, noted_speeds = table(r=Machine(), **others), list[Any]()
+    made = reports(rings, SimpleNamespace(note=lambda *given: noted_speeds.append(given)))
+    stages = [admin_pb2.StagePlan(member=member) for member in "ab"]
+    plan = admin_pb2.DeploymentPlan(
+        spec={"backend": backend},
+        profile=model_pb2.ModelProfile(layers=4),
+        rings=[admin_pb2.RingPlan(ring=ring, stages=stages) for ring in ("q", "r")],
+    )
+    rings.planned = [(SimpleNamespace(plan=plan), ring) for ring in plan.rings]
+    message = membership_pb2.EpochPrepared(ring="r", epoch=4, step_us=5)
+    made.prepared("a", message)
+    assert noted_speeds == ([(stages[0], plan.profile, message)] if noted else [])
+
+
+@pytest.mark.parametrize(
+    ("undecided", "protocol", "newest", "ends"),
+    [
+        (False, 5, 4, True),
+        (False, 5, 5, False),
+        (False, 5, 6, False),
+        (True, 5, 4, False),
+        (False, 0, 4, False),
+    ],
+)
+def test_a_gateway_that_lacks_a_rings_protocol_ends_its_epoch_if_another_is_shared(
+    undecided: bool, protocol: int, newest: int, ends: bool
+) -> None:
+    machine = Machine()
+    machine.undecided, machine.members = undecided, ["a", "b"]  # type: ignore[assignment]
+    rings = table(r=machine)
+    rings.running["r"].protocol = protocol
+    driver: Any = SimpleNamespace(
+        clock=lambda: 7.0, protocol=lambda running: newest, apply=lambda name, actions: None
+    )
+    RingReports(rings, driver, Speeds()).gateway_came()
+    why = "a gateway came that does not speak protocol 5"
+    assert machine.calls == [("fault", ("a", 4, why, 7.0), {})] * ends
