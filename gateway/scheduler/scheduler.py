@@ -1,8 +1,8 @@
 """The scheduler of one ring: a pure state machine. Events in, actions out; no clocks and no I/O.
 
 A request waits in a fair queue, is given to the head (which tokenizes it), waits for KV memory on every
-member, is prefilled, decoded and evicted. Rows are started strictly in the order in which they were taken
-from the queue, so that a large one is never overtaken for ever.
+member, is prefilled, decoded and evicted. Rows that the head has read are started strictly in the order in
+which they were taken from the queue: a large one is overtaken only while the head reads it.
 
 `max_tokens` 0 means as many as the context holds. Such a request reserves its prompt and `EXTENSION` tokens,
 and further ones as it gets near; rows that want more come before rows that want to start. Where the ring has

@@ -22,7 +22,7 @@ class SamplingOptions(TypedDict, total=False):
     frequency_penalty: float
     logit_bias: Mapping[int, float]
     min_tokens: int
-    """The fewest tokens of the answer."""
+    """The fewest tokens of an answer that neither `stop` nor a tool call ends."""
     ignore_eos: bool
     """The answer does not end by itself: `max_tokens` or `stop` ends it."""
     stop_token_ids: Sequence[int]

@@ -78,8 +78,9 @@ SECONDS."""
 
 LOAD_SECONDS = 120.0
 STUCK_SECONDS = 240.0
-"""No prompt takes as long to read. A chat is rendered twice and a grammar tried once, in processes that have
-20 s for each, and as many to start. All else that a prompt costs is bounded in processor time."""
+"""No prompt takes as long to read. A chat is rendered twice, in a process that has 20 s for each and as many
+to start. Grammars are tried in another process, MAX_TRIED_TOOLS and two at most, until one costs too much:
+each has a part of a second of a processor. All else that a prompt costs is bounded in processor time."""
 
 Emit = Callable[[engine.EngineEvent], None]
 Tokens = npt.NDArray[np.uint32]
