@@ -18,7 +18,7 @@ from sealring.node.settings import NodeSettings
 
 
 async def join(settings: NodeSettings, token: str) -> Enrolled:
-    """Enrols this node with the token's coordinator, anew where it is or was its member.
+    """Enrols this node with the token's coordinator, also if it is or was its member.
 
     Raises AlreadyExists (ALREADY_ENROLLED) in the folder of another cluster, ConfigError (NO_ADDRESS,
     BAD_DEVICE_ATTESTATION), PermissionDenied (SOFTWARE_IDENTITY, JOIN_REFUSED), Conflict (STATE_IN_USE),

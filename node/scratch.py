@@ -44,7 +44,9 @@ def _private_folder() -> Path:
             own.mkdir(mode=0o700)
         if is_private(own):
             return own
-        once = Path(tempfile.mkdtemp(prefix="sealring-", dir=shared))  # somebody was here first
+        once = Path(
+            tempfile.mkdtemp(prefix="sealring-", dir=shared)
+        )  # another user has made the folder first
     except OSError as error:
         raise ConfigError(
             f"no folder for what MLX compiles can be made in {shared}: {error.strerror}",
@@ -56,7 +58,7 @@ def _private_folder() -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether it is a folder of this user's, no link, in which nobody else can write."""
+    """Whether a path is this user's folder, no link, and writable for nobody else."""
     status = folder.lstat()
     return (
         stat.S_ISDIR(status.st_mode)

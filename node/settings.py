@@ -1,4 +1,4 @@
-"""What a node's owner can set."""
+"""Settings of a node."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class NodeSettings(BaseModel):
         return self
 
     def advertised(self, port: int | None = None) -> tuple[str, ...]:
-        """Where others reach the daemon; `port` is the bound one, where `listen` leaves it open.
+        """The addresses of the daemon for others; `port` is the bound one, for a `listen` without a port.
 
         Nothing before the port is known.
         """

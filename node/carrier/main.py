@@ -1,6 +1,6 @@
 """The carrier process: one epoch's MLX group and link keys. `python -m sealring.node.carrier.main --help`.
 
-Ends when its control pipe ends, when told to, or at the first fault, which it reports if it still can.
+Ends with its control socket, on the shutdown command, or at the first fault, which it reports if it can.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sealring.mesh.system.lean import defer_asyncio, hide_rich
 if __name__ == "__main__":
     hide_rich()  # before structlog
     defer_asyncio()
-    gc.disable()  # of what imports make hardly anything is garbage: looking takes a tenth of their time
+    gc.disable()  # imports make hardly any garbage, and its collection takes a tenth of their time
 
 import argparse
 import os
@@ -43,13 +43,13 @@ from sealring.v1 import control_pb2, engine_pb2
 
 RECORD_DEADLINE = 60.0  # seconds that a neighbour may take to read one record, or to send all of one
 _SWITCH_SECONDS = 0.00005
-"""How long a thread may keep the interpreter from the one that works in the other direction."""
+"""Seconds for which a thread may keep the interpreter from the thread of the other direction."""
 
 log = structlog.get_logger()
 
 
 class Carrier:
-    """Main thread: control pipe. Two threads more for the two directions, one for the watchdog."""
+    """The main thread serves the control socket. One thread works in each direction, one is the watchdog."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Carrier:
         listener: socket.socket,
         network: IPv4Network | None = None,
     ) -> None:
-        """`network` is the one that `listener` is in, if that is known."""
+        """`network` is that of the `listener`, if known."""
         self._control, self._channel, self._listener, self._network = control, channel, listener, network
         self._pump: Pump | None = None
         self._start: engine_pb2.StartCarrier | None = None
@@ -82,7 +82,7 @@ class Carrier:
                 return
 
     def _take_start(self, start: engine_pb2.StartCarrier) -> None:
-        """What a later one leaves out stays: a link's handshake may have been repeated."""
+        """Merges a later start into the first: it renews the link of a repeated handshake."""
         if self._start is None:
             self._start = start
         else:
@@ -91,7 +91,7 @@ class Carrier:
     def _form(self) -> None:
         start = self._start
         if start is None:
-            raise EpochEnded("the carrier was told to form a group before it was started")
+            raise EpochEnded("the carrier got the command to form a group before it was started")
         timeout = start.form_timeout_ms / 1000
         # MLX forms the group without a time limit and without letting go of the interpreter lock, so no
         # thread of ours can watch it: the kernel's timer ends the process.
@@ -117,7 +117,7 @@ class Carrier:
         self._guarded("watch", lambda: self._watch(pump))
 
     def _knock(self, port: int) -> None:
-        """Has the daemon connect to a port of loopback; MLX waits for it and lets nobody else here work."""
+        """Asks the daemon to connect to a loopback port. MLX waits for that and blocks all threads here."""
         self._control.send(engine_pb2.CarrierEvent(knock=engine_pb2.Knock(port=port)))
 
     def _guarded(self, name: str, loop: Callable[[], None]) -> None:
@@ -143,7 +143,7 @@ class Carrier:
                 asked[outgoing] = wanted
 
     def fault(self, error: BaseException) -> None:
-        """Reports once and ends the process: threads inside MLX cannot be stopped otherwise."""
+        """Reports the first fault and ends the process: threads inside MLX cannot be stopped otherwise."""
         with self._fault_lock:
             if not isinstance(error, SealringError):
                 log.error("carrier_fault", kind=type(error).__name__, exc_info=error)

@@ -1,11 +1,12 @@
-"""The connections to both neighbours on the ring, made and proved before MLX sees them.
+"""The connections to both neighbours on the ring, made and authenticated before MLX sees them.
 
-MLX takes the first TCP connection that comes to its port, whoever it is, and waits for it without limit. So
-it never gets to see a port of the network: this module listens and calls, with deadlines, and whoever does
-not begin with the pass of the link is turned away while the neighbour is waited for. The pass is a secret of
-the link's handshake that both ends derive; it says which connection to believe in for the moment and nothing
-more: what a pass is worth to somebody who read it on the path is the chance to break this connection off,
-which such a one has anyway. What makes the link is the confirmation record that follows the pass.
+MLX accepts any first TCP connection to its port, and waits for it without limit. It therefore never sees a
+port of the network. This module listens and connects, with deadlines, and drops callers that do not begin
+with the link's pass.
+
+Both ends derive the pass in the handshake. It only selects a connection: with a stolen pass an attacker on
+the path can break the connection, as any attacker there can. The confirmation record after the pass
+authenticates the link.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from sealring.node.link.records import CONFIRMATION_BYTES
 
 HALF_PASS_BYTES = 32
 PASS_BYTES = 2 * HALF_PASS_BYTES
-"""The first half introduces the caller, the second half is the answer."""
+"""The caller sends the first half, the listener answers with the second."""
 
 GUEST_SECONDS = 3.0
-"""How long a caller may take to introduce itself, and how long the own introduction waits for an answer."""
+"""Timeout for a caller's greeting, and for the answer to the own greeting."""
 
 MAX_GUESTS = 64
 _GREETING_BYTES = HALF_PASS_BYTES + CONFIRMATION_BYTES
@@ -38,7 +39,7 @@ _LOOK_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Connections:
-    """To the next member and from the previous one; both have been confirmed."""
+    """The confirmed connections to the next member and from the previous one."""
 
     outgoing: socket.socket
     incoming: socket.socket
@@ -55,12 +56,13 @@ def meet(
     seconds: float,
     network: IPv4Network | None = None,
 ) -> Connections:
-    """Waits for the previous member and calls the next one, until both are there; `listener` is closed then.
+    """Connects to the next member while waiting for the previous one; closes `listener` at the end.
 
-    `confirmation` is the sealed record for the next member: the same bytes in every attempt. What the
-    previous member brings goes to `open_confirmation` once. `network` is the one that `listener` is in: a
-    next member in it is called from the listener's address. Where several interfaces of a machine are in one
-    network, as a Mac's with cables to several others, the ring then runs over the one that was chosen for it.
+    `confirmation` is the sealed record for the next member, the same bytes in every attempt.
+    `open_confirmation` receives the previous member's record, once. `network` is that of the `listener`: a
+    next member in it is called from the listener's address. Thus the ring uses its chosen interface also on a
+    Mac with cables to several others in one network.
+
     Raises EpochEnded (NO_CONFIRMATION), Unavailable (RING_FAILED), and what `open_confirmation` raises.
     """
     until = time.monotonic() + seconds
@@ -84,7 +86,7 @@ def meet(
 
 
 class _Call:
-    """Calls the next member until it answers; a connection that fails is replaced by a fresh one."""
+    """Connects to the next member until it answers; each attempt is a new connection."""
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class _Guest:
 
 
 class _Reception:
-    """Listens to everybody who comes, each for a little while, and keeps who brings the pass."""
+    """Accepts callers, each for a few seconds, and keeps the one with the pass."""
 
     def __init__(
         self, listener: socket.socket, link_pass: bytes, open_confirmation: Callable[[bytes], None]
@@ -154,9 +156,9 @@ class _Reception:
         self._selector = selectors.DefaultSelector()
 
     def run(self, until: float, more_to_come: Callable[[], bool]) -> socket.socket:
-        """Returns when the neighbour is there and nothing else is waited for.
+        """The connection of the previous member, once the own call has ended too.
 
-        Until then the neighbour may call again: its answer may have been lost.
+        Until then the neighbour may call again, because the answer to it may have been lost.
         """
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
@@ -180,8 +182,7 @@ class _Reception:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             connection.setblocking(False)
-            # Drop the guest that has been here longest: a crowd of silent strangers must not keep the
-            # neighbour out.
+            # The oldest guest goes first: many silent strangers must not keep the neighbour out.
             if len(self._guests) >= MAX_GUESTS:
                 self._dismiss(self._guests[0])
             guest = _Guest(connection, time.monotonic() + GUEST_SECONDS)
@@ -202,7 +203,7 @@ class _Reception:
         except OSError:
             part = b""
         guest.said += part
-        # only a whole pass is compared: a part would tell how far a guess was right
+        # only a whole pass is compared: a part would show how much of a guess is right
         introduced = len(guest.said) >= HALF_PASS_BYTES
         if not part or (introduced and not hmac.compare_digest(guest.said[:HALF_PASS_BYTES], self._pass)):
             self._dismiss(guest)
@@ -210,7 +211,7 @@ class _Reception:
             self._welcome(guest)
 
     def _welcome(self, guest: _Guest) -> None:
-        """The record is opened once; the same bytes again come from a neighbour that missed the answer."""
+        """Opens the record once. The same bytes again mean that the neighbour missed the answer."""
         record = bytes(guest.said[HALF_PASS_BYTES:])
         if not self._opened:
             self._open_confirmation(record)
@@ -226,14 +227,14 @@ class _Reception:
         except OSError:
             connection.close()
             return
-        # The newest counts: a neighbour calls again only when it has given up the connection before.
+        # The newest connection counts: a neighbour calls again only after giving up its last one.
         if self._neighbour is not None:
             self._neighbour.close()
         self._neighbour = connection
 
 
 def _source(own: str, other: str, network: IPv4Network | None) -> tuple[str, int] | None:
-    """Where to call `other` from; None leaves it to the routes."""
+    """The source address for a call to `other`; None leaves it to the routing table."""
     try:
         return (own, 0) if network is not None and IPv4Address(other) in network else None
     except ValueError:  # a name

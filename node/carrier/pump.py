@@ -1,6 +1,6 @@
-"""The two loops of a carrier: seal what the engine sends, open what the ring brings.
+"""The two loops of a carrier: one seals and sends the engine's records, one receives and opens the ring's.
 
-The confirmation records have been exchanged before. Any failure ends the epoch: no retry, no plaintext path.
+They start after the exchange of confirmation records. Every failure ends the epoch: no retry, no plaintext.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from sealring.v1 import trace_pb2
 
 @dataclass(slots=True)
 class Counters:
-    """Work done; a record counts as sealed when its sending begins. Times are monotonic, 0 for none:
-    `sending_since` and `receiving_since` are when a record that is still under way was begun,
-    `waiting_since` is when the announced record was first waited for, `heard_at` when bytes last came."""
+    """Records sealed, counted when their sending begins, and opened. Times are monotonic seconds, 0 for none.
+
+    `sending_since` and `receiving_since` are the start of a record under way, `waiting_since` is the start of
+    the wait for an announced record, and `heard_at` the time of the last bytes.
+    """
 
     sealed: int = 0
     opened: int = 0
@@ -32,7 +34,7 @@ class Counters:
     heard_at: float = 0.0
 
     def waiting_seconds(self) -> float:
-        """How long no byte has come of a record that is waited for; 0 while none is."""
+        """Seconds without a byte of the announced record; 0 while none is announced."""
         since = self.waiting_since
         return time.monotonic() - max(since, self.heard_at) if since else 0.0
 
@@ -56,7 +58,7 @@ class Pump:
         return (self._outgoing if outgoing else self._incoming).needs_rekey
 
     def trace(self, since: int) -> trace_pb2.ProcessTrace:
-        """What went on since then, nanoseconds on the machine's monotonic clock. Any thread."""
+        """Activities since `since`, nanoseconds on the machine's monotonic clock. Any thread may call it."""
         spans, kept_from = [], []
         for log, activities in (
             (self._sends, (trace_pb2.ACTIVITY_SEAL, trace_pb2.ACTIVITY_SEND)),
@@ -90,17 +92,17 @@ class Pump:
             self._channel.deliver(header, slot, data)
 
     def note_progress(self) -> None:
-        """Looks whether bytes have come since the last look; call it about every second."""
+        """Notes whether bytes have arrived since the last call; call it about every second."""
         received = self._group.bytes_received()
         if received != self._bytes_received:
             self._bytes_received = received
             self.counters.heard_at = time.monotonic()
 
     def _wait_for_announcement(self) -> None:
-        """Returns when the engine has announced a record; finds a neighbour that leaves meanwhile."""
+        """Returns when the engine has announced a record. Raises EpochEnded if the neighbour leaves first."""
         early = False
         while not self._channel.expects():
-            if early:  # bytes of a record that is announced in a moment: the engine is what we wait for
+            if early:  # bytes arrived before their announcement: the engine will announce them in a moment
                 return
             ready = self._group.wait_readable(None, self._channel.incoming_descriptor)
             early = self._group.incoming.fileno() in ready
@@ -119,7 +121,7 @@ class Pump:
     def _receive_and_open(self, header: RecordHeader, out: memoryview) -> None:
         begun = now()
         self.counters.receiving_since = time.monotonic()
-        if self._bytes_received is None:  # nobody can tell how the rest comes along
+        if self._bytes_received is None:  # the system does not show how the rest arrives
             self.counters.waiting_since = 0.0
         ciphertext = self._group.receive(header.length + TAG_BYTES)
         self.counters.receiving_since = self.counters.waiting_since = 0.0

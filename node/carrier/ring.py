@@ -1,13 +1,12 @@
 """The MLX ring group of one epoch, as a byte pipe to the next member and from the previous one.
 
-MLX forms its group over two connections inside this machine, which lead nowhere; then those to the
-neighbours, made and confirmed by `node/carrier/neighbours.py`, are put in their place, under the descriptors
-that MLX uses.
+MLX forms its group over two connections inside this machine, which lead nowhere. Then the connections to the
+neighbours, made and confirmed by `node/carrier/neighbours.py`, replace them under the same descriptors.
 
-MLX puts nothing on its connections but the bytes themselves, so records are written and read here, without
-MLX (docs/decisions/0009-records-without-mlx.md). Its two threads each way take longer to wake up than a
-decode step's record takes on its way, and on a Mac the buffers of its operations are those of the GPU. The
-group cannot be left; the process ends with it.
+MLX puts only the bytes themselves on its connections, so records are written and read here, without MLX
+(docs/decisions/0009-records-without-mlx.md). Its two threads for each direction take longer to wake up than
+the record of a decode step takes to travel, and on a Mac its buffers are the GPU's. A process cannot leave
+the group; it ends with it.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ from sealring.node.wire.waiting import wait
 
 _LOOPBACK = "127.0.0.1"
 _PREVIOUS, _OWN, _NEXT = range(3)
-"""Ranks in the group as MLX sees it: everybody is in the middle of three, whatever the ring's size."""
+"""Ranks in MLX's group: each member is in the middle of three, whatever the size of the ring."""
 
 _BYTES_RECEIVED = struct.Struct("=128xQ")
 """`tcpi_bytes_received` of Linux's struct tcp_info."""
 
 _DARWIN_CONNECTION_INFO = 0x106
 _DARWIN_BYTES_RECEIVED = struct.Struct("=88xQ")
-"""`tcpi_rxbytes` of macOS's struct tcp_connection_info (netinet/tcp.h), asked for by TCP_CONNECTION_INFO."""
+"""`tcpi_rxbytes` of macOS's struct tcp_connection_info (netinet/tcp.h), option TCP_CONNECTION_INFO."""
 
 
 class RingGroup:
     """Point-to-point bytes along the ring. One thread may send while another receives."""
 
     def __init__(self, connections: Connections, knock: Callable[[int], None]) -> None:
-        """Takes the connections over. MLX waits without limit, and holds the interpreter, until somebody
-        connects to the port of loopback that `knock` is given: another process must, and the caller's
-        watchdog ends this one if none does.
+        """Takes over the connections. MLX holds the interpreter and waits without limit for a connection to
+        the loopback port that `knock` receives. Another process must connect; otherwise the caller's
+        watchdog ends this one.
 
         Raises Unavailable (RING_FAILED).
         """
@@ -60,15 +59,15 @@ class RingGroup:
 
     @property
     def incoming(self) -> socket.socket:
-        """The connection from the previous member, to wait for."""
+        """The connection from the previous member, for `select.poll`."""
         return self._incoming
 
     def send_buffer(self, length: int) -> memoryview:
-        """Writable memory that the next `send(length)` puts on the ring, valid until the call after it."""
+        """Writable memory that the next `send(length)` sends."""
         return self._to_send[:length]
 
     def send(self, length: int) -> None:
-        """Sends the buffer of that length; returns when the kernel has all of it. Raises EpochEnded."""
+        """Sends `length` bytes of the buffer; returns when the kernel has them all. Raises EpochEnded."""
         rest = self._to_send[:length]
         while rest:
             try:
@@ -95,7 +94,7 @@ class RingGroup:
         return whole
 
     def bytes_received(self) -> int | None:
-        """Bytes that ever came from the previous member, or None where the system does not tell."""
+        """Bytes received from the previous member in all; None if the system does not show them."""
         return bytes_received(self._incoming)
 
     def wait_readable(self, timeout: float | None, *others: int) -> set[int]:
@@ -125,7 +124,7 @@ def _record_buffer() -> memoryview:
 
 
 def bytes_received(connection: socket.socket) -> int | None:
-    """Bytes of payload that a TCP connection has ever received, or None where the system does not tell."""
+    """Payload bytes that a TCP connection has received in all; None if the system does not show them."""
     option, layout = _DARWIN_CONNECTION_INFO, _DARWIN_BYTES_RECEIVED
     if hasattr(socket, "TCP_INFO"):
         option, layout = socket.TCP_INFO, _BYTES_RECEIVED
@@ -150,7 +149,7 @@ def _form(connections: Connections, knock: Callable[[int], None]) -> mx.distribu
         to_next, from_previous = [], []
         for descriptor in _descriptors() - before - {decoy.fileno(), own.fileno()}:
             if not _is_socket(descriptor):
-                continue  # macOS ends a process that duplicates a descriptor which the system guards
+                continue  # macOS ends a process that duplicates a guarded descriptor
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as made:
                 if made.getpeername() == decoy_address:
                     to_next.append(descriptor)
@@ -176,7 +175,7 @@ def _init(own_address: str, next_address: str) -> mx.distributed.Group:
 
 
 def _reserved_port() -> socket.socket:
-    """Holds a port of loopback that MLX, which asks for SO_REUSEPORT, can share."""
+    """A bound loopback port that MLX can share, since it sets SO_REUSEPORT."""
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
         holder.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -185,7 +184,7 @@ def _reserved_port() -> socket.socket:
 
 
 def _replace(descriptor: int, connection: socket.socket) -> None:
-    """MLX goes on with another connection; it polls, so the connection must not block."""
+    """Puts another connection under MLX's descriptor. MLX polls, so the connection must not block."""
     connection.setblocking(False)
     os.dup2(connection.fileno(), descriptor, inheritable=False)
 
@@ -198,7 +197,7 @@ def _descriptors() -> set[int]:
 def _is_socket(descriptor: int) -> bool:
     try:
         return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
-    except OSError:  # that of the listing itself
+    except OSError:  # the descriptor of the listing itself, closed by now
         return False
 
 

@@ -1,9 +1,9 @@
-"""The Control service: a gateway's steps to the engine, the engine's answers back.
+"""The Control service: passes a gateway's steps to the engine and the engine's answers back.
 
-One step passes about 300 times a second, so a message is not built anew where its frame is all that changes:
-in ScheduleRequest and EngineCommand, and in EngineEvent and ScheduleResponse, the same inner message stands
-under two field numbers, and all that has to be exchanged is the first byte. What comes from outside is parsed
-all the same (1 us), so that malformed bytes end an epoch and not an engine.
+About 300 steps pass in a second, so messages are not built anew if only their frame changes. ScheduleRequest
+and EngineCommand hold the same inner message under two field numbers, as do EngineEvent and ScheduleResponse:
+only the first byte is exchanged. Requests are parsed all the same (1 us), so that malformed bytes end an
+epoch and not an engine.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ log = structlog.get_logger()
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 ATTACH_SECONDS = 10.0
 MAX_WAITING_BYTES = 32 << 20
-"""Bytes that a gateway may be behind in reading before the epoch ends: twice 16 MiB, the largest message.
-Messages of guests are passed on to it while it has less than half of that to read."""
+"""Unread bytes of a gateway before the epoch ends: twice 16 MiB, the largest message. Messages of guests are
+passed on to it while it has less than half of that to read."""
 
 MAX_GUEST_BYTES = 8 << 20
-"""Bytes that each of 16 guests may be behind before it has to go."""
+"""Unread bytes of each of 16 guests before its stream ends."""
 
 _MESSAGE_BYTES = 128
-"""About what a message takes beside its own bytes."""
+"""Estimated memory of a queued message beside its own bytes."""
 
 MAX_CLIENT_BYTES = 32
 
@@ -66,17 +66,17 @@ _RESPONSE_OF_EVENT = {0x32: b"\x12", 0x3A: b"\x1a", 0x42: b"\x22"}
 
 
 class Schedules(Protocol):
-    """What the service needs of the daemon."""
+    """The parts of the daemon that the service uses."""
 
     def gateway_key(self, cluster: str, identifier: str) -> bytes:
         """The gateway's identity key. Raises PermissionDenied unless the roster in use lets it schedule."""
 
     def authorities(self) -> tuple[bytes, ...]:
-        """Whose certificates count, DER."""
+        """The certificates of the valid authorities, DER."""
 
     @property
     def identity(self) -> Credentials:
-        """What this member proves itself with."""
+        """This member's credentials, which sign its proof."""
 
     def serving_epoch(self, ring: str, epoch: int) -> MemberEpoch:
         """Raises FailedPrecondition (EPOCH_NOT_SERVING)."""
@@ -89,8 +89,8 @@ class Schedules(Protocol):
 def reframe(message: bytes, tag: bytes) -> bytes:
     """The one inner message of `message` under another field number, byte for byte.
 
-    Raises InvalidInput (BAD_MESSAGE) unless the first field is all that there is: what follows it would be
-    taken for a command of the engine's own protocol.
+    Raises InvalidInput (BAD_MESSAGE) unless the first field is the only one: further ones would pass as
+    fields of the engine's own protocol.
     """
     length, shift, position = 0, 0, 1
     while position < len(message) and shift < 35:
@@ -108,7 +108,7 @@ def reframe(message: bytes, tag: bytes) -> bytes:
 class GatewayStream:
     """One gateway's stream: in to the engine, out to the gateway. Belongs to one epoch.
 
-    A guest's goes to the gateway that schedules instead, and what it answers comes back.
+    A guest's stream leads to the scheduling gateway instead, whose answers come back on it.
     """
 
     def __init__(self, identifier: str, epoch: MemberEpoch, unsealer: Unsealer, tenure: Tenure) -> None:
@@ -127,7 +127,7 @@ class GatewayStream:
         self._over = False
 
     def row_event(self, event: bytes) -> None:
-        """Queues what the engine said of a row or step."""
+        """Queues an engine's event of a row or step."""
         try:
             event = self._sealed.seal(event)
         except SealringError as error:
@@ -143,11 +143,11 @@ class GatewayStream:
 
     @property
     def behind(self) -> bool:
-        """Whether it has much to read before it reads what comes next."""
+        """Whether the gateway has much unread."""
         return self._unread > MAX_WAITING_BYTES // 2
 
     def close(self) -> None:
-        """Nothing more is answered."""
+        """Stops answering pings."""
         if self._looking is not None:
             self._looking.cancel()
 
@@ -156,11 +156,11 @@ class GatewayStream:
         self._finish(control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye(reason=reason)))
 
     def pass_on(self, **message: Any) -> None:
-        """Queues what another gateway's stream has brought."""
+        """Queues a message from another gateway's stream."""
         self._put(control_pb2.ScheduleResponse(**message).SerializeToString())
 
     def guest_left(self, guest: int) -> None:
-        """Nobody waits any more for what this guest has forwarded."""
+        """Cancels the requests that a guest has forwarded."""
         self.pass_on(forward=control_pb2.Forward(guest=guest, cancel=True))
 
     async def answer(self, write: Callable[[bytes], Awaitable[None]]) -> None:
@@ -170,8 +170,8 @@ class GatewayStream:
             self._unread -= len(message) + _MESSAGE_BYTES
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
-        """Takes requests until the gateway ends its stream; whatever is wrong with one ends the epoch, or
-        the stream of a guest."""
+        """Takes requests until the gateway ends its stream. An invalid one ends the epoch; one of a guest
+        ends only the guest's stream."""
         try:
             async for request in requests:
                 if request[:1] == _REQUEST_STEP:
@@ -189,7 +189,7 @@ class GatewayStream:
         self._waiting.put_nowait(None)
 
     def _take(self, request: bytes) -> bool:
-        """One request; False when it was the last."""
+        """Handles one request; False if it is the last one."""
         message = parse_request(request)
         what = message.WhichOneof("message")
         if self.guest and what not in ("forward", "ping", "renewal", "goodbye"):
@@ -232,7 +232,7 @@ class GatewayStream:
         engine.send_work(command)
 
     def _forward(self, forward: control_pb2.Forward) -> None:
-        """To the gateway that schedules; where there is none, or one that is behind, it comes back."""
+        """Passes a request to the scheduling gateway; refuses it if that is gone or behind."""
         scheduler, forward.guest = self._epoch.gateway, self.guest
         if scheduler is not None and not scheduler.behind:
             scheduler.pass_on(forward=forward)
@@ -261,7 +261,7 @@ class GatewayStream:
         content = open_row.envelope.WhichOneof("content")
         if content is None:
             raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE")
-        if content == "sealed" and self._epoch.plan.backend:  # also from a gateway that lets it pass
+        if content == "sealed" and self._epoch.plan.backend:  # gateways refuse it too; one may be faulty
             raise links_in_clear(self._epoch.plan.deployment)
         if open_row.choices > MAX_CHOICES:
             raise InvalidInput(f"more than {MAX_CHOICES} choices", reason="BAD_CHOICES", param="n")
@@ -327,7 +327,7 @@ class ControlService:
         self._schedules = schedules
 
     async def schedule(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        """One stream, which writes its answers itself: generators within generators cost every step.
+        """Serves one stream. It writes its answers itself, because nested generators cost time at each step.
 
         Raises Unauthenticated, PermissionDenied, InvalidInput, FailedPrecondition, Conflict.
         """
@@ -343,11 +343,15 @@ class ControlService:
         proven = control_pb2.ScheduleResponse(proof=await proof.answer(own.sign))
         await context.write(proven.SerializeToString())
         finish = await _message(requests, "proof")
-        attach = (await _message(requests, "attach")).attach  # read before it may be refused
-        key = self._schedules.gateway_key(caller.cluster, caller.id)  # it may have been thrown out meanwhile
+        attach = (await _message(requests, "attach")).attach  # read now: the checks below may refuse it
+        key = self._schedules.gateway_key(
+            caller.cluster, caller.id
+        )  # the gateway may be out of the roster by now
         proof.check(finish.proof, of_identity(key))
         epoch = self._schedules.serving_epoch(attach.ring, attach.epoch)
-        if epoch.plan.backend and not attach.clear_links:  # it would pass on what demands trust
+        if (
+            epoch.plan.backend and not attach.clear_links
+        ):  # the gateway would pass on requests that demand trust
             raise links_in_clear(epoch.plan.deployment)
         tenure = Tenure(
             proof,
@@ -390,7 +394,7 @@ def parse_request(request: bytes) -> control_pb2.ScheduleRequest:
 
 
 async def _message(requests: AsyncIterator[bytes], kind: str) -> control_pb2.ScheduleRequest:
-    """The next of the messages that a stream begins with. Raises InvalidInput, Unauthenticated (NO_PROOF)."""
+    """The next of a stream's first messages. Raises InvalidInput, DeadlineExceeded, Unauthenticated."""
     try:
         async with asyncio.timeout(ATTACH_SECONDS):
             first = await anext(requests)

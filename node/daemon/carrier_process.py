@@ -35,13 +35,15 @@ _TRACE_SECONDS = 5.0
 _REAP_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 _OWN_NUMBERS = 1 << 32
-"""Above every number that liveness gives its pings."""
+"""Above all numbers of `Liveness`'s pings, so that answers do not mix."""
 
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Records sent (begun at least) and received in this epoch, and for how long no byte has come of one
-    that is waited for, in milliseconds: 0 while none is, or while the carrier does not say."""
+    """Records of this epoch: sent, including one under way, and received.
+
+    `waiting_ms` is the time without a byte of the record that is due; 0 while none is due or it is unknown.
+    """
 
     sent: int = 0
     received: int = 0
@@ -49,7 +51,7 @@ class LinkFigures:
 
 
 class CarrierProcess:
-    """One carrier process. Any fault of it is told once, to `on_fault`."""
+    """One carrier process. `on_fault` receives its first fault."""
 
     def __init__(self, on_fault: Callable[[SealringError], None]) -> None:
         self._on_fault: Callable[[SealringError], None] | None = on_fault
@@ -107,16 +109,16 @@ class CarrierProcess:
         return self._child.pid if self._child is not None else 0
 
     def give(self, start: engine_pb2.StartCarrier) -> None:
-        """Hands over rank, address and link keys; the caller forgets the keys. Raises EpochEnded.
+        """Sends rank, address and link keys; the caller forgets the keys. Raises EpochEnded.
 
-        Given again before the group is formed, what is set replaces what was given before.
+        Before the group is formed, a later call replaces the fields that it sets.
         """
         self._send(engine_pb2.CarrierCommand(start=start))
 
     async def form(self, seconds: float) -> None:
-        """Forms the MLX group and confirms both links; while it does, the carrier cannot answer pings.
+        """Forms the MLX group and confirms both links. The carrier cannot answer pings meanwhile.
 
-        Raises EpochEnded, DeadlineExceeded, or what the carrier says.
+        Raises EpochEnded, DeadlineExceeded, or the carrier's error.
         """
         self._send(engine_pb2.CarrierCommand(form=engine_pb2.FormGroup()))
         try:
@@ -128,18 +130,18 @@ class CarrierProcess:
         self._liveness.watch(interval=_PING_INTERVAL, deadline=_PING_DEADLINE)
 
     def rekey_wanted(self, *, outgoing: bool) -> asyncio.Event:
-        """Set when the carrier has used the keys of a link much."""
+        """Set when the carrier wants new keys for a link."""
         return self._rekey_outgoing if outgoing else self._rekey_incoming
 
     async def install(self, keys: bytes, *, outgoing: bool, at_step: int) -> None:
-        """Hands over a link's next keys; returns when the carrier has them. Raises EpochEnded."""
+        """Sends a link's next keys; returns when the carrier has them. Raises EpochEnded."""
         install = engine_pb2.InstallKeys(outgoing=outgoing, keys=keys, at_step=at_step)
         self._send(engine_pb2.CarrierCommand(install=install))
         # commands are executed in order, so the answer to a ping is an answer to both
         await self._ask(_ping, _INSTALL_SECONDS, "the taking over of keys")
 
     async def look(self) -> LinkFigures:
-        """The figures as they are now; if the carrier is slow to tell, counts as of before and no waiting.
+        """The current figures. If the carrier is slow to answer: its last counts, and no waiting.
 
         Raises EpochEnded.
         """
@@ -150,7 +152,7 @@ class CarrierProcess:
         return self._figures
 
     async def trace(self, since: int) -> trace_pb2.ProcessTrace:
-        """What the carrier did since then. Raises EpochEnded, DeadlineExceeded."""
+        """The carrier's activities since `since` (monotonic ns). Raises EpochEnded, DeadlineExceeded."""
 
         def command(number: int) -> bytes:
             take = engine_pb2.TakeTrace(id=number, since=since)
@@ -171,10 +173,9 @@ class CarrierProcess:
             del self._answers[number]
 
     async def stop(self) -> None:
-        """Kills the process, whatever it does, and reaps it; safe to call again.
+        """Kills the process and reaps it; safe to call again.
 
-        One that cannot die (its control group is frozen) is left behind, because the next epoch needs nothing
-        of it.
+        A process that cannot die (in a frozen control group) is left behind: the next epoch does not need it.
         """
         self._on_fault = None
         if self._liveness is not None:
@@ -241,7 +242,7 @@ class CarrierProcess:
         for future in (self._ready, self._up, *self._answers.values()):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # whether or not somebody waits
+                future.exception()  # marks it as read: nobody may await it
         if on_fault is not None:
             on_fault(error)
 
@@ -252,11 +253,11 @@ def _resolve(future: asyncio.Future[Any], answer: object = None) -> None:
 
 
 async def _knock(port: int) -> None:
-    """Connects to a port of loopback as soon as somebody listens there, and stays until it is cancelled.
+    """Connects to a loopback port as soon as MLX listens there, and stays connected until it is cancelled.
 
-    The carrier holds the port before MLX listens. To a caller who comes meanwhile Linux answers with a reset;
-    macOS drops what it sent, and the caller's next try comes a second later. So no attempt is waited for: on
-    loopback a connection is there at once or not at all.
+    The carrier holds the port before MLX listens. Linux answers a connection then with a reset; macOS drops
+    it, and the kernel retries a second later. Hence each attempt is short: on loopback a connection succeeds
+    at once or not at all.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + _KNOCK_SECONDS

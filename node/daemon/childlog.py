@@ -1,10 +1,10 @@
-"""A child's standard error, line by line, into the daemon's log: events, error types and places.
+"""Copies a child's standard error to the daemon's log: events, error types and places, but no content.
 
-Children log JSON through `mesh/system/logging.py`, which keeps content out; even so only the event, an
-error's reason or type and its frames are taken over. Of any other line only what cannot hold content is
-kept: a traceback's places and exception types, sentences of MLX, and those of macOS about a process that
-ends. A sentence counts at a line's beginning, behind what the runtime puts there. Further behind it may be
-part of a prompt that a library quotes.
+Children log JSON through `mesh/system/logging.py`, which keeps content out. Even so, only the event, the
+reason or type of an error and its frames are copied. Other lines are copied only in parts that cannot hold
+content: places and exception types of a traceback, sentences of MLX, and sentences of macOS about the end of
+a process. A sentence counts only at the beginning of a line, after the prefix of the runtime. Further on it
+may be part of a prompt that a library quotes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLACE = re.compile(r'\s*File "[^"]{1,300}", line \d{1,7}, in [\w<>.]{1,80}')
 _RUNTIME_ERROR = re.compile(rf"RuntimeError: {SENTENCE}")
 _EXCEPTION = re.compile(r"((?:\w+\.){0,6}\w{0,80}(?:Error|Exception|Exit|Interrupt|Ended|Input|Exhausted))\b")
 _STAMP = r"(?:\d{4}-\d\d-\d\d [\d:.+-]{1,24} [\w.-]{1,40}\[[\da-fx:]{1,24}\] )?"
-"""What macOS puts in front of a line of the system's log that goes to standard error."""
+"""The prefix of macOS for a line of the system's log on standard error."""
 _ABI = r"libc\+\+abi: terminating(?:(?: [a-z]{1,20}){0,5} of type [\w:]{1,80}|(?: [a-z]{1,20}){0,5})"
 _MLX = re.compile(rf"{_STAMP}(?:{_ABI}[: ]{{1,2}}|  what\(\):  )?{SENTENCE}")
 _MACOS = re.compile(
@@ -53,7 +53,7 @@ class ChildLog:
         self._unknown = 0
 
     async def follow(self, stream: asyncio.StreamReader) -> None:
-        """Reads until the stream ends; a line beyond 8 KiB is cut."""
+        """Reads until the stream ends; lines are cut at 8 KiB."""
         line = b""
         while chunk := await stream.read(_CHUNK):
             first, *rest = chunk.split(b"\n")
@@ -83,7 +83,7 @@ class ChildLog:
 
 
 def _parse(text: str) -> tuple[str, dict[str, str | list[str]]] | None:
-    """Level and fields of a JSON line."""
+    """Level and fields of a JSON line; None for another line."""
     if not text.startswith("{"):
         return None
     try:
@@ -103,7 +103,7 @@ def _parse(text: str) -> tuple[str, dict[str, str | list[str]]] | None:
 
 
 def _frame(line: object) -> str:
-    """A line of `exception`: a place as it is, an error's reason or type, or nothing."""
+    """The part of a line of `exception` to log: a place, an error's reason or type, or nothing."""
     if not isinstance(line, str):
         return ""
     match = _FRAME.match(line) or _ERROR.match(line)

@@ -1,4 +1,4 @@
-"""The daemon's side of an engine process: commands with answers, and the row events of an epoch."""
+"""The daemon's side of an engine process: commands with answers, and row events of an epoch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ROW_EVENTS = frozenset({0x32, 0x3A, 0x42})
 
 @dataclass(frozen=True)
 class StageKey:
-    """What an engine has loaded, or is to load."""
+    """A stage that an engine has loaded, or will load."""
 
     path: str
     digest: str
@@ -51,13 +51,13 @@ class StageKey:
     prefill_chunk: int = 0
     rank: int = 0
     ranks: int = 0
-    """Above 1: of every layer what this rank computes."""
+    """Above 1 in a tensor ring, where each rank loads its share of every layer."""
 
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """The newest figures of an engine: steps executed in its epoch, bytes active, what a step takes, and
-    tokens guessed and right."""
+    """Newest figures of an engine: steps executed in its epoch, active bytes, microseconds per step, and
+    drafts made and accepted."""
 
     steps: int = 0
     memory: int = 0
@@ -73,11 +73,11 @@ class EngineSink(Protocol):
         """A serialized EngineEvent that holds RowOpened, RowRefused or StepDone."""
 
     def engine_fault(self, error: SealringError) -> None:
-        """The epoch cannot go on."""
+        """Ends the epoch."""
 
 
 class EngineProcess:
-    """One engine process. Once it has loaded a stage it serves this stage only."""
+    """One engine process. It loads at most one stage in its life."""
 
     def __init__(self, on_end: Callable[[EngineProcess], None]) -> None:
         self.memory_limit = self.overhead = 0
@@ -153,14 +153,14 @@ class EngineProcess:
         command = engine_pb2.EngineCommand(
             profile=engine_pb2.ProfileModel(id=number, path=path, lo=lo, hi=hi)
         )
-        event = await self._ask(number, command, _PROFILE_SECONDS, "what a stage needs of a model")
+        event = await self._ask(number, command, _PROFILE_SECONDS, "the ranges of a stage")
         return [(one.name, one.first, one.end) for one in event.profiled.ranges]
 
     async def load(self, stage: StageKey, progress: Callable[[float], None]) -> engine_pb2.StageLoaded:
         """Loads a stage, or joins the load of the same stage that is under way.
 
-        A caller that gives up leaves the load running: the next epoch wants it. Raises ModelError,
-        ResourceExhausted, EpochEnded, DeadlineExceeded; the engine is of no use afterwards.
+        The load goes on when its caller is cancelled: the next epoch wants it. Raises ModelError,
+        ResourceExhausted, EpochEnded, DeadlineExceeded; after an error the engine cannot be used.
         """
         if self.stage not in (None, stage):
             raise ValueError("an engine loads one stage in its life")
@@ -175,9 +175,8 @@ class EngineProcess:
     ) -> Sequence[control_pb2.KeptPrefix]:
         """Opens an epoch; `descriptors` are the engine's ends of its data channel, empty in a ring of one.
 
-        Returns what the engine has kept of earlier epochs of the ring.
-
-        The caller closes its own copies. Raises EpochEnded, DeadlineExceeded, or what the engine says.
+        Returns the prefixes that the engine has kept from earlier epochs of the ring. The caller closes its
+        own copies of the descriptors. Raises EpochEnded, DeadlineExceeded, or the engine's error.
         """
         command.id = self._number()
         self.figures = EngineFigures(memory=self.figures.memory)
@@ -190,7 +189,7 @@ class EngineProcess:
         return event.epoch_opened.kept
 
     async def join_group(self, command: engine_pb2.JoinGroup, seconds: float) -> None:
-        """Forms the group of a tensor ring; while it does, the engine cannot answer pings.
+        """Forms the group of a tensor ring. The engine cannot answer pings meanwhile.
 
         Raises EpochEnded, DeadlineExceeded.
         """
@@ -205,14 +204,14 @@ class EngineProcess:
         """Ends the open epoch and keeps the weights. Raises EpochEnded, DeadlineExceeded."""
         self._sink = None
         self._busy = False
-        if self._liveness is not None:  # one that is frozen would hold up the next epoch
+        if self._liveness is not None:  # finds a frozen engine, which would delay the next epoch
             self._liveness.watch(interval=_BUSY[0], deadline=_CLOSE_SECONDS)
         number = self._number()
         command = engine_pb2.EngineCommand(close_epoch=engine_pb2.CloseEngineEpoch(id=number))
         await self._ask(number, command, _CLOSE_SECONDS, "the close of an epoch")
 
     async def trace(self, since: int) -> trace_pb2.ProcessTrace:
-        """What the engine did in its epoch since then. Raises EpochEnded, DeadlineExceeded."""
+        """The engine's activities since `since` (monotonic ns). Raises EpochEnded, DeadlineExceeded."""
         number = self._number()
         command = engine_pb2.EngineCommand(trace=engine_pb2.TakeTrace(id=number, since=since))
         event = await self._ask(number, command, _TRACE_SECONDS, "the trace of an engine")
@@ -232,7 +231,7 @@ class EngineProcess:
     async def stop(self) -> None:
         """Ends the process and frees everything; safe to call again.
 
-        One that cannot die (it hangs in a driver, its control group is frozen) is left behind.
+        A process that cannot die (in a driver, in a frozen control group) is left behind.
         """
         if self._liveness is not None:
             self._liveness.stop()
@@ -244,7 +243,7 @@ class EngineProcess:
                     await self._child.stop(farewell, grace=_STOP_SECONDS)
         except TimeoutError:
             log.error("engine_left_behind", pid=self.pid, memory=self.figures.memory)
-        finally:  # the child's end goes on, whoever waited for it
+        finally:  # the child's own `stop` task goes on
             self._release()
 
     def kill(self) -> None:
@@ -258,7 +257,7 @@ class EngineProcess:
         self._child.send(command)
 
     def _set_busy(self, busy: bool) -> None:
-        """Pings every second while there is work, seldom when there is none."""
+        """Pings every second while the engine has work, every 5 s while it has none."""
         self._busy = busy
         if self._liveness is not None:
             interval, deadline = _BUSY if busy else _QUIET
@@ -287,7 +286,7 @@ class EngineProcess:
     def _ask(
         self, number: int, command: engine_pb2.EngineCommand, seconds: float, what: str
     ) -> asyncio.Future[engine_pb2.EngineEvent]:
-        """Sends at once; the answer is awaited with a deadline."""
+        """Sends a command at once. Await the result for its answer, with a deadline."""
         future: asyncio.Future[engine_pb2.EngineEvent] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         future.add_done_callback(lambda _: self._waiting.pop(number, None))
@@ -298,7 +297,7 @@ class EngineProcess:
         return asyncio.ensure_future(within(future, seconds, what, _TIMEOUT))
 
     def _hand_over(self, epoch: int, descriptors: tuple[int, ...]) -> None:
-        """Raises EpochEnded (CHILD_ENDED): an engine may end between its load and its epoch."""
+        """Sends descriptors to the engine. Raises EpochEnded (CHILD_ENDED)."""
         if self._handoff is None:
             raise child_ended("engine")
         try:

@@ -1,7 +1,7 @@
 """One epoch of one ring on this member, from PrepareEpoch to its end.
 
-PREPARING -> PREPARED -> FORMING -> UP, and from anywhere to ENDED, once and for all. Whatever goes wrong
-comes to `fault`; ending is idempotent and leaves no process, descriptor or file behind.
+PREPARING -> PREPARED -> FORMING -> UP; each phase may end in ENDED, which is final. Every error goes to
+`fault`. Ending is idempotent and leaves no process, descriptor or file behind.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ log = structlog.get_logger()
 
 FORM_SECONDS = 20.0
 GROUP_SECONDS = 20.0
-"""For the ranks of a tensor ring to find each other, once the links are up."""
+"""Time for the ranks of a tensor ring to find each other, once the links are up."""
 
 _PREPARE_SECONDS = 1900.0
 _MAX_UINT32 = (1 << 32) - 1
 
 LEAVING = "LEAVING"
-"""What a gateway says goodbye with when nothing is wrong."""
+"""Reason in the goodbye of a gateway that stops in order."""
 
 GATEWAY_LEFT = "GATEWAY_LEFT"
 NOBODY_SCHEDULES = "NOBODY_SCHEDULES"
 
 
 class Phase(enum.Enum):
-    """How far an epoch has come."""
+    """Phase of an epoch."""
 
     PREPARING = "preparing"
     PREPARED = "prepared"
@@ -104,9 +104,9 @@ class RingCarrier(KeyTaker, Protocol):
 
 @dataclass
 class LinkSecrets:
-    """What the handshakes on both links brought: for the carrier, and what to report.
+    """Results of the handshakes on both links, for the carrier and for the report to the coordinator.
 
-    A repeated handshake brings one link anew; what belongs to the other is empty then.
+    A repeated handshake renews one link; the fields of the other link are empty then.
     """
 
     outgoing_keys: bytes = b""
@@ -117,7 +117,7 @@ class LinkSecrets:
     infos: list[membership_pb2.LinkInfo] = field(default_factory=list)
 
     def renewed(self, newer: LinkSecrets) -> LinkSecrets:
-        """With what a repeated handshake has brought in place of what was there."""
+        """These secrets with the fields that `newer` has in place of the own ones."""
         return LinkSecrets(
             outgoing_keys=newer.outgoing_keys or self.outgoing_keys,
             incoming_keys=newer.incoming_keys or self.incoming_keys,
@@ -128,7 +128,7 @@ class LinkSecrets:
         )
 
     def start(self) -> engine_pb2.StartCarrier:
-        """What the carrier is told of the links that these belong to."""
+        """The secrets as the carrier's start command."""
         return engine_pb2.StartCarrier(
             next_address=self.next_address,
             outgoing_keys=self.outgoing_keys,
@@ -142,21 +142,21 @@ MAX_GUESTS = 16
 
 
 class GatewayStream(Protocol):
-    """A gateway's control stream: of the one that schedules, or at the head also a guest's."""
+    """A gateway's control stream: that of the scheduling gateway or, at the head, of a guest."""
 
     guest: int
-    """The number of a guest, from 1 on."""
+    """The guest's number, from 1 on; 0 for the scheduling gateway."""
 
     @property
     def id(self) -> str: ...
 
     @property
     def used(self) -> bool:
-        """Whether it has given the engine anything to do."""
+        """Whether it has sent the engine any work."""
 
     @property
     def goodbye(self) -> str:
-        """Why it says that it goes, or nothing while it has not said goodbye."""
+        """The reason of its goodbye; empty while it has sent none."""
 
     def row_event(self, event: bytes) -> None: ...
 
@@ -173,7 +173,7 @@ class GatewayStream(Protocol):
 
 
 class Workshop(Protocol):
-    """Where an epoch gets its parts from; a seat (`seat.py`) in production."""
+    """Makes the parts of an epoch; a seat (`seat.py`) in production."""
 
     async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> StageEngine: ...
 
@@ -184,19 +184,20 @@ class Workshop(Protocol):
     ) -> RingCarrier: ...
 
     def group_address(self) -> str:
-        """Where the engine may await others of its group: a port that was free a moment ago."""
+        """An address at which the engine may listen for its group. The port was free a moment ago."""
 
     def rdma_devices(self, plan: EpochPlan) -> list[str]:
-        """By rank, the device that leads there, for a group over jaccl. Raises EpochEnded (NO_GROUP)."""
+        """The RDMA device to each rank, for a group over jaccl. Raises EpochEnded (NO_GROUP)."""
 
     async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
         """Shakes hands on both links.
 
-        Until `settled`, a neighbour that missed the end of its handshake may repeat it: told to `again`.
+        Until `settled`, a neighbour that missed the end of its handshake may repeat it; `again` receives the
+        new secrets.
         """
 
     def settled(self, plan: EpochPlan) -> None:
-        """All members are prepared: no handshake is repeated any more."""
+        """Stops answering handshakes: all members are prepared."""
 
     async def rotate(self, plan: EpochPlan, gate: StepGate, carrier: KeyTaker) -> None:
         """Renews the links' keys until it is cancelled."""
@@ -211,14 +212,14 @@ class MemberEpoch:
     """The state machine. All methods but `closed` return at once; use it from one event loop."""
 
     def __init__(self, plan: EpochPlan, workshop: Workshop, *, after: MemberEpoch | None = None) -> None:
-        """Takes no engine or carrier before the epoch `after`, which has ended, has left nothing behind."""
+        """Takes no engine or carrier until `after`, the ended epoch before this one, is cleaned up."""
         self.plan = plan
         self._after = after
         self.phase = Phase.PREPARING
         self.gate = StepGate()
         self.gateway: GatewayStream | None = None
         self.guests: dict[int, GatewayStream] = {}
-        self._guests = 0  # ever
+        self._guests = 0  # since the epoch started: each has a number of its own
         self.engine: StageEngine | None = None
         self.kept: Sequence[control_pb2.KeptPrefix] = ()
         self.links: list[membership_pb2.LinkInfo] = []
@@ -238,11 +239,11 @@ class MemberEpoch:
         self._log = log.bind(ring=plan.ring, epoch=plan.epoch)
 
     def prepare(self) -> None:
-        """Begins phase one; EpochPrepared or EpochFault is reported when it is over."""
+        """Starts phase one, which ends with a report of EpochPrepared or EpochFault."""
         self._begin(self._prepare, _PREPARE_SECONDS)
 
     def commit(self, group_addresses: Sequence[str] = ()) -> None:
-        """Begins phase two; EpochUp or EpochFault is reported when it is over."""
+        """Starts phase two, which ends with a report of EpochUp or EpochFault."""
         if self.phase is Phase.PREPARED:
             self.phase = Phase.FORMING
             self._group_addresses = group_addresses
@@ -252,8 +253,8 @@ class MemberEpoch:
             self.fault(FailedPrecondition("the epoch was committed before it was prepared"))
 
     def attach(self, gateway: GatewayStream, *, yields: bool = False) -> None:
-        """Makes `gateway` the one that schedules, or at the head a guest while another one does. One that
-        `yields` is a guest or nothing.
+        """Attaches the scheduling gateway or, at the head while another one schedules, a guest. A gateway
+        that `yields` can only be a guest.
 
         Raises FailedPrecondition (EPOCH_NOT_SERVING, NOBODY_SCHEDULES), Conflict (GATEWAY_ATTACHED).
         """
@@ -277,9 +278,9 @@ class MemberEpoch:
             self.guests[gateway.guest] = gateway
 
     def detach(self, gateway: GatewayStream) -> None:
-        """The gateway's stream is over. If it gave any step, their order went with it: the epoch ends.
+        """Removes a gateway whose stream has ended. The epoch ends if it has sent steps: their order is lost.
 
-        Otherwise whichever guest comes back first is the next that schedules.
+        Otherwise the first guest that attaches again schedules next.
         """
         if self.guests.pop(gateway.guest, None) is not None and self.gateway is not None:
             self.gateway.guest_left(gateway.guest)
@@ -292,7 +293,7 @@ class MemberEpoch:
             guest.say_goodbye(NOBODY_SCHEDULES)
 
     def dismiss(self, allowed: Collection[str], reason: str) -> None:
-        """Parts with the guests that are not `allowed`, by their ids."""
+        """Says goodbye to guests whose ids are not in `allowed`."""
         for guest in self.guests.values():
             if guest.id not in allowed:
                 guest.say_goodbye(reason)
@@ -302,20 +303,20 @@ class MemberEpoch:
         return list(guests.values())
 
     async def look(self) -> LinkFigures:
-        """What has gone over the links. Raises EpochEnded."""
+        """Figures of the links. Raises EpochEnded."""
         return await self._carrier.look() if self._carrier is not None else LinkFigures()
 
     def row_event(self, event: bytes) -> None:
-        """From the engine: hand it to the gateway."""
+        """Passes an engine's event on to the gateway."""
         if self.gateway is not None and self.phase is Phase.UP:
             self.gateway.row_event(event)
 
     def engine_fault(self, error: SealringError) -> None:
-        """From the engine: the epoch cannot go on. MLX may end the process in which a group does not form."""
+        """Ends the epoch on an engine's fault. MLX may end a process whose group does not form."""
         self.fault(_no_group(self.plan.backend, error) if self._joining else error)
 
     def fault(self, error: BaseException) -> None:
-        """Ends the epoch and tells coordinator and gateway why. Does nothing once it has ended."""
+        """Ends the epoch and reports `error` to coordinator and gateway. Does nothing once it has ended."""
         if self.phase is Phase.ENDED:
             return
         if not isinstance(error, SealringError):
@@ -331,7 +332,7 @@ class MemberEpoch:
         self._end(problem)
 
     async def trace(self, since: int) -> list[trace_pb2.ProcessTrace]:
-        """What engine and carrier did since then, nanoseconds on the machine's monotonic clock.
+        """Activities of engine and carrier since `since`, nanoseconds on the machine's monotonic clock.
 
         Raises FailedPrecondition (EPOCH_NOT_SERVING), EpochEnded, DeadlineExceeded.
         """
@@ -345,7 +346,7 @@ class MemberEpoch:
         return list(await asyncio.gather(*asked))
 
     def end(self, reason: str) -> None:
-        """Ends the epoch on the coordinator's word; only the gateway is told."""
+        """Ends the epoch for the coordinator; only the gateway is informed."""
         if self.phase is Phase.ENDED:
             return
         self._log.info("epoch_ended", phase=self.phase.value, reason=reason)
@@ -358,7 +359,7 @@ class MemberEpoch:
         )
 
     async def closed(self) -> None:
-        """Waits until an ended epoch has left nothing behind."""
+        """Waits until an ended epoch is cleaned up."""
         if self._cleanup is not None:
             await asyncio.shield(self._cleanup)
 
@@ -381,7 +382,7 @@ class MemberEpoch:
         self._devices = self._workshop.rdma_devices(plan) if plan.backend == JACCL else []
         async with asyncio.TaskGroup() as group:
             group.create_task(self._get_parts())
-            if plan.size > 1:  # the neighbours need not wait for what the epoch before has left
+            if plan.size > 1:  # neighbours need not wait for the clean-up of the epoch before
                 handshakes = group.create_task(self._workshop.handshakes(plan, self._give_again))
         await self._open_engine()
         if plan.size > 1:
@@ -481,7 +482,7 @@ class MemberEpoch:
         return secrets.infos
 
     def _give_again(self, secrets: LinkSecrets) -> None:
-        """A neighbour has repeated its handshake: the newer keys of that link count."""
+        """Uses the newer keys of a link whose neighbour has repeated its handshake."""
         if not self._keys_given:
             self._repeated.append(secrets)
         elif self.phase is Phase.PREPARED and self._carrier is not None:
@@ -506,7 +507,7 @@ class MemberEpoch:
         self._cleanup = asyncio.get_running_loop().create_task(self._clean_up())
 
     async def _clean_up(self) -> None:
-        """Gives everything back, last things first; what fails holds up nothing that comes after it."""
+        """Releases all parts in reverse order; a part that fails does not keep the others."""
         for task in (self._work, self._rotation):
             if task is not None:
                 await asyncio.wait((task,))
@@ -515,7 +516,7 @@ class MemberEpoch:
                 parts.callback(self._workshop.release, self.plan)
                 parts.push_async_callback(self._close_engine)
                 parts.callback(self._close_channel)
-                parts.push_async_callback(self._stop_carrier)  # the engine may wait for it
+                parts.push_async_callback(self._stop_carrier)  # first, because the engine may wait for it
         except Exception as error:
             self._log.error("epoch_clean_up_failed", exc_info=error)
 
@@ -525,11 +526,13 @@ class MemberEpoch:
             await carrier.stop()
 
     async def _close_engine(self) -> None:
-        """An engine that does not end its epoch takes no other: it has to go."""
+        """Ends the engine's epoch. An engine that cannot end it is killed, as it cannot start another."""
         engine, self.engine = self.engine, None
         if engine is None or not self._engine_open:
             return
-        if self.plan.backend:  # a process cannot leave its group, nor a sum that others do not come to
+        if (
+            self.plan.backend
+        ):  # a process cannot leave its group, nor a collective sum in which others are missing
             engine.kill()
             await engine.stop()
             return
@@ -547,7 +550,7 @@ class MemberEpoch:
 
 
 def _gateway_over(goodbye: str) -> EpochEnded:
-    """The end of an epoch whose steps have lost their gateway, by what the gateway said of it."""
+    """The end of an epoch whose gateway is gone, by the reason of its goodbye."""
     hint = "the ring is formed anew; weights stay loaded"
     if goodbye == LEAVING:
         return EpochEnded("the gateway left", hint=hint, reason=GATEWAY_LEFT)
@@ -557,7 +560,7 @@ def _gateway_over(goodbye: str) -> EpochEnded:
 
 
 def _no_group(backend: str, error: SealringError) -> EpochEnded:
-    """The end of an epoch in which the engine's join came to nothing, however it did."""
+    """The end of an epoch whose engine could not join its group."""
     if isinstance(error, EpochEnded) and error.reason == EpochEnded.no_group:
         return error
     return EpochEnded(
@@ -568,6 +571,6 @@ def _no_group(backend: str, error: SealringError) -> EpochEnded:
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What went wrong first, without the wrapping of the task group."""
+    """The first error of a task group, unwrapped."""
     inner = group.exceptions[0]
     return _first_error(inner) if isinstance(inner, BaseExceptionGroup) else inner

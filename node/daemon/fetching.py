@@ -1,4 +1,4 @@
-"""Brings models onto this machine: from a member that has them, else from the Hugging Face hub."""
+"""Fetches models to this machine: from a member that has them, otherwise from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FOR_HUB = (
     *("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN", "HF_TOKEN_PATH"),
     *("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"),
 )
-"""What only the process that asks the hub gets, its token among it."""
+"""Variables for the process that asks the hub, and no other; the user's token is one of them."""
 
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _MAX_PROBLEM = 500
@@ -49,15 +49,15 @@ _TELL_SECONDS = 1.0
 _LISTEN_SECONDS = 10.0
 _LET_GO_SECONDS = 10.0
 SILENT_SECONDS = 600.0
-"""A child that fetches says something every few seconds, and between two tries of a request after 150 s."""
+"""A child that fetches sends an event every few seconds, between two tries of a request after 150 s."""
 
 MAX_MODELS = 64
-"""Models that a heartbeat names."""
+"""Most models in one heartbeat."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A model folder: its name, its bytes, those that are here, and whether it was fetched."""
+    """A model folder: its name, the model's bytes, its bytes that are here, and whether it was fetched."""
 
     name: str
     size: int
@@ -67,7 +67,7 @@ class Held:
 
 @dataclass
 class Pull:
-    """One model on its way: bytes that are here and of how many; `problem` once it has failed."""
+    """The fetch of one model: bytes that are here, bytes in all, and a `problem` once it has failed."""
 
     name: str
     done: int = 0
@@ -76,17 +76,17 @@ class Pull:
 
 
 async def no_layers(path: Path) -> list[tuple[str, int, int]]:
-    """What is needed of the weights to plan with a model: nothing beside their headers."""
+    """The ranges of weights that a plan needs: none, as the headers are fetched in any case."""
     return []
 
 
 class Fetcher:
-    """One model at a time. Fetched models lie in `home`, and only they can be removed."""
+    """Fetches one model at a time into `home`, and removes models that it has fetched."""
 
     def __init__(
         self, folders: Sequence[Path], home: Path, asker: ModelAsker | None, *, allowed: bool
     ) -> None:
-        """`folders` are all that are looked into for models, `home` among them."""
+        """`folders` are all folders of models, `home` among them."""
         self._folders = folders
         self._home = home
         self._asker = asker
@@ -99,18 +99,19 @@ class Fetcher:
         self._ending: set[asyncio.Task[int]] = set()
         self._turn = asyncio.Lock()
         self._running: dict[tuple[str, bool], asyncio.Task[Path]] = {}
-        """By the model's name, and whether it is all of it that is asked for."""
+        """Fetches under way, by the name of the model and whether the whole model is wanted."""
 
     def begin(self, name: str, needs: Needs | None = None, commit: str = "") -> asyncio.Task[Path]:
-        """Begins to bring a model here, or what `needs` asks of it, or joins what is under way.
+        """Starts to fetch a model, or the ranges that `needs` returns, or joins the fetch under way.
 
-        What comes from the hub is as it was at `commit`, else at that of what is here, else as it is.
+        The hub's files are those at `commit`; by default at the commit of the parts that are here, or the
+        newest one.
 
         Raises FailedPrecondition (DOWNLOADS_NOT_ALLOWED), InvalidInput (BAD_MODEL_NAME).
         """
         if not self.allowed:
             raise FailedPrecondition(
-                "this node's owner does not allow that models are fetched",
+                "this node's owner does not allow downloads of models",
                 hint="set allow_downloads on the node, or copy the model there",
                 reason="DOWNLOADS_NOT_ALLOWED",
             )
@@ -132,12 +133,12 @@ class Fetcher:
         commit: str = "",
         progress: Callable[[float], None] = lambda share: None,
     ) -> Path:
-        """The folder of a model, which is brought here first; with `needs` what that asks of it, where a
-        member has that. Who gives up waiting does not end it.
+        """Fetches a model, or the ranges that `needs` returns, and returns its folder. The fetch goes on when
+        its caller is cancelled. `progress` receives the share that has arrived, 0 to 1.
 
         Raises as `begin`, NotFound, ResourceExhausted (DISK_FULL), Unavailable, ConfigError.
         """
-        while under_way := self._under_way(name):  # perhaps for something else of it, or another commit
+        while under_way := self._under_way(name):  # it may be for other ranges or another commit
             await self._wait(name, under_way, progress)
         task = self.begin(name, needs, commit)
         while not task.done():
@@ -160,13 +161,13 @@ class Fetcher:
         return any(_same(path, one) for one in tuple(self._removing))
 
     async def remove(self, name: str, in_use: Callable[[], Sequence[Path]] = lambda: ()) -> None:
-        """Deletes a model that was fetched, or the part of it that is here, unless its folder is `in_use`.
+        """Deletes a fetched model, or the parts of it that are here, unless its folder is `in_use`.
 
         Raises Conflict (MODEL_IN_USE), NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME), and
         FailedPrecondition (MODEL_NOT_FETCHED_HERE) for a folder that the owner put there.
         """
         place = self.place(_checked(name))
-        self._removing.add(place)  # an epoch that is prepared from here on does not find it
+        self._removing.add(place)  # an epoch that prepares from now on does not find it
         used = in_use()
         try:
             if await asyncio.to_thread(lambda: any(_same(place, one) for one in used)):
@@ -185,13 +186,13 @@ class Fetcher:
             await asyncio.wait(tasks)
         self.pulls.pop(name, None)
         partial, target = places(self._home, name)
-        async with self._turn:  # nothing is fetched to the place meanwhile
+        async with self._turn:  # no fetch writes to the folder meanwhile
             if partial.exists() or target.exists():
                 await asyncio.to_thread(_delete, partial, target)
                 return
         found = await asyncio.to_thread(local_model, name, self._folders)
         if found is None:
-            raise not_found(name, "list what there is: sealring model list")
+            raise not_found(name, "list models: sealring model list")
         raise FailedPrecondition(
             f"{name} was not fetched by sealring",
             hint=f"remove it there by hand: {found}",
@@ -199,8 +200,8 @@ class Fetcher:
         )
 
     def messages(self) -> list[membership_pb2.HeldModel]:
-        """At most MAX_MODELS: models on their way, those that are here, as they were when `look` looked, and
-        last those whose fetch failed and of which nothing is here."""
+        """At most MAX_MODELS models: those being fetched, those here at the last `look`, and last those whose
+        fetch failed without a part here."""
         here = {
             one.name: membership_pb2.HeldModel(
                 name=one.name, size=one.size, done=one.done, fetched=one.fetched
@@ -218,12 +219,12 @@ class Fetcher:
         return list((coming | held | pulls).values())[:MAX_MODELS]
 
     async def look(self) -> None:
-        """Looks for model folders."""
+        """Lists model folders for `messages`."""
         self._held = await asyncio.to_thread(self._look)
 
     def _look(self) -> list[Held]:
-        """Model folders by the name that `local_model` finds them by, at most MAX_MODELS. What is in a folder
-        is looked at when a file came or went, until its size stays."""
+        """At most MAX_MODELS model folders, by the names for `local_model`. A folder is measured again after
+        a change of its files, until its size stays the same."""
         found: dict[Path, tuple[Held, bool, tuple[int, int]]] = {}
         names: set[str] = set()
         for folder in self._folders:
@@ -239,13 +240,13 @@ class Fetcher:
                     held, settled, before = self._found.get(path, (None, False, times))
                     if held is None or not settled or before != times:
                         now = _look_into(path, name, folder == self._home)
-                        held, settled = now, now == held  # a file that grows is no change of its folder
+                        held, settled = now, now == held  # a growing file does not change its folder's time
                     found[path] = held, settled, times
         self._found = found
         return [held for held, _, _ in found.values()]
 
     def _models_in(self, folder: Path) -> list[Path]:
-        """The model folders in a folder, none where it cannot be read; the log says so once."""
+        """The model folders in a folder; none if it cannot be read, which is logged once."""
         why = ""
         try:
             return models_in(folder)
@@ -263,7 +264,7 @@ class Fetcher:
             self._unread[folder] = why
 
     async def stop(self) -> None:
-        """Ends what is under way; it goes on from there the next time."""
+        """Ends the fetches under way. The next fetch resumes them."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -277,8 +278,8 @@ class Fetcher:
                 del self.pulls[pull.name]
         else:
             error = task.exception()
-            told = str(error) if isinstance(error, SealringError) else "an internal error"
-            pull.problem = "".join(one if one.isprintable() else " " for one in told)[:_MAX_PROBLEM]
+            why = str(error) if isinstance(error, SealringError) else "an internal error"
+            pull.problem = "".join(one if one.isprintable() else " " for one in why)[:_MAX_PROBLEM]
             failed = [one.name for one in self.pulls.values() if one.problem]
             for name in failed[:-MAX_MODELS]:
                 del self.pulls[name]
@@ -320,7 +321,7 @@ class Fetcher:
         await self._ask_hub(name, pull, "--part", *options)
 
     async def _ask_hub(self, name: str, pull: Pull, *options: str) -> None:
-        """By a process of its own. Raises what it says."""
+        """Fetches in a separate process. Raises the error that it reports."""
         ended, problems = asyncio.Event(), []
 
         def heard(body: bytes) -> None:
@@ -349,8 +350,8 @@ class Fetcher:
             )
 
     async def _let_go(self, child: Child) -> int:
-        """Ends the child; its exit status. One that the system does not let go, as it waits for a volume that
-        does not answer, holds up nobody."""
+        """Ends the child and returns its exit status; -1 for a child that cannot end, which is left behind
+        (its volume does not answer)."""
         ending = asyncio.get_running_loop().create_task(child.stop())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
@@ -359,7 +360,7 @@ class Fetcher:
 
 
 async def _until_ended(child: Child, ended: asyncio.Event) -> None:
-    """Raises Unavailable (MODEL_NOT_FETCHED) for a child that says nothing for too long."""
+    """Raises Unavailable (MODEL_NOT_FETCHED) for a child that is silent for too long."""
     while not ended.is_set():
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LISTEN_SECONDS):
@@ -367,8 +368,8 @@ async def _until_ended(child: Child, ended: asyncio.Event) -> None:
         if awake_clock() - child.last_heard > SILENT_SECONDS:
             child.kill()
             raise Unavailable(
-                "the process that fetches stood still",
-                hint="check the volume of the node's state folder, and try again: what has come is kept",
+                "the process that fetches does not answer",
+                hint="check the volume of the node's state folder, and try again: it resumes",
                 reason="MODEL_NOT_FETCHED",
             )
 
@@ -376,7 +377,7 @@ async def _until_ended(child: Child, ended: asyncio.Event) -> None:
 def _checked(name: str) -> str:
     if ".." in name or (HUB_ID.fullmatch(name) is None and NAME.fullmatch(name) is None):
         raise InvalidInput(
-            f"{name[:80]!r} is no name of a model that can be fetched",
+            f"a model named {name[:80]!r} cannot be fetched",
             hint="name a hub id org/name, or a folder as members call it",
             reason="BAD_MODEL_NAME",
             param="model",
@@ -385,7 +386,7 @@ def _checked(name: str) -> str:
 
 
 def _whole(name: str, folders: Sequence[Path]) -> Path | None:
-    """The first folder that holds all of a model: a part may lie before it."""
+    """The first folder with the whole model; folders with parts of it are skipped."""
     for folder in folders:
         with contextlib.suppress(NotFound):
             found = local_model(name, [folder])
@@ -406,7 +407,7 @@ def _look_into(folder: Path, name: str, fetched: bool) -> Held:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the files in a folder that others write to meanwhile."""
+    """Bytes of the files in a folder. Files that disappear meanwhile are skipped."""
     total = 0
     for where, _, names in os.walk(folder):
         for name in names:
@@ -418,14 +419,14 @@ def _size(folder: Path) -> int:
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two paths lead to one folder: most Macs' disks take "Demo" and "demo" for the same name."""
+    """Whether two paths lead to one folder. On most Macs "Demo" and "demo" are the same name."""
     with contextlib.suppress(OSError):
         return one == other or os.path.samefile(one, other)
     return False
 
 
 def _delete(partial: Path, target: Path) -> None:
-    """Out of sight first: nothing half deleted is ever found by its name."""
+    """Deletes a model's folders. They are renamed first, so that no half of one is found by its name."""
     shutil.rmtree(partial, ignore_errors=True)
     if target.is_dir():
         partial.parent.mkdir(mode=0o700, exist_ok=True)

@@ -1,12 +1,11 @@
 """The links of a new epoch: handshakes on all of them at once, and the ring's addresses.
 
-The end that receives on a link listens for it, on a port that is free and drawn anew for every epoch, and
-tells it to the sender alone, sealed under the handshake.
+The receiving end of a link listens on a new free port for each epoch, and sends it to the sender alone,
+sealed under the handshake.
 
-A handshake that breaks off on its way is tried again on a fresh connection, with fresh ephemeral keys; one
-in which anything is wrong is not. The initiator is done when the responder has said so, and the responder
-cannot know whether that was heard: so it answers again until the epoch is committed, and the newest keys
-count.
+A handshake that breaks off is retried on a new connection with new ephemeral keys. A handshake in which
+anything is wrong is not. The responder cannot know whether its last message arrived, so it answers repeated
+handshakes until the epoch is committed; the newest keys count.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from sealring.v1 import membership_pb2
 log = structlog.get_logger()
 
 PEER_SECONDS = 40.0
-"""How long a member waits for its lower-ranked neighbour's handshake, its end included."""
+"""Timeout for the whole handshake of the lower-ranked neighbour."""
 
 CALL_SECONDS = 30.0
-"""How long it tries to shake hands with its higher-ranked neighbour."""
+"""Time during which handshakes with the higher-ranked neighbour are retried."""
 
 _FIRST_ATTEMPT = 4.0
 _LONGER = 1.5
@@ -47,7 +46,7 @@ class LinkSetup:
     def __init__(
         self, handshakes: Handshakes, plan: EpochPlan, own_address: str, again: Callable[[LinkSecrets], None]
     ) -> None:
-        """`again` is told of every handshake that a neighbour repeats once `establish` is done with it."""
+        """`again` receives the new keys of each handshake that a neighbour repeats after `establish`."""
         self._handshakes = handshakes
         self._plan = plan
         self._own_address = own_address
@@ -58,7 +57,7 @@ class LinkSetup:
         """Shakes hands on all links of the epoch.
 
         Raises an ExceptionGroup of HandshakeError, Unavailable (PEER_UNREACHABLE), DeadlineExceeded
-        (PEER_SILENT) and others; then nothing is expected any more and no keys are left.
+        (PEER_SILENT) and others. After an error no handshake is answered and no keys are left.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -73,7 +72,7 @@ class LinkSetup:
         return secrets
 
     def close(self) -> None:
-        """No handshake is answered any more."""
+        """Stops answering handshakes."""
         for task in self._answering:
             task.cancel()
 

@@ -1,4 +1,4 @@
-"""One member's part in an epoch: what the coordinator named, checked against the verified roster."""
+"""One member's part in an epoch: the coordinator's PrepareEpoch, checked against the verified roster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KV_BITS = (0, 4, 8)
 
 @dataclass(frozen=True)
 class LinkPlan:
-    """One directed link of this member, and where the member at its other end is reached (host:port)."""
+    """One directed link of this member, and the addresses (host:port) of the member at its other end."""
 
     params: LinkParams
     peer_addresses: tuple[str, ...]
@@ -31,7 +31,7 @@ class LinkPlan:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """All that a member needs in order to take its part in one epoch of one ring."""
+    """The settings of one epoch of one ring, as its member `rank` uses them."""
 
     ring: str
     epoch: int
@@ -48,12 +48,12 @@ class EpochPlan:
     prefill_chunk: int
     kv_bits: int
     backend: str
-    """Of the group in which members compute together, each a part of every layer; none in a pipeline."""
+    """Backend of the group in which each member computes a part of every layer; empty in a pipeline."""
     links: tuple[LinkPlan, ...]
     commit: str = ""
-    """Of the hub, of which what is fetched from there has to be."""
+    """Commit that files fetched from the hub must have; empty for any."""
     hub_files: str = ""
-    """What tells that another commit has the same files."""
+    """Hash of the names and hashes of the hub's files, which finds other commits with the same files."""
     speculate: bool = False
     """Whether steps may have drafts."""
 
@@ -99,8 +99,10 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
 
 
 def rdma_devices(plan: EpochPlan, named: Sequence[str]) -> list[str]:
-    """By rank, this machine's RDMA device that leads there, of those that `named` has (NODE=DEVICE, a node by
-    the first characters of its id); "" at the own rank. Raises EpochEnded (NO_GROUP)."""
+    """This machine's RDMA device to each rank; "" at the own rank.
+
+    `named` lists NODE=DEVICE, a node by the first characters of its id. Raises EpochEnded (NO_GROUP).
+    """
     pairs = [line.split("=") for line in named]
     found = [
         next((device for node, device in pairs if member.id.startswith(node)), "") for member in plan.members
@@ -141,7 +143,7 @@ def _check_ring(prepare: membership_pb2.PrepareEpoch, ring: Ring) -> None:
 
 
 def _links(ring: Ring, epoch: int, own: RingMember, roster: Roster) -> tuple[LinkPlan, ...]:
-    """Outgoing and incoming; in a ring of two both lead to the same member and are two links all the same."""
+    """The outgoing and the incoming link. In a ring of two both lead to the same member."""
     size = len(ring.members)
     if size == 1:
         return ()

@@ -1,12 +1,12 @@
 """New keys for the links of a running epoch, without stopping its stream.
 
-Both ends of a link have to change keys at the same step. So each end, once the new handshake is finished,
-holds back the steps that it has not yet given to its engine, and tells the other the last one that it has;
-the new keys begin with the step after the later of the two. Steps flow again as soon as the own carrier has
-the keys: the pause is a round trip between neighbours and one to the carrier.
+Both ends of a link change keys at the same step. After the new handshake each end holds the steps that its
+engine does not have yet, and sends the number of the last one that it has. The new keys begin with the step
+after the later of the two. Steps flow again as soon as the own carrier has the keys: the pause is a round
+trip between neighbours and one to the carrier.
 
-Keys that are due are changed while steps flow. A ring at rest waits with it, or it would prepare keys that
-age unused: both ends then hold its next step until the keys are new.
+Keys are changed while steps flow. In a ring at rest new keys would age unused, so both ends wait for the next
+step and hold it until the keys are new.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 RENEW_SECONDS = REKEY_SECONDS * 0.8
 LATER_SECONDS = 2.0
-"""The responder holds steps for due keys so much later than the initiator, which begins."""
+"""Delay of the responder behind the initiator, which starts the change of keys."""
 
 RETRY_SECONDS = 30.0
 _REST_SECONDS = 1.0
@@ -42,7 +42,7 @@ _STEP = struct.Struct(">Q")
 
 
 class StepGate:
-    """Where the steps of an epoch can be held back. `last` is the number of the last one let through."""
+    """Holds back the steps of an epoch. `last` is the number of the last step that passed."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -53,13 +53,13 @@ class StepGate:
         self._knocked = asyncio.Event()
 
     async def pass_step(self) -> None:
-        """Waits while anybody holds."""
+        """Waits while the gate is held."""
         if not self._open.is_set():
             self._knocked.set()
             await self._open.wait()
 
     def passed(self, step: int) -> None:
-        """A step was given to the engine."""
+        """Notes that a step was given to the engine."""
         self.last = step
         self._last_at = time.monotonic()
 
@@ -74,7 +74,7 @@ class StepGate:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing passes within the block."""
+        """No step passes within the block."""
         self._holds += 1
         self._open.clear()
         try:
@@ -87,10 +87,10 @@ class StepGate:
 
 
 class KeyTaker(Protocol):
-    """A carrier."""
+    """A carrier that accepts new keys."""
 
     def rekey_wanted(self, *, outgoing: bool) -> asyncio.Event:
-        """Set when the keys of a link have been used much."""
+        """Set when the keys of a link near the limit of their use."""
 
     async def install(self, keys: bytes, *, outgoing: bool, at_step: int) -> None: ...
 
@@ -98,7 +98,7 @@ class KeyTaker(Protocol):
 class Rotation:
     """Renews the keys of one epoch's links until it is cancelled. A failed attempt is repeated.
 
-    The old keys go on meanwhile; where they are used up the carrier ends the epoch.
+    The old keys stay in use meanwhile. The carrier ends the epoch when they are used up.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Rotation:
         carrier: KeyTaker,
         params: Callable[[LinkPlan], LinkParams],
     ) -> None:
-        """`params` gives a link's parameters by the roster of the moment, or raises a SealringError."""
+        """`params` returns a link's parameters by the current roster, or raises a SealringError."""
         self._plan = plan
         self._handshakes = handshakes
         self._gate = gate
@@ -170,7 +170,7 @@ class Rotation:
                 await asyncio.wait((waiting,))
 
     async def _hold_when_due(self, link: LinkPlan) -> None:
-        """Holds the first step after a long rest, for the neighbour to begin; not for ever."""
+        """Holds the first step after a long rest for 3 s, so that the neighbour can start its handshake."""
         delay = RENEW_SECONDS + LATER_SECONDS
         while True:
             await self._due(link, delay)
@@ -181,7 +181,7 @@ class Rotation:
                     await asyncio.sleep(_PATIENCE_SECONDS)
 
     async def _due(self, link: LinkPlan, seconds: float) -> None:
-        """Returns after the keys' life, or earlier when the carrier has used them much."""
+        """Returns after `seconds`, or earlier when the carrier wants new keys."""
         wanted = self._carrier.rekey_wanted(outgoing=not link.receives)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -1,8 +1,8 @@
-"""Child processes: spawned with only what they need, watched, and never left behind.
+"""Child processes: spawned with few privileges, watched, and never left behind.
 
-A child speaks length-prefixed frames (as in `node/wire/frames.py`) over one private socket. When the daemon
-dies the socket ends and the child exits by itself, on Linux and macOS alike. A child has a process group of
-its own, so that a terminal's Ctrl-C reaches the daemon alone and whatever the child started ends with it.
+A child exchanges length-prefixed frames (`node/wire/frames.py`) over one private socket. The socket ends with
+the daemon, and the child exits then, on Linux and macOS alike. A child has its own process group: Ctrl-C in
+a terminal reaches the daemon alone, and grandchildren end with the child.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _TERM_GRACE_SECONDS = 2.0
 _EXIT_GRACE_SECONDS = 1.0
 LOOK_SECONDS = 1.0
 STOPPED_LOOKS = 2
-"""A child that is stopped and has not worked since the look before, so many times in a row, is frozen."""
+"""A child that is stopped at this many checks in a row, without work in between, is frozen."""
 
 IDLE_SHARE = 3 / 8
-"""After this share of its deadline a silent child is frozen if it has not worked meanwhile. One that is only
-slow has worked, or waits for a processor."""
+"""After this share of its deadline a silent child is frozen if it has used no processor. A slow child has
+used one, or waits for one."""
 
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "HF_HOME", "HF_HUB_CACHE")
 _PASSED_ON_FOR_DEVICES = (
@@ -48,21 +48,21 @@ _PASSED_ON_FOR_DEVICES = (
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The few variables that a child gets; secrets and Python's own switches are not among them."""
+    """The environment of a child, without secrets and without Python's switches."""
     kept = variables((*_PASSED_ON, *_PASSED_ON_FOR_DEVICES))
     return {**kept, "TOKENIZERS_PARALLELISM": "false", **extra}
 
 
 def variables(names: Sequence[str]) -> dict[str, str]:
-    """Those of these environment variables that are set, to pass them on to a child."""
+    """The named environment variables that are set, to pass on to a child."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 class Child:
     """One running child process. Use it from one event loop.
 
-    `on_message` gets the body of every frame that the child sends. `on_end` is called once, as soon as the
-    child's socket ends: it has exited, crashed, was killed, or broke the framing.
+    `on_message` receives the body of every frame from the child. `on_end` is called once, as soon as the
+    child's socket ends: by an exit, a crash, a kill or a broken frame.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        """Whether the child's socket has ended; nothing can be sent any more."""
+        """Whether the child's socket has ended. Nothing can be sent then."""
         return self._frames.closed
 
     def send(self, body: bytes) -> None:
@@ -141,7 +141,7 @@ class Child:
         self._frames.send(body)
 
     async def drained(self) -> None:
-        """Waits while the child is behind in reading; returns when it is gone, too."""
+        """Waits while the child is behind in reading. Returns also when the child is gone."""
         await self._frames.writable.wait()
 
     def kill(self) -> None:
@@ -150,7 +150,7 @@ class Child:
         self._frames.close()
 
     async def stop(self, farewell: bytes | None = None, *, grace: float = 0.0) -> int:
-        """Ends the child: farewell and end of its socket, after `grace` SIGTERM, then SIGKILL.
+        """Ends the child: `farewell` and the end of its socket, SIGTERM after `grace` s, then SIGKILL.
 
         Returns the exit status (negative: the signal's number) once the process is reaped and every
         descriptor is closed. May be called any number of times and survives the caller's cancellation.
@@ -207,12 +207,12 @@ class Child:
             signal_group(self.pid, sign)
 
     def _kill_leftovers(self) -> None:
-        """Whatever the child started itself: the group outlives its leader."""
+        """Kills grandchildren: a process group outlives its leader."""
         signal_group(self.pid, signal.SIGKILL)
 
 
 class _Frames(asyncio.Protocol):
-    """Frames over one socket, handed on as they are."""
+    """Splits a socket's bytes into frames and passes them on."""
 
     def __init__(self, on_message: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self._on_message = on_message
@@ -266,7 +266,7 @@ class _Frames(asyncio.Protocol):
             self._transport.close()
 
     def _abort_later(self) -> None:
-        """A child that no longer reads must not hold the socket open."""
+        """Closes the socket later even if the child reads no more."""
         transport = self._transport
         assert transport is not None
         asyncio.get_running_loop().call_later(_TERM_GRACE_SECONDS, transport.abort)
@@ -279,7 +279,7 @@ class _Frames(asyncio.Protocol):
 
 
 def _frame_end(buffer: bytearray, start: int) -> int | None:
-    """Where the frame that begins at `start` ends, or None while it is incomplete."""
+    """The end of the frame that begins at `start`, or None while it is incomplete."""
     if len(buffer) - start < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack_from(buffer, start)
@@ -296,7 +296,7 @@ def child_ended(name: str) -> EpochEnded:
 
 
 async def within(future: asyncio.Future[T], seconds: float, what: str, reason: str) -> T:
-    """What a child answers. Raises DeadlineExceeded with this reason, and what the future is told."""
+    """The child's answer. Raises DeadlineExceeded with `reason`, and the future's exception."""
     try:
         async with asyncio.timeout(seconds):
             return await future
@@ -307,7 +307,7 @@ async def within(future: asyncio.Future[T], seconds: float, what: str, reason: s
 
 
 async def _finish(task: asyncio.Task[None]) -> None:
-    """A grandchild may hold the pipe open: what has not been read by now is not waited for."""
+    """Ends the reading of a pipe that a grandchild may hold open."""
     done, _ = await asyncio.wait((task,), timeout=_EXIT_GRACE_SECONDS)
     if not done:
         task.cancel()
@@ -315,11 +315,10 @@ async def _finish(task: asyncio.Task[None]) -> None:
 
 
 class Liveness:
-    """Pings a child and tells when it hangs or is frozen.
+    """Pings a child and calls `on_frozen` when it is silent for too long. Every frame is a sign of life.
 
-    Hanging is judged by silence: any frame counts as a sign of life. `ping` makes the body of a ping from a
-    rising number. Two kinds are found sooner, which a machine that is merely slow does not bring about: a
-    process that is stopped (SIGSTOP, a debugger), and one that is silent and uses no processor time.
+    `ping` makes the body of a ping from a rising number. A stopped process (SIGSTOP, a debugger) and a silent
+    one that uses no processor time are found sooner: a slow machine causes neither.
     """
 
     def __init__(self, child: Child, ping: Callable[[int], bytes], on_frozen: Callable[[], None]) -> None:
@@ -330,13 +329,13 @@ class Liveness:
         self._tasks: list[asyncio.Task[None]] = []
 
     def watch(self, *, interval: float, deadline: float) -> None:
-        """Pings every `interval` seconds from now on; frozen after `deadline` seconds of silence."""
+        """Pings every `interval` seconds; the child is frozen after `deadline` seconds of silence."""
         self.stop()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run(interval, deadline)), loop.create_task(self._look())]
 
     def look(self) -> None:
-        """From now on finds only that it is stopped: it cannot answer pings, or takes long for them."""
+        """Stops pings and checks only whether the process is stopped: it may be too busy to answer."""
         self.stop()
         self._tasks = [asyncio.get_running_loop().create_task(self._look())]
 
@@ -382,8 +381,10 @@ class Liveness:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """How many seconds a process has ever worked; None if it waits for a processor just now, or if it is not
-    known. macOS does not tell the waiting from the others."""
+    """Processor seconds of a process; None while it waits for a processor, or if unknown.
+
+    macOS does not show which processes wait.
+    """
     try:
         process = psutil.Process(pid)
         if sys.platform == "darwin" or process.status() != psutil.STATUS_RUNNING:
@@ -394,7 +395,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def stopped_at(pid: int) -> float | None:
-    """How many seconds a process has ever worked, if it is held by a signal or a debugger just now."""
+    """Processor seconds of a process that a signal or a debugger has stopped; None if it is not stopped."""
     try:
         process = psutil.Process(pid)
         if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):

@@ -1,1 +1,1 @@
-"""Who this node is and what it can say about itself."""
+"""The identity of this node, and its attestation."""

@@ -1,4 +1,4 @@
-"""What this machine can say about itself for an attestation; what it does not know is null, never true.
+"""Facts of this machine for an attestation. An unknown fact is null, never true.
 
 The tools are macOS's own, by absolute path, with a deadline. The verifier derives the trust level; an
 identity key in a file never earns more than `software`, whatever is said here.

@@ -21,9 +21,10 @@ log = structlog.get_logger()
 
 
 class Prover:
-    """Proves who this node is and what it runs. `models` gives the digests of what it serves from now.
+    """Proves this node's identity, posture and software. `models` returns the digests of the models it
+    serves.
 
-    `serial` says whether the machine's serial number is told: a device attestation has to agree with it.
+    With `serial` the answer includes the machine's serial number, which a device attestation confirms.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Prover:
         self._clock = clock
 
     async def answer(self, challenge: membership_pb2.Challenge) -> membership_pb2.MemberMessage | None:
-        """The answer, or None when it cannot be given; the coordinator counts silence as a failure."""
+        """The answer, or None without one. The coordinator counts silence as a failure."""
         if len(challenge.nonce) != NONCE_BYTES:
             log.warning("challenge_refused", reason="BAD_NONCE")
             return None

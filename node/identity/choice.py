@@ -1,4 +1,4 @@
-"""The best identity that this machine can have, found by trying, and what keeps it from a better one."""
+"""The best identity that this machine can have, found by trying, and the reason why it is no better."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PROTECTIONS = {
 
 @dataclass(frozen=True)
 class IdentityChoice:
-    """`level` is what a coordinator will make of the evidence; `why` says why it is no higher ("" for the
+    """`level` is the trust level that the evidence gives; `why` is the reason for no higher one ("" for the
     highest); `helper` is the Secure Enclave helper that holds the key, None for a key in a file."""
 
     level: TrustLevel
@@ -79,8 +79,7 @@ def choose_identity(settings: NodeSettings) -> IdentityChoice:
 
 
 def _helpers() -> Iterator[Path]:
-    """Where the helper is when nobody says so: beside this Python's commands, and on a Mac where
-    deploy/enclave puts it."""
+    """Default places of the helper: beside this Python's commands, and on a Mac the one of deploy/enclave."""
     folders = [Path(sysconfig.get_path("scripts"))]
     if sys.platform == "darwin":
         folders.append(Path("/usr/local/sealring/bin"))

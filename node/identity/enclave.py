@@ -1,11 +1,12 @@
 """The identity key in a Mac's Secure Enclave, behind a helper process (`deploy/enclave`).
 
-Frames both ways are a length (4 bytes, big endian) and that number of bytes. A request is an operation (1
-byte: 1 for the public key, 2 to sign) and, to sign, the label's length (1 byte), the label and the content;
-an answer is a status (1 byte, 0 when done) and the key (65 bytes), the DER signature, or an error in ASCII.
-The
-helper prepends the domain itself, so that it signs under labels of sealring only, and never gives out a
-secret. It says on standard error why it ends.
+A frame is a length (4 bytes, big endian) and that number of bytes. A request begins with its operation, one
+byte: 1 asks for the public key, 2 for a signature. The length of the label (1 byte), the label and the content
+follow for a signature. An answer is a status (1 byte, 0 for success), then the key (65 bytes), the DER
+signature, or an error in ASCII.
+
+The helper prepends the domain itself, so that it signs only under labels of sealring, and never returns a
+secret. It reports the reason of its end on standard error.
 """
 
 from __future__ import annotations

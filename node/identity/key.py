@@ -1,4 +1,4 @@
-"""The identity key of this node: in the Secure Enclave where its owner names the helper, else in a file."""
+"""The identity key of this node: in the Secure Enclave if its owner names the helper, otherwise in a file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_signer(settings: NodeSettings) -> Signer:
 
 
 def read_device_chain(file: Path | None) -> tuple[bytes, ...]:
-    """Apple's attestation of this Mac (PEM, leaf first) as DER; nothing without a file.
+    """Apple's attestation of this Mac (PEM, leaf first) as DER; empty without a file.
 
     Raises ConfigError (BAD_DEVICE_ATTESTATION).
     """

@@ -1,9 +1,9 @@
-"""What software runs here, as one hash: the packages that a node computes with, and their files as they are.
+"""The software of this node as one hash: the packages that it computes with, and their files as they are.
 
-A package's RECORD (PEP 376, PEP 627) names each of its files with a hash. Both count: the list, and every
-file that is not what the list says. Not covered: files without a hash in RECORD (compiled bytecode), files
-that no RECORD names, the interpreter itself. Whoever can change files here can change this measurement as
-well; what it finds is an accident, a half-done upgrade, or tampering that did not think of it.
+A package's RECORD (PEP 376, PEP 627) names each of its files with a hash. The hash covers that list and every
+file that differs from it. It does not cover files without a hash in RECORD (compiled bytecode), files that no
+RECORD names, and the interpreter. An attacker who can change files here can change this measurement too: it
+finds accidents, incomplete upgrades and careless tampering.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def manifest_hash() -> bytes:
 
 
 def _packages() -> Iterator[bytes]:
-    """Of the interpreter's own folders: what lies in the working directory is not what is installed."""
+    """The measured packages in the interpreter's own folders; the working directory does not count."""
     installed = list(dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib")))
     for name in MEASURED:
         package = next(iter(metadata.distributions(name=name, path=installed)), None)

@@ -1,9 +1,9 @@
 """Handshakes between neighbours: SIGMA over gRPC, in both roles.
 
 The lower rank calls `Links.Handshake` of its neighbour. Both ends are pinned twice: by the name in the mTLS
-certificate and by the identity key inside the handshake. A handshake is answered only for an epoch that the
-coordinator told this member to prepare, once; one that comes a little early waits a little. What exactly went
-wrong stands in the own log only.
+certificate and by the identity key inside the handshake. A handshake is answered once, and only for an epoch
+that the coordinator had this member prepare; an early one waits up to 5 s. The reason of a failure is only in
+the own log.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ log = structlog.get_logger()
 
 SERVICE = links_pb2.DESCRIPTOR.services_by_name["Links"].full_name
 EARLY_SECONDS = 5.0
-"""How long a handshake waits for the PrepareEpoch that it belongs to."""
+"""Time for which a handshake waits for its PrepareEpoch."""
 
 _OTHER_RELEASE = "INCOMPATIBLE_VERSION"
 _MAX_OPEN = 64
 _MAX_OPEN_PER_PEER = 2 * MAX_RINGS_OF_MEMBER
-"""In each ring that two members share, the one calls the other once at a time; a call that broke off may not
-have ended here yet. One more is refused as any other that fails, and its caller tries again."""
+"""A member makes one call at a time for each ring that two members share. A broken call may still be open
+here, hence twice as many. Further calls fail, and the caller retries."""
 
 
 Send = Callable[[links_pb2.HandshakeFrame], Awaitable[None]]
@@ -65,31 +65,31 @@ LinkKey = tuple[str, int, int, int, bool]
 
 T = TypeVar("T")
 Talk: TypeAlias = Callable[["Conversation"], Awaitable[T]]
-"""What both ends say to each other under a finished handshake."""
+"""The exchange of notes under a finished handshake."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A finished handshake, and sealed notes to and from the other end: one each way."""
+    """A finished handshake, and one sealed note in each direction."""
 
     session: SessionKeys
     _frames: Frames
     _send: Send
 
     async def tell(self, label: bytes, note: bytes) -> None:
-        """Raises RecordError (NOTE_REUSED)."""
+        """Seals and sends a note. Raises RecordError (NOTE_REUSED)."""
         await self._send(links_pb2.HandshakeFrame(sealed=self.session.seal_note(label, note)))
 
     async def hear(self, label: bytes) -> bytes:
-        """Raises RecordError (NOTE_REFUSED), HandshakeError."""
+        """Receives and opens a note. Raises RecordError (NOTE_REFUSED), HandshakeError."""
         return self.session.open_note(label, await self._frames.next("sealed"))
 
 
 @dataclass
 class _Expected:
-    """A link on which the neighbour is to call, for its first session or a later one.
+    """A link on which the neighbour will call, for its first session or a later one.
 
-    `done` and `failed` are told how an attempt ended, before the neighbour learns of it.
+    `done` or `failed` is called at the end of an attempt, before the neighbour learns of it.
     """
 
     params: Callable[[], LinkParams]
@@ -102,20 +102,20 @@ class _Expected:
     limit: asyncio.Timeout | None = None
 
     def takes(self, number: int) -> bool:
-        """First keys have the number 0; later ones any above what was used before."""
+        """Whether a session number is valid: 0 for the first keys, later a number that was not used."""
         return number == 0 if self.session == 0 else number >= self.session
 
     def begin(self, limit: asyncio.Timeout) -> None:
-        """A new attempt ends the one before it, which the neighbour has given up."""
+        """Ends the attempt before, which the neighbour has given up, and starts a new one."""
         if self.limit is not None and not self.limit.expired():
-            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+            with contextlib.suppress(RuntimeError):  # the attempt has just ended by itself
                 self.limit.reschedule(asyncio.get_running_loop().time())
         self.limit = limit
 
 
 @dataclass(frozen=True, eq=False)
 class _Open:
-    """A handshake that somebody called for, and what ends it from outside."""
+    """An incoming handshake, and the timeout that can end it."""
 
     caller: str
     limit: asyncio.Timeout
@@ -127,7 +127,7 @@ class Handshakes(links_pb2_grpc.LinksServicer):
     def __init__(
         self, cluster: str, signer: Signer, store: TlsStore, *, revoked: Callable[[str], bool]
     ) -> None:
-        """`revoked` tells of a member's id whether the roster names it as thrown out."""
+        """`revoked` says whether the roster names a member's id as evicted or banned."""
         self._cluster = cluster
         self._signer = signer
         self._reach = Reach(store)
@@ -160,13 +160,13 @@ class Handshakes(links_pb2_grpc.LinksServicer):
                 try:
                     return await self._initiate(params, session, talk, channel)
                 except BaseException as error:
-                    # Its frames hold the call, and that the connection. Those of a cancelled TaskGroup are a
-                    # cycle, so they would be there until the next collection, which may be hours away.
+                    # The traceback keeps the call, and so the connection, alive. In a cancelled TaskGroup it
+                    # is part of a cycle, which lives until the next garbage collection, perhaps hours.
                     traceback.clear_frames(error.__traceback__)
                     raise
         except TimeoutError:
             raise HandshakeError("handshake took too long", reason="HANDSHAKE_TIMEOUT") from None
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:  # the latter: it had ended before a write
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:  # the latter: a write after its end
             if isinstance(error, grpc.RpcError):
                 refused, code = from_rpc_error(error), error.code().name
                 if refused.reason == _OTHER_RELEASE:
@@ -188,7 +188,7 @@ class Handshakes(links_pb2_grpc.LinksServicer):
     ) -> T:
         """Waits for the neighbour's handshake on `link`, once, and talks as its responder.
 
-        `params` are asked for when it comes; by default they are those of `link`. The caller sets a deadline.
+        `params` is called when it arrives; by default it returns `link`. The caller sets a deadline.
         Raises HandshakeError and what `talk` raises.
         """
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -207,8 +207,8 @@ class Handshakes(links_pb2_grpc.LinksServicer):
     ) -> AsyncIterator[None]:
         """Within the block the neighbour may shake hands for the first keys of `link`, and again.
 
-        An attempt that breaks off, or that the neighbour repeats, counts for nothing. Anything else that is
-        wrong is told to `failed`, and ends the answering.
+        An attempt that breaks off, or that the neighbour repeats, has no effect. `failed` receives any other
+        error, which ends the answering.
         """
         expected = _Expected(lambda: link, link.peer_id, 0, talk, done, failed, repeatable=True)
         async with self._expecting(_key(link, 0), expected):
@@ -229,7 +229,7 @@ class Handshakes(links_pb2_grpc.LinksServicer):
             del self._expected[key]
 
     def close_revoked(self) -> None:
-        """Ends the open handshakes of callers that were thrown out; call it with every new roster."""
+        """Ends the open handshakes of evicted and banned callers; call it after each new roster."""
         now = asyncio.get_running_loop().time()
         for one in self._open:
             if self._revoked(one.caller):
@@ -238,9 +238,7 @@ class Handshakes(links_pb2_grpc.LinksServicer):
     async def Handshake(  # type: ignore[override]  # noqa: N802 - writes to the context, named by the rpc
         self, requests: AsyncIterator[links_pb2.HandshakeFrame], context: Any
     ) -> None:
-        """One handshake, as its responder. The caller learns of a failure and of nothing else, unless it
-        runs another release.
-        """
+        """Answers one handshake. A caller learns only that it failed, and if so, of another release."""
         try:
             await self._respond(Frames(requests), context)
         except (SealringError, TimeoutError) as error:
@@ -269,7 +267,7 @@ class Handshakes(links_pb2_grpc.LinksServicer):
 
     @contextlib.contextmanager
     def _admitted(self, handshake: _Open) -> Iterator[None]:
-        """One of the few handshakes that a member may have open. Raises ResourceExhausted."""
+        """Counts a handshake as open within the block. Raises ResourceExhausted (TOO_MANY_HANDSHAKES)."""
         own = sum(one.caller == handshake.caller for one in self._open)
         if len(self._open) >= _MAX_OPEN or own >= _MAX_OPEN_PER_PEER:
             raise ResourceExhausted("too many handshakes are open", reason="TOO_MANY_HANDSHAKES")
@@ -303,7 +301,7 @@ class Handshakes(links_pb2_grpc.LinksServicer):
         expected.done(result)
 
     async def _claim(self, hello: links_pb2.LinkHello, caller: str) -> _Expected:
-        """The expected link that a hello is for; unless it is repeatable nobody can claim it afterwards."""
+        """The expected link of a hello. A link that is not repeatable can be claimed once."""
         key = _key(hello, hello.session)
         try:
             async with asyncio.timeout(EARLY_SECONDS), self._arrived:
@@ -336,7 +334,7 @@ class Handshakes(links_pb2_grpc.LinksServicer):
 
 
 class Frames:
-    """The peer's frames, each of the kind that is due and at most 16 KiB long."""
+    """The peer's frames, checked for kind and size (at most 16 KiB)."""
 
     def __init__(self, frames: AsyncIterator[links_pb2.HandshakeFrame]) -> None:
         self._frames = frames
@@ -346,7 +344,8 @@ class Frames:
             raise HandshakeError("a frame follows the last one", reason="OUT_OF_ORDER")
 
     async def next(self, kind: str) -> Any:
-        """What the next frame holds. Raises HandshakeError (BROKEN_OFF, OUT_OF_ORDER, FRAME_TOO_LARGE)."""
+        """The content of the next frame. Raises HandshakeError (BROKEN_OFF, OUT_OF_ORDER,
+        FRAME_TOO_LARGE)."""
         try:
             frame = await anext(self._frames)
         except StopAsyncIteration:
@@ -366,9 +365,9 @@ async def _responses(call: Any) -> AsyncIterator[links_pb2.HandshakeFrame]:
 
 
 async def _agree(machine: Initiator | Responder, frames: Frames, send: Send) -> SessionKeys:
-    """The rest of the handshake.
+    """Runs a handshake to its end.
 
-    Key agreement and signing take milliseconds, with an enclave tens of them: not on the event loop.
+    Key agreement and signing run in a thread: they take milliseconds, with an enclave tens of them.
     """
     while True:
         outcome = await asyncio.to_thread(machine.on_message, await frames.next("sigma"))
@@ -379,11 +378,11 @@ async def _agree(machine: Initiator | Responder, frames: Frames, send: Send) -> 
 
 
 async def _check_release(hello: links_pb2.LinkHello, frames: Frames, caller: str, own: str) -> None:
-    """Raises FailedPrecondition (INCOMPATIBLE_VERSION), which the caller reads too."""
+    """Raises FailedPrecondition (INCOMPATIBLE_VERSION), also to the caller."""
     try:
         check_release(hello.release, f"node {caller}", f"node {own}")
     except FailedPrecondition:
-        await frames.next("sigma")  # who meets the end of its stream while it writes reads INTERNAL
+        await frames.next("sigma")  # a caller whose stream ends during a write reads INTERNAL
         raise
 
 
@@ -403,12 +402,12 @@ def _hello(params: LinkParams, session: int) -> links_pb2.LinkHello:
 
 
 def is_broken_off(error: SealringError) -> bool:
-    """Whether a handshake ended on the way, without anybody having shown or claimed anything wrong."""
+    """Whether a handshake broke off without a sign of anything wrong."""
     return error.reason in ("BROKEN_OFF", "HANDSHAKE_TIMEOUT", "HANDSHAKE_BROKEN_OFF", "PEER_UNREACHABLE")
 
 
 def _settle(result: asyncio.Future[T]) -> tuple[Callable[[T], None], Callable[[SealringError], None]]:
-    """Sets a future once, to a value or an error."""
+    """Two functions that set a future once: to a value, or to an error."""
 
     def done(value: T) -> None:
         if not result.done():
@@ -422,7 +421,7 @@ def _settle(result: asyncio.Future[T]) -> tuple[Callable[[T], None], Callable[[S
 
 
 def _own_view(error: BaseException) -> SealringError:
-    """What a failed handshake means to this end's epoch."""
+    """A failed handshake as the error of this end's epoch."""
     if isinstance(error, SealringError):
         return error
     if isinstance(error, TimeoutError):

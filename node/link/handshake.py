@@ -5,11 +5,10 @@
     I -> R  proof:    sealed {identity key, signature, MAC}
     R -> I  finished: key confirmation
 
-Each end builds the prologue of the transcript from its own roster, not from what the peer says, and takes no
-suite but the one that the roster lists first: where nothing is negotiated, nobody can settle on less.
-Signatures cover role, transcript and both identities; MACs cover role, own identity and signature, which is
-what stops identity misbinding. A failure kills the machine; the caller closes the stream and tells the peer
-nothing.
+Each end builds the prologue of the transcript from its own roster, and never from the peer's messages. It
+accepts only the suite that the roster lists first: without negotiation there is no downgrade. Signatures
+cover role, transcript and both identities. MACs cover role, own identity and signature, which prevents
+identity misbinding. After a failure the machine is unusable; the caller closes the stream without a reason.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ _INITIATOR, _RESPONDER = b"initiator", b"responder"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a message led to: bytes for the peer, the session keys, or both."""
+    """The result of a message: bytes for the peer, the session keys, or both."""
 
     message: bytes | None
     session: SessionKeys | None
 
 
 class EphemeralLedger:
-    """The hellos that a daemon has answered: each gets one attempt. Bounded, oldest out first.
+    """The ephemeral shares that a daemon has answered, each once. Bounded; the oldest is dropped first.
 
     Safe to use from several threads, as handshakes run in them.
     """
@@ -76,7 +75,7 @@ class EphemeralLedger:
 
 
 class _Machine(Uncopyable):
-    """What both ends share: the deadline, the order of messages, and failing once and for all."""
+    """The part that both ends share: deadline, order of messages, and final failure."""
 
     def __init__(self, params: LinkParams, signer: Signer, clock: Clock, *, initiates: bool) -> None:
         if params.initiates is not initiates:
@@ -98,7 +97,7 @@ class _Machine(Uncopyable):
         Raises HandshakeError with a reason for the own log. After that, and after the keys were handed out,
         every call raises.
         """
-        # Over until this message has proved good: an exception of any kind leaves the machine unusable.
+        # Set until this message has passed every check: any exception leaves the machine unusable.
         over, self._over = self._over, True
         try:
             if self._clock() >= self._ends:
@@ -146,8 +145,8 @@ class _Machine(Uncopyable):
             raise HandshakeError("peer sent my own identity back", reason="OWN_IDENTITY")
         if not hmac.compare_digest(key, self._params.peer_key):
             raise HandshakeError("peer is not the one that the roster names", reason="WRONG_PEER")
-        # The MAC ties the identity to this session's secret. With the signature alone another member could
-        # pass the session off as its own (identity misbinding, which SIGMA is there to prevent).
+        # The MAC binds the identity to this session's secret. With the signature alone, another member could
+        # claim the session as its own (identity misbinding, which SIGMA prevents).
         if not hmac.compare_digest(mac, self._mac(role, key, signature)):
             raise HandshakeError("proof's MAC does not verify", reason="BAD_MAC")
         verify(
@@ -250,7 +249,7 @@ class Responder(_Machine):
             raise HandshakeError("ephemeral share has a wrong length", reason="BAD_SHARE")
         if len(hello_nonce) != HELLO_NONCE_BYTES:
             raise FormatError("wrong nonce length")
-        # Before anything is computed with it: a failed attempt uses up its share too.
+        # Claimed before any computation: a failed attempt uses up its share too.
         self._ledger.claim(share)
         own_share, secret = respond_to_share(suite.group, share)
         nonce = secrets.token_bytes(HELLO_NONCE_BYTES)
@@ -269,7 +268,7 @@ class Responder(_Machine):
 
 
 def _suite(params: LinkParams) -> Suite:
-    """The suite of a link: both ends know it from the roster. Raises HandshakeError (SUITE_NOT_SUPPORTED)."""
+    """The suite of a link, from the roster. Raises HandshakeError (SUITE_NOT_SUPPORTED)."""
     suite = params.suites[0]
     if not suite.supported:
         raise HandshakeError(

@@ -1,4 +1,4 @@
-"""The keys that a handshake leaves behind, and what binds them to one link of one epoch.
+"""The keys of a finished handshake, and the context that binds them to one link of one epoch.
 
 Key schedule: HKDF-SHA256 (RFC 5869) with the transcript hash as salt and a label for each use.
 """
@@ -30,7 +30,7 @@ _NUMBERS = struct.Struct(">QIIIQ")
 
 @dataclass(frozen=True)
 class LinkContext:
-    """The link that session keys belong to, and which end of it this is.
+    """The link of session keys, and the rank of this end.
 
     `epoch` counts the lives of the ring, `roster_hash` is SHA-256 (32 bytes).
     """
@@ -59,7 +59,7 @@ class LinkContext:
         )
 
     def encode(self) -> bytes:
-        """One byte string for it."""
+        """The context as bytes."""
         numbers = _NUMBERS.pack(self.epoch, self.from_rank, self.to_rank, self.own_rank, self.roster_version)
         return pack_fields(self.cluster.encode(), self.ring.encode(), numbers, self.roster_hash)
 
@@ -84,8 +84,8 @@ class DirectionKeys(Uncopyable):
 class SessionKeys(Uncopyable):
     """The outcome of a handshake at one end. The record keys can be taken exactly once.
 
-    They are taken either by a `sealring.node.link.records.Link` in this process or by `to_carrier`;
-    exporting and notes go on working here afterwards.
+    Either a `sealring.node.link.records.Link` in this process takes them, or `to_carrier`. Exports and notes
+    work here afterwards.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""What one end of a link expects of the other. Daemons alone need it: engines and carriers have the keys."""
+"""The parameters of a handshake, from the roster. Only daemons use them; carriers have the keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sealring.node.link.keys import HASH_BYTES, MAX_U64, LinkContext
 
 @dataclass(frozen=True)
 class LinkParams(LinkContext):
-    """What one end of a link expects before a handshake: all of it from its own verified roster.
+    """One end's expectations of a link before a handshake, all from its own verified roster.
 
     `epoch` counts the lives of the ring; the link leads from `from_rank` to `to_rank`, and the end with the
     lower rank initiates. `peer_key` is an uncompressed P-256 point.
@@ -72,5 +72,5 @@ class LinkParams(LinkContext):
 
     @property
     def context(self) -> LinkContext:
-        """What stays with the session keys."""
+        """The part that stays with the session keys."""
         return LinkContext(**{each.name: getattr(self, each.name) for each in fields(LinkContext)})

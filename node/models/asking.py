@@ -1,4 +1,4 @@
-"""Fetches a model from the members that have it, or what a stage needs of it, checked part by part."""
+"""Fetches a model, or the parts that a stage needs, from members; each part is checked."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from sealring.v1 import models_pb2, models_pb2_grpc
 log = structlog.get_logger()
 
 _DESCRIBE_SECONDS = 3600.0
-"""A member that was never asked reads the whole model first."""
+"""A member that is asked for the first time reads the whole model."""
 
 OTHERS_SECONDS = 5.0
-"""How long other members may take once one has answered that has all of the model: enough for all that need
-not read their files anew, which takes minutes."""
+"""Timeout of other members after a member with the whole model has answered. It is enough for members that
+need not read their files, which takes minutes."""
 
 _PIECE_SECONDS = 60.0
 _BUSY_SECONDS = 2.0
@@ -43,10 +43,10 @@ _BUSY = ("MODELS_BUSY", "RATE_LIMITED")
 _SHOWN = 4
 
 Progress = Callable[[int, int], None]
-"""Bytes that are here, and of how many."""
+"""Called with the bytes that are here, and the bytes wanted."""
 
 Needs = Callable[[Path], Awaitable[Sequence[tuple[str, int, int]]]]
-"""Of a folder whose weight files have their headers: the bytes [first, end) of files that a stage needs."""
+"""Given a folder with the headers of its weight files: the bytes [first, end) of files that a stage needs."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class _Giver:
 
 
 class ModelAsker:
-    """Asks all members of the roster what they have, and takes it from them in an order drawn anew."""
+    """Asks all members of the roster for their parts, and fetches from them in random order."""
 
     def __init__(
         self, cluster: str, own_id: str, store: TlsStore, roster: Callable[[], Roster | None]
@@ -84,21 +84,20 @@ class ModelAsker:
         needs: Needs | None = None,
         commit: str = "",
     ) -> bool:
-        """Fills `partial` with a model, or with what `needs` asks of it; False where no member has any of it,
-        or only as the hub had it at another commit than `commit`.
+        """Fills `partial` with a model, or with the ranges that `needs` returns.
 
-        Waits while all of them are busy. Raises ModelError (MODEL_VERSIONS_DIFFER) where members have
-        different models of this name, Unavailable (MODEL_NOT_FETCHED),
-        and what `PartialModel` and `needs` raise.
+        False if no member has any part, or only parts of another commit than `commit`. Waits while all
+        members are busy. Raises ModelError (MODEL_VERSIONS_DIFFER) if members have different models of this
+        name, Unavailable (MODEL_NOT_FETCHED), and what `PartialModel` and `needs` raise.
         """
         async with AsyncExitStack() as channels:
             givers = await self._givers(model, commit, channels)
             if not givers:
                 return False
-            manifest = givers[0].manifest  # the same of all, and so is what it is the manifest of
+            manifest = givers[0].manifest  # all givers have the same one
             known = max(givers, key=lambda one: (bool(one.hub_files), bool(one.commit)))
-            told = {giver.hub_files for giver in givers if giver.hub_files}
-            hub_files = told.pop() if len(told) == 1 else ""  # of several all but one are made up
+            claimed = {giver.hub_files for giver in givers if giver.hub_files}
+            hub_files = claimed.pop() if len(claimed) == 1 else ""  # of several claims only one can be true
             begin = functools.partial(
                 partial.begin, commit=known.commit, checked=bool(known.commit), hub_files=hub_files
             )
@@ -118,8 +117,10 @@ class ModelAsker:
             return True
 
     async def _givers(self, model: str, commit: str, channels: AsyncExitStack) -> list[_Giver]:
-        """Members that have any of it, but at another commit; all of them say the same of the whole. Asks the
-        busy ones again if nobody else has it. Raises ModelError (MODEL_VERSIONS_DIFFER)."""
+        """Members with parts of the model, none of another commit, all with the same manifest.
+
+        Busy members are asked again if no other has it. Raises ModelError (MODEL_VERSIONS_DIFFER).
+        """
         members = self._members()
         while True:
             asked = await self._ask_all(members, model, commit, channels)
@@ -133,12 +134,12 @@ class ModelAsker:
         for giver in found:
             by_digest.setdefault(giver.manifest.digest.hex()[:8], []).append(giver.member.id[:16])
         if len(by_digest) > 1:
-            told = (
+            versions = (
                 f"{digest}: {', '.join(sorted(names)[:_SHOWN])}"
                 for digest, names in sorted(by_digest.items())
             )
             raise ModelError(
-                f"members have different models named {model} ({'; '.join(told)})",
+                f"members have different models named {model} ({'; '.join(versions)})",
                 hint="remove the wrong one there: sealring model remove",
                 reason="MODEL_VERSIONS_DIFFER",
             )
@@ -147,8 +148,8 @@ class ModelAsker:
     async def _ask_all(
         self, members: Sequence[RosterMember], model: str, commit: str, channels: AsyncExitStack
     ) -> list[_Giver | bool]:
-        """What each of the members says. One that reads its files for long is not waited for, False, once
-        another has all of the model."""
+        """The answer of each member; False for one that is still reading its files 5 s after another has
+        answered with the whole model."""
         loop = asyncio.get_running_loop()
         tasks = [loop.create_task(self._ask(member, model, channels)) for member in members]
         pending, until = set(tasks), None
@@ -175,7 +176,7 @@ class ModelAsker:
         return others
 
     async def _ask(self, member: RosterMember, model: str, channels: AsyncExitStack) -> _Giver | bool:
-        """What a member has of a model; without that, whether it is too busy to say."""
+        """A member's parts of a model; otherwise whether the member is too busy to answer."""
         peer = PeerIdentity(self._cluster, Role.MEMBER, member.id)
         try:
             channel = await self._reach.connect(peer, member.addresses)
@@ -186,18 +187,18 @@ class ModelAsker:
                 f"/{SERVICE}/Read", request_serializer=models_pb2.ReadModelRequest.SerializeToString
             )
             request = models_pb2.DescribeModelRequest(model=model)
-            told = await stub.Describe(request, timeout=_DESCRIBE_SECONDS)
-            manifest = Manifest.from_message(told)
-            commit, hub_files = told.commit, told.hub_files
+            described = await stub.Describe(request, timeout=_DESCRIBE_SECONDS)
+            manifest = Manifest.from_message(described)
+            commit, hub_files = described.commit, described.hub_files
             if (commit and not is_commit(commit)) or (hub_files and not (commit and is_sha256(hub_files))):
-                raise ModelError("what is told of a commit is none", reason="BAD_MANIFEST")
-            return _Giver(member, read, manifest, parts_of(told, manifest), commit, hub_files)
+                raise ModelError("the commit of a manifest is malformed", reason="BAD_MANIFEST")
+            return _Giver(member, read, manifest, parts_of(described, manifest), commit, hub_files)
         except (grpc.RpcError, SealringError) as raised:
             return _note(member, raised).reason in _BUSY
 
 
 def _fits(giver: _Giver, commit: str) -> bool:
-    """Whether what a member has is of a commit (empty: of any), as far as is known."""
+    """Whether a member's parts are of `commit`, as far as it is known; an empty `commit` fits all."""
     return not commit or giver.commit in ("", commit)
 
 
@@ -206,8 +207,8 @@ def _has_all(answer: _Giver | bool, commit: str) -> bool:
 
 
 async def _fill(model: str, givers: Sequence[_Giver], partial: PartialModel, progress: Progress) -> None:
-    """Takes what is missing from one giver after the other; one that fails is asked no more, unless it is
-    busy, or what broke was a connection over which something had come.
+    """Fetches missing parts from one giver after the other. A giver that fails is not asked again, unless it
+    is busy or its connection broke after some parts had arrived.
 
     Raises Unavailable (MODEL_NOT_FETCHED), and what `PartialModel.add` raises.
     """
@@ -236,7 +237,7 @@ async def _fill(model: str, givers: Sequence[_Giver], partial: PartialModel, pro
         elif any(partial.missing()):
             raise Unavailable(
                 f"no member passes all of {model} on: {error.message}",
-                hint="try again: what has come is kept",
+                hint="try again: parts that have arrived are kept",
                 reason="MODEL_NOT_FETCHED",
             )
 
@@ -251,7 +252,7 @@ def _note(member: RosterMember, raised: BaseException) -> SealringError:
 
 
 async def _copy(giver: _Giver, index: int, parts: range, partial: PartialModel, progress: Progress) -> None:
-    """One call's worth of a file. While a part is hashed and written the next one comes."""
+    """Copies the parts of one call. The next part arrives while one is hashed and written."""
     file = giver.manifest.files[index]
     request = models_pb2.ReadModelRequest(
         manifest=giver.manifest.digest, file=index, first=parts.start, parts=len(parts)
@@ -268,7 +269,7 @@ async def _copy(giver: _Giver, index: int, parts: range, partial: PartialModel, 
                 if message is grpc.aio.EOF:
                     raise ModelError(f"{file.name} ends too early", reason="MODEL_PART_DAMAGED")
                 pieces.append(decode(message))
-                # One byte in each would hold up the fetch for years, and take all of the memory.
+                # Pieces of one byte would delay the fetch for years, and take all of the memory.
                 if not min(LEAST_PIECE, left) <= len(pieces[-1]) <= left:
                     raise ModelError(f"{file.name} comes in other pieces", reason="MODEL_PART_DAMAGED")
                 left -= len(pieces[-1])

@@ -1,10 +1,10 @@
 """Fetches a model from the Hugging Face hub, or a part: a process of its own, started by the daemon.
 
 `python -m sealring.node.models.fetch ORG/NAME --home FOLDER --control-fd N` fills a `PartialModel`.
-With `--part` only the headers of weights, and what the file `.wanted` there asks for. What an earlier process
-has fetched is kept, and its commit; a file of which all is there is checked against the hub's hash. HubEvents
-go out on N. The end of the control socket, and so of the daemon, ends it. Python files are never fetched: no
-code comes with a model.
+With `--part` it fetches only the headers of weights and the ranges in the file `.wanted` there. Parts of an
+earlier process stay, and so does their commit. Each complete file is checked against the hub's hash. The
+process sends HubEvents on N and ends with the control socket, and so with the daemon. Python files are never
+fetched: no code comes with a model.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from sealring.v1 import engine_pb2
 log = structlog.get_logger()
 
 WANTED = ".wanted"
-"""In the folder that is filled: bytes [first, end) of files, as JSON."""
+"""File in the partial folder with the wanted bytes [first, end) of files, as JSON."""
 
 _RUN = 128
-"""Parts of one request; an address that the hub gives out expires."""
+"""Parts of one request: the hub's download addresses expire."""
 
 _BEAT_SECONDS = 5.0
 _KEEP_SECONDS = 2.0
-"""What came since the last note is fetched again after a crash."""
+"""Interval of notes. Parts after the last note are fetched again after a crash."""
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, commit: str = "") -> None:
-    """Fetches it as it was at `commit`, else as it is, if nothing of it is here yet.
+    """Fetches a model at the commit of the parts that are here, at `commit`, or at its newest one.
 
     Raises NotFound (MODEL_NOT_FOUND), Unavailable (HUB_OFFLINE, HUB_UNREACHABLE), ResourceExhausted
     (DISK_FULL), ModelError (MODEL_TOO_LARGE, MODEL_PART_DAMAGED, OTHER_MODEL_VERSION, BAD_HUB_ANSWER)."""
@@ -110,7 +110,7 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
         wanted = beginnings(manifest) if part else every_part(manifest)
         if note is None:
             partial.begin(manifest, wanted, repository.commit, hub_files=repository.hub_files)
-        else:  # what came from a member is of no known commit, and so is what is added to it
+        else:  # parts from a member may have no known commit, and then the added ones have none either
             partial.begin(manifest, wanted, note.commit, checked=note.checked, hub_files=note.hub_files)
         fetching.fill()
         if part:
@@ -126,7 +126,7 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
 
 
 class _Beat:
-    """Shows the daemon that this process is at work, also while it has nothing to report."""
+    """Shows the daemon that this process works, also without progress to report."""
 
     def __init__(self, frames: FrameSocket) -> None:
         self._frames = frames
@@ -149,10 +149,11 @@ class _Fetching:
         self._checked: set[int] = set()
 
     def fill(self) -> None:
-        """Brings what is missing of what is wanted, and notes it.
+        """Fetches and notes the missing parts.
 
-        Raises Unavailable (HUB_UNREACHABLE) while something is still missing, and what `PartialModel` and
-        `Repository` raise."""
+        Raises Unavailable (HUB_UNREACHABLE) if parts are still missing then, and what `PartialModel` and
+        `Repository` raise.
+        """
         self._tell()
         for index, parts in enumerate(self._partial.missing()):
             if not parts:
@@ -176,7 +177,7 @@ class _Fetching:
         self._partial.keep(checked=len(complete) == len(self._repository.files))
 
     def _check(self, index: int) -> None:
-        """Of a file that is all there, also where an earlier process has fetched it and came no further."""
+        """Checks a complete file, also one of an earlier process that ended before its check."""
         file = self._repository.files[index]
         if file.sha256 and index not in self._checked:
             try:
@@ -202,7 +203,7 @@ class _Fetching:
     def _add(self, index: int, part: int, pieces: Sequence[bytes | memoryview]) -> None:
         self._partial.add(index, part, pieces)
         if self._partial.complete(index):
-            self._check(index)  # before it is noted: whatever looks whole after a crash is checked
+            self._check(index)  # before the note: a file that is complete after a crash is checked
         self._tell()
         if time.monotonic() >= self._kept + _KEEP_SECONDS:
             self._partial.keep()
@@ -217,7 +218,7 @@ def _shape(manifest: Manifest) -> list[tuple[str, int]]:
 
 
 def _wanted(file: Path) -> list[tuple[str, int, int]]:
-    """What the daemon has written there; nothing before it has."""
+    """The ranges that the daemon has written; empty without the file."""
     try:
         return [(name, first, end) for name, first, end in json.loads(file.read_bytes())]
     except FileNotFoundError:
@@ -225,7 +226,7 @@ def _wanted(file: Path) -> list[tuple[str, int, int]]:
 
 
 def _refusal(error: BaseException, model: str) -> SealringError:
-    """What an error of huggingface_hub comes from: it wraps the first one in others."""
+    """The error of the tree for one of huggingface_hub, which wraps the first error in others."""
     from huggingface_hub import errors
 
     chain = [error]
@@ -238,8 +239,8 @@ def _refusal(error: BaseException, model: str) -> SealringError:
     log.error("hub_error", exc_info=error)
     return Unavailable(
         f"the hub does not give the model: {type(chain[-1]).__name__}",
-        hint="check the network, and try again: what has come is kept; or pull all of it first to a node "
-        "that reaches the hub (sealring model pull --node)",
+        hint="check the network, and try again: parts that have arrived are kept; or pull all of it first "
+        "to a node that reaches the hub (sealring model pull --node)",
         reason="HUB_UNREACHABLE",
     )
 

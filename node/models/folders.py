@@ -17,7 +17,7 @@ from sealring.mesh.names import is_commit
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 BUNDLED = "demo"
 NOTE = "sealring-manifest.json"
-"""What sealring notes in a folder that it has filled: no file of the model."""
+"""File of sealring's note in a folder that it has filled; it is no part of the model."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _MAX_PATH = 1024
@@ -28,11 +28,11 @@ def local_model(name: str, folders: Sequence[Path]) -> Path | None:
     """The folder of a model on this machine, or None for a hub id that is not here.
 
     A name is an absolute path, a folder's name in one of `folders`, "demo" for the bundled model, or a hub id
-    `org/name`, which is looked up in `folders` as `org/name` and as `name`, then in the Hugging Face cache.
-    A folder that cannot be read is passed over.
+    `org/name`. A hub id is looked up in `folders` as `org/name` and as `name`, then in the hub's own cache.
+    Folders that cannot be read are skipped.
 
-    Raises NotFound (MODEL_NOT_FOUND), or MODEL_FOLDER_UNREADABLE for a name that is in no other place and may
-    be in a folder that cannot be read.
+    Raises NotFound (MODEL_NOT_FOUND), or MODEL_FOLDER_UNREADABLE if the model was not found and a folder
+    could not be read.
     """
     if name.startswith("/"):
         return _absolute(name)
@@ -52,7 +52,7 @@ def local_model(name: str, folders: Sequence[Path]) -> Path | None:
         return elsewhere
     if unread is not None:
         raise NotFound(
-            f"there is no model {name[:200]} in any folder that can be read; {unread.message}",
+            f"no readable folder has a model {name[:200]}; {unread.message}",
             reason=unread.reason,
             hint=unread.hint,
         )
@@ -75,7 +75,7 @@ def not_found(name: str, hint: str) -> NotFound:
 
 
 def unreadable(folder: Path, error: OSError) -> Unavailable:
-    """The error for a folder that is there, as far as anybody can tell, and cannot be read now."""
+    """The error for a folder that may exist and cannot be read."""
     hint = "check the volume that it is on"
     if error.errno in (errno.EACCES, errno.EPERM):
         hint = (
@@ -90,7 +90,7 @@ def unreadable(folder: Path, error: OSError) -> Unavailable:
 
 @dataclass(frozen=True)
 class FolderState:
-    """What changes when somebody changes a model folder: names, sizes and times of its files but the note."""
+    """Names, sizes and times of a model folder's files except the note; they show that it has changed."""
 
     path: Path
     files: tuple[tuple[str, int, int], ...]
@@ -98,7 +98,7 @@ class FolderState:
     @classmethod
     def read(cls, path: Path) -> FolderState:
         """Raises NotFound (MODEL_NOT_FOUND) when the folder is gone, Unavailable (MODEL_FOLDER_UNREADABLE)
-        when its content is not known."""
+        when it cannot be read."""
         try:
             return cls(path, tuple(sorted(_files(path))))
         except (FileNotFoundError, NotADirectoryError):
@@ -132,10 +132,10 @@ def _absolute(name: str) -> Path:
 
 
 def models_in(folder: Path) -> list[Path]:
-    """The folders with a model, one and two below `folder`, by name. A folder between that cannot be read, or
-    that goes away meanwhile, is passed over.
+    """The folders with a model one and two levels below `folder`, sorted. Folders below that cannot be read,
+    or that disappear meanwhile, are skipped.
 
-    Raises OSError where `folder` itself cannot be read.
+    Raises OSError if `folder` itself cannot be read.
     """
     found = []
     for outer in _folders_in(folder):
@@ -155,7 +155,7 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def is_file(path: Path) -> bool:
-    """As `Path.is_file`. Raises OSError where nobody can know, which that does in some releases of Python."""
+    """Like `Path.is_file`, but raises OSError if the answer is unknown, in all releases of Python."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
-"""Passes models on to other members: what a folder holds, and its files part by part.
+"""The Models service: passes a folder's manifest, and its files part by part, to other members.
 
-A caller names a model, never a file's path. It reads what a manifest of this node lists, by number, and only
-while it stands in the roster.
+A caller names a model, never a path, and reads files by their number in the manifest, only while the roster
+names it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 SERVICE = models_pb2.DESCRIPTOR.services_by_name["Models"].full_name
 MAX_PARTS = 128
-"""Of one call: a stream makes room for another after 1 GiB."""
+"""Parts of one call: a stream ends after 1 GiB, so that others get a turn."""
 
 _MAX_STREAMS = 4
 _MAX_WAITING = 8
@@ -55,7 +55,7 @@ _CALLS_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class _Known:
-    """A folder as it was when its manifest was made."""
+    """A manifest, and the state of the folder when it was made."""
 
     state: FolderState
     manifest: Manifest
@@ -70,8 +70,8 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
     def __init__(
         self, cluster: str, folders: Sequence[Path], notes: Path, roster: Callable[[], Roster | None]
     ) -> None:
-        """`roster` gives the one in use, or None where there is none that is valid. In the folder `notes` it
-        notes the manifests of models that others have put there."""
+        """`roster` returns the valid roster in use, or None. Manifests of models that sealring did not fetch
+        go to the folder `notes`."""
         self._cluster = cluster
         self._folders = folders
         self._notes = notes
@@ -127,17 +127,17 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
                 for part in range(request.first, end):
                     pieces = await asyncio.shield(reading)
                     if part + 1 < end:
-                        reading = _read(descriptor, file, part + 1)  # while this one is sent
+                        reading = _read(descriptor, file, part + 1)  # read during the sending of this one
                     for piece in pieces:
-                        self._member(context)  # as long as it is one
+                        self._member(context)  # ends the stream of a caller that the roster no longer names
                         await _write(context, piece)
             except EOFError:
                 raise _changed(known.state.path) from None
-            finally:  # the descriptor is not closed while it is read
+            finally:  # the descriptor must not be closed during a read
                 await asyncio.gather(reading, return_exceptions=True)
 
     async def manifest(self, folder: Path) -> Manifest:
-        """What a folder holds; read once for as long as nothing in it changes, one folder at a time.
+        """A folder's manifest. Folders are read one at a time, and again only after a change.
 
         Raises NotFound (MODEL_NOT_FOUND), ResourceExhausted (MODELS_BUSY), ModelError (MODEL_CHANGED,
         MODEL_FOLDER_UNUSABLE, BAD_MODEL_NOTE).
@@ -166,22 +166,23 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         return known
 
     def _noted(self, state: FolderState) -> _Known:
-        """By the note of an earlier process, if nothing has changed since; else all files are read."""
+        """The manifest from the note of an earlier process, if nothing has changed since, or from all
+        files."""
         apart = self._notes / f"{hashlib.sha256(bytes(state.path.resolve())).hexdigest()}.json"
         own = note_of(state.path)
         if own is not None and not own.hashed:
-            raise not_found(state.path.name, "this node has parts of it, and of the others not even hashes")
+            raise not_found(state.path.name, "this node has only parts of it, and no hashes of the others")
         commit = hub_files = ""
         if own is None or own.state == state:
             commit, hub_files = commit_of(state.path, own), hub_files_of(state.path, own)
         part = own if own is not None and not own.whole else None
         beside = Note.read(apart, state.path)
         if beside is not None and part is not None and not beside.is_of(part):
-            beside = None  # of what lay there before
+            beside = None  # a note of the folder's earlier content
         for note in (own, beside):
             if note is not None and note.state == state:
                 return _Known(state, note.manifest, note.have, commit, hub_files)
-        if part is not None:  # it was copied, perhaps without some of it
+        if part is not None:  # the folder was copied, perhaps not all of it
             manifest, have = part.manifest, self._still_there(state.path, part)
         else:
             manifest = Manifest.of(state.path, self._stop)
@@ -196,7 +197,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         return _Known(state, manifest, note.have, commit, hub_files)
 
     def _still_there(self, folder: Path, note: Note) -> Parts:
-        """The parts that a note names and that are what it says. Raises ModelError (MODEL_CHANGED)."""
+        """The noted parts whose hashes are right. Raises ModelError (MODEL_CHANGED)."""
         found = []
         try:
             for file, have in zip(note.manifest.files, note.have, strict=True):
@@ -215,13 +216,13 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
     def _made(self, state: FolderState, task: asyncio.Task[_Known]) -> None:
         del self._making[state]
         if not task.cancelled():
-            task.exception()  # whoever waits sees it; a caller that gave up does not
+            task.exception()  # marks it as read: the caller may have been cancelled
 
     def _find(self, name: str) -> Path | None:
         return local_model(name, self._folders)
 
     def _member(self, context: Any) -> str:
-        """The caller, who stands in the roster now. Raises PermissionDenied (NOT_A_MEMBER)."""
+        """The caller's id. Raises PermissionDenied (NOT_A_MEMBER) unless the roster names it now."""
         caller, roster = peer_identity(context), self._roster()
         if (
             roster is None
@@ -234,7 +235,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
 
     @contextlib.contextmanager
     def _slot(self, caller: str) -> Iterator[None]:
-        """One of the few streams that there are, one for each caller."""
+        """Counts a stream within the block: a few in all, one for each caller. Raises ResourceExhausted."""
         if len(self._readers) >= _MAX_STREAMS or caller in self._readers:
             raise _busy()
         self._readers.append(caller)
@@ -259,7 +260,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
 
 
 def _read(descriptor: int, file: ModelFile, part: int) -> asyncio.Future[list[bytes]]:
-    """The pieces of a part, encoded; EOFError where the file has become shorter."""
+    """The encoded pieces of a part. Raises EOFError if the file has become shorter."""
 
     def read() -> list[bytes]:
         first, length = part * PART, file.length(part)
@@ -285,7 +286,7 @@ async def _write(context: Any, piece: bytes) -> None:
 
 def _busy() -> ResourceExhausted:
     return ResourceExhausted(
-        "this node passes on as many models as it may at once", hint="try again", reason="MODELS_BUSY"
+        "this node already passes on as many models as it may", hint="try again", reason="MODELS_BUSY"
     )
 
 

@@ -1,7 +1,7 @@
 """A repository of the Hugging Face hub as it was at one commit: its files, and ranges of their bytes.
 
-What the hub tells is checked: names, sizes and commit of every file, and that the answer to a request for a
-range is that range. It has hashes of whole files only; whoever has all of one checks it by them.
+The hub's answers are checked: names, sizes and commit of all files, and the range of each answer. The hub has
+hashes of whole files only, so each file is checked once it is complete.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from sealring.node.models.listing import HubFile, address, bad_answer, files_of
 from sealring.node.models.manifest import Manifest
 
 _TRIES = 5
-"""So often in a row a request may fail that brought nothing."""
+"""Failed requests in a row without a byte before the fetch fails."""
 
 _WAIT_SECONDS = 1.0
-"""Twice as long after every further failure in a row; what the hub would have us wait is not heeded."""
+"""Pause before a retry, doubled after each failure in a row. Retry-After is ignored."""
 
-_TOLD = ("x-error-code", "x-error-message", "x-request-id")
-"""Headers that say what an error is."""
+_ERROR_HEADERS = ("x-error-code", "x-error-message", "x-request-id")
+"""Headers that explain an error."""
 
 _READ = 8 << 20
 _SLOW_SECONDS = 60.0
 _LEAST = 64 << 10
-"""Bytes that have to come in that time."""
+"""Least bytes that must arrive in that time."""
 
 
 class Repository:
     """Raises what huggingface_hub raises, ModelError (BAD_HUB_ANSWER)."""
 
     def __init__(self, model: str, commit: str = "", beat: Callable[[], None] = lambda: None) -> None:
-        """As it was at `commit`, else as it is now. `beat` is called while files are read and hashed, for as
-        long as that goes on. Raises as `files_of`, too."""
+        """The repository at `commit`, or at its newest one. `beat` is called again and again while files are
+        read and hashed. Raises as `files_of` too."""
         self._beat = beat
         from huggingface_hub import constants
 
@@ -53,11 +53,11 @@ class Repository:
         return hash_of_files((one.name, one.size, one.sha256 or one.blob) for one in self.files)
 
     def manifest(self) -> Manifest:
-        """Its files, without the hash of any part. Raises ModelError (BAD_MANIFEST)."""
+        """A manifest of its files without hashes of parts. Raises ModelError (BAD_MANIFEST)."""
         return Manifest.unhashed([(one.name, one.size) for one in self.files])
 
     def read(self, index: int, first: int, end: int) -> Iterator[bytes]:
-        """The bytes [first, end) of a file, in pieces; goes on where a connection broke."""
+        """The bytes [first, end) of a file, in pieces. After a broken connection it resumes."""
         at, tries = first, 0
         while at < end:
             try:
@@ -100,8 +100,8 @@ class Repository:
 
         url = hf_hub_url(self._model, file.name, revision=self.commit)
         found = get_hf_file_metadata(url)
-        told = found.commit_hash, found.size, found.etag if file.sha256 else file.sha256
-        if told != (self.commit, file.size, file.sha256):
+        seen = found.commit_hash, found.size, found.etag if file.sha256 else file.sha256
+        if seen != (self.commit, file.size, file.sha256):
             raise bad_answer(f"it has another {file.name} than it listed")
         ours, theirs = urlsplit(url), urlsplit(found.location)
         if theirs.scheme not in ("https", ours.scheme):
@@ -134,15 +134,15 @@ def _authorization() -> dict[str, str]:
 
 @contextmanager
 def _get(url: str, headers: dict[str, str]) -> Iterator[Any]:
-    """The answer of the hub, as it is sent."""
+    """The hub's answer as a stream."""
     from huggingface_hub import constants, get_session, hf_raise_for_status
 
     headers = headers | {"Accept-Encoding": "identity"}
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
     with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:  # `read` tries again
-        if not response.is_success:  # its body is not read: nothing bounds it
-            told = {name: response.headers[name] for name in _TOLD if name in response.headers}
-            bare = type(response)(response.status_code, headers=told, request=response.request)
+        if not response.is_success:  # its body is not read: it has no size limit
+            kept = {name: response.headers[name] for name in _ERROR_HEADERS if name in response.headers}
+            bare = type(response)(response.status_code, headers=kept, request=response.request)
             hf_raise_for_status(bare)
         if response.headers.get("content-encoding", "identity") != "identity":
             raise bad_answer("it comes in another encoding")
@@ -150,10 +150,11 @@ def _get(url: str, headers: dict[str, str]) -> Iterator[Any]:
 
 
 def steady(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same pieces; the time that whoever takes them needs does not count.
+    """Yields `pieces`. Raises Unavailable (HUB_UNREACHABLE) if fewer than 64 KiB arrive in 60 s.
 
-    Raises Unavailable (HUB_UNREACHABLE) where they come too slowly for anything to become of it: a timeout of
-    the connection is kept away by every byte."""
+    Each byte resets the timeout of the connection, which therefore does not find a slow one. The consumer's
+    time does not count.
+    """
     waited, came, began = 0.0, 0, time.monotonic()
     for piece in pieces:
         waited, came = waited + time.monotonic() - began, came + len(piece)
@@ -161,7 +162,7 @@ def steady(pieces: Iterable[bytes]) -> Iterator[bytes]:
             if came < _LEAST:
                 raise Unavailable(
                     f"the hub has sent {came} bytes in {waited:.0f} seconds",
-                    hint="check the network, and try again: what has come is kept",
+                    hint="check the network, and try again: parts that have arrived are kept",
                     reason="HUB_UNREACHABLE",
                 )
             waited, came = 0.0, 0

@@ -1,7 +1,7 @@
-"""What is noted beside a model's files: its manifest, and which parts of it are here.
+"""The note beside a model's files: its manifest, and the parts that are here.
 
-A folder may hold only the parts that one stage needs: each file then has its whole length and the rest of it
-is a hole. The note says so, and whoever loads weights asks it first (`node/engine/ranges.py`).
+A folder may hold only the parts of one stage: each file then has its whole length, with holes. The loader of
+weights reads the note first (`node/engine/ranges.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sealring.v1 import models_pb2
 
 _MAX_NOTE = 64 << 20
 _MAX_HEADER = 100 << 20
-"""Bytes; safetensors itself takes no longer ones."""
+"""Bytes. safetensors itself accepts no longer headers."""
 
 Parts = Sequence[frozenset[int]]
 """The parts of each file of a manifest."""
@@ -34,24 +34,24 @@ def every_part(manifest: Manifest) -> Parts:
 
 
 def to_message(manifest: Manifest, have: Parts) -> models_pb2.ModelManifest:
-    """As it is sent."""
+    """The manifest and the parts that are here as a message."""
     message = manifest.message()
-    for told, file, here in zip(message.files, manifest.files, have, strict=True):
+    for sent, file, here in zip(message.files, manifest.files, have, strict=True):
         if len(here) < file.parts:
             bits = bytearray(-(-file.parts // 8))
             for part in here:
                 bits[part // 8] |= 1 << part % 8
-            told.have = bytes(bits)
+            sent.have = bytes(bits)
     return message
 
 
 def parts_of(message: models_pb2.ModelManifest, manifest: Manifest) -> Parts:
-    """Which parts whoever sent it has. Raises ModelError (BAD_MANIFEST)."""
+    """The parts that the sender has. Raises ModelError (BAD_MANIFEST)."""
     have = []
-    for told, file in zip(message.files, manifest.files, strict=True):
-        if told.have and len(told.have) != -(-file.parts // 8):
+    for sent, file in zip(message.files, manifest.files, strict=True):
+        if sent.have and len(sent.have) != -(-file.parts // 8):
             raise ModelError("a list of parts has another length than its file", reason="BAD_MANIFEST")
-        bits = told.have
+        bits = sent.have
         have.append(
             frozenset(part for part in range(file.parts) if not bits or bits[part // 8] >> part % 8 & 1)
         )
@@ -60,10 +60,10 @@ def parts_of(message: models_pb2.ModelManifest, manifest: Manifest) -> Parts:
 
 @dataclass(frozen=True)
 class Note:
-    """`state` is the folder as it was when the note was written.
+    """A manifest, the parts that are here, and the folder's `state` when the note was written.
 
-    With a `commit` its parts came from the hub as it was then. `checked` is true once all of it has come and
-    the hub's hashes have confirmed it; before that the hashes of the parts that are missing are not known.
+    With a `commit` the parts came from the hub at that commit. `checked` is set once all parts are here and
+    the hub's hashes confirm them; before that the hashes of missing parts are unknown.
     """
 
     manifest: Manifest
@@ -75,12 +75,12 @@ class Note:
 
     @property
     def hashed(self) -> bool:
-        """Whether the hash of every part is known: a member told them, or the hub has confirmed all of it."""
+        """Whether all hashes are known: from a member, or confirmed by the hub's hashes."""
         return self.checked or not self.commit
 
     @property
     def is_part(self) -> bool:
-        """Whether something is missing, or nothing has confirmed yet what came from the hub."""
+        """Whether parts are missing, or parts from the hub are not confirmed yet."""
         return not self.whole or not self.hashed
 
     @property
@@ -100,7 +100,7 @@ class Note:
         )
 
     def agrees(self, manifest: Manifest) -> bool:
-        """Whether the files are the same, as far as the parts go that are here."""
+        """Whether the files are the same in all parts that are here."""
         pairs = list(zip(self.manifest.files, manifest.files, strict=False))
         return [(one.name, one.size) for one in self.manifest.files] == [
             (one.name, one.size) for one in manifest.files
@@ -111,37 +111,37 @@ class Note:
         )
 
     def is_of(self, other: Note) -> bool:
-        """Whether it tells of parts of the same model, and of none that the other does not."""
+        """Whether it notes parts of the same model, and only parts that `other` notes too."""
         return self.manifest.digest == other.manifest.digest and all(
             mine <= theirs for mine, theirs in zip(self.have, other.have, strict=True)
         )
 
     def write(self, file: Path) -> None:
-        """Durably. Raises OSError."""
+        """Writes the note durably. Raises OSError."""
         message = to_message(self.manifest, self.have)
         files = [
             {"name": one.name, "size": one.size, "parts": one.parts.hex(), "have": one.have.hex()}
             for one in message.files
         ]
-        told: dict[str, object] = {
+        content: dict[str, object] = {
             "digest": self.manifest.digest.hex(),
             "files": files,
             "state": self.state.files,
         }
-        told |= {"commit": self.commit, "checked": self.checked} if self.commit else {}
-        told |= {"hub_files": self.hub_files} if self.hub_files else {}
-        write_atomic(file, json.dumps(told, indent=1).encode())
+        content |= {"commit": self.commit, "checked": self.checked} if self.commit else {}
+        content |= {"hub_files": self.hub_files} if self.hub_files else {}
+        write_atomic(file, json.dumps(content, indent=1).encode())
 
     @classmethod
     def read(cls, file: Path, folder: Path) -> Note | None:
-        """The note in a file about a folder; None where there is none.
+        """The note of a folder in `file`; None without such a file.
 
-        Raises ModelError (BAD_MODEL_NOTE) for one that cannot be read: what is in the folder is not known.
+        Raises ModelError (BAD_MODEL_NOTE) if it cannot be read: the parts in the folder are unknown then.
         """
         try:
             if file.stat().st_size > _MAX_NOTE:
                 raise ValueError
-            told = json.loads(file.read_bytes())
+            content = json.loads(file.read_bytes())
             message = models_pb2.ModelManifest(
                 files=[
                     models_pb2.ModelFile(
@@ -150,17 +150,17 @@ class Note:
                         parts=bytes.fromhex(one["parts"]),
                         have=bytes.fromhex(one["have"]),
                     )
-                    for one in told["files"]
+                    for one in content["files"]
                 ]
             )
             manifest = Manifest.from_message(message)
-            if manifest.digest.hex() != told["digest"]:
+            if manifest.digest.hex() != content["digest"]:
                 raise ValueError
-            state = FolderState(folder, tuple((name, size, time) for name, size, time in told["state"]))
-            commit, checked = told.get("commit", ""), told.get("checked", False)
+            state = FolderState(folder, tuple((name, size, time) for name, size, time in content["state"]))
+            commit, checked = content.get("commit", ""), content.get("checked", False)
             if (commit and not is_commit(commit)) or not isinstance(checked, bool):
                 raise ValueError
-            hub_files = told.get("hub_files", "")
+            hub_files = content.get("hub_files", "")
             if hub_files and not is_sha256(hub_files):
                 raise ValueError
             return cls(manifest, parts_of(message, manifest), state, commit, checked, hub_files)
@@ -175,28 +175,30 @@ class Note:
 
 
 def note_of(folder: Path) -> Note | None:
-    """What a folder says of itself. Raises ModelError (BAD_MODEL_NOTE)."""
+    """The note in a folder. Raises ModelError (BAD_MODEL_NOTE)."""
     return Note.read(folder / NOTE, folder)
 
 
 def commit_of(folder: Path, note: Note | None) -> str:
-    """The hub's commit that a folder is of, by its note or its path in the Hugging Face cache; empty where it
-    is not known. Files of two commits may differ in nothing but the values of weights, which no digest of a
-    model covers."""
+    """The hub's commit of a folder, from its note or its path in the Hugging Face cache; empty if unknown.
+
+    Two commits may differ only in the values of weights, which no digest of a model covers.
+    """
     if note is not None:
         return note.commit
     return folder.name if folder.parent.name == "snapshots" and is_commit(folder.name) else ""
 
 
 def hash_of_files(files: Iterable[tuple[str, int, str]]) -> str:
-    """SHA-256 in hex over names, sizes and the hub's hashes (SHA-256, or of small files the git blob's) of a
-    model's files: what two commits have in common that differ in nothing that belongs to a model."""
+    """SHA-256 in hex over names, sizes and the hub's hashes of a model's files. Commits of the same model
+    have the same value. The hub's hash is SHA-256; that of a small file is its git blob's.
+    """
     return hashlib.sha256(json.dumps(sorted(files)).encode()).hexdigest()
 
 
 def hub_files_of(folder: Path, note: Note | None) -> str:
-    """`hash_of_files` of a folder by its note, or in the Hugging Face cache by the blobs that its links name,
-    which are called by those hashes; empty where it is not known."""
+    """`hash_of_files` of a folder, from its note or, in the Hugging Face cache, from the names of its blobs;
+    empty if unknown."""
     if note is not None or not commit_of(folder, None):
         return note.hub_files if note is not None else ""
     try:
@@ -209,10 +211,10 @@ def hub_files_of(folder: Path, note: Note | None) -> str:
 
 
 def check_commit(name: str, here: str, commit: str) -> None:
-    """Raises ModelError (OTHER_MODEL_VERSION) where what is here is of another commit than is asked for."""
+    """Raises ModelError (OTHER_MODEL_VERSION) if both commits are known and differ."""
     if here and commit and here != commit:
         raise ModelError(
-            f"what is here of {name} is of the hub's commit {here[:8]}, and {commit[:8]} is deployed",
+            f"the files of {name} here are of the hub's commit {here[:8]}, and {commit[:8]} is deployed",
             hint="remove it here, and this node fetches the other: sealring model remove, or by hand from "
             "the Hugging Face cache",
             reason="OTHER_MODEL_VERSION",
@@ -220,22 +222,20 @@ def check_commit(name: str, here: str, commit: str) -> None:
 
 
 def is_part(folder: Path) -> bool:
-    """Whether a folder holds only parts of its model, or nothing has confirmed it yet.
-
-    Raises ModelError (BAD_MODEL_NOTE)."""
+    """Whether a folder holds only some parts, or unconfirmed ones. Raises ModelError (BAD_MODEL_NOTE)."""
     note = note_of(folder)
     return note is not None and note.is_part
 
 
 def beginnings(manifest: Manifest) -> Parts:
-    """What is not weights, and the first part of what is."""
+    """All parts of files other than weights, and the first part of each file of weights."""
     return [
         frozenset(range(min(1, file.parts) if file.is_weights else file.parts)) for file in manifest.files
     ]
 
 
 def headers(manifest: Manifest, wanted: Parts, folder: Path) -> Parts:
-    """With all parts that the header of a weight file reaches into: its first 8 bytes say how long it is.
+    """`wanted` with all parts of the headers of weight files, whose first 8 bytes are the length.
 
     `folder` has the first parts. Raises ModelError (WEIGHTS_CORRUPT), OSError.
     """
@@ -256,12 +256,12 @@ def headers(manifest: Manifest, wanted: Parts, folder: Path) -> Parts:
 
 
 def parts_between(first: int, end: int) -> range:
-    """The parts that the bytes [first, end) of a file lie in."""
+    """The parts of the bytes [first, end) of a file."""
     return range(first // PART, -(-end // PART))
 
 
 def with_ranges(manifest: Manifest, wanted: Parts, ranges: Iterable[tuple[str, int, int]]) -> Parts:
-    """With the parts that these bytes [first, end) of files lie in."""
+    """`wanted` with the parts of these bytes [first, end) of files."""
     more = {file.name: set(parts) for file, parts in zip(manifest.files, wanted, strict=True)}
     for name, first, end in ranges:
         more[name].update(parts_between(first, end))
@@ -274,7 +274,7 @@ def length_of(files: Sequence[ModelFile], parts: Parts) -> int:
 
 
 def runs(parts: Iterable[int]) -> list[range]:
-    """Parts as ranges of consecutive ones."""
+    """Ranges of consecutive parts."""
     found: list[range] = []
     for part in sorted(parts):
         if found and found[-1].stop == part:
@@ -285,7 +285,7 @@ def runs(parts: Iterable[int]) -> list[range]:
 
 
 def is_hole(descriptor: int, start: int, end: int) -> bool:
-    """Whether nothing was ever written between two places of a file, so that it need not be hashed."""
+    """Whether a file has a hole from `start` to `end`, which need not be hashed."""
     try:
         return os.lseek(descriptor, start, os.SEEK_DATA) >= end
     except OSError as error:  # ENXIO: only holes up to the end; disks without holes refuse otherwise

@@ -1,7 +1,7 @@
-"""What a repository of the Hugging Face hub says that it holds, before anything of it is fetched.
+"""The list of files of a repository on the Hugging Face hub, checked before any file is fetched.
 
-huggingface_hub reads an answer of any length. Whoever stands at HF_ENDPOINT need not be the hub, so here no
-more of it is read than a repository of a model can need, and every entry is checked.
+huggingface_hub reads answers of any length. The server at HF_ENDPOINT need not be the hub, so the length of
+the answer is bounded here, and every entry is checked.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sealring.node.models.folders import not_found
 from sealring.node.models.manifest import MAX_BYTES, MAX_FILES, belongs
 
 _MAX_LIST = 8 << 20
-"""Bytes of the answer: the hub takes about 270 for a file."""
+"""Most bytes of the answer. The hub's answer has about 270 for each file."""
 
 _MAX_SMALL = 64 << 20
-"""Bytes of a file that is in git itself; the hub takes none above 10 MB."""
+"""Most bytes of a file in git itself. The hub accepts none above 10 MB."""
 
 _SHOWN = 80
 
@@ -38,14 +38,14 @@ class HubFile:
 
 
 def files_of(model: str, commit: str, pieces: Iterable[bytes]) -> tuple[str, tuple[HubFile, ...]]:
-    """The commit that a list is of, and the files of the model in it, by name. `pieces` are the answer.
+    """The commit of a list, and its files of the model, sorted by name. `pieces` are the hub's answer.
 
     Raises NotFound (MODEL_NOT_FOUND), ModelError (BAD_HUB_ANSWER, MODEL_TOO_LARGE).
     """
-    told = _read(model, pieces)
+    answer = _read(model, pieces)
     with _well_formed():
-        found, named = told["sha"], [entry["rfilename"] for entry in told["siblings"]]
-        mine = [entry for entry, name in zip(told["siblings"], named, strict=True) if belongs(name)]
+        found, named = answer["sha"], [entry["rfilename"] for entry in answer["siblings"]]
+        mine = [entry for entry, name in zip(answer["siblings"], named, strict=True) if belongs(name)]
     if not isinstance(found, str) or not is_commit(found) or (commit and commit != found):
         raise bad_answer("it names another commit than was asked for")
     if "config.json" not in named:
@@ -62,15 +62,15 @@ def files_of(model: str, commit: str, pieces: Iterable[bytes]) -> tuple[str, tup
 
 
 def address(endpoint: str, model: str, commit: str) -> str:
-    """Where the hub gives the list, with sizes and hashes."""
+    """The URL of the list with sizes and hashes."""
     revision = f"/revision/{quote(commit, safe='')}" if commit else ""
     return f"{endpoint}/api/models/{quote(model)}{revision}?blobs=true"
 
 
 def bad_answer(why: str) -> ModelError:
-    """The error for a hub, or whatever answers in its place, that is not to be believed."""
+    """The error for an invalid answer of the hub, or of a server in its place."""
     return ModelError(
-        f"the hub's answer is not to be used: {why}",
+        f"the hub's answer is invalid: {why}",
         hint="try again; if it stays so, fetch the model by other means and put it into a models folder",
         reason="BAD_HUB_ANSWER",
     )
@@ -83,10 +83,10 @@ def _read(model: str, pieces: Iterable[bytes]) -> dict[str, Any]:
         if len(held) > _MAX_LIST:
             raise _too_large(model, f"a list of files of more than {_MAX_LIST >> 20} MiB")
     with _well_formed():
-        told = json.loads(held)
-    if not isinstance(told, dict):
+        answer = json.loads(held)
+    if not isinstance(answer, dict):
         raise bad_answer("it is no list of files")
-    return told
+    return answer
 
 
 @contextmanager

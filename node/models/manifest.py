@@ -1,4 +1,4 @@
-"""What a model's folder holds, part by part: by this members pass a model on and check what they get."""
+"""The manifest of a model folder: its files with the hash of each part, by which members pass it on."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoke
 """Files that belong to a model. Python files are not among them: no code comes with a model."""
 
 PART = 8 << 20
-"""Bytes that are hashed together, and sent anew where they arrive damaged."""
+"""Bytes of a part, which is hashed as a whole and sent again if it arrives damaged."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _DIGEST = hashlib.sha256().digest_size
 MAX_FILES = 1024
 MAX_BYTES = 3 << 40
-"""Of all files: their hashes then fit into one message."""
+"""Most bytes of all files: their hashes then fit into one message."""
 
 _BLOCK = 1 << 20
 _LOOK = 4096
-"""Bytes that show of nearly every part that it is no hole."""
+"""First bytes to read of a part: in nearly every part that is no hole they are not all zero."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class ModelFile:
         return min(PART, self.size - part * PART)
 
     def knows(self, part: int) -> bool:
-        """Whether there is a hash of a part; the hub tells none before the part has come."""
+        """Whether the hash of a part is known. That of a part from the hub is unknown before it arrives."""
         return not self.fits(part, bytes(_DIGEST))
 
     def with_hash(self, part: int, digest: bytes) -> ModelFile:
-        """The same with the hash of a part."""
+        """This file with `digest` as the hash of a part."""
         at = part * _DIGEST
         return replace(self, hashes=self.hashes[:at] + digest + self.hashes[at + _DIGEST :])
 
@@ -92,7 +92,7 @@ class Manifest:
         return total.digest()
 
     def message(self) -> models_pb2.ModelManifest:
-        """As it is sent."""
+        """The manifest as a message."""
         files = [
             models_pb2.ModelFile(name=file.name, size=file.size, parts=file.hashes) for file in self.files
         ]
@@ -114,7 +114,7 @@ class Manifest:
 
     @classmethod
     def unhashed(cls, files: Sequence[tuple[str, int]]) -> Manifest:
-        """By names and sizes alone. Raises ModelError (BAD_MANIFEST)."""
+        """A manifest of names and sizes without hashes. Raises ModelError (BAD_MANIFEST)."""
         made = cls(tuple(ModelFile(name, size, bytes(_DIGEST * -(-size // PART))) for name, size in files))
         return cls.from_message(made.message())
 
@@ -177,7 +177,7 @@ def hash_part(descriptor: int, size: int, part: int, stop: threading.Event | Non
 
 
 def blank_parts(descriptor: int, size: int) -> set[int]:
-    """The parts of a weight file of `size` bytes that are all zeros, as holes are read. Raises OSError."""
+    """The parts of a weight file of `size` bytes that are all zeros, as in holes. Raises OSError."""
     return {part for part in range(-(-size // PART)) if _is_blank(descriptor, size, part)}
 
 

@@ -1,4 +1,4 @@
-"""Where a model's folder is filled: out of sight, until it is whole or a stage's part of it is."""
+"""A model folder that is being filled, hidden until it holds the whole model or a stage's part of it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from sealring.node.models.kept import Note, Parts, every_part, is_hole, is_part,
 from sealring.node.models.manifest import PART, Manifest, hash_part
 
 PARTIAL = ".partial"
-"""Beside the folders that are whole. No model's name begins with a dot."""
+"""Folder of partial models, beside the whole ones. No model's name begins with a dot."""
 
 SPARE = 1 << 30
 """Bytes of the disk that stay free."""
 
 
 class PartialModel:
-    """One model on its way to `home/NAME`. What has come outlives the process, however it ends: the next one
-    hashes it and goes on behind it. A folder that holds a part of the model is filled where it is: its note
-    (`node/models/kept.py`) names no part that is not there. All of this blocks; one process and one thread
-    at a time."""
+    """One model on its way to `home/NAME`. Parts outlive the process: the next one hashes them and goes on.
+
+    A published folder with some parts is filled in place; its note (`node/models/kept.py`) names only parts
+    that it holds. All methods block. Use it from one process and one thread at a time.
+    """
 
     def __init__(self, home: Path, name: str) -> None:
         """Raises ModelError (BAD_MODEL_NOTE)."""
@@ -37,7 +38,7 @@ class PartialModel:
         self.size = 0
         """Bytes that are wanted."""
         self.done = 0
-        """Bytes of them that are here and right."""
+        """Bytes of them that are here and have the right hash."""
         self._manifest: Manifest | None = None
         self._commit = self._hub_files = ""
         self._checked = False
@@ -56,14 +57,14 @@ class PartialModel:
         checked: bool = False,
         hub_files: str = "",
     ) -> None:
-        """Keeps every part that is right, and drops what does not belong to the model.
+        """Keeps parts with the right hash, and deletes files that do not belong to the model.
 
-        `wanted` are the parts that are to come, all where it is None. With the hub's `commit` the hash of a
-        part that has none in the manifest is that of what comes; `checked` says that it has all of them, and
-        the hub has confirmed them; `hub_files` is as in ModelProfile.
+        `wanted` are the parts to add; None means all. With the hub's `commit`, a part without a hash in the
+        manifest gets the hash of the bytes that arrive. `checked` says that the manifest has all hashes and
+        the hub has confirmed them. `hub_files` is as in ModelProfile.
 
-        Raises ResourceExhausted (DISK_FULL) where they would not fit, ModelError (OTHER_MODEL_VERSION),
-        ConfigError (STATE_UNWRITABLE).
+        Raises ResourceExhausted (DISK_FULL), ModelError (OTHER_MODEL_VERSION), ConfigError
+        (STATE_UNWRITABLE).
         """
         self.prepare()
         note = note_of(self.path)
@@ -86,19 +87,19 @@ class PartialModel:
         self.want(every_part(manifest) if wanted is None else wanted)
 
     def want(self, wanted: Parts) -> None:
-        """Changes which parts are to come. Raises ResourceExhausted (DISK_FULL)."""
+        """Changes which parts are wanted. Raises ResourceExhausted (DISK_FULL)."""
         self._wanted = wanted
         self._count()
         check_disk(self.path, self.size - self.done)
 
     def _count(self) -> None:
-        """Anew: that takes as long as there are parts, so `add` only adds to it."""
+        """Counts all parts. That is slow, so `add` only adds to the count."""
         assert self._manifest is not None
         here = [wanted & have for wanted, have in zip(self._wanted, self._have, strict=True)]
         self.size, self.done = (length_of(self._manifest.files, parts) for parts in (self._wanted, here))
 
     def missing(self) -> Parts:
-        """The parts of each file that are wanted and not here."""
+        """The wanted parts of each file that are not here."""
         return [wanted - have for wanted, have in zip(self._wanted, self._have, strict=True)]
 
     def complete(self, file: int) -> bool:
@@ -107,7 +108,7 @@ class PartialModel:
         return len(self._have[file]) == self._manifest.files[file].parts
 
     def add(self, file: int, part: int, pieces: Sequence[bytes | memoryview]) -> None:
-        """A part of a file, in the pieces that it came in.
+        """Checks and writes a part of a file, given in pieces.
 
         Raises ModelError (MODEL_PART_DAMAGED), ResourceExhausted (DISK_FULL), ConfigError (STATE_UNWRITABLE).
         """
@@ -132,9 +133,9 @@ class PartialModel:
         self._have[file].add(part)
 
     def keep(self, *, checked: bool = False) -> None:
-        """Notes durably what is here, so that another process goes on behind it.
+        """Writes a durable note of the parts that are here, so that another process can go on.
 
-        `checked` where all of it is, and the hub's hashes confirm it: that stays so.
+        `checked` says that all parts are here and the hub's hashes confirm them; it stays set.
         Raises ConfigError (STATE_UNWRITABLE).
         """
         assert self._manifest is not None
@@ -149,7 +150,8 @@ class PartialModel:
             note.write(self.path / NOTE)
 
     def forget(self, file: int) -> None:
-        """Drops a file that turned out to be wrong as a whole. Raises ConfigError (STATE_UNWRITABLE)."""
+        """Deletes the content of a file whose hash as a whole is wrong. Raises ConfigError
+        (STATE_UNWRITABLE)."""
         assert self._manifest is not None
         one = self._manifest.files[file]
         for part in self._have[file]:
@@ -169,9 +171,9 @@ class PartialModel:
         self._manifest = Manifest(tuple(files))
 
     def publish(self) -> Path:
-        """The folder under its own name, once all of it is on the disk, noted with its manifest.
+        """Writes all of it to the disk with its note, and moves it to its own name, which is returned.
 
-        A folder that has come there by another way meanwhile stays. Raises ConfigError (STATE_UNWRITABLE).
+        A folder that somebody put there meanwhile stays. Raises ConfigError (STATE_UNWRITABLE).
         """
         with _writing(self.target):
             for entry in list(os.scandir(self.path)):
@@ -194,7 +196,7 @@ class PartialModel:
         return self.target
 
     def _kept(self, manifest: Manifest, index: int) -> set[int]:
-        """The parts of a file that are right already; it gets its whole length, with holes."""
+        """The parts of a file with the right hash; the file gets its whole length, with holes."""
         file = manifest.files[index]
         descriptor = os.open(self.path / file.name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -211,12 +213,12 @@ class PartialModel:
 
 
 def places(home: Path, name: str) -> tuple[Path, Path]:
-    """Where a model is filled, and where it lies then."""
+    """The folder in which a model is filled, and the folder in which it is published."""
     return home / PARTIAL / name.replace("/", "--"), home / name
 
 
 def check_disk(folder: Path, needed: int) -> None:
-    """Raises ResourceExhausted (DISK_FULL) unless so many bytes fit, and some stay free."""
+    """Raises ResourceExhausted (DISK_FULL) unless `needed` bytes fit and `SPARE` bytes stay free."""
     free = shutil.disk_usage(folder).free
     if needed and free < needed + SPARE:
         raise ResourceExhausted(

@@ -1,4 +1,4 @@
-"""Pieces of models as they are sent: `ModelPiece`, without the copies that protobuf makes of its bytes.
+"""Encodes and decodes `ModelPiece` without the copies that protobuf makes.
 
 The message has one field, so its encoding is that field's number and type, the length as a varint, and the
 bytes (protobuf.dev/programming-guides/encoding).
@@ -9,10 +9,10 @@ from __future__ import annotations
 from sealring.mesh.errors import ModelError
 
 MAX_PIECE = 4 << 20
-"""Bytes. Smaller ones cost more, for each wakes both ends: a tenth of all CPU time at 1 MiB."""
+"""Bytes. Each piece wakes both ends: at 1 MiB that takes a tenth of all CPU time."""
 
 LEAST_PIECE = 1 << 20
-"""Bytes of a piece that is not the last of its part: members of the release before this send so many."""
+"""Least bytes of a piece before the last one of its part: the release before sends pieces of this size."""
 
 _TAG = 1 << 3 | 2
 _MORE = 0x80
@@ -46,4 +46,4 @@ def decode(message: bytes) -> memoryview:
 
 
 def _bad() -> ModelError:
-    return ModelError("what came is no piece of a model", reason="BAD_MODEL_PIECE")
+    return ModelError("a message is no piece of a model", reason="BAD_MODEL_PIECE")

@@ -1,4 +1,4 @@
-"""Writes stages' parts of a model into folders of their own, for machines that cannot hold the whole."""
+"""Writes the parts of a model that each stage needs into a folder for each, for small machines."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Range = tuple[str, int, int]
 def split(
     folder: Path, into: Path, stages: Sequence[Sequence[Range]], tell: Callable[[str], None]
 ) -> list[tuple[Path, int]]:
-    """For each stage the folder `into/stage-K/NAME` with what its ranges need, and its bytes.
+    """For each stage its folder `into/stage-K/NAME`, filled with the parts of its ranges, and their bytes.
 
-    What an earlier call has written is kept. Raises ModelError (MODEL_FOLDER_UNUSABLE, MODEL_PART_DAMAGED),
-    ResourceExhausted (DISK_FULL), ConfigError (STATE_UNWRITABLE), OSError.
+    Parts from an earlier call stay. `tell` receives lines of progress. Raises ModelError
+    (MODEL_FOLDER_UNUSABLE, MODEL_PART_DAMAGED), ResourceExhausted (DISK_FULL), ConfigError
+    (STATE_UNWRITABLE), OSError.
     """
     tell(f"reading {folder.name}")
     manifest = Manifest.of(folder)

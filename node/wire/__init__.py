@@ -1,1 +1,1 @@
-"""The contract of a daemon, its engine and its carrier: frames, records, shared memory, notes of times."""
+"""The contract of a daemon, its engine and its carrier: frames, records, shared memory, time logs."""

@@ -23,7 +23,7 @@ ARENA_BYTES = SLOT_BYTES * SLOTS
 def create_arena() -> int:
     """A descriptor of ARENA_BYTES of zeroed shared memory; pages are taken when first written.
 
-    Raises ResourceExhausted when the system gives none.
+    Raises ResourceExhausted (NO_SHARED_MEMORY).
     """
     try:
         descriptor = _anonymous_descriptor()
@@ -40,7 +40,8 @@ def create_arena() -> int:
 def _anonymous_descriptor() -> int:
     if sys.platform == "linux" and hasattr(os, "memfd_create"):
         return os.memfd_create("sealring", os.MFD_CLOEXEC)
-    _posixshmem: Any = importlib.import_module("_posixshmem")  # what multiprocessing.shared_memory uses
+    # A private module of CPython, which multiprocessing.shared_memory uses. Its own SharedMemory keeps the name.
+    _posixshmem: Any = importlib.import_module("_posixshmem")
     name = f"/sr-{secrets.token_hex(8)}"
     descriptor: int = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     _posixshmem.shm_unlink(name)
@@ -63,7 +64,7 @@ class Arena:
         return self._view[start : start + length]
 
     def close(self) -> None:
-        """Unmaps when nobody holds a slot any more; else the end of the process does."""
+        """Unmaps the memory, unless a slot is in use; the end of the process does it then."""
         try:
             self._view.release()
             self._map.close()

@@ -1,8 +1,8 @@
 """The data channel between an engine and the carrier of one epoch: two sockets and two arenas.
 
-Payloads travel through shared memory, fixed-size messages over the sockets say where they are. Each
-direction is first in, first out. The engine announces (`expect`) every record that is to come, because a
-carrier receives only what has been announced: its header is what the record is opened against.
+Payloads travel through shared memory; fixed-size messages over the sockets name their slots. Each direction
+is a queue. The engine announces every incoming record (`expect`): the carrier receives only announced records
+and opens each against its announced header.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def decode_message(message: bytes) -> tuple[RecordHeader, int]:
 
 
 def split(header: RecordHeader) -> Iterator[RecordHeader]:
-    """The records that carry one payload: itself, or parts of at most MAX_RECORD_BYTES as plain bytes."""
+    """The headers of the records for one payload: its own, or those of parts of at most MAX_RECORD_BYTES."""
     if header.length <= MAX_RECORD_BYTES:
         yield header
         return
@@ -134,7 +134,7 @@ class MessageSocket:
             raise _ended() from None
 
     def send_some(self, data: bytes | bytearray) -> int:
-        """How many bytes there was room for, without waiting. Raises EpochEnded as `send`."""
+        """Sends without waiting, and returns the number of bytes sent. Raises EpochEnded as `send`."""
         try:
             return self.socket.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -143,14 +143,14 @@ class MessageSocket:
             raise _ended() from None
 
     def wait_for_room(self) -> None:
-        """Returns when something can be sent, or nothing ever again."""
+        """Returns when the socket has room, or is closed."""
         poll = select.poll()
         poll.register(self.socket, select.POLLOUT)
         poll.poll()
 
     def receive(self, timeout: float | None = None) -> bytes:
         """Waits for one message. Raises EpochEnded when the other process is gone or on `shut`, and
-        TimeoutError when none begins to come."""
+        TimeoutError if no byte arrives within `timeout` seconds."""
         if not wait(self._poll, timeout):
             raise TimeoutError
         parts, missing = b"", self._size
@@ -166,7 +166,7 @@ class MessageSocket:
         return parts
 
     def ready(self) -> bool:
-        """Whether at least the beginning of a message is there."""
+        """Whether the first byte of a message is there."""
         try:
             return bool(self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -175,7 +175,7 @@ class MessageSocket:
             raise _ended() from None
 
     def shut(self) -> None:
-        """Wakes whoever waits in `receive`."""
+        """Wakes a waiting `receive`."""
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -188,10 +188,9 @@ class MessageSocket:
 class Announcements:
     """Messages of several threads on one socket, in order. `put` never waits for the other end to read.
 
-    A carrier reads announcements between two records, so behind a slow neighbour it may not for long; whoever
-    announces must be able to go on then, and whoever gives a slot back as well. The thread that sends what
-    there was no room for is there from the start: at the end of its memory a process cannot start one
-    (`Thread.start` waits for ever where the new thread fails to begin).
+    A carrier reads announcements between two records, which takes long behind a slow neighbour. Threads that
+    announce records or release slots must go on meanwhile. The thread that sends the backlog starts at once:
+    a process without memory could not start it later (`Thread.start` never returns then).
     """
 
     def __init__(self, messages: MessageSocket) -> None:
@@ -204,20 +203,20 @@ class Announcements:
         self._sender.start()
 
     def put(self, message: bytes) -> None:
-        """Sends it at once if there is room, else as soon as there is. Raises EpochEnded."""
+        """Sends a message now, or as soon as the socket has room. Raises EpochEnded."""
         with self._lock:
             self._unsent += message
             if not self._more.is_set() and not self._flush():
                 self._more.set()
 
     def close(self) -> None:
-        """Ends the thread that sends the rest; `shut` the socket first."""
+        """Ends the sending thread; `shut` the socket first."""
         self._closed = True
         self._more.set()
         self._sender.join()
 
     def _flush(self) -> bool:
-        """Sends what there is room for, without waiting; whether that was all. Call it with the lock held."""
+        """Sends without waiting; whether the backlog is empty now. Call it with the lock held."""
         while self._unsent:
             count = self._messages.send_some(self._unsent)
             if not count:
@@ -226,7 +225,7 @@ class Announcements:
         return True
 
     def _run(self) -> None:
-        """Waits for room without the lock, until nothing is left. The end of the socket lets it go."""
+        """Sends the backlog. It waits for room without the lock, until the socket is closed."""
         while not self._closed:
             self._more.wait()
             self._messages.wait_for_room()
@@ -234,7 +233,7 @@ class Announcements:
                 try:
                     if not self._flush():
                         continue
-                except EpochEnded:  # as the next `put` and `receive` find out
+                except EpochEnded:  # the next `put` and `receive` raise it too
                     pass
                 self._more.clear()
 
@@ -281,7 +280,7 @@ class EngineChannel:
     def send(self, header: RecordHeader, *buffers: memoryview | bytes) -> None:
         """Copies the payload (`buffers` one after another, `header.length` bytes in all) out to the carrier.
 
-        Waits while all slots are under way. Raises EpochEnded when the carrier is gone.
+        Waits while all slots are in use. Raises EpochEnded when the carrier is gone.
         """
         with self._send_lock:
             if header.length <= MAX_RECORD_BYTES:
@@ -307,7 +306,7 @@ class EngineChannel:
         return self._free.pop()
 
     def expect(self, header: RecordHeader) -> None:
-        """Announces the next record of the incoming link, without waiting for the carrier to hear of it.
+        """Announces the next record of the incoming link, without waiting for the carrier.
 
         Raises EpochEnded when the carrier is gone.
         """
@@ -362,7 +361,7 @@ class EngineChannel:
 
 
 class CarrierChannel:
-    """The carrier's end: one thread takes what is to be sent, another delivers what came."""
+    """The carrier's end: one thread takes outgoing records, another delivers incoming ones."""
 
     def __init__(
         self, outgoing_socket: int, incoming_socket: int, outgoing_arena: int, incoming_arena: int

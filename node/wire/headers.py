@@ -1,4 +1,4 @@
-"""What both ends know of a record. Apart from its sealing, of which engines, who seal nothing, load none."""
+"""The headers of records, apart from their sealing: engines, which seal nothing, do not load that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_RECORD_BYTES = 16 << 20
 
 
 class Kind(enum.IntEnum):
-    """What a record holds."""
+    """Content of a record."""
 
     CONFIRM = 1
     ACTIVATIONS = 2
@@ -21,7 +21,7 @@ class Kind(enum.IntEnum):
 
 
 class RecordHeader(NamedTuple):
-    """What both ends know of a record beforehand. It is authenticated and never sent.
+    """Properties of a record that both ends derive. They are authenticated and never sent.
 
     `step` is the step's number, `digest` the composition digest (32 bytes), `dtype` a short ASCII name,
     `shape` at most 8 dimensions, `length` the plaintext's length in bytes (at most 16 MiB).

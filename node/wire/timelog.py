@@ -1,6 +1,6 @@
-"""When the last pieces of work of one thread began and ended, in memory of a fixed size.
+"""Start and end of the last pieces of work of one thread, in memory of a fixed size.
 
-Always on: an entry costs about a microsecond (docs/performance.md), and what went on can be asked afterwards.
+It is always on, as an entry costs about a microsecond (docs/performance.md), and can be read afterwards.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sealring.mesh.rpc.traces import MAX_SPANS
 from sealring.v1 import trace_pb2
 
 LENGTH = 4096
-"""Pieces of work that are kept."""
+"""Entries of a log."""
 
 now = time.perf_counter_ns
 """The machine's monotonic clock, the same in all its processes, in nanoseconds."""
@@ -33,10 +33,10 @@ class TimeLog:
         self._count += 1
 
     def entries(self) -> tuple[list[tuple[int, ...]], bool]:
-        """What there is, oldest first, and whether there has been more."""
+        """The entries, oldest first, and whether older ones were lost."""
         known = self._count
         memory = bytes(self._memory)
-        oldest = max(0, self._count + 1 - self._length)  # one may be half through `add`
+        oldest = max(0, self._count + 1 - self._length)  # `add` may be writing one now
         size = self._entry.size
         return [
             self._entry.unpack_from(memory, index % self._length * size) for index in range(oldest, known)
@@ -55,7 +55,8 @@ def span(
 def process_trace(
     spans: Iterable[trace_pb2.Span], since: int, kept_from: Iterable[int]
 ) -> trace_pb2.ProcessTrace:
-    """What went on at or after `since`. `kept_from`: for each log that has lost entries, its oldest time."""
+    """The spans that end at or after `since`. `kept_from` has the oldest time of each log with lost
+    entries."""
     recent = [one for one in spans if one.start + one.duration >= since]
     if len(recent) > MAX_SPANS:
         recent = sorted(recent, key=lambda one: one.start)[-MAX_SPANS:]

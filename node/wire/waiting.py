@@ -1,7 +1,7 @@
-"""Waiting for the next record: on a machine with cores to spare, awake for the first moments.
+"""Waiting for the next record. On a machine with many cores the first milliseconds are spent spinning.
 
-A core that has nothing to do goes to sleep, and to wake it takes 50 to 150 us, more in a virtual machine. A
-record passes four waiting threads between two members, so a decode step loses half a millisecond to that.
+An idle core sleeps, and waking it takes 50 to 150 us, more in a virtual machine. A record passes four waiting
+threads between two members, so a decode step loses half a millisecond to that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SPIN_SECONDS = 0.005
 """About a decode step. An idle ring sleeps."""
 
 MANY_CORES = 16
-"""From so many on, a few of them may wait awake."""
+"""Cores from which on a few may spin."""
 
 
 def cores() -> int:
@@ -24,8 +24,7 @@ def cores() -> int:
 
 
 def _default_spin_seconds() -> float:
-    """None on a Mac: a part of its cores are efficiency cores, and its GPU, which computes meanwhile, has the
-    same power limit."""
+    """0 on a Mac: some of its cores are efficiency cores, and its GPU shares their power limit."""
     return SPIN_SECONDS if sys.platform != "darwin" and cores() >= MANY_CORES else 0.0
 
 
@@ -33,7 +32,7 @@ spin_seconds = _default_spin_seconds()
 
 
 def wait(poll: select.poll, timeout: float | None = None) -> list[tuple[int, int]]:
-    """What is ready of what was registered with `poll`; nothing after `timeout` seconds."""
+    """The ready descriptors of `poll`; none after `timeout` seconds."""
     if spin_seconds:
         until = time.monotonic() + (spin_seconds if timeout is None else min(timeout, spin_seconds))
         while True:
