@@ -71,7 +71,7 @@ class Carrier:
             if kind == "start":
                 self._take_start(command.start)
             elif kind == "form":
-                self._guarded("form", self._form)
+                self._guarded("form", self.form)
             elif kind == "install":
                 self._install(command.install)
             elif kind == "ping":
@@ -88,7 +88,8 @@ class Carrier:
         else:
             self._start.MergeFrom(start)
 
-    def _form(self) -> None:
+    def form(self) -> None:
+        """Connects to both neighbours, forms the MLX group and starts the loops. Raises EpochEnded."""
         start = self._start
         if start is None:
             raise EpochEnded("the carrier got the command to form a group before it was started")
@@ -114,7 +115,7 @@ class Carrier:
         self._control.send(engine_pb2.CarrierEvent(up=engine_pb2.CarrierUp()))
         self._guarded("send", pump.send_loop)
         self._guarded("receive", pump.receive_loop)
-        self._guarded("watch", lambda: self._watch(pump))
+        self._guarded("watch", lambda: self.watch(pump))
 
     def _knock(self, port: int) -> None:
         """Asks the daemon to connect to a loopback port. MLX waits for that and blocks all threads here."""
@@ -129,7 +130,8 @@ class Carrier:
 
         threading.Thread(target=body, name=name, daemon=True).start()
 
-    def _watch(self, pump: Pump) -> None:
+    def watch(self, pump: Pump) -> None:
+        """Checks progress and asks for new keys, every second. Raises EpochEnded (PEER_FROZEN)."""
         asked = {True: False, False: False}
         while True:
             time.sleep(1)

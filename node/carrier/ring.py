@@ -148,7 +148,7 @@ def _form(connections: Connections, knock: Callable[[int], None]) -> mx.distribu
         group = _init(f"{_LOOPBACK}:{own_address[1]}", f"{_LOOPBACK}:{decoy_address[1]}")
         to_next, from_previous = [], []
         for descriptor in _descriptors() - before - {decoy.fileno(), own.fileno()}:
-            if not _is_socket(descriptor):
+            if not is_socket(descriptor):
                 continue  # macOS ends a process that duplicates a guarded descriptor
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as made:
                 if made.getpeername() == decoy_address:
@@ -194,7 +194,8 @@ def _descriptors() -> set[int]:
     return {int(name) for name in os.listdir(folder)}
 
 
-def _is_socket(descriptor: int) -> bool:
+def is_socket(descriptor: int) -> bool:
+    """Whether an open descriptor is a socket."""
     try:
         return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
     except OSError:  # the descriptor of the listing itself, closed by now

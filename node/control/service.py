@@ -111,13 +111,23 @@ class GatewayStream:
     A guest's stream leads to the scheduling gateway instead, whose answers come back on it.
     """
 
-    def __init__(self, identifier: str, epoch: MemberEpoch, unsealer: Unsealer, tenure: Tenure) -> None:
+    def __init__(
+        self,
+        identifier: str,
+        epoch: MemberEpoch,
+        unsealer: Unsealer,
+        tenure: Tenure,
+        max_waiting: int = MAX_WAITING_BYTES,
+        max_guest: int = MAX_GUEST_BYTES,
+    ) -> None:
         self.id = identifier
         self.used = False
         self.guest = 0
         self.goodbye = ""
         self._unsealer = unsealer
         self._tenure = tenure
+        self._max_waiting = max_waiting
+        self._max_guest = max_guest
         self._sealed = SealedRows()
         self._epoch = epoch
         self._head = epoch.plan.rank == 0
@@ -144,7 +154,7 @@ class GatewayStream:
     @property
     def behind(self) -> bool:
         """Whether the gateway has much unread."""
-        return self._unread > MAX_WAITING_BYTES // 2
+        return self._unread > self._max_waiting // 2
 
     def close(self) -> None:
         """Stops answering pings."""
@@ -176,7 +186,7 @@ class GatewayStream:
             async for request in requests:
                 if request[:1] == _REQUEST_STEP:
                     await self._epoch.gate.pass_step()
-                if not self._take(request):
+                if not self.take(request):
                     break
                 engine = self._epoch.engine
                 if engine is not None:
@@ -188,7 +198,7 @@ class GatewayStream:
                 self._epoch.fault(error)
         self._waiting.put_nowait(None)
 
-    def _take(self, request: bytes) -> bool:
+    def take(self, request: bytes) -> bool:
         """Handles one request; False if it is the last one."""
         message = parse_request(request)
         what = message.WhichOneof("message")
@@ -301,7 +311,7 @@ class GatewayStream:
         if self._over:
             return
         size = len(message) + _MESSAGE_BYTES
-        if self._unread + size > (MAX_GUEST_BYTES if self.guest else MAX_WAITING_BYTES):
+        if self._unread + size > (self._max_guest if self.guest else self._max_waiting):
             if self.guest:
                 self.say_goodbye("GATEWAY_SLOW")
             else:
@@ -323,8 +333,16 @@ class GatewayStream:
 class ControlService:
     """`Control.Schedule` over serialized messages."""
 
-    def __init__(self, schedules: Schedules) -> None:
+    def __init__(
+        self,
+        schedules: Schedules,
+        *,
+        attach_seconds: float = ATTACH_SECONDS,
+        max_waiting: int = MAX_WAITING_BYTES,
+    ) -> None:
         self._schedules = schedules
+        self._attach_seconds = attach_seconds
+        self._max_waiting = max_waiting
 
     async def schedule(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Serves one stream. It writes its answers itself, because nested generators cost time at each step.
@@ -339,11 +357,11 @@ class ControlService:
         connection = Connection(
             Purpose.SCHEDULE, caller.cluster, caller.id, own.id, key_hash(peer_certificate(context))
         )
-        proof = CalledProof(connection, (await _message(requests, "offer")).offer, own.roster())
+        proof = CalledProof(connection, (await self._first(requests, "offer")).offer, own.roster())
         proven = control_pb2.ScheduleResponse(proof=await proof.answer(own.sign))
         await context.write(proven.SerializeToString())
-        finish = await _message(requests, "proof")
-        attach = (await _message(requests, "attach")).attach  # read now: the checks below may refuse it
+        finish = await self._first(requests, "proof")
+        attach = (await self._first(requests, "attach")).attach  # read now: the checks below may refuse it
         key = self._schedules.gateway_key(
             caller.cluster, caller.id
         )  # the gateway may be out of the roster by now
@@ -359,7 +377,7 @@ class ControlService:
             lambda: self._schedules.gateway_key(caller.cluster, caller.id),
             self._schedules.authorities,
         )
-        stream = GatewayStream(caller.id, epoch, self._schedules.unsealer, tenure)
+        stream = GatewayStream(caller.id, epoch, self._schedules.unsealer, tenure, self._max_waiting)
         epoch.attach(stream, yields=attach.yields)
         log.info("gateway_attached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
         reader: asyncio.Task[None] | None = None
@@ -378,6 +396,22 @@ class ControlService:
                     await reader
             log.info("gateway_detached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
 
+    async def _first(self, requests: AsyncIterator[bytes], kind: str) -> control_pb2.ScheduleRequest:
+        """The next of a stream's first messages. Raises InvalidInput, DeadlineExceeded, Unauthenticated."""
+        try:
+            async with asyncio.timeout(self._attach_seconds):
+                first = await anext(requests)
+        except TimeoutError:
+            raise DeadlineExceeded("the gateway did not attach in time", reason="NO_ATTACH") from None
+        except StopAsyncIteration:
+            raise InvalidInput("the stream ended before it attached", reason="NO_ATTACH") from None
+        message = parse_request(first)
+        if message.WhichOneof("message") == kind:
+            return message
+        if kind == "attach":
+            raise InvalidInput("the message after the proof is not an attach", reason="NO_ATTACH")
+        raise no_proof()
+
 
 def add_control_to_server(service: ControlService, server: Any) -> None:
     """Registers the service with serialized messages instead of decoded ones."""
@@ -391,23 +425,6 @@ def parse_request(request: bytes) -> control_pb2.ScheduleRequest:
         return control_pb2.ScheduleRequest.FromString(request)
     except DecodeError:
         raise InvalidInput("a schedule message is malformed", reason="BAD_MESSAGE") from None
-
-
-async def _message(requests: AsyncIterator[bytes], kind: str) -> control_pb2.ScheduleRequest:
-    """The next of a stream's first messages. Raises InvalidInput, DeadlineExceeded, Unauthenticated."""
-    try:
-        async with asyncio.timeout(ATTACH_SECONDS):
-            first = await anext(requests)
-    except TimeoutError:
-        raise DeadlineExceeded("the gateway did not attach in time", reason="NO_ATTACH") from None
-    except StopAsyncIteration:
-        raise InvalidInput("the stream ended before it attached", reason="NO_ATTACH") from None
-    message = parse_request(first)
-    if message.WhichOneof("message") == kind:
-        return message
-    if kind == "attach":
-        raise InvalidInput("the message after the proof is not an attach", reason="NO_ATTACH")
-    raise no_proof()
 
 
 def _attached(epoch: MemberEpoch) -> control_pb2.Attached:

@@ -24,6 +24,12 @@ class Awake:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
+    @property
+    def pid(self) -> int | None:
+        """The process id of the program while it runs."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
     async def hold(self, wanted: bool) -> None:
         """Holds off idle sleep, and on mains power all sleep, while `wanted`. May be repeated."""
         async with self._turn:

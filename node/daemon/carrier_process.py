@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,8 @@ class CarrierProcess:
         *,
         folder: Path,
         on_fault: Callable[[SealringError], None],
+        spawn: Callable[..., Awaitable[Child]] = Child.spawn,
+        watch: Callable[..., Liveness] = Liveness,
     ) -> CarrierProcess:
         """Spawns a carrier with its ends of the data channel and waits until it is ready.
 
@@ -83,7 +85,7 @@ class CarrierProcess:
         carrier = cls(on_fault)
         network = network_of(listener.getsockname()[0])
         try:
-            carrier._child = await Child.spawn(
+            carrier._child = await spawn(
                 "carrier",
                 [
                     *("-m", CARRIER_MODULE),
@@ -96,7 +98,7 @@ class CarrierProcess:
                 descriptors=(*channel, listener.fileno()),
                 environment={"TMPDIR": str(folder)},
             )
-            carrier._liveness = Liveness(carrier._child, _ping, carrier._frozen)
+            carrier._liveness = watch(carrier._child, _ping, carrier._frozen)
             carrier._liveness.look()
             await within(carrier._ready, _START_SECONDS, "the start of a carrier", _TIMEOUT)
         except BaseException:
@@ -140,13 +142,13 @@ class CarrierProcess:
         # commands are executed in order, so the answer to a ping is an answer to both
         await self._ask(_ping, _INSTALL_SECONDS, "the taking over of keys")
 
-    async def look(self) -> LinkFigures:
+    async def look(self, seconds: float = _LOOK_SECONDS) -> LinkFigures:
         """The current figures. If the carrier is slow to answer: its last counts, and no waiting.
 
         Raises EpochEnded.
         """
         try:
-            await self._ask(_ping, _LOOK_SECONDS, "a look at the links")
+            await self._ask(_ping, seconds, "a look at the links")
         except DeadlineExceeded:
             return dataclasses.replace(self._figures, waiting_ms=0)
         return self._figures
@@ -211,7 +213,7 @@ class CarrierProcess:
         elif kind == "pong":
             self._pong(event.pong)
         elif kind == "knock" and self._knocking is None:
-            self._knocking = asyncio.get_running_loop().create_task(_knock(event.knock.port))
+            self._knocking = asyncio.get_running_loop().create_task(knock(event.knock.port))
         elif kind == "trace":
             self._answer(event.trace.id, event.trace.trace)
         elif kind == "rekey":
@@ -252,7 +254,13 @@ def _resolve(future: asyncio.Future[Any], answer: object = None) -> None:
         future.set_result(answer)
 
 
-async def _knock(port: int) -> None:
+async def knock(
+    port: int,
+    *,
+    seconds: float = _KNOCK_SECONDS,
+    pause: float = _KNOCK_PAUSE,
+    connection: Any = socket.socket,
+) -> None:
     """Connects to a loopback port as soon as MLX listens there, and stays connected until it is cancelled.
 
     The carrier holds the port before MLX listens. Linux answers a connection then with a reset; macOS drops
@@ -260,19 +268,19 @@ async def _knock(port: int) -> None:
     at once or not at all.
     """
     loop = asyncio.get_running_loop()
-    until = loop.time() + _KNOCK_SECONDS
+    until = loop.time() + seconds
     while 0 < port < 65536 and loop.time() < until:
-        with socket.socket() as visitor:
+        with connection() as visitor:
             visitor.setblocking(False)
             visitor.connect_ex(("127.0.0.1", port))
-            await asyncio.sleep(_KNOCK_PAUSE)
+            await asyncio.sleep(pause)
             if _is_connected(visitor):
                 await loop.create_future()
 
 
-def _is_connected(connection: socket.socket) -> bool:
+def _is_connected(visitor: socket.socket) -> bool:
     try:
-        connection.getpeername()
+        visitor.getpeername()
     except OSError:
         return False
     return True

@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
@@ -54,13 +54,20 @@ class Diagnosis:
         session: Callable[[], bool],
         *,
         clock: Clock = monotonic_clock,
+        reach: Callable[[str], Awaitable[str]] | None = None,
+        examine: Callable[[bytes], Awaitable[bytes]] | None = None,
     ) -> None:
-        """`roster` returns the roster in use; `session` says whether the coordinator answers."""
+        """`roster` returns the roster in use; `session` says whether the coordinator answers.
+
+        By default `reach` is `try_address` and `examine` is `ask_child`.
+        """
         self._settings = settings
         self._own_id = own_id
         self._roster = roster
         self._session = session
         self._clock = clock
+        self._reach = reach or try_address
+        self._examine = examine or ask_child
         self._connecting = asyncio.Lock()
         self._reporting = asyncio.Lock()
         self._newest: tuple[float, diagnosis_pb2.DiagnoseResponse] | None = None
@@ -86,7 +93,7 @@ class Diagnosis:
                     "settings": self._settings.model_dump(mode="json"),
                     "daemon": connected.SerializeToString().hex(),
                 }
-                report = await _ask_child(json.dumps(asked).encode())
+                report = await self._examine(json.dumps(asked).encode())
                 self._newest_report = self._clock(), report
             return self._newest_report[1]
 
@@ -99,7 +106,7 @@ class Diagnosis:
         async def one(member: str, address: str) -> diagnosis_pb2.PeerConnection:
             async with few:
                 started = self._clock()
-                error = await _try(address)
+                error = await self._reach(address)
                 took = int((self._clock() - started) * 1000)
             return diagnosis_pb2.PeerConnection(
                 member=member, address=address, error=error, milliseconds=took
@@ -137,7 +144,7 @@ class DiagnosisService(diagnosis_pb2_grpc.DiagnosisServicer):
         return await self._diagnosis.connect()
 
 
-async def _try(address: str) -> str:
+async def try_address(address: str) -> str:
     """The reason why the connection failed; empty if it succeeded."""
     try:
         host, port = parse_address(address)
@@ -162,16 +169,22 @@ def _executable() -> str:
     return os.path.realpath(sys.executable)
 
 
-async def _ask_child(asked: bytes) -> bytes:
+async def ask_child(
+    asked: bytes,
+    module: str = MODULE,
+    environment: Mapping[str, str] | None = None,
+    max_bytes: int = MAX_REPORT_BYTES,
+) -> bytes:
+    """The report of a process that examines the machine. Raises Unavailable, DeadlineExceeded."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",
         "-m",
-        MODULE,
+        module,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        env=child_environment({}),
+        env=child_environment(environment or {}),
         process_group=0,
     )
     assert process.stdin is not None
@@ -183,7 +196,7 @@ async def _ask_child(asked: bytes) -> bytes:
                 await process.stdin.drain()
                 process.stdin.write_eof()
             report = b""
-            while len(report) <= MAX_REPORT_BYTES and (part := await process.stdout.read(1 << 16)):
+            while len(report) <= max_bytes and (part := await process.stdout.read(1 << 16)):
                 report += part
     except TimeoutError:
         raise DeadlineExceeded("examining the machine took too long", reason="REPORT_TIMEOUT") from None
@@ -192,7 +205,7 @@ async def _ask_child(asked: bytes) -> bytes:
             signal_group(process.pid, signal.SIGKILL)
         process.stdin.close()
         await process.wait()
-    if not report or len(report) > MAX_REPORT_BYTES:
+    if not report or len(report) > max_bytes:
         raise Unavailable(
             "the machine could not be examined",
             hint="run sealring doctor on it",

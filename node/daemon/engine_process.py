@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -104,6 +104,8 @@ class EngineProcess:
         on_end: Callable[[EngineProcess], None],
         environment: Mapping[str, str] | None = None,
         cpu: bool = False,
+        spawn: Callable[..., Awaitable[Child]] = Child.spawn,
+        watch: Callable[..., Liveness] = Liveness,
     ) -> EngineProcess:
         """Spawns an engine and waits until it is ready. With `cpu` it leaves the GPU alone.
 
@@ -114,7 +116,7 @@ class EngineProcess:
         engine._handoff = ours
         try:
             with theirs:
-                engine._child = await Child.spawn(
+                engine._child = await spawn(
                     "engine",
                     ["-m", ENGINE_MODULE, "--handoff-fd", str(theirs.fileno()), *(["--cpu"] if cpu else [])],
                     on_message=engine._message,
@@ -122,7 +124,7 @@ class EngineProcess:
                     descriptors=(theirs.fileno(),),
                     environment=environment,
                 )
-            engine._liveness = Liveness(engine._child, _ping, engine._frozen)
+            engine._liveness = watch(engine._child, _ping, engine._frozen)
             engine._liveness.look()
             await within(engine._ready, _START_SECONDS, "the start of an engine", _TIMEOUT)
         except BaseException:

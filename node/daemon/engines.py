@@ -218,14 +218,15 @@ class EngineKeeper:
         """Keeps the spare engine for the deployment that often follows a profile."""
         self._keep_spare_no_more()
         loop = asyncio.get_running_loop()
-        self._spare_over = loop.call_later(_SPARE_SECONDS, lambda: self._go(self._drop_spare()))
+        self._spare_over = loop.call_later(_SPARE_SECONDS, lambda: self._go(self.drop_spare()))
 
     def _keep_spare_no_more(self) -> None:
         if self._spare_over is not None:
             self._spare_over.cancel()
             self._spare_over = None
 
-    async def _drop_spare(self) -> None:
+    async def drop_spare(self) -> None:
+        """Ends the spare engine."""
         async with self._turn:
             if self._spare.process is not None:
                 log.info("spare_engine_ended")

@@ -402,11 +402,11 @@ def _look_into(folder: Path, name: str, fetched: bool) -> Held:
         note = None
     if note is not None:
         return Held(name, note.manifest.size, note.done, fetched)
-    size = _size(folder)
+    size = folder_size(folder)
     return Held(name, size, size, fetched)
 
 
-def _size(folder: Path) -> int:
+def folder_size(folder: Path) -> int:
     """Bytes of the files in a folder. Files that disappear meanwhile are skipped."""
     total = 0
     for where, _, names in os.walk(folder):

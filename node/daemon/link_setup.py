@@ -44,13 +44,24 @@ class LinkSetup:
     """The handshakes of one epoch, from `establish` until `close`."""
 
     def __init__(
-        self, handshakes: Handshakes, plan: EpochPlan, own_address: str, again: Callable[[LinkSecrets], None]
+        self,
+        handshakes: Handshakes,
+        plan: EpochPlan,
+        own_address: str,
+        again: Callable[[LinkSecrets], None],
+        *,
+        peer_seconds: float = PEER_SECONDS,
+        call_seconds: float = CALL_SECONDS,
+        first_attempt: float = _FIRST_ATTEMPT,
     ) -> None:
         """`again` receives the new keys of each handshake that a neighbour repeats after `establish`."""
         self._handshakes = handshakes
         self._plan = plan
         self._own_address = own_address
         self._again = again
+        self._peer_seconds = peer_seconds
+        self._call_seconds = call_seconds
+        self._first_attempt = first_attempt
         self._answering: list[asyncio.Task[None]] = []
 
     async def establish(self) -> LinkSecrets:
@@ -83,7 +94,7 @@ class LinkSetup:
         task = asyncio.get_running_loop().create_task(self._answer(link, result))
         self._answering.append(task)
         try:
-            async with asyncio.timeout(PEER_SECONDS):
+            async with asyncio.timeout(self._peer_seconds):
                 return await result
         except TimeoutError:
             raise DeadlineExceeded(
@@ -92,8 +103,8 @@ class LinkSetup:
 
     async def _call(self, link: LinkPlan) -> LinkSecrets:
         loop = asyncio.get_running_loop()
-        until = loop.time() + CALL_SECONDS
-        patience, pause = _FIRST_ATTEMPT, _PAUSE
+        until = loop.time() + self._call_seconds
+        patience, pause = self._first_attempt, _PAUSE
         while True:
             try:
                 return await self._handshakes.call(

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import struct
-import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import structlog
 
+from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import HandshakeError, SealringError
 from sealring.node.daemon.plan import EpochPlan, LinkPlan
 from sealring.node.link.exchange import Conversation, Handshakes
@@ -44,9 +45,10 @@ _STEP = struct.Struct(">Q")
 class StepGate:
     """Holds back the steps of an epoch. `last` is the number of the last step that passed."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = monotonic_clock) -> None:
         self.last = 0
-        self._last_at = 0.0
+        self._clock = clock
+        self._last_at = -math.inf
         self._holds = 0
         self._open = asyncio.Event()
         self._open.set()
@@ -61,12 +63,12 @@ class StepGate:
     def passed(self, step: int) -> None:
         """Notes that a step was given to the engine."""
         self.last = step
-        self._last_at = time.monotonic()
+        self._last_at = self._clock()
 
     @property
     def resting(self) -> bool:
         """Whether no step has passed for a while."""
-        return time.monotonic() - self._last_at > _REST_SECONDS
+        return self._clock() - self._last_at > _REST_SECONDS
 
     async def knocked(self) -> None:
         """Returns when a step waits at the held gate."""
@@ -143,7 +145,7 @@ class Rotation:
                 self._params(link),
                 link.peer_addresses,
                 session,
-                lambda found: self._change(link, found),
+                lambda found: self.change(link, found),
                 seconds=_PATIENCE_SECONDS,
             )
         except SealringError as error:
@@ -159,7 +161,7 @@ class Rotation:
                 await self._handshakes.answer(
                     link.params,
                     session,
-                    lambda found: self._change(link, found),
+                    lambda found: self.change(link, found),
                     params=lambda: self._params(link),
                 )
                 session += 1
@@ -188,7 +190,8 @@ class Rotation:
                 await wanted.wait()
         wanted.clear()
 
-    async def _change(self, link: LinkPlan, found: Conversation) -> None:
+    async def change(self, link: LinkPlan, found: Conversation) -> None:
+        """Agrees on a step under a finished handshake and installs its keys. Raises HandshakeError."""
         with self._gate.held():
             try:
                 async with asyncio.timeout(_EXCHANGE_SECONDS):

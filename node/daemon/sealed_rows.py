@@ -165,7 +165,7 @@ class SealedReply:
         if output.finish:
             delta.finish, delta.prompt_tokens = output.finish, self.prompt_tokens
             self._unfinished -= 1
-        output.sealed = self._sealer.seal(_padded(delta), last=not self._unfinished)
+        output.sealed = self._sealer.seal(padded(delta), last=not self._unfinished)
 
 
 @dataclass(slots=True, eq=False)
@@ -258,19 +258,19 @@ def _clear(output: control_pb2.RowOutput) -> None:
         output.ClearField(field)
 
 
-def _padded(delta: inference_pb2.SealedDelta) -> bytes:
+def padded(delta: inference_pb2.SealedDelta) -> bytes:
     """The serialized delta, padded to a multiple of its unit."""
     unit = CHUNK_BYTES * (1 + sum(1 + len(one.top) for one in (*delta.logprobs, *delta.held)))
     unit = min(unit, MAX_UNIT_BYTES)
     missing = -delta.ByteSize() % unit
     if missing:
-        while (length := _field_length(missing)) is None:
+        while (length := field_length(missing)) is None:
             missing += unit
         delta.padding = bytes(length)
     return delta.SerializeToString()
 
 
-def _field_length(size: int) -> int | None:
+def field_length(size: int) -> int | None:
     """The length of a bytes field that takes `size` bytes with its tag and length; None if no length does."""
     for prefix in (1, 2, 3):
         length = size - 1 - prefix

@@ -60,9 +60,14 @@ class CoordinatorSession:
         introduction: Introduction,
         listener: Listener,
         coordinators: Callable[[], Sequence[str]] = tuple,
+        *,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
         """`coordinators` returns addresses to try beside the channel's own."""
         self._coordinators = coordinators
+        self._heartbeat_seconds = heartbeat_seconds
+        self._backoff = backoff
         self.connected = False
         self._channel = channel
         self._introduction = introduction
@@ -75,6 +80,11 @@ class CoordinatorSession:
         self._dismissed = False  # the coordinator said goodbye; it reads until this node has ended its side
         self._greeted = False  # a hello was sent on this stream, so a goodbye may follow
         self._left = asyncio.Event()
+
+    @property
+    def waiting(self) -> tuple[membership_pb2.MemberMessage, ...]:
+        """The queued messages."""
+        return tuple(self._outbox)
 
     def send(self, message: membership_pb2.MemberMessage) -> None:
         """Queues a message. A full queue drops its oldest message: a coordinator that asked for it runs into
@@ -91,7 +101,7 @@ class CoordinatorSession:
 
     async def run(self) -> None:
         """Connects, exchanges messages, and connects again."""
-        backoff = Backoff()
+        backoff = self._backoff()
         loop = asyncio.get_running_loop()
         while not self._leaving:
             started = loop.time()
@@ -172,7 +182,7 @@ class CoordinatorSession:
             await call.write(membership_pb2.MemberMessage(hello=hello))
             while True:
                 await call.write(membership_pb2.MemberMessage(heartbeat=self._listener.heartbeat()))
-                due = asyncio.get_running_loop().time() + HEARTBEAT_SECONDS
+                due = asyncio.get_running_loop().time() + self._heartbeat_seconds
                 while await self._something_before(due):
                     await self._write_outbox(call)
                     if self._leaving and (self._dismissed or not self._outbox):

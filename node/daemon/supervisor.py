@@ -11,7 +11,6 @@ import asyncio
 import os
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -23,13 +22,12 @@ from sealring.mesh.clock import awake_clock
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput
 from sealring.mesh.system.processes import signal_group
 from sealring.node.daemon.childlog import ChildLog
-from sealring.node.wire.frames import MAX_FRAME, socket_pair
+from sealring.node.wire.frames import LENGTH, MAX_FRAME, socket_pair
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
-_LENGTH = struct.Struct(">I")
 _TERM_GRACE_SECONDS = 2.0
 _EXIT_GRACE_SECONDS = 1.0
 LOOK_SECONDS = 1.0
@@ -232,7 +230,7 @@ class _Frames(asyncio.Protocol):
         start = 0
         try:
             while (end := _frame_end(self._buffer, start)) is not None:
-                body = bytes(self._buffer[start + _LENGTH.size : end])
+                body = bytes(self._buffer[start + LENGTH.size : end])
                 start = end
                 self._on_message(body)
         except Exception as error:
@@ -255,7 +253,7 @@ class _Frames(asyncio.Protocol):
 
     def send(self, body: bytes) -> None:
         if self._transport is not None and not self.closed:
-            self._transport.writelines((_LENGTH.pack(len(body)), body))
+            self._transport.writelines((LENGTH.pack(len(body)), body))
 
     def close(self) -> None:
         self.closed = True
@@ -280,12 +278,12 @@ class _Frames(asyncio.Protocol):
 
 def _frame_end(buffer: bytearray, start: int) -> int | None:
     """The end of the frame that begins at `start`, or None while it is incomplete."""
-    if len(buffer) - start < _LENGTH.size:
+    if len(buffer) - start < LENGTH.size:
         return None
-    (length,) = _LENGTH.unpack_from(buffer, start)
+    (length,) = LENGTH.unpack_from(buffer, start)
     if length > MAX_FRAME:
         raise InvalidInput(f"a frame of {length} bytes is above {MAX_FRAME}", reason="FRAME_TOO_LARGE")
-    end = start + _LENGTH.size + int(length)
+    end = start + LENGTH.size + int(length)
     return end if end <= len(buffer) else None
 
 

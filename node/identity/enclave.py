@@ -1,8 +1,8 @@
 """The identity key in a Mac's Secure Enclave, behind a helper process (`deploy/enclave`).
 
 A frame is a length (4 bytes, big endian) and that number of bytes. A request begins with its operation, one
-byte: 1 asks for the public key, 2 for a signature. The length of the label (1 byte), the label and the content
-follow for a signature. An answer is a status (1 byte, 0 for success), then the key (65 bytes), the DER
+byte: 1 asks for the public key, 2 for a signature. For a signature the label's length (1 byte), the label and
+the content follow. An answer is a status (1 byte, 0 for success), then the key (65 bytes), the DER
 signature, or an error in ASCII.
 
 The helper prepends the domain itself, so that it signs only under labels of sealring, and never returns a

@@ -53,7 +53,7 @@ EARLY_SECONDS = 5.0
 
 _OTHER_RELEASE = "INCOMPATIBLE_VERSION"
 _MAX_OPEN = 64
-_MAX_OPEN_PER_PEER = 2 * MAX_RINGS_OF_MEMBER
+MAX_OPEN_PER_PEER = 2 * MAX_RINGS_OF_MEMBER
 """A member makes one call at a time for each ring that two members share. A broken call may still be open
 here, hence twice as many. Further calls fail, and the caller retries."""
 
@@ -125,17 +125,36 @@ class Handshakes(links_pb2_grpc.LinksServicer):
     """All handshakes of one daemon, in both roles."""
 
     def __init__(
-        self, cluster: str, signer: Signer, store: TlsStore, *, revoked: Callable[[str], bool]
+        self,
+        cluster: str,
+        signer: Signer,
+        store: TlsStore,
+        *,
+        revoked: Callable[[str], bool],
+        early_seconds: float = EARLY_SECONDS,
+        deadline_seconds: float = DEADLINE_SECONDS,
     ) -> None:
         """`revoked` says whether the roster names a member's id as evicted or banned."""
         self._cluster = cluster
         self._signer = signer
         self._reach = Reach(store)
         self._revoked = revoked
+        self._early_seconds = early_seconds
+        self._deadline_seconds = deadline_seconds
         self._ledger = EphemeralLedger()
         self._expected: dict[LinkKey, _Expected] = {}
         self._arrived = asyncio.Condition()
         self._open: list[_Open] = []
+
+    @property
+    def open(self) -> int:
+        """Incoming handshakes that are open."""
+        return len(self._open)
+
+    @property
+    def awaited(self) -> int:
+        """Links on which a neighbour's handshake is awaited."""
+        return len(self._expected)
 
     async def call(
         self,
@@ -269,7 +288,7 @@ class Handshakes(links_pb2_grpc.LinksServicer):
     def _admitted(self, handshake: _Open) -> Iterator[None]:
         """Counts a handshake as open within the block. Raises ResourceExhausted (TOO_MANY_HANDSHAKES)."""
         own = sum(one.caller == handshake.caller for one in self._open)
-        if len(self._open) >= _MAX_OPEN or own >= _MAX_OPEN_PER_PEER:
+        if len(self._open) >= _MAX_OPEN or own >= MAX_OPEN_PER_PEER:
             raise ResourceExhausted("too many handshakes are open", reason="TOO_MANY_HANDSHAKES")
         self._open.append(handshake)
         try:
@@ -278,11 +297,11 @@ class Handshakes(links_pb2_grpc.LinksServicer):
             self._open.remove(handshake)
 
     async def _answer_caller(self, caller: str, frames: Frames, context: Any) -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS):
+        async with asyncio.timeout(self._deadline_seconds):
             hello = await frames.next("hello")
         expected = await self._claim(hello, caller)
         try:
-            async with asyncio.timeout(DEADLINE_SECONDS) as limit:
+            async with asyncio.timeout(self._deadline_seconds) as limit:
                 expected.begin(limit)
                 params = expected.params()
                 await _check_release(hello, frames, caller, params.own_id)
@@ -304,7 +323,7 @@ class Handshakes(links_pb2_grpc.LinksServicer):
         """The expected link of a hello. A link that is not repeatable can be claimed once."""
         key = _key(hello, hello.session)
         try:
-            async with asyncio.timeout(EARLY_SECONDS), self._arrived:
+            async with asyncio.timeout(self._early_seconds), self._arrived:
                 await self._arrived.wait_for(lambda: key in self._expected)
                 expected = self._expected[key]
                 if expected.peer_id != caller:

@@ -76,7 +76,7 @@ def main() -> None:
     logging.configure("fetch")
     control = socket.socket(fileno=arguments.control_fd)
     frames = FrameSocket(control)
-    threading.Thread(target=_die_with_daemon, args=(control,), daemon=True).start()
+    threading.Thread(target=die_with_daemon, args=(control,), daemon=True).start()
     try:
         fetch(arguments.model, arguments.home, frames, part=arguments.part, commit=arguments.commit)
     except SealringError as error:
@@ -105,7 +105,7 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
                     reason="OTHER_MODEL_VERSION",
                 )
             manifest = note.manifest
-        fetching = _Fetching(repository, partial, frames)
+        fetching = HubFetch(repository, partial, frames)
         ranges = _wanted(partial.path / WANTED) if part else ()
         wanted = beginnings(manifest) if part else every_part(manifest)
         if note is None:
@@ -138,7 +138,7 @@ class _Beat:
             self._sent = time.monotonic()
 
 
-class _Fetching:
+class HubFetch:
     """Fills a partial model from a repository."""
 
     def __init__(self, repository: Repository, partial: PartialModel, frames: FrameSocket) -> None:
@@ -245,7 +245,8 @@ def _refusal(error: BaseException, model: str) -> SealringError:
     )
 
 
-def _die_with_daemon(control: socket.socket) -> None:
+def die_with_daemon(control: socket.socket) -> None:
+    """Ends this process once the daemon's end of the socket is closed."""
     control.recv(1)
     os._exit(1)
 

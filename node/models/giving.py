@@ -12,7 +12,7 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ _CALLS_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
-class _Known:
+class Known:
     """A manifest, and the state of the folder when it was made."""
 
     state: FolderState
@@ -68,7 +68,12 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
     """The Models service of one node."""
 
     def __init__(
-        self, cluster: str, folders: Sequence[Path], notes: Path, roster: Callable[[], Roster | None]
+        self,
+        cluster: str,
+        folders: Sequence[Path],
+        notes: Path,
+        roster: Callable[[], Roster | None],
+        write: Callable[[Any, bytes], Awaitable[None]] | None = None,
     ) -> None:
         """`roster` returns the valid roster in use, or None. Manifests of models that sealring did not fetch
         go to the folder `notes`."""
@@ -76,8 +81,9 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         self._folders = folders
         self._notes = notes
         self._roster = roster
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
-        self._making: dict[FolderState, asyncio.Task[_Known]] = {}
+        self._write = write or write_piece
+        self._known: OrderedDict[bytes, Known] = OrderedDict()
+        self._making: dict[FolderState, asyncio.Task[Known]] = {}
         self._turn = asyncio.Lock()
         self._readers: list[str] = []
         self._calls = Buckets(_CALLS_PER_SECOND, _CALLS_AT_ONCE)
@@ -98,7 +104,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         folder = None if request.model.startswith("/") else await asyncio.to_thread(self._find, request.model)
         if folder is None:
             raise not_found(request.model, "this node does not have it")
-        known = await self._manifest(folder)
+        known = await self.known(folder)
         message = to_message(known.manifest, known.have)
         message.commit, message.hub_files = known.commit, known.hub_files
         return message
@@ -121,7 +127,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             raise _bad_range()
         if not known.have[request.file].issuperset(range(request.first, end)):
             raise _bad_range()
-        with self._slot(caller), self._open(known, file.name) as descriptor:
+        with self.slot(caller), self._open(known, file.name) as descriptor:
             reading = _read(descriptor, file, request.first)
             try:
                 for part in range(request.first, end):
@@ -130,7 +136,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
                         reading = _read(descriptor, file, part + 1)  # read during the sending of this one
                     for piece in pieces:
                         self._member(context)  # ends the stream of a caller that the roster no longer names
-                        await _write(context, piece)
+                        await self._write(context, piece)
             except EOFError:
                 raise _changed(known.state.path) from None
             finally:  # the descriptor must not be closed during a read
@@ -142,9 +148,10 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         Raises NotFound (MODEL_NOT_FOUND), ResourceExhausted (MODELS_BUSY), ModelError (MODEL_CHANGED,
         MODEL_FOLDER_UNUSABLE, BAD_MODEL_NOTE).
         """
-        return (await self._manifest(folder)).manifest
+        return (await self.known(folder)).manifest
 
-    async def _manifest(self, folder: Path) -> _Known:
+    async def known(self, folder: Path) -> Known:
+        """A folder's manifest and the parts that are here. Raises as `manifest`."""
         state = await asyncio.to_thread(FolderState.read, folder)
         for known in self._known.values():
             if known.state == state:
@@ -157,7 +164,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             task.add_done_callback(partial(self._made, state))
         return await asyncio.shield(self._making[state])
 
-    async def _make(self, state: FolderState) -> _Known:
+    async def _make(self, state: FolderState) -> Known:
         async with self._turn:
             known = await asyncio.to_thread(self._noted, state)
         self._known[known.manifest.digest] = known
@@ -165,7 +172,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             self._known.popitem(last=False)
         return known
 
-    def _noted(self, state: FolderState) -> _Known:
+    def _noted(self, state: FolderState) -> Known:
         """The manifest from the note of an earlier process, if nothing has changed since, or from all
         files."""
         apart = self._notes / f"{hashlib.sha256(bytes(state.path.resolve())).hexdigest()}.json"
@@ -181,7 +188,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             beside = None  # a note of the folder's earlier content
         for note in (own, beside):
             if note is not None and note.state == state:
-                return _Known(state, note.manifest, note.have, commit, hub_files)
+                return Known(state, note.manifest, note.have, commit, hub_files)
         if part is not None:  # the folder was copied, perhaps not all of it
             manifest, have = part.manifest, self._still_there(state.path, part)
         else:
@@ -194,7 +201,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             note.write(apart)
         except OSError as error:
             log.warning("manifest_not_noted", model=state.path.name, error=error.strerror)
-        return _Known(state, manifest, note.have, commit, hub_files)
+        return Known(state, manifest, note.have, commit, hub_files)
 
     def _still_there(self, folder: Path, note: Note) -> Parts:
         """The noted parts whose hashes are right. Raises ModelError (MODEL_CHANGED)."""
@@ -213,7 +220,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             raise _changed(folder) from None
         return found
 
-    def _made(self, state: FolderState, task: asyncio.Task[_Known]) -> None:
+    def _made(self, state: FolderState, task: asyncio.Task[Known]) -> None:
         del self._making[state]
         if not task.cancelled():
             task.exception()  # marks it as read: the caller may have been cancelled
@@ -234,7 +241,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         return caller.id
 
     @contextlib.contextmanager
-    def _slot(self, caller: str) -> Iterator[None]:
+    def slot(self, caller: str) -> Iterator[None]:
         """Counts a stream within the block: a few in all, one for each caller. Raises ResourceExhausted."""
         if len(self._readers) >= _MAX_STREAMS or caller in self._readers:
             raise _busy()
@@ -245,7 +252,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             self._readers.remove(caller)
 
     @contextlib.contextmanager
-    def _open(self, known: _Known, name: str) -> Iterator[int]:
+    def _open(self, known: Known, name: str) -> Iterator[int]:
         try:
             descriptor = open_inside(known.state.path, name)
         except (OSError, SealringError):
@@ -276,7 +283,8 @@ def _read(descriptor: int, file: ModelFile, part: int) -> asyncio.Future[list[by
     return asyncio.get_running_loop().run_in_executor(None, read)
 
 
-async def _write(context: Any, piece: bytes) -> None:
+async def write_piece(context: Any, piece: bytes) -> None:
+    """Sends an encoded piece. Raises Unavailable (SLOW_PEER)."""
     try:
         async with asyncio.timeout(_WRITE_SECONDS):
             await context.write(piece)

@@ -40,7 +40,7 @@ def create_arena() -> int:
 def _anonymous_descriptor() -> int:
     if sys.platform == "linux" and hasattr(os, "memfd_create"):
         return os.memfd_create("sealring", os.MFD_CLOEXEC)
-    # A private module of CPython, which multiprocessing.shared_memory uses. Its own SharedMemory keeps the name.
+    # A private module of CPython, used by multiprocessing.shared_memory, whose class keeps the name.
     _posixshmem: Any = importlib.import_module("_posixshmem")
     name = f"/sr-{secrets.token_hex(8)}"
     descriptor: int = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from sealring.mesh.errors import InvalidInput
 
 MAX_FRAME = 64 << 20
-_LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct(">I")
 
 
 M = TypeVar("M", bound=Message)
@@ -28,7 +28,7 @@ def encode_frame(message: Message) -> bytes:
     body = message.SerializeToString()
     if len(body) > MAX_FRAME:
         raise InvalidInput(f"a frame of {len(body)} bytes is above {MAX_FRAME}", reason="FRAME_TOO_LARGE")
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
 class FrameSocket:
@@ -47,10 +47,10 @@ class FrameSocket:
 
     def receive(self, kind: type[M]) -> M | None:
         """The next message, or None at a clean end. Raises InvalidInput on a broken frame."""
-        head = self._reader.read(_LENGTH.size)
+        head = self._reader.read(LENGTH.size)
         if not head:
             return None
-        if len(head) < _LENGTH.size:
+        if len(head) < LENGTH.size:
             raise _broken()
         length = _checked_length(head)
         body = self._reader.read(length)
@@ -65,7 +65,7 @@ class FrameSocket:
 
 
 def _checked_length(head: bytes) -> int:
-    (length,) = _LENGTH.unpack(head)
+    (length,) = LENGTH.unpack(head)
     if length > MAX_FRAME:
         raise InvalidInput(f"a frame of {length} bytes is above {MAX_FRAME}", reason="FRAME_TOO_LARGE")
     return int(length)

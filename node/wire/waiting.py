@@ -23,12 +23,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _default_spin_seconds() -> float:
+def default_spin_seconds() -> float:
     """0 on a Mac: some of its cores are efficiency cores, and its GPU shares their power limit."""
     return SPIN_SECONDS if sys.platform != "darwin" and cores() >= MANY_CORES else 0.0
 
 
-spin_seconds = _default_spin_seconds()
+spin_seconds = default_spin_seconds()
 
 
 def wait(poll: select.poll, timeout: float | None = None) -> list[tuple[int, int]]:

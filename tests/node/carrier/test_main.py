@@ -117,7 +117,7 @@ def test_what_a_later_start_leaves_out_stays() -> None:
     ]
     carrier = carrier_of(Control(*(Command(start=start) for start in starts)))
     with pytest.raises(EpochEnded):
-        carrier._form()
+        carrier.form()
     carrier.run()
     assert carrier._start == engine_pb2.StartCarrier(next_address="a:1", form_timeout_ms=6)
 
@@ -135,7 +135,7 @@ def test_the_watchdog_asks_for_keys_once_and_ends_what_hangs(monkeypatch: pytest
     monkeypatch.setattr(module.time, "sleep", rest)
     control = Control()
     with pytest.raises(EpochEnded) as caught:
-        carrier_of(control)._watch(pump)  # type: ignore[arg-type]
+        carrier_of(control).watch(pump)  # type: ignore[arg-type]
     assert caught.value.reason == "PEER_FROZEN"
     assert [event.rekey.outgoing for event in control.sent] == [False, True, False]
     assert (rests, pump.noted) == ([1] * 5, 5)

@@ -89,10 +89,10 @@ def test_no_record_takes_memory_of_mlx(
 
 def test_a_descriptor_that_is_no_socket_is_left_alone(tmp_path) -> None:
     with (tmp_path / "file").open("w") as file, socket.socket() as made:
-        assert not ring._is_socket(file.fileno())
-        assert ring._is_socket(made.fileno())
+        assert not ring.is_socket(file.fileno())
+        assert ring.is_socket(made.fileno())
         closed = made.fileno()
-    assert not ring._is_socket(closed)
+    assert not ring.is_socket(closed)
 
 
 @pytest.mark.parametrize(

@@ -136,12 +136,12 @@ async def connect(cluster):
     closing: list[Any] = []
 
     async def open_stream(
-        rank: int = 0, backend: str = "", clear_links: bool = False, yields: bool = False
+        rank: int = 0, backend: str = "", clear_links: bool = False, yields: bool = False, **limits: Any
     ) -> tuple[Desk, Stream]:
         desk = Desk(rank, gateway.signer.public_key)
         desk.plan.backend = backend
         desk.trusted = (cluster.ca.certificate,)
-        server = Server([(add_control_to_server, ControlService(desk), SERVICE)])
+        server = Server([(add_control_to_server, ControlService(desk, **limits), SERVICE)])
         port = server.listen("127.0.0.1:0", server_credentials(member.store()))
         await server.start()
         name = PeerIdentity("testbed", Role.MEMBER, member.id).server_name
@@ -457,9 +457,8 @@ async def test_what_does_not_prove_the_next_certificate_ends_the_epoch(
     assert leases[0].ends == expires_at(stream.material.certificate)
 
 
-async def test_a_gateway_that_does_not_read_ends_the_epoch(connect, monkeypatch) -> None:
-    monkeypatch.setattr(control, "MAX_WAITING_BYTES", 10_000)
-    desk, _stream = await connect()
+async def test_a_gateway_that_does_not_read_ends_the_epoch(connect) -> None:
+    desk, _stream = await connect(max_waiting=10_000)
     done = engine_pb2.EngineEvent(done=control_pb2.StepDone(step=1)).SerializeToString()
     for _ in range(100):
         desk.epoch.row_event(done)
@@ -552,28 +551,25 @@ async def test_a_stream_begins_with_an_offer(cluster, first: list[bytes], reason
     assert (raised.value.reason, caller.written) == (reason, [])
 
 
-async def test_who_says_nothing_is_not_waited_for(cluster, monkeypatch) -> None:
-    monkeypatch.setattr(control, "ATTACH_SECONDS", 0.001)
-
+async def test_who_says_nothing_is_not_waited_for(cluster) -> None:
     async def silent() -> Any:
         await asyncio.Event().wait()
         yield b""
 
     with pytest.raises(SealringError) as raised:
-        await ControlService(Desk(0)).schedule(silent(), Caller(cluster, Role.GATEWAY))
+        await ControlService(Desk(0), attach_seconds=0.001).schedule(silent(), Caller(cluster, Role.GATEWAY))
     assert raised.value.reason == "NO_ATTACH"
 
 
-def stream_of(desk: Desk, renewals: list[Any] | None = None) -> control.GatewayStream:
+def stream_of(desk: Desk, renewals: list[Any] | None = None, **limits: int) -> control.GatewayStream:
     """The part of a stream that needs no connection."""
     tenure: Any = SimpleNamespace(renew=(renewals if renewals is not None else []).append)
-    return control.GatewayStream("gateway", desk.epoch, desk.unsealer, tenure)
+    return control.GatewayStream("gateway", desk.epoch, desk.unsealer, tenure, **limits)
 
 
-async def test_messages_are_passed_on_while_their_reader_keeps_up(monkeypatch) -> None:
+async def test_messages_are_passed_on_while_their_reader_keeps_up() -> None:
     """By bytes: one of 16 MiB counts as much as a hundred thousand small ones."""
-    monkeypatch.setattr(control, "MAX_WAITING_BYTES", 4000)
-    stream = stream_of(Desk(0))
+    stream = stream_of(Desk(0), max_waiting=4000)
     forward = control_pb2.Forward(guest=1, key="x" * 2500)
     stream.pass_on(forward=forward)
     assert stream.behind
@@ -587,10 +583,9 @@ async def test_messages_are_passed_on_while_their_reader_keeps_up(monkeypatch) -
     assert (len(written), stream.behind) == (2, False)
 
 
-async def test_a_guest_that_does_not_read_has_to_go_by_itself(monkeypatch) -> None:
-    monkeypatch.setattr(control, "MAX_GUEST_BYTES", 1000)
+async def test_a_guest_that_does_not_read_has_to_go_by_itself() -> None:
     desk = Desk(0)
-    guest = stream_of(desk)
+    guest = stream_of(desk, max_guest=1000)
     guest.guest = 1
     written: list[control_pb2.ScheduleResponse] = []
     for _ in range(5):
@@ -604,10 +599,9 @@ async def test_a_guest_that_does_not_read_has_to_go_by_itself(monkeypatch) -> No
     assert (written[-1].goodbye.reason, desk.faults) == ("GATEWAY_SLOW", [])
 
 
-async def test_so_many_bytes_wait_and_nothing_follows_the_last(monkeypatch) -> None:
-    monkeypatch.setattr(control, "MAX_WAITING_BYTES", 3000)
+async def test_waiting_bytes_are_bounded_and_nothing_follows_the_last() -> None:
     desk = Desk(0)
-    stream = stream_of(desk)
+    stream = stream_of(desk, max_waiting=3000)
     problem = membership_pb2.Problem(message="x" * 1000)
     event = engine_pb2.EngineEvent(refused=control_pb2.RowRefused(row=2, problem=problem)).SerializeToString()
     for faults in ([], [], ["GATEWAY_SLOW"]):
@@ -638,8 +632,8 @@ async def test_so_many_bytes_wait_and_nothing_follows_the_last(monkeypatch) -> N
 async def test_a_gateways_goodbye_is_one_word(reason: str, told: str) -> None:
     stream = stream_of(Desk(0))
     assert not stream.used
-    assert stream._take(packed(ping=control_pb2.Ping(sequence=1)))
-    assert stream._take(packed(goodbye=membership_pb2.Goodbye(reason=reason))) is False
+    assert stream.take(packed(ping=control_pb2.Ping(sequence=1)))
+    assert stream.take(packed(goodbye=membership_pb2.Goodbye(reason=reason))) is False
     assert (stream.goodbye, stream.used) == (told, False)
     stream.close()
 
@@ -649,15 +643,15 @@ async def test_a_renewal_goes_to_who_checks_it_and_work_to_the_engine() -> None:
     stream = stream_of(desk, renewals)
     request = control_pb2.ScheduleRequest()
     request.renewal.SetInParent()
-    assert stream._take(request.SerializeToString())
+    assert stream.take(request.SerializeToString())
     assert renewals == [request.renewal]
     change = control_pb2.Change(evict=control_pb2.Evict(row=1))
     step = control_pb2.Step(number=1, changes=[change] * MAX_CHANGES)
-    assert stream._take(packed(step=step))
+    assert stream.take(packed(step=step))
     assert (stream.used, desk.engine.work[0].step) == (True, step)
     desk.epoch.engine = None
     with pytest.raises(SealringError) as raised:
-        stream._take(packed(step=control_pb2.Step(number=2)))
+        stream.take(packed(step=control_pb2.Step(number=2)))
     assert raised.value.reason == "EPOCH_ENDED"
 
 
@@ -665,7 +659,7 @@ async def test_a_renewal_goes_to_who_checks_it_and_work_to_the_engine() -> None:
 async def test_what_is_not_the_place_of_a_member_is_refused(fields: dict[str, Any]) -> None:
     stream = stream_of(Desk(1))
     with pytest.raises(InvalidInput) as raised:
-        stream._take(control_pb2.ScheduleRequest(**fields).SerializeToString())
+        stream.take(control_pb2.ScheduleRequest(**fields).SerializeToString())
     assert raised.value.reason == "BAD_MESSAGE"
 
 

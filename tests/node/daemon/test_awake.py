@@ -29,31 +29,33 @@ async def awake(program: Path):
     await made.hold(False)
 
 
-def pid_of(awake: Awake) -> int:
-    assert awake._process is not None
-    return awake._process.pid
+async def ended(awake: Awake) -> None:
+    async with asyncio.timeout(200):
+        while awake.pid is not None:
+            await asyncio.sleep(0.001)
 
 
 async def test_one_program_runs_for_as_long_as_it_is_wanted(awake: Awake) -> None:
     await asyncio.gather(awake.hold(True), awake.hold(True))
-    first = pid_of(awake)
+    first = awake.pid
+    assert first is not None
     await awake.hold(True)
-    assert pid_of(awake) == first
+    assert awake.pid == first
     await awake.hold(False)
     assert not psutil.pid_exists(first)
     await awake.hold(False)
     await awake.hold(True)
-    assert pid_of(awake) != first
+    assert awake.pid != first
 
 
 async def test_a_program_that_was_ended_is_started_again(awake: Awake) -> None:
     await awake.hold(True)
-    first = pid_of(awake)
+    first = awake.pid
+    assert first is not None
     os.kill(first, signal.SIGKILL)
-    assert awake._process is not None
-    await awake._process.wait()
+    await ended(awake)
     await awake.hold(True)
-    assert pid_of(awake) != first
+    assert awake.pid != first
 
 
 async def test_it_ends_with_this_process_and_holds_off_idle_sleep(tmp_path: Path) -> None:
@@ -62,8 +64,7 @@ async def test_it_ends_with_this_process_and_holds_off_idle_sleep(tmp_path: Path
     program.chmod(0o700)
     awake = Awake(program)
     await awake.hold(True)
-    assert awake._process is not None
-    await awake._process.wait()
+    await ended(awake)
     assert told.read_text().split() == ["-i", "-s", "-w", str(os.getpid())]
     await awake.hold(False)
 
@@ -77,4 +78,4 @@ async def test_where_there_is_no_such_program_nothing_happens(tmp_path: Path, mo
     awake = Awake(program)
     await awake.hold(True)
     await awake.hold(False)
-    assert awake._process is None
+    assert awake.pid is None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.rpc.problem import to_problem
-from sealring.node.daemon import carrier_process as daemon_carrier
+from sealring.node.daemon.carrier_process import CarrierProcess, LinkFigures, knock
 from sealring.v1 import engine_pb2
 
 
@@ -45,12 +46,9 @@ class Silent:
         return ("127.0.0.1", 4242)
 
 
-async def test_a_knock_that_is_not_answered_at_once_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_knock_that_is_not_answered_at_once_is_repeated() -> None:
     silent = Silent(until=5)
-    monkeypatch.setattr(daemon_carrier.socket, "socket", silent)
-    monkeypatch.setattr(daemon_carrier, "_KNOCK_PAUSE", 0.0)
-    monkeypatch.setattr(daemon_carrier, "_KNOCK_SECONDS", 200.0)
-    knocking = asyncio.create_task(daemon_carrier._knock(4242))
+    knocking = asyncio.create_task(knock(4242, seconds=200.0, pause=0.0, connection=silent))
     while silent.attempts < 5:
         await asyncio.sleep(0)
     for _ in range(20):
@@ -64,7 +62,7 @@ async def test_a_knock_that_is_not_answered_at_once_is_repeated(monkeypatch: pyt
 async def test_a_knock_finds_who_listens() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        knocking = asyncio.create_task(daemon_carrier._knock(held.getsockname()[1]))
+        knocking = asyncio.create_task(knock(held.getsockname()[1]))
         await asyncio.sleep(0)
         held.listen()
         held.setblocking(False)
@@ -76,9 +74,7 @@ async def test_a_knock_finds_who_listens() -> None:
 
 
 @pytest.mark.parametrize(("port", "knocks"), [(-1, 0), (0, 0), (1, 1), (65535, 1), (65536, 0)])
-async def test_nobody_knocks_where_there_is_no_port(
-    monkeypatch: pytest.MonkeyPatch, port: int, knocks: int
-) -> None:
+async def test_nobody_knocks_where_there_is_no_port(port: int, knocks: int) -> None:
     tried: list[int] = []
 
     class Visitor:
@@ -94,9 +90,7 @@ async def test_nobody_knocks_where_there_is_no_port(
 
         def getpeername(self) -> None: ...
 
-    monkeypatch.setattr(daemon_carrier.socket, "socket", Visitor)
-    monkeypatch.setattr(daemon_carrier, "_KNOCK_PAUSE", 0.0)
-    knocking = asyncio.create_task(daemon_carrier._knock(port))
+    knocking = asyncio.create_task(knock(port, pause=0.0, connection=Visitor))
     for _ in range(5):
         await asyncio.sleep(0)
     assert knocking.done() == (not knocks)
@@ -105,39 +99,66 @@ async def test_nobody_knocks_where_there_is_no_port(
     assert tried == [port] * knocks
 
 
-async def test_a_knock_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_knock_is_given_up_after_a_while() -> None:
     silent = Silent(until=10**9)
-    monkeypatch.setattr(daemon_carrier.socket, "socket", silent)
-    monkeypatch.setattr(daemon_carrier, "_KNOCK_PAUSE", 0.0)
-    monkeypatch.setattr(daemon_carrier, "_KNOCK_SECONDS", 0.001)
-    await daemon_carrier._knock(4242)
+    await knock(4242, seconds=0.001, pause=0.0, connection=silent)
     assert silent.closed == silent.attempts
 
 
 async def test_a_carrier_that_did_not_start_takes_no_orders() -> None:
     """Its epoch ends with a reason, and no step waits for it."""
-    carrier = daemon_carrier.CarrierProcess(lambda error: None)
+    carrier = CarrierProcess(lambda error: None)
     with pytest.raises(EpochEnded) as ended:
         carrier.give(engine_pb2.StartCarrier())
     with pytest.raises(EpochEnded):
         await carrier.look()
-    assert (ended.value.reason, carrier.pid, carrier._answers) == ("CHILD_ENDED", 0, {})
+    assert (ended.value.reason, carrier.pid) == ("CHILD_ENDED", 0)
 
 
 class Script:
-    """Both a carrier's process and what watches it: keeps the commands and the pings asked for."""
+    """A carrier's process and its liveness: keeps commands and pings, and sends a test's events."""
 
     pid = 7
 
     def __init__(self) -> None:
         self.commands: list[engine_pb2.CarrierCommand] = []
         self.pings: list[Any] = []
+        self.ended: Any = None
+        self.frozen: Any = None
+        self._hear: Any = None
+
+    async def spawn(self, name: str, arguments: Any, *, on_message: Any, on_end: Any, **more: Any) -> Any:
+        self._hear, self.ended = on_message, on_end
+        self.says(ready=engine_pb2.CarrierReady())
+        return self
+
+    def liveness(self, child: Any, ping: Any, on_frozen: Any) -> Any:
+        self.frozen = on_frozen
+        return Liveness(self)
+
+    def says(self, **event: Any) -> None:
+        self._hear(engine_pb2.CarrierEvent(**event).SerializeToString())
 
     def send(self, command: bytes) -> None:
         self.commands.append(engine_pb2.CarrierCommand.FromString(command))
 
+    def kill(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Liveness:
+    """Keeps the pings."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
     def watch(self, *, interval: float, deadline: float) -> None:
-        self.pings.append((interval, deadline))
+        self._script.pings.append((interval, deadline))
+
+    def look(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class Bench:
@@ -145,12 +166,22 @@ class Bench:
 
     def __init__(self) -> None:
         self.faults: list[str] = []
-        self.carrier = daemon_carrier.CarrierProcess(lambda error: self.faults.append(error.reason))
         self.script = Script()
-        self.carrier._child = self.carrier._liveness = self.script  # type: ignore[assignment]
+        self.carrier: Any = None
+
+    async def start(self, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.carrier = await CarrierProcess.start(
+                (),
+                listener,
+                folder=folder,
+                on_fault=lambda error: self.faults.append(error.reason),
+                spawn=self.script.spawn,
+                watch=self.script.liveness,
+            )
 
     def says(self, **event: Any) -> None:
-        self.carrier._message(engine_pb2.CarrierEvent(**event).SerializeToString())
+        self.script.says(**event)
 
     async def asked(self, work: Any, commands: int = 1) -> asyncio.Task[Any]:
         """The work, once it has sent so many commands."""
@@ -162,20 +193,18 @@ class Bench:
 
 
 @pytest.fixture
-async def bench() -> Bench:
-    return Bench()
+async def bench(tmp_path: Path) -> Bench:
+    bench = Bench()
+    await bench.start(tmp_path)
+    return bench
 
 
 async def test_pings_begin_when_the_ring_is_formed(bench: Bench) -> None:
     forming = await bench.asked(bench.carrier.form(200.0))
     assert bench.script.pings == []
     bench.says(knock=engine_pb2.Knock(port=0))
-    knocking = bench.carrier._knocking
-    bench.says(knock=engine_pb2.Knock(port=0))
-    assert bench.carrier._knocking is knocking is not None, "once"
     bench.says(up=engine_pb2.CarrierUp())
     await forming
-    await asyncio.wait((knocking,))
     assert bench.script.pings == [(1.0, 8.0)]
 
 
@@ -190,18 +219,14 @@ async def test_keys_are_installed_when_the_carrier_has_executed_that(bench: Benc
     await installing
 
 
-async def test_figures_are_the_newest_and_those_of_before_where_none_come(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_figures_are_the_newest_and_those_of_before_where_none_come(bench: Bench) -> None:
     looking = await bench.asked(bench.carrier.look())
     sequence = bench.script.commands[-1].ping.sequence
     assert sequence > 1 << 32, "no number of a ping that liveness sends"
     pong = engine_pb2.CarrierPong(sequence=sequence, records_sealed=7, records_opened=6, waiting_ms=5)
     bench.says(pong=pong)
-    assert await looking == daemon_carrier.LinkFigures(7, 6, 5)
-    monkeypatch.setattr(daemon_carrier, "_LOOK_SECONDS", 0.0)
-    assert await bench.carrier.look() == daemon_carrier.LinkFigures(7, 6, 0), "nobody knows whether it waits"
-    assert bench.carrier._answers == {}
+    assert await looking == LinkFigures(7, 6, 5)
+    assert await bench.carrier.look(0.0) == LinkFigures(7, 6, 0), "nobody knows whether it waits"
 
 
 async def test_who_wants_new_keys_says_for_which_link(bench: Bench) -> None:
@@ -210,26 +235,21 @@ async def test_who_wants_new_keys_says_for_which_link(bench: Bench) -> None:
     assert not bench.carrier.rekey_wanted(outgoing=False).is_set()
 
 
-@pytest.mark.parametrize("how", ["_frozen", "_ended", "says"])
+@pytest.mark.parametrize("how", ["frozen", "ended", "says"])
 async def test_a_fault_is_told_once_and_ends_what_is_waited_for(bench: Bench, how: str) -> None:
     waiting = await bench.asked(bench.carrier.trace(0))
     if how == "says":
         bench.says(fault=engine_pb2.CarrierFault(problem=to_problem(EpochEnded("x", reason="LINK_LOST"))))
     else:
-        getattr(bench.carrier, how)()
-    reason = {"_frozen": "CARRIER_FROZEN", "_ended": "CHILD_ENDED", "says": "LINK_LOST"}[how]
+        getattr(bench.script, how)()
+    reason = {"frozen": "CARRIER_FROZEN", "ended": "CHILD_ENDED", "says": "LINK_LOST"}[how]
     with pytest.raises(SealringError) as ended:
         await waiting
-    bench.carrier._ended()
+    bench.script.ended()
     assert (ended.value.reason, bench.faults) == (reason, [reason])
-    for future in (bench.carrier._ready, bench.carrier._up):
-        with pytest.raises(SealringError):
-            await future
 
 
 async def test_who_stops_a_carrier_hears_no_fault_of_it(bench: Bench) -> None:
-    bench.carrier._child = bench.carrier._liveness = None
     await bench.carrier.stop()
-    bench.carrier._ended()
+    bench.script.ended()
     assert bench.faults == []
-    assert bench.carrier._ready.cancelled()

@@ -43,9 +43,9 @@ def clock() -> Times:
 
 @pytest.fixture
 def make(tmp_path: Path, clock: Times) -> Make:
-    def diagnosis(roster: Roster | None, own_id: str = "me") -> Diagnosis:
+    def diagnosis(roster: Roster | None, own_id: str = "me", **parts: Any) -> Diagnosis:
         settings = NodeSettings(state_dir=tmp_path, name="mini", models=[Path("/models")])
-        return Diagnosis(settings, own_id, lambda: roster, lambda: True, clock=clock)
+        return Diagnosis(settings, own_id, lambda: roster, lambda: True, clock=clock, **parts)
 
     return diagnosis
 
@@ -93,12 +93,10 @@ async def test_errors_are_named(error: Exception, named: str, monkeypatch: pytes
         raise error
 
     monkeypatch.setattr(asyncio, "open_connection", fails)
-    assert await module._try("10.0.0.1:7710") == named
+    assert await module.try_address("10.0.0.1:7710") == named
 
 
-async def test_it_is_no_scanner(
-    cluster: Any, make: Make, clock: Times, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_is_no_scanner(cluster: Any, make: Make, clock: Times) -> None:
     """Few at once, not more than so many, and not again at once."""
     _, roster = cluster.roster([cluster.party() for _ in range(2)])
     roster = with_addresses(roster, (), tuple(f"10.0.0.1:{port}" for port in range(1, 301)))
@@ -115,8 +113,7 @@ async def test_it_is_no_scanner(
         running -= 1
         return ""
 
-    monkeypatch.setattr(module, "_try", tries)
-    diagnosis = make(roster)
+    diagnosis = make(roster, reach=tries)
     first, second = await asyncio.gather(diagnosis.connect(), diagnosis.connect())
     assert first is second
     assert (len(tried), first.left_out) == (128, 172)
@@ -133,18 +130,14 @@ async def test_without_a_roster_nobody_is_tried(make: Make) -> None:
     assert list(found.connections) == []
 
 
-async def test_a_child_looks_at_the_machine(
-    make: Make, clock: Times, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_child_looks_at_the_machine(make: Make, clock: Times) -> None:
     asked: list[Any] = []
-    ask = module._ask_child
 
     async def listens(data: bytes) -> bytes:
         asked.append(json.loads(data))
-        return await ask(data)
+        return await module.ask_child(data)
 
-    monkeypatch.setattr(module, "_ask_child", listens)
-    diagnosis = make(None)
+    diagnosis = make(None, examine=listens)
     report = await diagnosis.report()
     assert json.loads(report)["facts"]["name"] == "mini"
     assert "models.folders" in {one["id"] for one in json.loads(report)["findings"]}
@@ -156,19 +149,15 @@ async def test_a_child_looks_at_the_machine(
     assert await diagnosis.report() is not report
 
 
-@pytest.mark.parametrize(("longer", "told"), [(0, True), (1, False)])
-async def test_a_report_is_so_long_at_most(
-    longer: int, told: bool, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("longer", "whole"), [(0, True), (1, False)])
+async def test_the_length_of_a_report_is_bounded(longer: int, whole: bool, tmp_path: Path) -> None:
     (tmp_path / "talking.py").write_text(f"print('x' * {100 + longer}, end='')")
-    monkeypatch.setattr(module, "MODULE", "talking")
-    monkeypatch.setattr(module, "MAX_REPORT_BYTES", 100)
-    monkeypatch.setattr(module, "child_environment", lambda _: {"PYTHONPATH": str(tmp_path)})
-    if told:
-        assert await make(None).report() == b"x" * 100
+    asking = module.ask_child(b"", "talking", {"PYTHONPATH": str(tmp_path)}, 100)
+    if whole:
+        assert await asking == b"x" * 100
         return
     with pytest.raises(Unavailable):
-        await make(None).report()
+        await asking
 
 
 @pytest.mark.parametrize(("limit", "shown"), [(256, 256), (0, 0), (-1, 1 << 32)])
@@ -183,14 +172,10 @@ async def test_no_limit_of_open_files_is_told_as_a_large_one(
     "program",
     ["", "raise SystemExit(1)", "import sys; sys.stdout.write('x' * 200_000); sys.stdout.flush(); input()"],
 )
-async def test_a_child_that_fails_is_told_of(
-    program: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_child_that_fails_is_an_error(program: str, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(program)
-    monkeypatch.setattr(module, "MODULE", "failing")
-    monkeypatch.setattr(module, "child_environment", lambda _: {"PYTHONPATH": str(tmp_path)})
     with pytest.raises(Unavailable) as caught:
-        await make(None).report()
+        await module.ask_child(b"", "failing", {"PYTHONPATH": str(tmp_path)})
     assert caught.value.reason == "NO_REPORT"
 
 

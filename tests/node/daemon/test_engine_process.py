@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,15 +19,30 @@ BUSY, QUIET, LOADING = (1.0, 8.0), (5.0, 8.0), (10.0, 120.0)
 
 
 class Script:
-    """Both a child and what watches it: keeps the commands and the pings asked for."""
+    """An engine's process and its liveness: keeps commands and pings, and sends a test's events."""
 
     pid = 7
+    ended = False
 
     def __init__(self) -> None:
         self.commands: list[engine_pb2.EngineCommand] = []
         self.pings: list[Any] = []
-        self.killed = self.ended = self.stopped = False
-        self.stop_seconds = 0.0
+        self.killed = False
+        self.end: Any = None
+        self.frozen: Any = None
+        self.hear: Any = None
+
+    async def spawn(self, name: str, arguments: Any, *, on_message: Any, on_end: Any, **more: Any) -> Any:
+        self.hear, self.end = on_message, on_end
+        self.says(ready=engine_pb2.EngineReady(memory_limit=6, overhead=2))
+        return self
+
+    def liveness(self, child: Any, ping: Any, on_frozen: Any) -> Any:
+        self.frozen = on_frozen
+        return self
+
+    def says(self, **event: Any) -> None:
+        self.hear(engine_pb2.EngineEvent(**event).SerializeToString())
 
     def send(self, command: bytes) -> None:
         self.commands.append(engine_pb2.EngineCommand.FromString(command))
@@ -61,12 +77,17 @@ class Bench:
 
     def __init__(self) -> None:
         self.ended: list[EngineProcess] = []
-        self.engine = EngineProcess(self.ended.append)
+        self.engine: Any = None
         self.script, self.sink = Script(), Sink()
-        self.engine._child = self.engine._liveness = self.script  # type: ignore[assignment]
+
+    async def start(self) -> None:
+        self.engine = await EngineProcess.start(
+            on_end=self.ended.append, spawn=self.script.spawn, watch=self.script.liveness
+        )
+        self.script.pings.clear()
 
     def says(self, **event: Any) -> None:
-        self.engine._message(engine_pb2.EngineEvent(**event).SerializeToString())
+        self.script.says(**event)
 
     async def asked(self, work: Any) -> tuple[asyncio.Task[Any], engine_pb2.EngineCommand]:
         """The work, begun, and the command that it sent."""
@@ -86,8 +107,11 @@ class Bench:
 
 
 @pytest.fixture
-async def bench() -> Bench:
-    return Bench()
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    await bench.start()
+    yield bench
+    bench.script.end()
 
 
 async def test_answers_go_to_who_asked(bench: Bench) -> None:
@@ -107,7 +131,6 @@ async def test_answers_go_to_who_asked(bench: Bench) -> None:
         await first
     assert refused.value.reason == "B"
     bench.says(profiled=engine_pb2.ModelProfiled(id=99))
-    assert bench.engine._waiting == {}
 
 
 async def test_a_stage_is_loaded_once_for_all_who_wait_and_no_other_after_it(bench: Bench) -> None:
@@ -137,10 +160,10 @@ async def test_an_epoch_hears_of_its_rows_until_it_is_closed(bench: Bench) -> No
     await bench.open()
     assert bench.engine.figures == EngineFigures(memory=5), "steps are those of this epoch"
     row = engine_pb2.EngineEvent(done=control_pb2.StepDone(step=1)).SerializeToString()
-    bench.engine._message(row)
+    bench.script.hear(row)
     assert bench.sink.told == [row]
     closing, command = await bench.asked(bench.engine.close_epoch())
-    bench.engine._message(row)
+    bench.script.hear(row)
     assert bench.sink.told == [row], "it is over"
     bench.says(epoch_closed=engine_pb2.EpochClosed(id=command.close_epoch.id))
     await closing
@@ -169,23 +192,21 @@ async def test_while_a_group_forms_an_engine_need_not_answer_pings(bench: Bench)
 
 
 @pytest.mark.parametrize(
-    ("how", "reason", "killed"), [("_frozen", "ENGINE_FROZEN", True), ("_ended", "CHILD_ENDED", False)]
+    ("how", "reason", "killed"), [("frozen", "ENGINE_FROZEN", True), ("end", "CHILD_ENDED", False)]
 )
 async def test_an_end_is_told_to_the_epoch_once_and_to_all_who_wait(
     bench: Bench, how: str, reason: str, killed: bool
 ) -> None:
     await bench.open()
     waiting, _ = await bench.asked(bench.engine.trace(0))
-    getattr(bench.engine, how)()
+    getattr(bench.script, how)()
     assert (bench.sink.told, bench.script.killed) == ([reason], killed)
     if killed:
-        bench.engine._ended()  # as its child tells then
+        bench.script.end()  # as its child reports then
     with pytest.raises(EpochEnded) as ended:
         await waiting
     assert ended.value.reason == "CHILD_ENDED"
     assert (bench.sink.told, bench.ended) == ([reason], [bench.engine])
-    with pytest.raises(EpochEnded):
-        await bench.engine._ready
 
 
 async def test_a_fault_of_an_epoch_is_the_engines_own_word(bench: Bench) -> None:
@@ -203,7 +224,6 @@ async def test_an_answer_that_does_not_come_is_named_and_forgotten(
         await bench.engine.trace(0)
     assert late.value.reason == "ENGINE_TIMEOUT"
     await asyncio.sleep(0)
-    assert bench.engine._waiting == {}
     bench.says(trace=engine_pb2.TraceTaken(id=bench.script.commands[-1].trace.id))
 
 
@@ -219,8 +239,5 @@ async def test_an_engine_that_did_not_start_takes_no_orders() -> None:
     await engine.stop()
 
 
-async def test_what_an_engine_has_of_memory_is_known_once_it_is_ready(bench: Bench) -> None:
-    for limit in (5, 6):
-        bench.says(ready=engine_pb2.EngineReady(memory_limit=limit, overhead=2))
+async def test_the_memory_of_an_engine_is_known_once_it_has_started(bench: Bench) -> None:
     assert (bench.engine.memory_limit, bench.engine.overhead) == (6, 2)
-    assert bench.engine._ready.done()

@@ -221,7 +221,7 @@ async def test_an_engine_without_weights_is_kept_for_a_while_and_one_with_them_s
     second = ScriptedEngine.started[1]
     seat: Any = keeper.seat()
     await seat.with_stage("layers", print)
-    await keeper._drop_spare()
+    await keeper.drop_spare()
     assert second.alive
     await keeper.stop()
     assert not second.alive

@@ -366,7 +366,7 @@ async def test_a_process_that_fetches_and_stands_still_holds_up_nobody(
         still.setattr(fetching, "_QUIET", {"PYTHONPATH": str(tmp_path)})
         with pytest.raises(Unavailable) as raised:
             await fetcher.fetch("org/model")
-        assert (raised.value.reason, "stood still" in raised.value.message) == ("MODEL_NOT_FETCHED", True)
+        assert (raised.value.reason, "does not answer" in raised.value.message) == ("MODEL_NOT_FETCHED", True)
     assert await fetcher.fetch("other") == tmp_path / "fetched" / "other"
 
 
@@ -378,8 +378,8 @@ async def test_folders_are_read_again_only_when_files_came_or_went(
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     looked: list[Path] = []
-    real = fetching._size
-    monkeypatch.setattr(fetching, "_size", lambda path: looked.append(path) or real(path))
+    real = fetching.folder_size
+    monkeypatch.setattr(fetching, "folder_size", lambda path: looked.append(path) or real(path))
     for _ in range(4):
         await fetcher.look()
     assert [(one.name, one.size, one.done) for one in fetcher.messages()] == [("mine", 2, 2)]

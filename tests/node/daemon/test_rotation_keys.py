@@ -78,21 +78,20 @@ async def test_keys_change_at_the_step_after_the_later_of_two_ends(receives: boo
     ):
         gate.passed(mine)
         found = Conversation(theirs.to_bytes(8, "big"))
-        await made._change(links[name], found)
+        await made.change(links[name], found)
         assert found.told == [mine.to_bytes(8, "big")]
-        assert gate._open.is_set()
+        await gate.pass_step()
     assert carrier.installed == [(b"keys", not receives, step) for step in (8, 9, 8, 10)]
     for malformed in (b"", bytes(7), bytes(9)):
         with pytest.raises(HandshakeError) as caught:
-            await made._change(links["one"], Conversation(malformed))
+            await made.change(links["one"], Conversation(malformed))
         assert caught.value.reason == "BAD_STEP_NOTE"
     assert len(carrier.installed) == 4
 
 
-def test_a_gate_rests_where_no_step_has_passed_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_rests_where_no_step_has_passed_for_a_second() -> None:
     now = [100.0]
-    monkeypatch.setattr(rotation.time, "monotonic", lambda: now[0])
-    gate = StepGate()
+    gate = StepGate(lambda: now[0])
     assert (gate.resting, gate.last) == (True, 0)
     gate.passed(4)
     for now[0], resting in ((101.0, False), (101.1, True)):

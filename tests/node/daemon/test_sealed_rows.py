@@ -264,7 +264,7 @@ def test_chunks_have_one_length_and_the_last_one_says_all() -> None:
 @settings(deadline=None)
 def test_chunks_are_padded_whatever_they_hold(text: str, tokens: int, last: bool) -> None:
     delta = inference.SealedDelta(text=text, tokens=tokens & 0xFFFFFFFF, finish=int(last))
-    padded = sealed_rows._padded(delta)
+    padded = sealed_rows.padded(delta)
     assert len(padded) % CHUNK_BYTES == 0
     assert inference.SealedDelta.FromString(padded).text == text
 
@@ -407,7 +407,7 @@ def test_a_gateway_cannot_change_the_number_of_choices() -> None:
     ],
 )
 def test_padding_takes_exactly_so_many_bytes_or_cannot(size: int, length: int | None) -> None:
-    assert sealed_rows._field_length(size) == length
+    assert sealed_rows.field_length(size) == length
     if length is not None:
         assert inference.SealedDelta(padding=bytes(length)).ByteSize() == size
 
@@ -415,7 +415,7 @@ def test_padding_takes_exactly_so_many_bytes_or_cannot(size: int, length: int | 
 def test_a_delta_is_padded_to_the_next_multiple_that_there_is() -> None:
     for text in range(200):
         plain = inference.SealedDelta(text="x" * text)
-        made = len(sealed_rows._padded(inference.SealedDelta(text="x" * text)))
+        made = len(sealed_rows.padded(inference.SealedDelta(text="x" * text)))
         assert made % CHUNK_BYTES == 0
         missing = -plain.ByteSize() % CHUNK_BYTES
         assert made - plain.ByteSize() == missing + CHUNK_BYTES * (missing in (1, 2))

@@ -9,6 +9,7 @@ from prooftest import answer_offer, identity
 from structlog.testing import capture_logs
 
 from sealring.mesh.crypto.dsse import Ed25519Signer, sign_envelope
+from sealring.mesh.crypto.identity import member_id
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
 from sealring.mesh.member.introduction import Introduction
 from sealring.mesh.member.proof import Purpose, SignProof, by_roster_keys, of_identity
@@ -19,7 +20,6 @@ from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore, server_credentials
 from sealring.mesh.system.addresses import free_port
-from sealring.node.daemon import session as session_module
 from sealring.node.daemon.session import CoordinatorSession
 from sealring.v1 import membership_pb2, membership_pb2_grpc, proof_pb2
 
@@ -28,6 +28,7 @@ class Coordinator(membership_pb2_grpc.MembershipServicer):
     def __init__(self, sign: SignProof, member: bytes) -> None:
         self.sign = sign
         self.member = member
+        self.member_store: Any = None
         self.proves = True
         self.offers = asyncio.Semaphore(0)
         self.parted = asyncio.Semaphore(0)
@@ -101,19 +102,18 @@ class Listener:
 
 
 @pytest.fixture
-async def talk(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
-    monkeypatch.setattr(session_module, "HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(session_module, "Backoff", partial(Backoff, 0.01, 0.1))
+async def talk(cluster: Any) -> AsyncIterator[Any]:
     store = TlsStore(cluster.material(PeerIdentity("testbed", Role.COORDINATOR, "coordinator")))
     party = cluster.party()
     coordinator = Coordinator(by_roster_keys([cluster.roster_key]), party.signer.public_key)
+    coordinator.member_store = own_store = party.store()
     listener = Listener()
     add = membership_pb2_grpc.add_MembershipServicer_to_server
     server = Server([(add, coordinator, "sealring.v1.Membership")])
     port = server.listen("127.0.0.1:0", server_credentials(store))
     await server.start()
     name = role_server_name(Role.COORDINATOR)
-    channel = PeerChannel(f"127.0.0.1:{free_port()}", party.store(), name)
+    channel = PeerChannel(f"127.0.0.1:{free_port()}", own_store, name)
     coordinators = [f"127.0.0.1:{port}"]  # a standby that took over
     own = identity(party.signer, "testbed")
 
@@ -121,7 +121,14 @@ async def talk(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[A
         raise InvalidInput("there is none", reason="NO_NEWER_ROOT")
 
     introduction = Introduction(Purpose.SESSION, own, channel, lambda: cluster.root, newer_root)
-    session = CoordinatorSession(channel, introduction, listener, lambda: coordinators)
+    session = CoordinatorSession(
+        channel,
+        introduction,
+        listener,
+        lambda: coordinators,
+        heartbeat_seconds=0.2,
+        backoff=partial(Backoff, 0.01, 0.1),
+    )
     task = asyncio.create_task(session.run())
     yield coordinator, listener, session, channel
     assert not task.done() or not task.cancelled()
@@ -279,23 +286,22 @@ async def test_goodbye_is_said_last(talk: Any, time_for_goodbyes: None) -> None:
     await asyncio.sleep(0.05)
     session.send(fault(1))
     await session.goodbye("stopping")
-    assert session._left.is_set(), "whoever stops has said so by then"
     assert (await coordinator.hears("fault")).fault.epoch == 1
     assert (await coordinator.hears("goodbye")).goodbye.reason == "stopping"
 
 
-def peer(session: CoordinatorSession) -> PeerIdentity:
-    return PeerIdentity("testbed", Role.MEMBER, session._introduction._identity.id)
+def peer(coordinator: Coordinator) -> PeerIdentity:
+    return PeerIdentity("testbed", Role.MEMBER, member_id(coordinator.member))
 
 
 async def test_a_session_outlives_the_certificate_that_it_was_opened_with(talk: Any, cluster: Any) -> None:
     """Whenever there is a newer one it says so, on the same stream, with a proof of its own."""
-    coordinator, _, session, channel = talk
+    coordinator, _, _, _ = talk
     await coordinator.hears("hello")
     proof = coordinator.proof
     for _ in range(2):
-        newer = cluster.material(peer(session))
-        channel._store.replace(newer)
+        newer = cluster.material(peer(coordinator))
+        coordinator.member_store.replace(newer)
         renewal = (await coordinator.hears("renewal")).renewal
         assert renewal.certificate == newer.certificate
         proof.check_renewal(renewal, of_identity(coordinator.member))
@@ -303,12 +309,12 @@ async def test_a_session_outlives_the_certificate_that_it_was_opened_with(talk: 
 
 
 async def test_a_new_stream_does_not_begin_with_a_renewal_of_the_last(talk: Any, cluster: Any) -> None:
-    coordinator, _, session, channel = talk
+    coordinator, _, _, _ = talk
     await coordinator.hears("hello")
     coordinator.say.put_nowait(None)
-    channel._store.replace(cluster.material(peer(session)))
+    coordinator.member_store.replace(cluster.material(peer(coordinator)))
     await coordinator.hears("hello")
-    channel._store.replace(newest := cluster.material(peer(session)))
+    coordinator.member_store.replace(newest := cluster.material(peer(coordinator)))
     renewal = (await coordinator.hears("renewal")).renewal
     while renewal.certificate != newest.certificate:
         renewal = (await coordinator.hears("renewal")).renewal
@@ -320,7 +326,7 @@ def test_of_very_many_messages_the_oldest_are_lost_and_the_log_says_so() -> None
     with structlog.testing.capture_logs() as logs:
         for epoch in range(261):
             session.send(fault(epoch))
-    assert [one.fault.epoch for one in session._outbox] == list(range(5, 261))
+    assert [one.fault.epoch for one in session.waiting] == list(range(5, 261))
     lost = [(one["kind"], one["lost"]) for one in logs if one["event"] == "coordinator_message_lost"]
     assert lost == [("fault", 1), ("fault", 2), ("fault", 4)]
 
@@ -331,7 +337,7 @@ async def test_messages_without_end_hold_up_no_heartbeat(talk: Any) -> None:
 
     async def talks() -> None:
         while True:
-            if len(session._outbox) < 2:
+            if len(session.waiting) < 2:
                 session.send(fault(1))
             await asyncio.sleep(0)
 

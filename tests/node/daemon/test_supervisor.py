@@ -22,6 +22,7 @@ from sealring.node.daemon.supervisor import (
     stopped_at,
     within,
 )
+from sealring.node.wire.frames import LENGTH
 from sealring.v1 import control_pb2, engine_pb2
 
 SCRIPT = str(Path(__file__).with_name("scripted_child.py"))
@@ -324,7 +325,7 @@ class Connection:
 
 
 def framed(*bodies: bytes) -> bytes:
-    return b"".join(supervisor._LENGTH.pack(len(body)) + body for body in bodies)
+    return b"".join(LENGTH.pack(len(body)) + body for body in bodies)
 
 
 async def test_frames_are_found_however_they_come() -> None:
@@ -341,14 +342,14 @@ async def test_frames_are_found_however_they_come() -> None:
 
 
 async def test_what_is_no_frame_or_cannot_be_handled_ends_the_connection() -> None:
-    for data in (framed(b"bad", b"next"), supervisor._LENGTH.pack(MAX_FRAME + 1)):
+    for data in (framed(b"bad", b"next"), LENGTH.pack(MAX_FRAME + 1)):
         connection = Connection()
         connection.frames.data_received(framed(b"first") + data)
         assert (connection.heard, connection.transport.ends) == ([b"first"], ["aborted"])
         assert connection.frames.closed
         assert not connection.frames._buffer
     largest = Connection()
-    largest.frames.data_received(supervisor._LENGTH.pack(MAX_FRAME))
+    largest.frames.data_received(LENGTH.pack(MAX_FRAME))
     assert largest.transport.ends == []
 
 

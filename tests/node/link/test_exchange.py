@@ -20,30 +20,30 @@ from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, server_credentials
 from sealring.mesh.system.addresses import parse_address
 from sealring.node.carrier.neighbours import PASS_BYTES
-from sealring.node.daemon import link_setup, rotation
+from sealring.node.daemon import rotation
 from sealring.node.daemon.epoch import LinkSecrets
 from sealring.node.daemon.link_setup import LinkSetup
 from sealring.node.daemon.plan import EpochPlan, plan_epoch
 from sealring.node.daemon.rotation import Rotation, StepGate
 from sealring.node.link import exchange
-from sealring.node.link.exchange import SERVICE, Handshakes
+from sealring.node.link.exchange import MAX_OPEN_PER_PEER, SERVICE, Handshakes
 from sealring.node.link.keys import SessionKeys
 from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2, proof_pb2
 
 
 class Daemon:
-    def __init__(self, cluster, party) -> None:
+    def __init__(self, cluster, party, **seconds: float) -> None:
         self.party = party
         self.revoked: set[str] = set()
         self.handshakes = Handshakes(
-            "testbed", party.signer, party.store(), revoked=self.revoked.__contains__
+            "testbed", party.signer, party.store(), revoked=self.revoked.__contains__, **seconds
         )
         self.server = Server([(links_pb2_grpc.add_LinksServicer_to_server, self.handshakes, SERVICE)])
 
 
 @asynccontextmanager
-async def daemons(cluster, count: int) -> AsyncIterator[list[Daemon]]:
-    found = [Daemon(cluster, cluster.party()) for _ in range(count)]
+async def daemons(cluster, count: int, **seconds: float) -> AsyncIterator[list[Daemon]]:
+    found = [Daemon(cluster, cluster.party(), **seconds) for _ in range(count)]
     for daemon in found:
         port = daemon.server.listen("127.0.0.1:0", server_credentials(daemon.party.store()))
         daemon.party.address = f"127.0.0.1:{port}"
@@ -52,9 +52,9 @@ async def daemons(cluster, count: int) -> AsyncIterator[list[Daemon]]:
         yield found
     finally:
         for daemon in found:
-            assert not daemon.handshakes._expected
+            assert not daemon.handshakes.awaited
         async with asyncio.timeout(200):
-            while any(daemon.handshakes._open for daemon in found):  # of connections that were cut
+            while any(daemon.handshakes.open for daemon in found):  # of connections that were cut
                 await asyncio.sleep(0.01)
         for daemon in found:
             await daemon.server.stop(0)
@@ -78,9 +78,9 @@ def plan(roster: Roster, daemon: Daemon, epoch: int = 1) -> EpochPlan:
     return plan_epoch(prepare, roster, daemon.party.id)
 
 
-async def shake(daemon: Daemon, epoch: EpochPlan) -> LinkSecrets:
+async def shake(daemon: Daemon, epoch: EpochPlan, **seconds: float) -> LinkSecrets:
     """One epoch's handshakes; none is answered afterwards."""
-    setup = LinkSetup(daemon.handshakes, epoch, ring_address(daemon), lambda secrets: None)
+    setup = LinkSetup(daemon.handshakes, epoch, ring_address(daemon), lambda secrets: None, **seconds)
     try:
         return await setup.establish()
     finally:
@@ -161,32 +161,30 @@ async def refused(*establishing) -> set[str]:
     return reasons
 
 
-async def test_an_epoch_that_was_not_prepared_is_refused(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_setup, "CALL_SECONDS", 0.5)
-    monkeypatch.setattr(exchange, "EARLY_SECONDS", 0.2)
-    async with daemons(cluster, 2) as nodes:
+async def test_an_epoch_that_was_not_prepared_is_refused(cluster) -> None:
+    async with daemons(cluster, 2, early_seconds=0.2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
-        assert await refused(shake(nodes[0], plan(roster, nodes[0]))) <= {
+        assert await refused(shake(nodes[0], plan(roster, nodes[0]), call_seconds=0.5)) <= {
             "HANDSHAKE_FAILED",
             "BROKEN_OFF",
         }
 
 
-async def test_a_neighbour_that_never_calls_is_given_up(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_setup, "PEER_SECONDS", 0.1)
-    monkeypatch.setattr(exchange, "DEADLINE_SECONDS", 0.1)
-    async with daemons(cluster, 2) as nodes:
+async def test_a_neighbour_that_never_calls_is_given_up(cluster) -> None:
+    async with daemons(cluster, 2, deadline_seconds=0.1) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
-        assert await refused(shake(nodes[1], plan(roster, nodes[1]))) == {"PEER_SILENT"}
+        assert await refused(shake(nodes[1], plan(roster, nodes[1]), peer_seconds=0.1)) == {"PEER_SILENT"}
 
 
-async def test_other_rosters_do_not_agree(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_setup, "CALL_SECONDS", 0.0)
+async def test_other_rosters_do_not_agree(cluster) -> None:
     async with daemons(cluster, 2) as nodes:
         parties = [node.party for node in nodes]
         _, old = cluster.roster(parties)
         _, new = cluster.roster(parties)
-        reasons = await refused(shake(nodes[0], plan(old, nodes[0])), shake(nodes[1], plan(new, nodes[1])))
+        reasons = await refused(
+            shake(nodes[0], plan(old, nodes[0]), call_seconds=0.0),
+            shake(nodes[1], plan(new, nodes[1]), call_seconds=0.0),
+        )
         assert reasons == {"WRONG_EPOCH_OR_LINK", "BROKEN_OFF"}
 
 
@@ -216,30 +214,29 @@ async def test_a_neighbour_of_another_release_is_told_so_at_both_ends(
 
 @pytest.mark.parametrize("inward", [False, True], ids=["to-responder", "to-initiator"])
 @pytest.mark.parametrize("attack", ["truncate", "alter", "swallow"])
-async def test_a_handshake_that_breaks_off_is_tried_again(
-    cluster, monkeypatch: pytest.MonkeyPatch, attack: str, inward: bool
-) -> None:
+async def test_a_handshake_that_breaks_off_is_tried_again(cluster, attack: str, inward: bool) -> None:
     """Wherever on its way it is hit, both ends have the same keys in the end, those of one handshake."""
-    monkeypatch.setattr(link_setup, "_FIRST_ATTEMPT", 1.0)
     async with daemons(cluster, 2) as nodes:
         proxy = Proxy(parse_address(nodes[1].party.address))
         nodes[1].party.address = proxy.address
         _, roster = cluster.roster([node.party for node in nodes])
         for skip in range(8):
             proxy.arm(ATTACKS[attack], inward=inward, skip=skip)
-            own, other = await both_ends(nodes, roster, epoch=skip + 1)
+            own, other = await both_ends(nodes, roster, epoch=skip + 1, first_attempt=1.0)
             assert matches(own.outgoing_keys, other.incoming_keys)
             assert matches(other.outgoing_keys, own.incoming_keys)
             assert (own.outgoing_pass, own.incoming_pass) == (other.incoming_pass, other.outgoing_pass)
         proxy.close()
 
 
-async def both_ends(nodes: list[Daemon], roster: Roster, epoch: int) -> tuple[LinkSecrets, LinkSecrets]:
+async def both_ends(
+    nodes: list[Daemon], roster: Roster, epoch: int, **seconds: float
+) -> tuple[LinkSecrets, LinkSecrets]:
     """What the carriers of both have when both have reported that they are prepared."""
     repeated: list[LinkSecrets] = []
     plans = [plan(roster, node, epoch) for node in nodes]
     setups = [
-        LinkSetup(node.handshakes, one, ring_address(node), repeated.append)
+        LinkSetup(node.handshakes, one, ring_address(node), repeated.append, **seconds)
         for node, one in zip(nodes, plans, strict=True)
     ]
     try:
@@ -253,15 +250,12 @@ async def both_ends(nodes: list[Daemon], roster: Roster, epoch: int) -> tuple[Li
     return own, other
 
 
-async def test_another_member_cannot_stand_in(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_member_cannot_stand_in(cluster) -> None:
     """A valid member whose address is listed for another one fails at the TLS name already."""
-    monkeypatch.setattr(link_setup, "CALL_SECONDS", 0.0)
-    monkeypatch.setattr(link_setup, "PEER_SECONDS", 0.5)
-    monkeypatch.setattr(exchange, "DEADLINE_SECONDS", 0.5)
-    async with daemons(cluster, 3) as nodes:
+    async with daemons(cluster, 3, deadline_seconds=0.5) as nodes:
         nodes[1].party.address = nodes[2].party.address
         _, roster = cluster.roster([node.party for node in nodes[:2]], members=[n.party for n in nodes])
-        reasons = await refused(shake(nodes[0], plan(roster, nodes[0])))
+        reasons = await refused(shake(nodes[0], plan(roster, nodes[0]), call_seconds=0.0, peer_seconds=0.5))
         assert reasons == {"PEER_UNREACHABLE"}
 
 
@@ -372,13 +366,10 @@ async def test_a_member_that_is_not_the_neighbour_does_not_spoil_the_link(cluste
         [hello(), links_pb2.HandshakeFrame()],
     ],
 )
-async def test_broken_handshakes_end_in_one_way(cluster, monkeypatch, frames) -> None:
-    monkeypatch.setattr(link_setup, "PEER_SECONDS", 1.0)
-    monkeypatch.setattr(exchange, "DEADLINE_SECONDS", 1.0)
-    monkeypatch.setattr(exchange, "EARLY_SECONDS", 0.5)
-    async with daemons(cluster, 2) as nodes:
+async def test_broken_handshakes_end_in_one_way(cluster, frames) -> None:
+    async with daemons(cluster, 2, deadline_seconds=1.0, early_seconds=0.5) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
-        waiting = asyncio.create_task(shake(nodes[1], plan(roster, nodes[1])))
+        waiting = asyncio.create_task(shake(nodes[1], plan(roster, nodes[1]), peer_seconds=1.0))
         await asyncio.sleep(0.05)
         code = await call(cluster, nodes[1], nodes[0].party, send(*frames))
         assert code is grpc.StatusCode.PERMISSION_DENIED
@@ -386,18 +377,19 @@ async def test_broken_handshakes_end_in_one_way(cluster, monkeypatch, frames) ->
             await waiting
 
 
-async def test_open_handshakes_are_bounded(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_open_handshakes_are_bounded(cluster) -> None:
     """They come early: what is too many is refused, the others wait."""
-    monkeypatch.setattr(exchange, "EARLY_SECONDS", 1000.0)
-    monkeypatch.setattr(exchange, "DEADLINE_SECONDS", 1000.0)
-    most = exchange._MAX_OPEN_PER_PEER
-    async with daemons(cluster, 2) as nodes, asyncio.timeout(200):
+    most = MAX_OPEN_PER_PEER
+    async with (
+        daemons(cluster, 2, early_seconds=1000.0, deadline_seconds=1000.0) as nodes,
+        asyncio.timeout(200),
+    ):
         frames = [send(hello(epoch=number)) for number in range(most + 4)]
         calls = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
         while sum(task.done() for task in calls) < len(calls) - most:
-            assert len(nodes[1].handshakes._open) <= most
+            assert nodes[1].handshakes.open <= most
             await asyncio.sleep(0.01)
-        assert len(nodes[1].handshakes._open) == most
+        assert nodes[1].handshakes.open == most
         nodes[1].revoked.add(nodes[0].party.id)
         nodes[1].handshakes.close_revoked()
         assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.PERMISSION_DENIED}
@@ -407,14 +399,13 @@ async def test_a_handshake_for_which_too_many_are_open_is_tried_again(
     cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rings of two members may shake hands at once, and what broke off before may still be open."""
-    assert exchange._MAX_OPEN_PER_PEER >= 2 * MAX_RINGS_OF_MEMBER
-    monkeypatch.setattr(exchange, "EARLY_SECONDS", 1000.0)
+    assert MAX_OPEN_PER_PEER >= 2 * MAX_RINGS_OF_MEMBER
     refusals: list[str] = []
-    async with daemons(cluster, 2) as nodes, asyncio.timeout(200):
+    async with daemons(cluster, 2, early_seconds=1000.0) as nodes, asyncio.timeout(200):
         _, roster = cluster.roster([node.party for node in nodes])
-        frames = [send(hello(epoch=1000 + number)) for number in range(exchange._MAX_OPEN_PER_PEER)]
+        frames = [send(hello(epoch=1000 + number)) for number in range(MAX_OPEN_PER_PEER)]
         others = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
-        await until(lambda: len(nodes[1].handshakes._open) == len(others))
+        await until(lambda: nodes[1].handshakes.open == len(others))
         known = nodes[0].handshakes.call
 
         async def noted(*args: Any, **more: Any) -> Any:
@@ -435,23 +426,21 @@ async def test_a_handshake_for_which_too_many_are_open_is_tried_again(
         assert set(refusals) == {"BROKEN_OFF"}
 
 
-async def test_a_revoked_member_is_refused_at_once(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_revoked_member_is_refused_at_once(cluster) -> None:
     """Its certificate is still good, and the handshake that it asks for would be waited for."""
-    monkeypatch.setattr(exchange, "EARLY_SECONDS", 1000.0)
-    async with daemons(cluster, 2) as nodes:
+    async with daemons(cluster, 2, early_seconds=1000.0) as nodes:
         nodes[1].revoked.add(nodes[0].party.id)
         async with asyncio.timeout(200):
             code = await call(cluster, nodes[1], nodes[0].party, send(hello()))
         assert code is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_open_handshakes_of_a_revoked_member_end(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "EARLY_SECONDS", 1000.0)
-    async with daemons(cluster, 3) as nodes:
+async def test_open_handshakes_of_a_revoked_member_end(cluster) -> None:
+    async with daemons(cluster, 3, early_seconds=1000.0) as nodes:
         frames = [send(hello(epoch=number)) for number in range(3)]
         calls = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
         other = asyncio.create_task(call(cluster, nodes[1], nodes[2].party, send(hello())))
-        while len(nodes[1].handshakes._open) < 4:
+        while nodes[1].handshakes.open < 4:
             await asyncio.sleep(0.01)
         nodes[1].revoked.add(nodes[0].party.id)
         nodes[1].handshakes.close_revoked()

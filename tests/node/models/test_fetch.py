@@ -231,7 +231,7 @@ def test_what_the_hub_has_not_confirmed_is_never_noted_as_whole(
     partial.begin(Manifest.unhashed([(one.name, one.size) for one in repository.files]), commit=COMMIT)
     frames: Any = SimpleNamespace(send=lambda event: None)
     with pytest.raises(KeyboardInterrupt):
-        fetch._Fetching(repository, partial, frames).fill()
+        fetch.HubFetch(repository, partial, frames).fill()
     note = kept(tmp_path)
     assert [sorted(one) for one in note.have] == [[0], [0, 1, 2]]
     assert replace(note, have=every_part(note.manifest)).is_part
@@ -299,7 +299,7 @@ def test_it_dies_with_its_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch.os, "_exit", ended.append)
     ours, theirs = socket.socketpair()
     with theirs:
-        thread = threading.Thread(target=fetch._die_with_daemon, args=(theirs,))
+        thread = threading.Thread(target=fetch.die_with_daemon, args=(theirs,))
         thread.start()
         assert ended == []
         ours.close()

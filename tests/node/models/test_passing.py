@@ -8,8 +8,8 @@ import json
 import multiprocessing
 import os
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from sealring.mesh.errors import ModelError, ResourceExhausted, Unavailable
+from sealring.mesh.errors import ModelError, ResourceExhausted, SealringError, Unavailable
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
@@ -25,7 +25,7 @@ from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, server_cre
 from sealring.node.models import giving, kept, manifest, partial_model
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.folders import NOTE, FolderState
-from sealring.node.models.giving import SERVICE, ModelGiver
+from sealring.node.models.giving import SERVICE, ModelGiver, write_piece
 from sealring.node.models.kept import Note, every_part, note_of
 from sealring.node.models.manifest import Manifest
 from sealring.node.models.partial_model import PartialModel
@@ -60,8 +60,42 @@ class Member:
 
     def __init__(self, cluster: Any, folder: Path, roster: Callable[[], Any]) -> None:
         self.party = cluster.party()
-        self.giver = ModelGiver("testbed", [folder], folder.with_name(f"{folder.name}-notes"), roster)
+        self.write: Callable[[Any, bytes], Awaitable[None]] = write_piece
+        notes = folder.with_name(f"{folder.name}-notes")
+        self.giver = Giver(
+            "testbed", [folder], notes, roster, lambda context, piece: self.write(context, piece)
+        )
         self.server = Server([(models_pb2_grpc.add_ModelsServicer_to_server, self.giver, SERVICE)])
+
+
+class Giver(ModelGiver):
+    """Notes that it refuses a caller for want of a slot."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.refused = asyncio.Event()
+
+    @contextmanager
+    def slot(self, caller: str) -> Iterator[None]:
+        with ExitStack() as held:
+            try:
+                held.enter_context(super().slot(caller))
+            except SealringError:
+                self.refused.set()
+                raise
+            yield
+
+
+OTHERS = ["one", "another", "a third", "a fourth"]
+
+
+@contextmanager
+def busy(member: Member, callers: Sequence[str]) -> Iterator[None]:
+    """The member serves these callers meanwhile."""
+    with ExitStack() as held:
+        for caller in callers:
+            held.enter_context(member.giver.slot(caller))
+        yield
 
 
 class World:
@@ -200,13 +234,12 @@ async def test_it_goes_on_behind_what_has_come(world: World, monkeypatch: pytest
     weights.write_bytes(damaged)
     (partial.path / "stranger.txt").write_text("not of this model")
     sent: list[int] = []
-    real = giving._write
 
     async def write(context: Any, piece: bytes) -> None:
         sent.append(len(decode(piece)))
-        await real(context, piece)
+        await write_piece(context, piece)
 
-    monkeypatch.setattr(giving, "_write", write)
+    world.members[0].write = write
     again = PartialModel(world.tmp_path / "own", "org/model")
     assert await world.asker().fetch("org/model", again, ignore)
     assert weights.read_bytes() == whole
@@ -255,13 +288,13 @@ async def test_who_sends_smaller_pieces_is_asked_no_more(
     await world.add("a")
     world.sign()
     monkeypatch.setattr(giving, "MAX_PIECE", PART // 8)
-    sent, real = [], giving._write
+    sent = []
 
     async def write(context: Any, piece: bytes) -> None:
         sent.append(piece)
-        await real(context, piece)
+        await write_piece(context, piece)
 
-    monkeypatch.setattr(giving, "_write", write)
+    world.members[0].write = write
     with pytest.raises(Unavailable) as caught:
         await world.asker().fetch("org/model", world.partial(), ignore)
     assert "other pieces" in str(caught.value)
@@ -486,7 +519,7 @@ async def test_a_part_that_was_copied_is_looked_at_again(world: World) -> None:
     stale = Note(before.manifest, every_part(before.manifest), FolderState.read(found))
     stale.write(notes / f"{hashlib.sha256(bytes(found.resolve())).hexdigest()}.json")
     for _ in range(2):  # the second time by the note that the first has written
-        known = await (await world.add("own")).giver._manifest(found)
+        known = await (await world.add("own")).giver.known(found)
         assert known.manifest.digest == before.manifest.digest
         assert known.have[2] == before.have[2] - {3}
 
@@ -496,20 +529,17 @@ def give_and_stall(pipe: Any, material: TlsMaterial, folder: Path, caller: str) 
     giving.PART = manifest.PART = PART
     giving.MAX_PIECE = PART // 4
     sent = 0
-    real = giving._write
 
     async def write(context: Any, piece: bytes) -> None:
         nonlocal sent
-        await real(context, piece)
+        await write_piece(context, piece)
         sent += len(decode(piece))
         if sent > 2 * PART:
             await asyncio.Event().wait()
 
-    giving._write = write
-
     async def serve() -> None:
         roster: Any = SimpleNamespace(members=[SimpleNamespace(id=caller)])
-        giver = ModelGiver("testbed", [folder], folder / "notes", lambda: roster)
+        giver = ModelGiver("testbed", [folder], folder / "notes", lambda: roster, write)
         server = Server([(models_pb2_grpc.add_ModelsServicer_to_server, giver, SERVICE)])
         pipe.send(server.listen("127.0.0.1:0", server_credentials(TlsStore(material))))
         await server.start()
@@ -564,16 +594,16 @@ async def test_a_connection_that_breaks_does_not_end_the_transfer(
     make_model(world.tmp_path / "a" / "model", parts=8)
     await world.add("a")
     world.sign()
-    real, sent = giving._write, 0
+    sent = 0
 
     async def write(context: Any, piece: bytes) -> None:
         nonlocal sent
         sent += 1
         if sent in (8, 21):
             raise Unavailable("cut off")
-        await real(context, piece)
+        await write_piece(context, piece)
 
-    monkeypatch.setattr(giving, "_write", write)
+    world.members[0].write = write
     partial = world.partial()
     assert await world.asker().fetch("org/model", partial, ignore)
     assert partial.done == partial.size == Manifest.of(world.tmp_path / "a" / "model").size
@@ -583,12 +613,11 @@ async def test_a_model_that_nobody_gives_whole(world: World, monkeypatch: pytest
     make_model(world.tmp_path / "a" / "model")
     await world.add("a")
     world.sign()
-    real = giving._write
 
     async def write(context: Any, piece: bytes) -> None:
-        await real(context, encode(bytes(len(decode(piece)))))
+        await write_piece(context, encode(bytes(len(decode(piece)))))
 
-    monkeypatch.setattr(giving, "_write", write)
+    world.members[0].write = write
     with pytest.raises(Unavailable) as raised:
         await world.asker().fetch("org/model", world.partial(), ignore)
     assert raised.value.reason == "MODEL_NOT_FETCHED"
@@ -631,18 +660,16 @@ async def test_who_is_thrown_out_gets_no_further_part(world: World) -> None:
     world.sign()
     digest = (await member.giver.manifest(folder)).digest
     going = asyncio.Event()
-    real = giving._write
 
     async def write(context: Any, piece: bytes) -> None:
-        await real(context, piece)
+        await write_piece(context, piece)
         going.set()
         world.sign(world.own)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(giving, "_write", write)
-        async with world.stub(member) as stub:
-            call = stub.Read(models_pb2.ReadModelRequest(manifest=digest, file=2, first=0, parts=3))
-            assert await refusal(call) == "NOT_A_MEMBER"
+    member.write = write
+    async with world.stub(member) as stub:
+        call = stub.Read(models_pb2.ReadModelRequest(manifest=digest, file=2, first=0, parts=3))
+        assert await refusal(call) == "NOT_A_MEMBER"
     assert going.is_set()
 
 
@@ -696,12 +723,11 @@ async def test_one_stream_for_each_caller_and_few_in_all(world: World) -> None:
     digest = (await member.giver.manifest(folder)).digest
     asked = models_pb2.ReadModelRequest(manifest=digest, file=2, first=0, parts=3)
     async with world.stub(member) as stub:
-        for held in ([world.own.id], ["others"] * 4):
-            member.giver._readers = list(held)
-            assert await refusal(stub.Read(asked)) == "MODELS_BUSY"
-        member.giver._readers = []
-        assert await refusal(stub.Read(asked)) == "none"
-        assert member.giver._readers == []
+        for held in ([world.own.id], OTHERS):
+            with busy(member, held):
+                assert await refusal(stub.Read(asked)) == "MODELS_BUSY"
+        for _ in range(2):  # the first stream leaves its slot
+            assert await refusal(stub.Read(asked)) == "none"
         reasons = [await refusal(stub.Read(models_pb2.ReadModelRequest())) for _ in range(64)]
         assert "RATE_LIMITED" in reasons
 
@@ -734,15 +760,7 @@ async def test_a_busy_member_is_asked_again(world: World) -> None:
     make_model(world.tmp_path / "a" / "model")
     member = await world.add("a")
     world.sign()
-    member.giver._readers = ["others"] * 4
     fetching = asyncio.create_task(world.asker().fetch("org/model", world.partial(), ignore))
-    real, refused = member.giver._slot, asyncio.Event()
-
-    def slot(caller: str) -> Any:
-        refused.set()
-        return real(caller)
-
-    member.giver._slot = slot  # type: ignore[method-assign,assignment]
-    await refused.wait()
-    member.giver._readers = []
+    with busy(member, OTHERS):
+        await member.giver.refused.wait()
     assert await fetching

@@ -66,4 +66,4 @@ def test_a_mac_does_not_wait_awake(monkeypatch, platform, seconds):
     """Its cores share a power limit with the GPU."""
     monkeypatch.setattr(waiting.sys, "platform", platform)
     monkeypatch.setattr(waiting, "cores", lambda: 24)
-    assert waiting._default_spin_seconds() == seconds
+    assert waiting.default_spin_seconds() == seconds
