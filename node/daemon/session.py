@@ -159,7 +159,7 @@ class CoordinatorSession:
                     task.cancel()
                     await asyncio.wait((task,))
                     if not task.cancelled() and (failure := task.exception()) is not None:
-                        log.error("coordinator_write_failed", exc_info=failure)
+                        log.error("coordinator_not_told", exc_info=failure)
             self._renewal = None
             if call is not None:
                 call.cancel()
