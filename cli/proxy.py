@@ -1,7 +1,8 @@
-"""The OpenAI HTTP edge on the user's own machine: what it takes in clear leaves sealed.
+"""The OpenAI HTTP edge on the user's own machine: prompts reach it in clear and leave it sealed.
 
-Whoever else uses the machine reaches its port as well. So it answers only with its own key, which lies in a
-file of the user's: others would ask with the user's API key, and by what is cached learn what the user asked.
+Other accounts of the machine reach its port as well, so it answers only requests with its own key, which is
+in a file of the user's. Without that, they would ask with the user's API key, and learn from cached prefixes
+what the user asked.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def own_key(file: Path) -> ApiKey:
 async def serve(client: AsyncClient, listen: str, key_file: Path, *, say: Callable[[str], None]) -> None:
     """The proxy on a loopback address, until SIGTERM or SIGINT, for programs that have the key in `key_file`.
 
-    `say` is told where it serves and who will see the prompts. Raises ConfigError (LOOPBACK_ONLY,
+    `say` gets its address and the members that will see prompts. Raises ConfigError (LOOPBACK_ONLY,
     CANNOT_LISTEN), what `own_key` raises, and at the start RosterError or Unavailable without a roster that
     the root vouches for.
     """

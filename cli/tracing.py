@@ -54,7 +54,7 @@ def _word(number: int) -> str:
 
 
 def member_shares(trace: admin_pb2.TraceRingResponse) -> list[MemberShares]:
-    """Where the time went, for each member that gave a trace."""
+    """The shares of each member's time by activity, of the members that sent a trace."""
     return [_shares(member, trace) for member in trace.members if not member.HasField("problem")]
 
 

@@ -1,6 +1,6 @@
 """`python -m sealring.doctor`: one report on standard output, for the daemon that asks on standard input.
 
-What it gets is JSON: the daemon's settings, and in hex the DiagnoseResponse with what the daemon found.
+The input is JSON: the daemon's settings, and in hex a DiagnoseResponse with the daemon's findings.
 """
 
 from __future__ import annotations

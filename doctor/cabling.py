@@ -20,14 +20,14 @@ _DEVICE = re.compile(r"[a-z0-9]{1,10}")
 
 @dataclass(frozen=True)
 class Cable:
-    """Between two members, `ends` by their ids; `bridged` where both ends are in a bridge that is on."""
+    """A cable between the members `ends` (ids); `bridged` if both ends are in a bridge that is on."""
 
     ends: tuple[str, str]
     bridged: bool
 
 
 def find_cables(hosts: Mapping[str, Facts]) -> list[Cable]:
-    """Each cable between two hosts once, by the uuids of its ends; that one end tells of it is enough."""
+    """Each cable between two hosts once, by the uuids of its ends. A report from one end is enough."""
     owners = {
         port.uuid: (member, port.device)
         for member, facts in hosts.items()
@@ -49,7 +49,7 @@ def find_cables(hosts: Mapping[str, Facts]) -> list[Cable]:
 
 
 def rdma_devices(hosts: Mapping[str, Facts], order: Sequence[str]) -> list[list[str | None]]:
-    """By rank, the device of each that leads to each other; None where none does."""
+    """By rank, each member's devices that lead to the others; None for a pair without a cable."""
     owners = {port.uuid: member for member in order for port in hosts[member].ports if port.uuid}
 
     def device(one: str, other: str) -> str | None:
@@ -60,7 +60,7 @@ def rdma_devices(hosts: Mapping[str, Facts], order: Sequence[str]) -> list[list[
 
 
 def find_loop(cables: Sequence[Cable]) -> list[str]:
-    """Members of one loop of bridged cables, in its order; nothing where there is none."""
+    """The members of one loop of bridged cables, in its order; empty without a loop."""
     beside: dict[str, list[str]] = defaultdict(list)
     for cable in cables:
         if not cable.bridged:
@@ -91,7 +91,7 @@ def _path(beside: Mapping[str, Sequence[str]], start: str, end: str) -> list[str
 
 
 def check(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """The cables as they are, and a loop if there is one; nothing where no cable is known."""
+    """Findings about the cables and a loop; none if no cable is known."""
     cables = find_cables(hosts)
     if not cables:
         return

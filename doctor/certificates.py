@@ -1,4 +1,4 @@
-"""How long this machine's certificate, its root metadata and its roster still hold."""
+"""The times left to this machine's certificate, its root metadata and its roster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DAY = 86400
 
 
 def check(system: System, view: View) -> Iterator[Finding]:
-    """Nothing where this machine is not enrolled."""
+    """The three expiry times; no finding if this machine is not enrolled."""
     if view.state is None:
         return
     from sealring.mesh.pki.certificates import expires_at, renewal_due

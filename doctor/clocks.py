@@ -15,7 +15,7 @@ _FIX = "sudo sntp -sS time.apple.com"
 
 
 def check(system: System, view: View) -> Iterator[Finding]:
-    """What the newest roster says of this clock; the offset itself is measured by the coordinator."""
+    """This clock against the times in the newest roster; the coordinator measures the offset itself."""
     if view.roster is None:
         return
     ahead = view.roster.issued - system.now()
@@ -40,8 +40,8 @@ def check(system: System, view: View) -> Iterator[Finding]:
 
 
 def compare_all(offsets: Mapping[str, tuple[float, float]]) -> Iterator[Finding]:
-    """Each node's clock against the coordinator's, by name: offset and error. Where all nodes agree with each
-    other and none with the coordinator, it is the coordinator's that is wrong."""
+    """Each node's clock against the coordinator's, by name: offset and error in seconds. If the nodes agree
+    with each other and not with the coordinator, the coordinator's clock is wrong."""
     found = [offset for offset, _ in offsets.values()]
     apart = all(abs(offset) - error > SKEW_SECONDS for offset, error in offsets.values())
     if len(found) > 1 and apart and max(found) - min(found) <= SKEW_SECONDS:

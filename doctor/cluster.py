@@ -1,4 +1,4 @@
-"""The reports of all nodes put together: what no machine can find by itself.
+"""The reports of all nodes, compared: findings that no machine can make by itself.
 
 A report is what its node says. Facts are compared; its findings are shown without their commands, because a
 member that was broken into could have an operator paste anything: on the machine itself `sealring doctor`
@@ -22,7 +22,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Stage:
-    """What a plan wants of a node: bytes of weights and of one row's KV cache."""
+    """A plan's demand on a node: bytes of weights and of one row's KV cache."""
 
     ring: str
     weights: int
@@ -31,7 +31,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Node:
-    """A node as the coordinator knows it, with its report or why there is none. The clock is in seconds."""
+    """A node as the coordinator knows it, with its report or why it has none; its clock in seconds."""
 
     member: str
     name: str
@@ -46,7 +46,7 @@ class Node:
 
 
 def examine(nodes: Sequence[Node]) -> list[Finding]:
-    """What the nodes are together."""
+    """The findings that compare the nodes."""
     facts = {one.member: one.report.facts for one in nodes if one.report is not None}
     names = {one.member: one.name for one in nodes}
     hosts = {member: found.model_copy(update={"name": names[member]}) for member, found in facts.items()}
@@ -82,7 +82,7 @@ def _presence(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 
 def _versions(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Groups by what should be the same everywhere."""
+    """Differences in versions and settings that should be the same everywhere."""
     if not hosts:
         return
     rdma = any(facts.rdma == "enabled" for facts in hosts.values())
@@ -121,7 +121,7 @@ def _versions(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
 
 
 def _reach(hosts: Mapping[str, Facts], online: set[str], names: Mapping[str, str]) -> Iterator[Finding]:
-    """Who does not reach whom, of those that are online; which end is at fault follows from the others."""
+    """Failed connections between nodes that are online. The other connections show which end is at fault."""
     failed: dict[str, dict[str, str]] = defaultdict(dict)
     tried: dict[str, set[str]] = defaultdict(set)
     for member, facts in hosts.items():

@@ -1,4 +1,4 @@
-"""Asks this machine's daemon whom it reaches, with the node's own certificate."""
+"""The daemon's own report of the peers that it reaches, asked for with the node's certificate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, no
 
 
 def with_daemon(view: View, told: diagnosis_pb2.DiagnoseResponse) -> View:
-    """The view with what the daemon said."""
+    """The view with the daemon's report."""
     return replace(
         view,
         connections=tuple(
@@ -34,7 +34,7 @@ def with_daemon(view: View, told: diagnosis_pb2.DiagnoseResponse) -> View:
 
 
 async def ask_daemon(view: View) -> View:
-    """The view with what the daemon says, or as it was where none answers at the node's addresses."""
+    """The view with the daemon's report; unchanged if no daemon answers at the node's addresses."""
     import grpc
     import grpc.aio
 
@@ -57,7 +57,7 @@ async def ask_daemon(view: View) -> View:
 
 
 def _addresses(view: View) -> list[str]:
-    """Where it listens first; the roster's where that leaves the port open."""
+    """The addresses to try: the configured one first; the roster's alone if the settings name no port."""
     host, port = parse_address(view.settings.listen)
     own = format_address(_EVERYWHERE.get(host, host), port)
     return list(dict.fromkeys([own, *view.addresses] if port else view.addresses))[:_MAX_ADDRESSES]

@@ -1,4 +1,4 @@
-"""How many files and connections the daemon may have open: 256 where a terminal of macOS starts it."""
+"""The daemon's limit on open files and connections: 256 if a terminal of macOS starts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application firewall: it asks on the screen before a program may listen, which nobody sees there."""
+"""The application firewall. It asks on the screen before a program may listen, and nobody sees that there."""
 
 from __future__ import annotations
 

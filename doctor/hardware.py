@@ -1,4 +1,4 @@
-"""Which Mac this is, as far as its speed depends on it: for bug reports and beside measurements."""
+"""The parts of this Mac on which its speed depends, for bug reports and beside measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SOURCE = re.compile(r"^Now drawing from '([\w -]{1,40})'", re.MULTILINE)
 
 
 def parse_gpu_cores(text: str) -> str:
-    """The number of a GPU's cores, from `ioreg -rc AGXAccelerator -d 1`; empty where it is not said."""
+    """The number of a GPU's cores, from `ioreg -rc AGXAccelerator -d 1`; empty if ioreg does not print it."""
     found = _GPU_CORES.search(text)
     return found[1] if found else ""
 
@@ -32,7 +32,7 @@ def parse_power_source(text: str) -> str:
 
 
 def machine(system: System) -> dict[str, str]:
-    """What is known of this machine by name; nothing of one that is no Mac."""
+    """The Mac's properties by name; empty on other machines."""
     if system.platform != "darwin":
         return {}
     found = {name: system.run(memory.SYSCTL, "-n", key).text.strip()[:100] for name, key in _SYSCTLS.items()}

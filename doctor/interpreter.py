@@ -1,4 +1,4 @@
-"""Which Python runs here, and under which identity macOS knows it.
+"""The Python that runs here, and the identity by which macOS knows it.
 
 Since macOS 15 Local Network access is granted to a code identity. An interpreter that is not signed, or is
 signed ad hoc without an identifier, has none that a grant could be kept for: an agent or a process without
@@ -23,7 +23,7 @@ _LINE = re.compile(r"^(Identifier|TeamIdentifier)=(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Signature:
-    """What codesign says of a program; `identifier` is empty where it has none."""
+    """A program's code signature; `identifier` is empty without one."""
 
     signed: bool
     identifier: str = ""
@@ -31,7 +31,7 @@ class Signature:
 
 
 def parse_codesign(text: str) -> Signature | None:
-    """From `codesign -dv`, which writes to standard error. None when it says nothing of a signature."""
+    """From `codesign -dv`, which writes to standard error. None for output without a signature."""
     if "code object is not signed at all" in text:
         return Signature(signed=False)
     found = {match[1]: match[2].strip() for match in _LINE.finditer(text)}

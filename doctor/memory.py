@@ -1,4 +1,4 @@
-"""How much memory macOS lets the GPU hold, against what this node may be asked to hold."""
+"""The memory that macOS lets the GPU hold, against the memory that this node offers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def parse_number(text: str) -> int | None:
 
 
 def wired_limit(system: System) -> int | None:
-    """Bytes that were set by hand, 0 for macOS's own limit; None when it is not known."""
+    """The limit in bytes that was set by hand; 0 for macOS's own limit, None if it is unknown."""
     found = parse_number(system.run(SYSCTL, "-n", WIRED_LIMIT).text)
     return None if found is None else found << 20
 
 
 def raise_command(wanted: int) -> str:
-    """The command that sets the limit to at least so many bytes."""
+    """The command that sets the limit to at least `wanted` bytes."""
     return f"sudo {SYSCTL} {WIRED_LIMIT}={-(-wanted >> 20)}"
 
 

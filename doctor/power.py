@@ -1,4 +1,4 @@
-"""Sleep, Low Power Mode and heat: what makes a Mac leave the ring, or slow it down."""
+"""Sleep, Low Power Mode and heat, which make a Mac leave the ring or slow it down."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parse_settings(text: str) -> dict[str, int]:
 
 
 def parse_thermal(text: str) -> bool | None:
-    """Whether the machine is slowed down by heat. From `pmset -g therm`; None when it says nothing of it."""
+    """Whether the machine is slowed down by heat. From `pmset -g therm`; None for output without either."""
     speeds, levels = _SPEED.findall(text), _LEVEL.findall(text)
     if any(int(speed) < 100 for speed in speeds) or any(int(level) > 0 for level in levels):
         return True
@@ -33,7 +33,7 @@ def parse_thermal(text: str) -> bool | None:
 
 
 def check(system: System, view: View) -> Iterator[Finding]:
-    """What the power settings mean for a machine that others wait for."""
+    """The power settings that matter on a machine that others wait for."""
     answer = system.run(PMSET, "-g")
     settings = parse_settings(answer.text)
     if "sleep" not in settings and "sleepdisabled" not in settings:

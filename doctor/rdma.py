@@ -1,7 +1,7 @@
 """RDMA over Thunderbolt: whether it is on, and the devices of `rdma_devices` ready for it.
 
-Only tensor deployments with `--backend jaccl` need it. What MLX's jaccl asks of a device is in its source
-(mlx/distributed/jaccl/lib/jaccl/rdma.cpp): it opens it by name, and takes the IPv4 address of its interface.
+Only tensor deployments with `--backend jaccl` need it. MLX's jaccl opens a device by its name and takes the
+IPv4 address of its interface (mlx/distributed/jaccl/lib/jaccl/rdma.cpp).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 
 def status(system: System) -> str:
-    """enabled, disabled, or nothing where it is not known."""
+    """enabled, disabled, or empty if it is unknown."""
     found = parse_status(system.run(RDMA_CTL, "status").text)
     return "" if found is None else "enabled" if found else "disabled"
 
 
 def check(system: System, view: View) -> Iterator[Finding]:
-    """A note, for most deployments do without, unless the node's settings name devices."""
+    """RDMA's state: a note unless the node's settings name devices, since most deployments need none."""
     wanted = [line.partition("=")[2] for line in view.settings.rdma_devices]
     version = parse_version(os_version(system))
     if version and version < FIRST_VERSION:
@@ -77,7 +77,7 @@ def check(system: System, view: View) -> Iterator[Finding]:
 
 
 def _devices(system: System, wanted: Sequence[str], devices: Sequence[str]) -> Iterator[Finding]:
-    """Whether jaccl can use those that the settings name."""
+    """Whether jaccl can use the devices in the settings."""
     interfaces = system.run(IFCONFIG, "-a").text
     addresses = parse_addresses(interfaces)
     bridged = {

@@ -1,4 +1,4 @@
-"""What a machine found when it looked at itself: findings for people, facts to compare with other machines.
+"""A machine's report on itself: findings for people, facts to compare with other machines.
 
 A report crosses the network from a node to its operator, so everything in it is bounded when it is read.
 """
@@ -68,7 +68,7 @@ problem = functools.partial(_finding, Severity.PROBLEM)
 
 
 def unknown(identifier: str, subject: str, why: str, command: str = "") -> Finding:
-    """It could not be told; `command` is what was tried, for people to try themselves."""
+    """A note that the state of `subject` is unknown. `command` is the one that failed, for people to try."""
     return note(identifier, f"could not tell: {subject}", why, "look yourself" if command else "", command)
 
 

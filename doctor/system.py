@@ -60,7 +60,7 @@ class Folder:
 
 
 class System:
-    """This machine. What a command answered is kept: asked again, it is not run again."""
+    """This machine. Each command runs once, and its answer is used again."""
 
     platform = sys.platform
 

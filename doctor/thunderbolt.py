@@ -1,4 +1,4 @@
-"""Thunderbolt as macOS tells of it: cables, the network interface of each port, and bridges over them.
+"""Thunderbolt as macOS reports it: cables, the network interface of each port, and bridges over them.
 
 The names of ports and interfaces differ between models and are missing at times: then a port has no device.
 """

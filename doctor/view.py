@@ -54,7 +54,7 @@ class View:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the others are told to find this node."""
+        """The addresses at which other members look for this node."""
         return self.member.addresses if self.member else self.settings.advertised()
 
 

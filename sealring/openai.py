@@ -51,7 +51,7 @@ class _AsyncConnection(httpx2.AsyncClient):
 
 
 def _options(kind: type[_Connection] | type[_AsyncConnection], options: dict[str, Any]) -> dict[str, Any]:
-    """What openai's constructor gets; its `copy` hands on what this has made before."""
+    """The options for openai's constructor. openai's `copy` passes options that were made here before."""
     copied = isinstance(options.get("http_client"), kind)
     if copied and str(options.get("base_url")).rstrip("/") == _NOWHERE:
         options = {

@@ -42,7 +42,7 @@ def deployment_lines(before: Mapping[str, str], now: Mapping[str, str]) -> Itera
 
 
 def deployment_states(deployments: Iterable[Any]) -> dict[str, str]:
-    """What each deployment (Admin's) does, by its name; nothing of how far it is with it."""
+    """The state of each deployment of Admin's list, by its name, without its progress."""
     from sealring.v1 import membership_pb2
 
     states = {}

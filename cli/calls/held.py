@@ -104,7 +104,7 @@ async def lacks_parts(admin: Admin, plan: Any) -> bool:
 
 
 async def _held(admin: Admin, model: str) -> dict[str, Any]:
-    """What each node that lists a model has of it, by the node's id."""
+    """The nodes that list a model: node id to the entry in its list."""
     nodes = (await admin.call("ListNodes")).nodes
     return {node.id: held for node in nodes for held in node.models if held.name == model}
 

@@ -1,4 +1,4 @@
-"""Asks an HTTP edge which model it serves."""
+"""The models that an HTTP edge serves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sealring.mesh.system.addresses import is_loopback
 from sealring.mesh.system.files import read_secret
 
 NO_KEY = "none"
-"""What tools say to an edge that asks for no key: most of them want some."""
+"""The key that tools get for an edge that asks for none: most tools refuse an empty one."""
 
 _SECONDS = 10.0
 _MOST = 1 << 20
@@ -65,11 +65,11 @@ def served(url: str, key: str | None, model: str = "") -> tuple[str, int]:
                 hint="name the file of one: --api-key-file",
                 reason="KEY_REFUSED",
             )
-        told = json.loads(text)
-        models = {one["id"]: int(one["context_length"]) for one in told["data"] if _NAME.fullmatch(one["id"])}
+        listed = json.loads(text)["data"]
+        models = {one["id"]: int(one["context_length"]) for one in listed if _NAME.fullmatch(one["id"])}
     except (OSError, ValueError, ArithmeticError, RecursionError, HTTPException, LookupError, TypeError):
         raise Unavailable(
-            f"{url} does not tell its models", hint="start `sealring proxy`, or give --url", reason="NO_EDGE"
+            f"{url} does not list its models", hint="start `sealring proxy`, or give --url", reason="NO_EDGE"
         ) from None
     chosen = model or (next(iter(models)) if len(models) == 1 else "")
     if chosen not in models:
@@ -90,6 +90,6 @@ def _parts(url: str) -> tuple[str, int | None, str, type[http.client.HTTPConnect
             tls = parts.scheme == "https"
             kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
             return parts.hostname, parts.port, parts.path, kind
-    except ValueError:  # of brackets without their end, or a port that is none
+    except ValueError:  # an open bracket, or a port that is not a number
         pass
     raise InvalidInput(f"{url[:80]!r} is no URL", hint="give http://HOST:PORT", reason="BAD_ADDRESS")

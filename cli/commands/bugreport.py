@@ -1,4 +1,4 @@
-"""`sealring bugreport`: one archive of what somebody needs who is to find out what went wrong."""
+"""`sealring bugreport`: one archive with the logs, states and versions that a helper needs."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _machine() -> dict[str, str]:
 
 
 def _metrics(context: typer.Context) -> str:
-    """Of every gateway that the settings name. Raises SealringError if one does not tell."""
+    """The metrics of every gateway in the settings. Raises SealringError if one does not answer."""
     from sealring.cli.calls.gateway import gateway_access, inference
 
     settings = load_settings(context).settings

@@ -30,8 +30,8 @@ def dashboard(
 ) -> None:
     """Show the cluster in a browser: members, trust, rings, load and the audit log, and a chat.
 
-    It prints an address with a token; whoever has it can look at what this operator can. Prompts of its chat
-    are sealed here, so that the gateway cannot read them.
+    It prints an address with a token, which shows all that this operator may see. Prompts of its chat are
+    sealed here, so that the gateway cannot read them.
     """
     settings = load_settings(context).settings
     pin = read_bundle(settings.operator).root_sha256

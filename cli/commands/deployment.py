@@ -411,7 +411,7 @@ async def name_members(admin: Admin, spec: Any) -> None:
 
 
 def default_name(model: str) -> str:
-    """What clients call a model that nobody named: its last part, in the letters that names may have."""
+    """The deployment's default name: the last part of the model's, in the letters that names may have."""
     last = model.rstrip("/").rsplit("/", 1)[-1].lower()
     return re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:56].strip("-") or "model"
 
@@ -537,7 +537,7 @@ def print_deployments(found: list[dict[str, Any]]) -> None:
 
 
 def _no_drafts(plan: dict[str, Any]) -> str:
-    """That --speculate does nothing here; the plan's reasons say why."""
+    """A warning if --speculate has no effect on this plan, whose reasons say why; else nothing."""
     if not plan["spec"]["speculate"]:
         return ""
     able = plan["profile"]["trimmable"] and plan["spec"]["stages"] > 1

@@ -110,7 +110,7 @@ def _tell(joined: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _keep(root: Path, settings: dict[str, Any]) -> None:
-    """Where the next start finds what was chosen."""
+    """Writes the chosen settings for the next start."""
     from sealring.cli.local.machines import OtherMachine
 
     OtherMachine(root, {"node": settings}).write_configs()

@@ -167,7 +167,7 @@ def _check_all(file: Path, asked: Mapping[str, object], as_json: bool) -> None:
 
 
 def _keys(file: Path) -> list[str]:
-    """Of the configurations in a file. Raises ModelError."""
+    """The names of the configurations in a file. Raises ModelError (BAD_MODEL_CONFIG)."""
     try:
         found = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

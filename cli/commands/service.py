@@ -53,8 +53,8 @@ def install(
 ) -> None:
     """Make a component a service: it starts now and at every boot.
 
-    A service without state takes over that of the user who has joined before. If it does not come up,
-    everything is undone.
+    A service without state takes over the state that `sealring join` left in the user's home folder. If it
+    does not come up, everything is undone.
     """
     from sealring.cli.local.foreground import signals_as_exceptions
     from sealring.cli.service.install import Installation, users_state

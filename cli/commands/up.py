@@ -90,10 +90,10 @@ def up(
         for line in choices.said:
             say(line)
 
-        def make(told: Callable[[str], None]) -> FirstMachine:
+        def make(say: Callable[[str], None]) -> FirstMachine:
             from sealring.cli.local.machines import FirstMachine
 
-            return FirstMachine(root, choices.settings, say=told)
+            return FirstMachine(root, choices.settings, say=say)
 
         async def work(machine: FirstMachine, shown: Progress) -> None:
             await machine.start()
@@ -144,7 +144,7 @@ def _tell(machine: FirstMachine, token: Any) -> None:
 
 
 async def _watch(machine: FirstMachine) -> None:
-    """Says what happens in the cluster, for as long as it runs."""
+    """Prints the events of the cluster while it runs."""
     from sealring.cli.calls.happenings import deployment_lines, deployment_states, node_lines
     from sealring.mesh.errors import SealringError
 
@@ -155,7 +155,7 @@ async def _watch(machine: FirstMachine) -> None:
             listed = await machine.admin.call("ListNodes")
             answer = await machine.admin.call("ListDeployments")
         except SealringError:
-            pass  # it is busy, or ends, which is told elsewhere
+            pass  # the coordinator is busy; its end is reported by wait_for_end
         else:
             now, states = {one.id: one for one in listed.nodes}, deployment_states(answer.deployments)
             for line in (

@@ -1,8 +1,8 @@
-"""The dashboard's pages and data. It changes nothing: its calls only look, and its questions are sealed.
+"""The dashboard's pages and data. It changes nothing: its calls only read, and its questions are sealed.
 
-Whoever has the token that the command prints may use it; other accounts of this machine, and pages of other
-sites that the browser shows, do not. The pages come from this process, ask nobody else for anything, and may
-not be framed.
+It answers requests with the token that the command prints. Other accounts of this machine, and pages of other
+sites in the browser, do not have the token. The pages come from this process, load nothing from elsewhere,
+and may not be framed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def create_dashboard(
         return await trace(admin, ring)
 
     async def tell_rings(request: Request) -> Any:
-        """Who will see a prompt: by the roster that the client verified."""
+        """The members of each ring, by the roster that the client verified: they will see a prompt."""
         return [
             {
                 "ring": ring.id,
@@ -124,7 +124,7 @@ def _json(tell: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awai
 
 
 class _Token:
-    """Asks for the token wherever something is told, and sets the headers of every answer."""
+    """Asks for the token for everything but the pages, and sets the headers of every answer."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

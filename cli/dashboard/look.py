@@ -1,4 +1,4 @@
-"""What the dashboard shows, as JSON data: checked here where it is signed, told as told where it is not."""
+"""The dashboard's data as JSON. Signed data is verified here; other data is shown as it was received."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Load:
         self._samples: deque[tuple[float, Sample]] = deque()
 
     async def look(self, now: float) -> list[dict[str, Any]]:
-        """Of each model: requests running and waiting, KV memory in use (0 to 1), tokens per second, median
-        seconds to the first token (None where nobody asked), and the share of prompt tokens that kept
-        prefixes held. Of a gateway that does not answer, why (`trouble`)."""
+        """The gateway's load by model: requests running and waiting, KV memory in use (0 to 1), tokens per
+        second, median seconds to the first token (None without requests), and the share of prompt tokens
+        that came from the prefix cache. If the gateway does not answer, `trouble` says why."""
         try:
             newest = _sample(await self._exposition())
         except SealringError as error:
@@ -145,7 +145,7 @@ class Audit:
 
     async def look(self) -> dict[str, Any]:
         """The newest entries, the newest first, and whether the whole chain holds up to what the roster keys
-        signed: `trouble` says why not, and then the entries are shown as they are told."""
+        signed. If it does not hold, `trouble` says why, and the entries are shown unverified."""
         signed = self._signed.sequence if self._signed else 0
         newest = deque((one for one in self._kept if one.sequence < signed), AUDIT_SHOWN)
         try:

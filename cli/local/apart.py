@@ -19,9 +19,9 @@ multiplies float32 matrices of more than a few rows with 10 bits of mantissa oth
 
 
 def ask_apart(module: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """What `sealring.node.engine.apart.answer` tells in `python -m module arguments`.
+    """The result that `sealring.node.engine.apart.answer` prints in `python -m module arguments`.
 
-    Raises the SealringError that is told, and ModelError (MODEL_CRASHES) where a signal ended the process.
+    Raises the SealringError that it prints, and ModelError (MODEL_CRASHES) where a signal ended the process.
     """
     command = [sys.executable, "-P", "-m", module, *arguments]
     done = subprocess.run(  # noqa: S603

@@ -186,7 +186,8 @@ def _inherited() -> dict[str, str]:
 
 
 def _waves(children: list[Child]) -> list[list[Child]]:
-    """Gateways first, so that clients are told; then nodes; the coordinator, which they report to, last."""
+    """Gateways stop first, while they can still answer clients; the coordinator stops last, after the nodes
+    that report to it."""
     ranks = {"gateway": 0, "node": 1}
     waves: dict[int, list[Child]] = {}
     for child in children:

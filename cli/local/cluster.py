@@ -41,16 +41,16 @@ _ADMIN_SECONDS = 60.0
 _START_SECONDS = 60.0
 _PLAN_SECONDS = 180.0
 _POLL_SECONDS = 0.2
-"""Who looks oftener takes the processor from those that are starting."""
+"""A shorter pause would take processor time from the components that are starting."""
 _MIN_MEMORY = 64 << 20
 _MEMORY_FRACTION = 0.75
 
 
 class Cluster:
-    """Components as processes of this machine; what they are set to is written below `state_dir`.
+    """Components as processes of this machine, with their settings files below `state_dir`.
 
     Use it as `async with ... as cluster: await cluster.start()`. However the block or this process ends, no
-    process is left. `say` is told what happens.
+    process is left. `say` gets a line for each step.
     """
 
     names: Sequence[str]
@@ -96,12 +96,12 @@ class Cluster:
 
     @property
     def http_url(self) -> str:
-        """Where the gateway's HTTP edge is, without a path."""
+        """The URL of the gateway's HTTP edge, without a path."""
         return f"http://{self._settings('gateway')['http_listen']}"
 
     @property
     def operator_bundle(self) -> Path:
-        """What admin calls from elsewhere need."""
+        """The operator bundle, for admin calls from elsewhere."""
         return self._state_dir("coordinator") / "operator"
 
     @property
@@ -122,7 +122,7 @@ class Cluster:
         return Path(self._settings(name)["state_dir"])
 
     def _environment(self, name: str) -> dict[str, str]:
-        """What a component's environment has besides."""
+        """More variables of a component's environment."""
         return {}
 
     async def start(self) -> None:
@@ -144,7 +144,7 @@ class Cluster:
         await self._or_failure(self._wait_for_nodes())
 
     async def kill_node(self, name: str) -> None:
-        """Kills a node's daemon without a word, as a power cut would; `start_node` brings it back."""
+        """Kills a node's daemon as a power cut would; `start_node` starts it again."""
         await self._children.kill_one(name)
 
     async def start_node(self, name: str) -> None:
@@ -196,7 +196,7 @@ class Cluster:
         await self.admin.call("ListJoinTokens", wait_for_ready=True)
 
     async def _enrol_all(self) -> None:
-        """Those that are not, or not any more, or that look for the coordinator where it was before."""
+        """Enrols the components that are in no roster, or that have an old address of the coordinator."""
         from sealring.mesh.pki.root import decode_chain, verify_root_chain
         from sealring.mesh.roster.reader import check_roster
 
@@ -319,7 +319,7 @@ class LocalCluster(Cluster):
     ) -> None:
         """`settings` are further settings of the sections coordinator, node and gateway.
 
-        With `gpus`, each node sees one of so many NVIDIA GPUs, by turns; else every node sees all of them.
+        `gpus` NVIDIA GPUs are given out by turns, one to a node; with 0 every node sees all of them.
 
         Raises InvalidInput (BAD_NODE_COUNT).
         """
@@ -371,7 +371,7 @@ class LocalCluster(Cluster):
                     answer = await client.stub.ListModels(request, timeout=5, wait_for_ready=True)
                 except grpc.RpcError as error:
                     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                        return  # keys were made for it: it serves, and whoever has none learns no more
+                        return  # it serves, and without a key no more is learnt
                     answer = inference_pb2.ListModelsResponse()
                 if any(one.name == self.name and one.rings for one in answer.models):
                     return

@@ -54,7 +54,7 @@ def running() -> list[Path]:
 
 
 def _place(folder: Path) -> Path:
-    """Where the state is: in the folder itself, or where its note says."""
+    """The state folder: the folder itself, or the one that its note names."""
     try:
         return Path((folder / _ELSEWHERE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What `demo` says of a local cluster: who holds what, and how to talk to it."""
+"""The output of `demo`: the ring's members and layers, and ways to send it questions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def report(answer: Answer, deployment: Any) -> dict[str, Any]:
 
 
 def ring_places(deployment: Any) -> list[dict[str, Any]]:
-    """Who holds which layers, [first, end), in the order of ranks."""
+    """The members with their layers, [first, end), in the order of ranks."""
     return [
         {
             "rank": stage.rank,
@@ -64,7 +64,7 @@ def suites(deployment: Any) -> str:
 
 
 def print_ring(deployment: Any) -> None:
-    """Who holds which layers, with which trust, and how each link is sealed."""
+    """Prints the members with their layers and trust, and the suite of each link."""
     for ring, state in zip(deployment.plan.rings, deployment.rings, strict=False):
         links = {link.from_rank: link for link in state.links}
         rows = []

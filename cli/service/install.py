@@ -315,8 +315,8 @@ def account_id(user: str, root: Path) -> int | None:
 
 
 def users_state(component: str) -> tuple[Path, int] | None:
-    """The state that the user who called sudo (or who calls) has made for a component, if any, and the user's
-    id: a link of theirs on the way may lead to what is another's."""
+    """An enrolled component's state below the home folder of the user behind sudo, and the user's id. The id
+    is needed because a link in that home folder may lead to another user's files. None without such state."""
     user = os.environ.get("SUDO_USER", "")
     try:
         caller = pwd.getpwnam(user) if user else None

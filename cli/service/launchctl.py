@@ -24,7 +24,7 @@ _LAST_EXIT = re.compile(r"^\s*last exit code = (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """What launchd says of a service; `loaded` is false when it does not know it."""
+    """A service's state in launchd; `loaded` is false for an unknown one."""
 
     label: str
     loaded: bool

@@ -74,7 +74,7 @@ class Service:
 
     @property
     def log_file(self) -> str:
-        """Where the component writes its log; it opens the file again after newsyslog moved it."""
+        """The component's log file, which it opens again after newsyslog moved it."""
         return f"{self.logs}/{self.component}.log"
 
     @property

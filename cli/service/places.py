@@ -1,4 +1,4 @@
-"""Where an installed service writes: folders of root; in them only what the component needs is its account's.
+"""The folders of an installed service. They belong to root; only the files that the component writes do not.
 
 `sudo sealring service install` runs as root beside what the service's account may have put there. So no
 folder that this account (or anybody but root) can change is ever walked through, what is handed over is
@@ -67,7 +67,7 @@ def folder_of_root(root: Path, path: PurePath) -> Iterator[int]:
 
 
 def require_of_root(program: Path) -> None:
-    """That nobody but root can change a program that a service's account is to run, nor what is above it.
+    """Checks that only root can change the program that a service runs, and the folders above it.
 
     Raises FailedPrecondition (UNSAFE_PLACE).
     """

@@ -1,7 +1,7 @@
-"""What `sealring up` and `sealring join` choose where nobody has said anything, each choice told in a line.
+"""The defaults that `sealring up` and `sealring join` choose, with a line about each.
 
-What the user's settings file or environment says stands. What was chosen the last time stands too, as far as
-it still can: members remember where the coordinator is.
+The user's settings file and environment come first. Earlier choices come next if they are still possible,
+because members remember the coordinator's address.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sealring.node.settings import NodeSettings
 
 _KEPT = ("name", "models", "allow_downloads", "enclave_helper")
-"""Of a node's settings, what holds the next time as well."""
+"""A node's settings that hold for its next start too."""
 
 _LOOPBACK = "127.0.0.1"
 _PORTS = {
@@ -47,7 +47,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What was asked for on the command line, None where nothing was."""
+    """The options of the command line; None for those that were not given."""
 
     address: str | None = None
     name: str | None = None
@@ -56,7 +56,7 @@ class Wishes:
     software_identity_allowed: bool | None = None
 
     def of_node(self) -> dict[str, Any]:
-        """As settings of a node, where they are said."""
+        """The given ones, as settings of a node."""
         wished: dict[str, Any] = {
             "name": self.name,
             "models": [str(folder.absolute()) for folder in self.models] or None,
@@ -188,7 +188,7 @@ def _node_settings(settings: Mapping[str, Any]) -> NodeSettings:
 
 
 def settings_given(section: str, file: Path | None) -> dict[str, Any]:
-    """What the user's settings file and environment say of a section, validated."""
+    """A section's settings in the user's settings file and environment, validated."""
     from sealring.cli.terminal.command import settings_model
     from sealring.mesh.settings.config import load
 
@@ -212,7 +212,7 @@ def _listening(
     given: Mapping[str, Mapping[str, Any]],
     before: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Where a component listens on `host`: at the port that it had, at the usual one, or at a free one."""
+    """A component's addresses on `host`: at its earlier port, the usual one, or a free one."""
     chosen: dict[str, Any] = {}
     for (owner, name), usual in _PORTS.items():
         if owner != section or name in given[section]:

@@ -73,7 +73,7 @@ def enrol_as(
 
 
 def _run(user: str | None, given: bytes, home: Path) -> bytes:
-    """What the child prints, as much of it as anybody has to read."""
+    """The output of the child, at most _MAX_BYTES of it."""
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "sealring.cli.setup.enrol"],
         stdin=subprocess.PIPE,

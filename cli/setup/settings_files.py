@@ -1,4 +1,4 @@
-"""What a component was set to when it was last started: a TOML file that is written for it and read again."""
+"""The TOML file with a component's settings, which is written at its start and read at the next."""
 
 from __future__ import annotations
 

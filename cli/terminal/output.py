@@ -25,7 +25,7 @@ _UNBOUNDED = 10_000
 
 
 def write(text: str) -> None:
-    """Text on standard output, at once. Who reads it may stop (`| head -1`): then the command is done."""
+    """Writes text to standard output, at once. Exits if the reader has closed it (`| head -1`)."""
     if not _taken(sys.stdout, text):
         raise SystemExit(0)
 

@@ -90,7 +90,7 @@ class Renderer:
         self.request_id = started.request_id
 
     def common(self, started: inference.Started, prefix: str, kind: str) -> dict[str, Any]:
-        """What all of OpenAI's events of one answer have in common."""
+        """The fields that all of OpenAI's events of one answer share."""
         return {
             "id": f"{prefix}-{started.request_id}",
             "object": kind,
@@ -160,7 +160,7 @@ def usage_of(finished: inference.Finished) -> dict[str, object]:
 
 
 def usage_so_far(prompt_tokens: int, tokens: Iterable[int]) -> dict[str, object]:
-    """In vLLM's form of `continuous_usage_stats`; the length of a sealed prompt is told at the end only."""
+    """vLLM's form of `continuous_usage_stats`. A sealed prompt's length is known at the end only."""
     told = sum(tokens)
     return {
         "prompt_tokens": prompt_tokens,

@@ -151,7 +151,7 @@ class Reasoning(Body):
 
     effort: _Effort = None
     enabled: bool | None = None
-    summary: str | None = None  # the reasoning is told as it is
+    summary: str | None = None  # the answer has the whole reasoning
 
 
 class JsonSchema(Body):
@@ -300,7 +300,7 @@ def _add_tools(chat: inference.Chat, body: ChatBody) -> None:
 
 
 def _schema(form: ResponseFormat | None) -> str:
-    """What an answer in this form is an instance of; empty where it is any text."""
+    """The JSON schema of an answer in this form; empty for any text."""
     if form is None or form.type == "text":
         return ""
     if form.type == "json_object":

@@ -70,7 +70,7 @@ def _prompt(given: str | list[int]) -> inference.Prompt:
 
 
 def _echoed(body: CompletionBody) -> list[str]:
-    """What stands before each answer; the tokens' own text where a prompt is of those and they are told.
+    """With `echo`, the text of each prompt; else nothing. The text of token ids comes with log-probabilities.
 
     Raises InvalidInput (UNSUPPORTED_FIELD, BAD_FIELD).
     """
@@ -135,7 +135,8 @@ class CompletionRenderer(Renderer):
         return b"".join(self._event(self._choice(index, text, None, None)) for index, text in told)
 
     def delta(self, delta: inference.Delta) -> bytes:
-        """A prompt's tokens come with the first of its answers, and are told with each."""
+        """The events of a delta. A prompt's tokens come with the first of its answers only, and are repeated
+        for the others."""
         prompt, answer = _divided(delta.logprobs)
         if self._tokens:
             self._tokens[delta.choice] = delta.tokens

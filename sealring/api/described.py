@@ -188,7 +188,7 @@ def _of_rule(rule: Rule, known: _Schema) -> _Schema:
 
 
 def page(operations: Operations) -> str:
-    """The same to read: no script, nothing from elsewhere."""
+    """The description as a page for people, without scripts and without anything from elsewhere."""
     rows = "".join(
         f"<tr><td>{method}<td><code>{html.escape(path)}</code><td>{html.escape(one.summary)}"
         for method, path, one in operations

@@ -57,7 +57,7 @@ class CompletionLogprobs:
         }
 
     def _advance(self, one: inference.TokenLogprob) -> int:
-        """Where in the text the token begins, in characters."""
+        """The offset of the token in the text, in characters."""
         piece = self._decode(one.spelling)
         if self._echoed and one.prompt:
             rest = self._echoed[self._offset :]
@@ -71,7 +71,7 @@ class CompletionLogprobs:
 
 
 def _top(one: inference.TokenLogprob) -> dict[str, float]:
-    """Of tokens that are spelt alike the likeliest is told."""
+    """The likeliest tokens by their text; of those with the same text, the likeliest alone."""
     found: dict[str, float] = {}
     for each in one.top:
         found.setdefault(_name(each), each.logprob)
@@ -80,7 +80,7 @@ def _top(one: inference.TokenLogprob) -> dict[str, float]:
 
 
 def _name(one: _Spelt) -> str:
-    """Parts of characters are told apart by their bytes, as OpenAI does."""
+    """The token's text, or its bytes if it is a part of a character, as OpenAI writes them."""
     try:
         return one.spelling.decode()
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
 """The grammars of custom tools, in Lark or as a regex, as the pattern of one text.
 
-A model writes the input of a custom tool as a text within a call, most as JSON, where every character may be
-written in another way: so a grammar is taken if it is a regular one, in which no rule comes to itself, as
-that of Codex's `apply_patch`. Regexes are Rust's, as llguidance reads them.
+A model writes the input of a custom tool as a text within a call. Most calls are JSON, which has several
+forms of each character. Therefore a grammar has to be regular: no rule may lead to itself. That of Codex's
+`apply_patch` is. Regexes are Rust's, as llguidance reads them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One sealed request and its reply, without I/O: what to send, and what to make of each thing that comes.
+"""One sealed request and its reply, without I/O.
 
-Whatever of a reply can be forged by the gateway is not believed: text, token counts, finish reason and usage
-come out of sealed chunks. A gateway can cut a reply off; that is told, never taken for its end.
+Text, token counts, finish reason and usage are read from sealed chunks, because the gateway can forge
+everything else. A gateway can cut a reply off; that is an error, and never taken for the reply's end.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Answered:
     reason: FinishReason | None = None
 
     def told(self) -> Choice:
-        assert self.reason is not None  # usage is told once all have one
+        assert self.reason is not None  # it is set before `completion` is asked for
         return Choice(
             "".join(piece.text for piece in self.pieces),
             self.reason,

@@ -43,7 +43,7 @@ def parse_root_sha256(value: str | bytes) -> bytes:
 
 
 def default_state_file(pin: bytes) -> Path:
-    """Where this user's programs remember the newest roster of the cluster: one memory for all of them."""
+    """The file in which all programs of this user remember the cluster's newest roster."""
     return default_state_root() / "client" / f"{pin.hex()[:32]}.roster"
 
 

@@ -26,7 +26,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Ring:
-    """Who sees a prompt, by a roster that the client has verified. `members` are in the order of ranks.
+    """A ring by a roster that the client has verified: its `members`, in the order of ranks, see prompts.
 
     The first member, the head, sees the prompt and the answer; the last one samples the tokens. With
     `clear_links` (`deploy --strategy tensor`) what the members add up crosses the network in clear: nothing

@@ -53,7 +53,7 @@ def deployment() -> admin_pb2.Deployment:
 
 
 def test_the_demo_reports_what_the_issue_names(deployment: admin_pb2.Deployment) -> None:
-    answer = Answer("Paris.", "demo", "demo-0", 10, 12, 3, 0.5, 40.0, "stop")
+    answer = Answer("demo", "demo-0", 10, 12, 3, "stop", "Paris.", sealed=True, ttft_s=0.5, tok_s=40.0)
     assert report(answer, deployment) == {
         "answer": "Paris.",
         "prompt_tokens": 12,
@@ -85,7 +85,7 @@ def test_a_ring_of_one_has_no_link(
     del deployment.rings[0].links[:]
     print_ring(deployment)
     assert "no link" in capsys.readouterr().out
-    answer = Answer("", "demo", "demo-0", 10, 12, 3, 0.5, 40.0, "stop")
+    answer = Answer("demo", "demo-0", 10, 12, 3, "stop", "", sealed=True, ttft_s=0.5, tok_s=40.0)
     assert report(answer, deployment)["suite"] == "none"
 
 
