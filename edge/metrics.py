@@ -1,4 +1,4 @@
-"""What the gateway counts, under vLLM's names with our prefix. Labels are model names and fixed words."""
+"""Metrics of a gateway, under vLLM's names with our prefix. Labels are model names and fixed words."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _REASONS = {inference.FINISH_REASON_STOP: "stop", inference.FINISH_REASON_LENGTH
 
 @dataclass(slots=True)
 class ModelLoad:
-    """Of all rings of a model: requests, the part of KV memory that is reserved on the fullest one, and what
-    kept prefixes hold."""
+    """Load of all rings of a model: requests, tokens and bytes of kept prefixes, and the reserved part of KV
+    memory on the fullest ring."""
 
     waiting: int = 0
     running: int = 0
@@ -70,7 +70,7 @@ class RequestMetrics:
             self._metrics.whole.labels(self._model).observe(time.perf_counter() - self._arrived)
 
     def segments(self, seconds: Mapping[str, float]) -> None:
-        """Where the time to the first token went (gateway.timings)."""
+        """Observes the segments of the time to the first token (edge.inference.timings)."""
         for segment, spent in seconds.items():
             self._metrics.segment.labels(self._model, segment).observe(spent)
 

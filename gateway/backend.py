@@ -31,7 +31,7 @@ _RETRY_SECONDS = 5
 
 
 class Router(Protocol):
-    """What the backend needs of the rings."""
+    """The rings, as the backend uses them."""
 
     @property
     def complete(self) -> bool:
@@ -131,7 +131,7 @@ class RingBackend:
         return self._rings.signed_roster()
 
     async def drain(self, seconds: float) -> None:
-        """Takes no more requests and gives those under way so long to end."""
+        """Takes no more requests and gives the requests under way `seconds` to end."""
         self._draining = True
         if self._running:
             self._idle.clear()
@@ -140,7 +140,7 @@ class RingBackend:
                     await self._idle.wait()
 
     def _routing_key(self, request: inference.GenerateRequest, tenant: str) -> bytes:
-        """Sealed prompts have none here: they name their ring."""
+        """The key that prefers a ring; empty for sealed prompts, which name their ring."""
         if request.envelope.WhichOneof("content") != "clear":
             return b""
         key = request.prompt_cache_key if request.HasField("prompt_cache_key") else None
@@ -161,15 +161,16 @@ class RingBackend:
 
 
 def _counted(error: SealringError, request: Request) -> SealringError:
-    """With the epochs that the request has ended, from which a client goes on counting that asks again."""
-    counted = copy.copy(error)  # others may have been told the same one
+    """The error with the attempts in its metadata; a client that asks again claims them."""
+    counted = copy.copy(error)  # a copy: other requests may fail with the same error
     attempts = request.progress.all_attempts
     counted.metadata = {**error.metadata, **({"attempts": str(attempts)} if attempts else {})}
     return counted
 
 
 def _check_sealed_for(envelope: inference.Envelope, model: str) -> None:
-    """Raises InvalidInput (BAD_REQUEST_INFO) unless a sealed prompt says for whom and no other does."""
+    """Raises InvalidInput (BAD_REQUEST_INFO) unless a sealed prompt names its ring and a clear one does
+    not."""
     to, sealed = envelope.sealed_for, envelope.WhichOneof("content") == "sealed"
     if sealed:
         RequestInfo(model, to.request_id, to.expires, to.roster_hash)

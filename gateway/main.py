@@ -102,7 +102,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
         await server.set_serving(False)
         await backend.drain(settings.drain_timeout)
     finally:
-        await rings.close()  # whoever is still answered is told why that ends
+        await rings.close()  # first, while the edges still run: clients of unfinished answers get the reason
         await edge.stop()
         await server.stop(1.0)
         await gate.flush()

@@ -1,1 +1,1 @@
-"""Who may use the gateway's edges: API keys, their scopes, and limits that come before any costly check."""
+"""Admission to the gateway's edges: API keys, their scopes, and limits that are checked before any hash."""

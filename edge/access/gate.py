@@ -1,10 +1,10 @@
 """Lets requests in: limits first, then the API key, then its scope, then the limits of the key.
 
-Without any key ever made, loopback is open. Once there was one, every call but those for liveness needs one,
-until the gateway starts again without the file. A key is hashed once in a while only: one that was right is
-remembered for `REMEMBER_SECONDS` by a MAC under a key of this process, and looked up in the file's records at
-every request, so that a revocation counts at once. Refused attempts share one small bucket per peer, which is
-asked before the hash is made.
+Without any key ever made, loopback is open. After the first key, every call but those for liveness needs one,
+until the gateway starts again without the file. A right key is remembered for `REMEMBER_SECONDS`, by a MAC
+under a key of this process, and is hashed again only after that. Every request looks the key up in the file's
+records, so a revocation counts at once. Refused attempts share one small bucket per peer, which is checked
+before anything is hashed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WATCH = frozenset({Scope.READ})
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Requests per second and at once. Peers are told apart by their network address."""
+    """Requests per second and at once. A peer is a network address."""
 
     key_per_second: float = 100.0
     key_at_once: int = 512

@@ -62,13 +62,13 @@ async def collect(
     may raise an error, which ends it."""
     async with contextlib.aclosing(events):
         begin = await started(events)
-        told = [Choice() for _ in range(choices)]
+        found = [Choice() for _ in range(choices)]
         async for event in events:
             if event.WhichOneof("event") == "finished":
-                return begin, told, event.finished
+                return begin, found, event.finished
             check_calls(event.delta)
             hold(weight(event) - EVENT_BYTES)  # texts are joined
-            told[event.delta.choice].add(event.delta)
+            found[event.delta.choice].add(event.delta)
     raise Internal("the answer does not end")
 
 
@@ -94,7 +94,7 @@ async def together(parts: Sequence[Events], choices: int) -> Events:
 
     Raises what any of them fails with; the others are ended then.
     """
-    told: asyncio.Queue[tuple[int, inference.GenerateResponse | Exception]] = asyncio.Queue(len(parts))
+    queue: asyncio.Queue[tuple[int, inference.GenerateResponse | Exception]] = asyncio.Queue(len(parts))
 
     async def read(number: int, events: Events) -> None:
         timings = CURRENT.get()
@@ -103,15 +103,15 @@ async def together(parts: Sequence[Events], choices: int) -> Events:
         try:
             async with contextlib.aclosing(events):
                 async for event in events:
-                    await told.put((number, event))
+                    await queue.put((number, event))
         except Exception as error:
-            await told.put((number, error))
+            await queue.put((number, error))
 
     tasks = [asyncio.create_task(read(number, events)) for number, events in enumerate(parts)]
     begun, ends = False, dict[int, inference.Finished]()
     try:
         while len(ends) < len(parts):
-            number, event = await told.get()
+            number, event = await queue.get()
             if isinstance(event, Exception):
                 raise event
             kind = event.WhichOneof("event")

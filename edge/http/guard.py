@@ -184,8 +184,10 @@ def _peer(scope: Scope) -> str:
 
 
 def _parting(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """Ends the connection of who waits to be told to send a body (RFC 9110 section 10.1.1): after an answer
-    that comes first, what follows may be that body or, from a proxy, the request of somebody else."""
+    """Ends a connection whose request has `Expect: 100-continue` (RFC 9110 section 10.1.1).
+
+    After an early answer the next bytes may be the body or, from a proxy, the request of another client.
+    """
     return [(b"connection", b"close")] if "expect" in Headers(scope=scope) else []
 
 

@@ -61,7 +61,7 @@ def _check_headers(request: h11.Request) -> None:
     if len(request.headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
         raise h11.RemoteProtocolError("too many headers")
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
-        # whoever stands before the gateway may go by the other one (RFC 9112 section 6.3)
+        # a proxy in front of the gateway may read the other one (RFC 9112 section 6.3)
         raise h11.RemoteProtocolError("two lengths")
 
 
@@ -94,7 +94,7 @@ class EdgeProtocol(H11Protocol):
             self._watch_headers()
 
     def data_received(self, data: bytes) -> None:
-        """In pieces: h11 looks at the size of headers only while they are incomplete."""
+        """Feeds data in pieces: h11 checks the size of headers only while they are incomplete."""
         if self.conn.their_state is h11.IDLE:
             self._watch_headers()
         for start in range(0, len(data), MAX_HEADER_BYTES):
@@ -114,7 +114,7 @@ class EdgeProtocol(H11Protocol):
         """
         self._refused = True
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # what still works on the request has nobody to answer
+            self.cycle.disconnected = True  # the request that is being served has no client any more
             self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun already
             self.transport.abort()

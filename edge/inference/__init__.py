@@ -1,1 +1,1 @@
-"""What answers prompts, an answer on its way to the client, and where its time goes."""
+"""The inference interface of every edge, answers on their way to clients, and the segments of their time."""

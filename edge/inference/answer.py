@@ -11,14 +11,14 @@ from sealring.mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference
 
 MOST_LOGPROBS = 256
-"""Tokens with log-probabilities from which on a delta is not joined with the next: messages have a limit."""
+"""Tokens with log-probabilities that a joined delta may have: messages have a limit."""
 
 
 EVENT_BYTES = 256
-"""About what an event takes beside its content."""
+"""Memory of an event beside its content, about."""
 
 ENTRY_BYTES = 128
-"""About what each log-probability in it takes beside its own."""
+"""Memory of each log-probability in it, about."""
 
 
 def weight(event: inference.GenerateResponse) -> int:
@@ -82,7 +82,7 @@ class Answer:
     ) -> None:
         """Adds text (or a sealed chunk of it) of one choice, whose tokens so far `tokens` counts.
 
-        What was `parsed` beside the text is not joined with what comes before it or after it.
+        A delta with `parsed` is never joined with another.
         """
         if sealed:
             self._put(inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=tokens)))

@@ -1,8 +1,7 @@
-"""Answers that are asked for again by an `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header), which
-is metadata of a gRPC call too.
+"""Answers kept under an idempotency key (draft-ietf-httpapi-idempotency-key-header), a header or metadata.
 
-One that is under way goes on, one that has ended is sent again; nothing is computed twice. They are kept by
-this process alone, and end with it.
+A request with the same key continues an answer under way, or gets a complete one again; nothing is computed
+twice. This process alone keeps them, in memory.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from sealring.mesh.errors import Cancelled, FailedPrecondition, InvalidInput, Se
 from sealring.v1 import inference_pb2 as inference
 
 KEPT_SECONDS = 600.0
-"""How long an answer is kept after its end: longer than clients go on trying."""
+"""Seconds that an answer is kept after its end: longer than clients go on trying."""
 
 LEFT_SECONDS = 60.0
-"""How long an answer goes on that nobody reads."""
+"""Seconds that an answer without a reader goes on."""
 
 MAX_LEFT = 64
-"""Answers that nobody reads, at once; one more is cancelled as if it had no key."""
+"""Answers without a reader, at once; one more is cancelled as if it had no key."""
 
 KEPT_BYTES = 64 << 20
-"""Of all answers together, those under way included. The oldest that have ended make room; where that is not
-enough, the longest under way is kept no more, and its events go to those who read it now."""
+"""Bytes of all answers together. The oldest that have ended make room; if that is not enough, the longest
+under way is kept no more, and its events go to its present readers."""
 
 ANSWER_BYTES = 6 << 10
-"""What each takes beside its events: a task, a timer, the key. Measured: 6,200 bytes with a key of 250."""
+"""Memory of each beside its events: a task, a timer, the key. Measured: 6,200 bytes with a key of 250."""
 
 Events: TypeAlias = AsyncGenerator[inference.GenerateResponse, None]
 

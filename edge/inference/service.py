@@ -24,15 +24,15 @@ SERVICE = "sealring.v1.Inference"
 
 
 class InferenceBackend(Protocol):
-    """Whatever answers prompts. Errors are of the tree in mesh.errors."""
+    """The interface to what answers prompts: rings, or the proxy's client. Errors are of mesh.errors."""
 
     def generate(
         self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
         """Started, deltas, Finished. Closing the generator cancels the request everywhere.
 
-        `key` is who asks; requests of different keys take turns. `tenant` is the id of an API key, or empty
-        where there are none: prompts of one tenant may share kept prefixes. Raises InvalidInput, NotFound
+        `key` names the client; requests of different keys take turns. `tenant` is the id of an API key, or
+        empty without keys: prompts of one tenant may share kept prefixes. Raises InvalidInput, NotFound
         (MODEL_NOT_FOUND), ResourceExhausted (QUEUE_FULL), FailedPrecondition (TRUST_BELOW_FLOOR),
         Unavailable (RING_DOWN, and RING_GONE when a prompt was sealed for a ring that is not there).
         """
@@ -110,7 +110,7 @@ class InferenceService(inference_grpc.InferenceServicer):
 
 
 def _caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """Who asks: the id of its API key; without keys the client's own word, or its connection."""
+    """The client's name: the id of its API key; without keys its own word, or its connection."""
     key_id = KEY_ID.get()
     if key_id:
         return key_id
@@ -118,7 +118,7 @@ def _caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:
 
 
 def _metadata(context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, str]:
-    """What is text of what came beside the call."""
+    """The call's metadata with text values."""
     return {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 

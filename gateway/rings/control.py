@@ -41,11 +41,11 @@ STALL_SECONDS = 120.0
 GOODBYE_SECONDS = 1.0
 
 MAX_RESPONSE = 4 << 20
-"""Bytes of a message of a member that passes on no other gateway's. The head sends the outputs of a step in
+"""Bytes of a member's message, unless it forwards another gateway's. The head sends the outputs of a step in
 parts of about 1 MiB, and sealing pads a part to no more than three times that."""
 
 _UNCOUNTED = 1 << 20
-"""Bytes within which there is no room for so many fields that they would cost 64 MiB."""
+"""Bytes up to which fields are not counted: too few fit to cost 64 MiB."""
 
 _MAX_FIELDS = 1 << 18
 """Of a larger message: one output with all log-probabilities that a stop string may hold back has about 1 MiB
@@ -79,7 +79,7 @@ class MemberStream:
         head: bool,
         on_pong: Callable[[control.Pong], None],
     ) -> None:
-        """`on_pong` is told every pong and may raise the SealringError that ends the epoch."""
+        """`on_pong` gets every pong and may raise the SealringError that ends the epoch."""
         self.target = target
         self._identity = identity
         self._head = head
@@ -164,7 +164,7 @@ class MemberStream:
         self._finished = True
 
     async def write_all(self) -> None:
-        """Writes what is sent until all is said, or until `read_all` has told why the stream is over."""
+        """Writes the queue until its goodbye, or until `read_all` has raised the reason of the end."""
         try:
             while True:
                 while self._outgoing:
@@ -177,7 +177,7 @@ class MemberStream:
                     return
                 self._wake.clear()
                 await self._wake.wait()
-        except (grpc.RpcError, asyncio.InvalidStateError):  # INTERNAL, whatever the member has said last
+        except (grpc.RpcError, asyncio.InvalidStateError):  # INTERNAL; read_all reads the member's own reason
             await self._read_out.wait()
         except asyncio.CancelledError:
             if is_own_cancellation():
@@ -237,13 +237,13 @@ class ControlStreams:
         yields: bool = False,
         clock: Clock = awake_clock,
     ) -> None:
-        """`yields`: another gateway is to schedule, and no attempt made while none does."""
+        """`yields`: attaching fails while no other gateway schedules."""
         self.ring = ring
         self.epoch = epoch
         self._attach = control.Attach(ring=ring, epoch=epoch, clear_links=clear_links, yields=yields)
         self.guest = False
         self.out_of_memory = False
-        """A member has said that it was, though another end of the epoch may have been heard of before."""
+        """A member has reported a lack of memory, possibly after another member reported another end."""
         self._waiting_since: float | None = None
         self._clock = clock
         self._losses = LossWatch(len(members))
@@ -262,7 +262,7 @@ class ControlStreams:
         self.guest = first.guest
         if self.guest:
             self._streams = [head]
-        else:  # all are waited for, so that no attempt is left running when the first failure is raised
+        else:  # wait for all, so that no attempt is left running when the first failure is raised
             attaching = (stream.attach(self._attach) for stream in others)
             answers += await asyncio.gather(*attaching, return_exceptions=True)
         attached = []
@@ -282,12 +282,12 @@ class ControlStreams:
         self._streams[0].send(message, written)
 
     def expect(self) -> None:
-        """The ring owes an answer; it is given time from the first time on."""
+        """The ring owes an answer; STALL_SECONDS count from the first call since `answered`."""
         if self._waiting_since is None:
             self._waiting_since = self._clock()
 
     def answered(self) -> None:
-        """The ring has answered something; what it still owes has to be expected anew."""
+        """The ring has answered; call `expect` again if it still owes something."""
         self._waiting_since = None
 
     async def run(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
@@ -314,7 +314,7 @@ class ControlStreams:
                 task.cancel()
             try:
                 await self._part(streams, reason)
-            finally:  # whoever waits for this may be in a hurry and cancel it again
+            finally:  # the caller may cancel this a second time
                 gone = asyncio.gather(watch, *renewing, *streams, return_exceptions=True)
                 for task in streams:
                     task.cancel()
@@ -355,7 +355,7 @@ class ControlStreams:
             )
 
     async def _watch(self) -> None:
-        """Finds members that say nothing and rings that do nothing."""
+        """Raises EpochEnded for a member that is silent, and for a ring that makes no step."""
         while True:
             self._pings += 1
             ping = control.ScheduleRequest(ping=control.Ping(sequence=self._pings))

@@ -1,7 +1,8 @@
-"""Several gateways, one ring: whoever attaches to its head first schedules it, later ones are guests.
+"""Several gateways, one ring: the gateway that attaches to its head first schedules it, later ones are
+guests.
 
-A guest's requests go over the head to the gateway that schedules, and the answers come back. Whoever has the
-client's connection keeps the request and the tokens so far, so neither gateway loses them with the other.
+A guest's requests go over the head to the gateway that schedules, and the answers come back. The gateway with
+the client's connection keeps the request and the tokens so far: neither gateway loses them with the other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 _REQUEST_BYTES = 4 << 10
-"""About what a request takes beside its content."""
+"""Memory of a request beside its content, about."""
 
 
 class Sent:
@@ -72,9 +73,9 @@ class Sent:
         return control.Forward(number=self._remove(request_id), cancel=True)
 
     def take(self, forwarded: control.Forwarded, context: int) -> Request | None:
-        """The request of which this is told, with its new tokens; None where it is over.
+        """The request that an event is of, after its new tokens are added; None if the request is over.
 
-        No answer is longer than was asked for, nor than the context. Raises InvalidInput (BAD_MESSAGE).
+        Answers longer than asked for, or than the context, are refused. Raises InvalidInput (BAD_MESSAGE).
         """
         request = self._requests.get(forwarded.number)
         if request is None:
@@ -100,7 +101,7 @@ class Sent:
         return request
 
     def clear(self) -> tuple[list[Request], list[Request]]:
-        """Forgets all, and returns them: those that a member had to work on, and those that waited."""
+        """Forgets all, and returns them: those that a member computed, and those that waited."""
         worked_on = [request for number, request in self._requests.items() if number in self._worked_on]
         waiting = [request for number, request in self._requests.items() if number not in self._worked_on]
         self._requests, self._numbers, self._worked_on = {}, {}, set()
@@ -114,8 +115,11 @@ class Sent:
 
 
 class Refused:
-    """The last of the guests' prompts for which a member had no memory. That ended the epoch and with it the
-    way to tell its guest, which brings it again: to whichever ring of this gateway, it is refused then."""
+    """The last of the guests' prompts for which a member had no memory.
+
+    The lack of memory ended the epoch, and with it the way to the guest. The guest sends the prompt again, to
+    any ring of this gateway, and then it is refused.
+    """
 
     def __init__(self) -> None:
         self._last: tuple[tuple[str, str], SealringError] | None = None
@@ -124,25 +128,25 @@ class Refused:
         self._last = (asked.key, asked.request.request_id), error
 
     def check(self, asked: control.Forward) -> None:
-        """Raises what was remembered of a request, once: whoever asks again with the same id may be right."""
+        """Raises the remembered error of a request, once: a later request with the same id may fit."""
         if self._last is not None and self._last[0] == (asked.key, asked.request.request_id):
             error, self._last = self._last[1], None
             raise error
 
 
 class GuestAnswer(Answer):
-    """What is told of a guest's request goes back to the guest, with the tokens that it is of."""
+    """Sends the events of a guest's request back to the guest, with their tokens."""
 
     def __init__(
         self,
-        tell: Callable[[control.Forwarded, Callable[[], None]], None],
+        send: Callable[[control.Forwarded, Callable[[], None]], None],
         guest: int,
         number: int,
         refused: Refused,
     ) -> None:
-        """`tell` calls its second argument once the message is on its way."""
+        """`send` calls its second argument once the message is on its way."""
         super().__init__()
-        self._tell, self._refused = tell, refused
+        self._send, self._refused = send, refused
         self._guest, self._number = guest, number
         self._asked: control.Forward | None = None
         self._request: Request | None = None
@@ -150,9 +154,9 @@ class GuestAnswer(Answer):
         self._computed = False
 
     def request(self, forward: control.Forward, deployment: str, context: int) -> Request:
-        """What is asked for, with no longer an answer so far than `Sent.take` allows.
+        """The request that a guest forwards; its answer so far is as bounded as in `Sent.take`.
 
-        Raises InvalidInput, also for what was `Refused`.
+        Raises InvalidInput, and the error of a prompt that was `Refused`.
         """
         asked = forward.request
         self.asked = forward.ByteSize() + _REQUEST_BYTES
@@ -188,21 +192,21 @@ class GuestAnswer(Answer):
         return request
 
     def _say(self, **what: Any) -> None:
-        """Unread is what is not on its way to the guest."""
-        told = control.Forwarded(guest=self._guest, number=self._number, **what)
-        size = told.ByteSize() + EVENT_BYTES
+        """Sends a message; until it is on its way, its bytes count as unread."""
+        message = control.Forwarded(guest=self._guest, number=self._number, **what)
+        size = message.ByteSize() + EVENT_BYTES
         self._queued += size
 
         def written() -> None:
             self._queued -= size
 
-        self._tell(told, written)
+        self._send(message, written)
 
     def opened(self) -> None:
         self._say()
 
     def waits(self) -> None:
-        if not self._computed:  # of several answers that go on, others may be computed already
+        if not self._computed:  # other choices of the request may be computed already
             self._say(waits=True)
 
     def computed(self) -> None:

@@ -1,8 +1,8 @@
-"""Finds records that were lost on a link whose connection stands: somebody on the path swallowed them.
+"""Finds records that were lost on a link whose connection stands: somebody on the path dropped them.
 
-A record that does not come is no evidence: its sender may compute for minutes. It is lost when the member
-before has begun to send it, and the member after waits for it and has not seen one byte for a while. Both
-say so in their pongs. Pure; time is an argument.
+A missing record is no evidence: its sender may compute for minutes. It is lost once its sender has begun to
+send it, and its receiver waits for it and has had no byte for LOST_SECONDS. Both report this in their pongs.
+Pure; time is an argument.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOST_SECONDS = 3.0
-"""How long both of it must hold."""
+"""Seconds for which both must hold."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class LossWatch:
         self._links = [_Link() for _ in range(size)]
 
     def heard(self, rank: int, *, sent: int, received: int, waiting_seconds: float, now: float) -> int | None:
-        """Takes in what a member says of its two links, counts of records since the epoch began.
+        """Takes a member's counts of the records on its two links since the epoch began.
 
         Returns the rank whose outgoing link has lost a record, if this shows one.
         """

@@ -55,35 +55,36 @@ from sealring.v1 import inference_pb2 as inference
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 60.0
-"""How long a ring that is down takes new requests, until the coordinator names the time (`RingState`)."""
+"""Seconds that a ring takes new requests after it went down, until the coordinator sets them
+(`RingState`)."""
 
 RETRY_SECONDS = 5
-"""After which a client may ask again for a model that no ring serves."""
+"""`retry-after` in seconds for a model that no ring serves."""
 
 LEFT = "LEFT"
-"""Why an epoch ends that the coordinator has ended."""
+"""The reason of an end by the coordinator."""
 
 FREE_UNREAD, MAX_UNREAD, ALL_UNREAD = 64 << 10, 4 << 20, 32 << 20
-"""Bytes that wait for the readers of a ring's answers: what each may have in any case, what one may have, and
-what all may have together. A client in step has none: text is joined, and connections have buffers of their
-own. 4 MiB are a million tokens of text, or a thousand with the log-probabilities of 20 others each."""
+"""Bytes of unread answers: free for each answer, most for one answer, most for all answers of a ring. A
+client in step has none: text is joined, and connections have buffers of their own. 4 MiB are a million tokens
+of text, or a thousand with the log-probabilities of 20 others each."""
 
 ALL_ASKED = 8 << 20
-"""Bytes of guests' requests that one ring holds, unless there is one alone. A head may have made them up, and
+"""Bytes of guests' requests that one ring holds; one alone may have more. A head may have made them up, and
 each costs a few times its bytes while it is given to the head."""
 
 YIELD_SECONDS = 2.0
-"""How long a guest leaves the next epoch's head to the gateway that scheduled before, where a prompt of its
-own was being computed: only that one may know that there was no memory for it. It comes with the epoch, or
+"""Seconds for which a guest lets the gateway that scheduled before attach first, if a prompt of the guest was
+being computed: only that gateway may know that a member had no memory for it. It attaches with the epoch, or
 `GOODBYE_SECONDS` after the end of the last one."""
 
 _WITHOUT_SCHEDULER = frozenset({"GATEWAY_GONE", "GATEWAY_LEFT", "MEMBER_LEFT"})
-"""Why an epoch ends for a guest whose scheduling gateway has gone itself."""
+"""Reasons of an epoch's end that mean that the scheduling gateway itself has gone."""
 
 
 @dataclass(frozen=True)
 class ServingEpoch:
-    """What the verified roster and the coordinator say of a ring that serves."""
+    """A ring's epoch that serves, by the verified roster and the coordinator."""
 
     ring: str
     epoch: int
@@ -100,7 +101,7 @@ class ServingEpoch:
 
 
 class Ring:
-    """Runs the ring's current epoch, if there is one, and keeps requests over a change of epochs."""
+    """Runs the ring's current epoch, if any, and keeps requests over a change of epochs."""
 
     def __init__(
         self,
@@ -129,11 +130,11 @@ class Ring:
         self._sent = Sent()  # while another gateway schedules
         self._context = 0  # of the epoch that is attached
         self.capabilities: Sequence[str] = ()
-        """What the model can do beside answering, by the word of the head, once there has been an epoch."""
+        """Abilities of the model beside answering, as the head reports them; empty before the first epoch."""
 
         self._unstarted: dict[int, Answer] = {}  # of rows given to the head, until their first step
         self._event = 0.0
-        self._untold = 0  # bytes for guests that are not on their way
+        self._unsent = 0  # bytes for guests that are not on their way
         self._streams: ControlStreams | None = None
         self._formable = formable
         self._down_since = formable()
@@ -185,14 +186,15 @@ class Ring:
         self._task = asyncio.get_running_loop().create_task(self._run(serving, previous))
 
     def leave(self) -> None:
-        """The epoch is over, the coordinator says; another may come."""
+        """Leaves the epoch, which the coordinator has ended; another may come."""
         self._leave_session()
         self.serving = None
         if self._task is not None:
             self._task.cancel()
 
     def _leave_session(self) -> None:
-        """At once: its task parts from the members, and requests that come meanwhile wait for the next."""
+        """Ends the epoch at once: its task says goodbye to the members, and new requests wait for the
+        next."""
         if self._streams is not None:
             self._end(self._streams, LEFT)
 
@@ -222,7 +224,7 @@ class Ring:
             self._perform(self.scheduler.cancel(request_id))
 
     def take_waiting(self) -> list[tuple[Request, Answer]]:
-        """Gives up the requests that no epoch has begun, for another ring. Those of guests are forgotten:
+        """Gives up the requests that wait, for another ring. Those of guests are forgotten:
         their gateways bring them again, and their ids are of this ring alone."""
         taken = [(request, self._answers.pop(request.id)) for request in self.scheduler.drain()]
         return [(request, answer) for request, answer in taken if ":" not in request.id]
@@ -289,7 +291,7 @@ class Ring:
     def _begin(
         self, serving: ServingEpoch, streams: ControlStreams, attached: Sequence[control.Attached]
     ) -> None:
-        self._streams, self._context, self._untold = streams, serving.context, 0
+        self._streams, self._context, self._unsent = streams, serving.context, 0
         self.capabilities = capabilities_of(attached[0].capabilities) if attached else []
         self._unstarted.clear()
         if streams.guest:
@@ -310,7 +312,11 @@ class Ring:
         if used:
             self._over = streams.epoch
             self._metrics.epochs_ended.labels(self.deployment).inc()
-        self._perform(self.scheduler.end_epoch(epoch_ended(reason)))  # whose prompt it was may be a guest's
+        # The order matters. The end of the epoch queues its requests and sets `suspect`. Then guests'
+        # requests are dropped, except the suspect: `_settle` may have to refuse it. Then forwarded requests
+        # are queued here again. Last, other rings may take what waits: nothing that comes later would be
+        # moved.
+        self._perform(self.scheduler.end_epoch(epoch_ended(reason)))
         for request_id in [each for each in self._answers if ":" in each]:
             if request_id != self.scheduler.suspect:
                 self.cancel(request_id)  # the guests bring them again
@@ -322,7 +328,8 @@ class Ring:
         return used
 
     def _settle(self, *, out_of_memory: bool) -> None:
-        """What an epoch ended with is known: every member has said it, or had `GOODBYE_SECONDS` to do so."""
+        """Follows the end of an epoch once every member has given its reason, or has had
+        `GOODBYE_SECONDS`."""
         suspect = self.scheduler.suspect
         if suspect:
             self._perform(self.scheduler.settled(out_of_memory=out_of_memory))
@@ -331,12 +338,12 @@ class Ring:
             self._on_lost(self)
 
     def _forward(self, streams: ControlStreams, request: Request, *, again: bool = False) -> None:
-        """To the gateway that schedules."""
+        """Sends a request to the gateway that schedules."""
         forward = self._sent.add(request, self._clock(), again=again)
         streams.send_head(control.ScheduleRequest(forward=forward).SerializeToString())
 
-    def _told(self, forwarded: control.Forwarded) -> None:
-        """What became of a request that was forwarded. Raises InvalidInput (BAD_MESSAGE)."""
+    def _take_forwarded(self, forwarded: control.Forwarded) -> None:
+        """Takes an event of a request that was forwarded. Raises InvalidInput (BAD_MESSAGE)."""
         request = self._sent.take(forwarded, self._context)
         if request is None:
             return
@@ -358,17 +365,17 @@ class Ring:
                 self._answers.pop(request.id).finished(event.finished)
 
     def _serve_guest(self, forward: control.Forward) -> None:
-        """A request of a gateway that does not schedule this ring, or the end of one. Raises InvalidInput
-        (HEAD_BEHIND) where the head takes none of the answers."""
-        if self._untold > ALL_UNREAD:
-            raise InvalidInput("the head does not read what its guests are told", reason="HEAD_BEHIND")
+        """Takes a request of a gateway that does not schedule this ring, or cancels one. Raises InvalidInput
+        (HEAD_BEHIND) if the head does not read the answers."""
+        if self._unsent > ALL_UNREAD:
+            raise InvalidInput("the head does not read the answers to its guests", reason="HEAD_BEHIND")
         asked = f"{forward.guest}:{forward.number}"
         if forward.cancel:
             every = [each for each in self._answers if each.startswith(f"{forward.guest}:")]
             for request_id in [asked] if forward.number else every:
                 self.cancel(request_id)
             return
-        answer = GuestAnswer(self._tell_guest, forward.guest, forward.number, self._refused)
+        answer = GuestAnswer(self._send_guest, forward.guest, forward.number, self._refused)
         try:
             request = answer.request(forward, self.deployment, self._context)
         except SealringError as error:
@@ -382,14 +389,14 @@ class Ring:
                 return
             self.submit(request, answer)
 
-    def _tell_guest(self, forwarded: control.Forwarded, written: Callable[[], None]) -> None:
+    def _send_guest(self, forwarded: control.Forwarded, written: Callable[[], None]) -> None:
         size, streams = forwarded.ByteSize() + EVENT_BYTES, self._streams
-        self._untold += size
+        self._unsent += size
 
         def on_its_way() -> None:
             written()
             if self._streams is streams:
-                self._untold -= size
+                self._unsent -= size
 
         self._send_head(control.ScheduleRequest(forwarded=forwarded), on_its_way)
 
@@ -400,7 +407,7 @@ class Ring:
         kind = response.WhichOneof("message")
         if streams.guest:
             if kind == "forwarded":
-                self._told(response.forwarded)
+                self._take_forwarded(response.forwarded)
             return
         if kind == "pong":
             self._perform(self.scheduler.steps_executed(response.pong.steps))
@@ -509,7 +516,7 @@ class Ring:
         return []
 
     def _client(self, key: str) -> bytes:
-        """What the head learns of who asks: only which prompts are of one client."""
+        """A pseudonym of the client for the head, which learns only which prompts are of one client."""
         return hashlib.blake2b(key.encode(), key=self._secret, digest_size=16).digest()
 
     def _send_head(self, message: control.ScheduleRequest, written: Callable[[], None] | None = None) -> None:
@@ -561,7 +568,7 @@ class Ring:
 
 
 def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> RingFacts:
-    """What the scheduler needs to know of an epoch; `attached` are its members' answers by rank."""
+    """The facts of an epoch for the scheduler; `attached` are its members' answers by rank."""
     return RingFacts(
         members=tuple(
             MemberMemory(each.kv_bytes_per_token, each.kv_bytes_per_row, each.kv_budget) for each in attached
@@ -581,7 +588,7 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
 
 
 def _kept_by_all(attached: Sequence[control.Attached]) -> Iterator[tuple[Origin, Names]]:
-    """What the head tells nonsense of is not kept on."""
+    """Prefixes that every member still has. Malformed names of the head are ignored."""
     held = [{Origin(kept.epoch, kept.row, kept.tokens) for kept in each.kept} for each in attached]
     for kept in attached[0].kept:
         origin = Origin(kept.epoch, kept.row, kept.tokens)
@@ -593,7 +600,7 @@ def _kept_by_all(attached: Sequence[control.Attached]) -> Iterator[tuple[Origin,
 
 
 def _fixed(serving: ServingEpoch) -> tuple[list[str], bool]:
-    """What no newer roster changes in an epoch."""
+    """The fields that no newer roster may change in an epoch."""
     return [member.id for member in serving.members], serving.clear_links
 
 
@@ -608,7 +615,7 @@ def below_floor(floor: int, trust: int) -> FailedPrecondition:
 
 
 def epoch_ended(reason: str) -> EpochEnded:
-    """What clients are told whose answers an epoch's end cut off. `reason` is that of the end."""
+    """The error for clients whose answers the end of an epoch cut off. `reason` is that of the end."""
     if reason == StageFailed.out_of_memory:
         return EpochEnded(
             "a member of the ring ran out of memory", hint="send the request again", reason=reason

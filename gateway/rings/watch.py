@@ -1,6 +1,6 @@
 """The gateway's one stream from the coordinator: rosters and ring states, opened anew with back-off.
 
-While the coordinator is away, rings go on until the roster that they stand in expires.
+While the coordinator is away, rings go on until their roster expires.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Watch:
         self._keeper = keeper
         self._rings = rings
         self._newer_root = newer_root
-        self._unsaved = b""  # the newest roster, while it cannot be remembered
+        self._unsaved = b""  # the newest roster, while it cannot be saved
         self._call: Any = None
         self._taking = asyncio.Lock()
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
@@ -122,7 +122,7 @@ class Watch:
             self._rings.all_told()
 
     async def _use(self, envelope: bytes) -> membership.Problem:
-        """Why a roster is not used, or an empty problem. Raises PermissionDenied (REMOVED)."""
+        """The reason that a roster is refused, or an empty problem. Raises PermissionDenied (REMOVED)."""
         try:
             self._rings.use_roster(await self._keeper.accept(envelope, self._newer_root))
         except SealringError as error:
@@ -134,7 +134,8 @@ class Watch:
         return membership.Problem()
 
     async def _take_roster(self, envelope: bytes = b"") -> None:
-        """Uses a roster, or the one that could not be remembered yet. The coordinator is told of that."""
+        """Uses a roster, or the one that could not be saved yet, and reports to the coordinator whether it is
+        saved."""
         async with self._taking:
             envelope, before = envelope or self._unsaved, self._unsaved
             problem = await self._use(envelope) if envelope else membership.Problem()

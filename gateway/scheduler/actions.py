@@ -1,4 +1,4 @@
-"""What goes into the scheduler and what it wants done. Nothing here looks into a prompt or an answer."""
+"""Actions that the scheduler asks for, and the facts of a ring that it schedules by."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sealring.v1 import inference_pb2 as inference
 
 @dataclass(frozen=True, slots=True)
 class MemberMemory:
-    """What one member's layers need for KV caches, and what the member may spend on them, in bytes."""
+    """KV memory of one member: bytes that its layers need, and its budget in bytes."""
 
     kv_bytes_per_token: int
     kv_bytes_per_row: int
@@ -29,8 +29,8 @@ class RingFacts:
     """One epoch of a ring, as its roster and its members state it. `members` are in the order of ranks.
 
     `rows_in_turn`: on every member a step takes about as long as its rows would one after the other.
-    `lockstep`: the members compute every step together, as one. `speculate`: the deployment wants that tokens
-    are guessed. `costs`: what steps were timed to take. `kept` are the prefixes of earlier epochs that every
+    `lockstep`: the members compute every step together, as one. `speculate`: the deployment wants
+    drafts. `costs`: the cost table. `kept` are the prefixes of earlier epochs that every
     member still has, with their names in this epoch.
     """
 
@@ -50,7 +50,7 @@ class RingFacts:
 
     @property
     def speculates(self) -> bool:
-        """Whether tokens are guessed: caches are cut then, as for rows that begin with a part of a prefix."""
+        """Whether tokens are drafted: that cuts caches, as rows do that begin with a part of a prefix."""
         return self.speculate and self.stages > 1 and self.prefixes == control.PREFIX_SUPPORT_ANY
 
     @property
@@ -102,13 +102,13 @@ Either sealed is not empty, or text or the log-probabilities are not; tokens cou
 
 
 class Deliver(NamedTuple):
-    """What one step brought to the requests that have something to show."""
+    """The output of one step, for the requests that have some."""
 
     pieces: list[Piece]
 
 
 class Finish(NamedTuple):
-    """The request is complete: `finished` is what its client is told."""
+    """The request is complete; its client gets `finished`."""
 
     request: Request
     finished: inference.Finished

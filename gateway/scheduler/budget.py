@@ -1,16 +1,16 @@
-"""How many prompt tokens go beside rows that decode, by what steps cost (scheduler.costs).
+"""The number of prompt tokens to prefill beside rows that decode, by the cost table (scheduler.costs).
 
-What a client sees is a lane's round: the time from one of its decode steps to the next. Prefill steps in
-between make it longer. Two things are wanted, which no plan can always keep to: a token takes at most `MOST`
-times what it takes undisturbed, and prompts at most `PROMPT` times what they take if nothing else runs.
+A client sees a lane's round: the time from one of its decode steps to the next. Prefill steps in between make
+it longer. Two goals conflict: a token takes at most `MOST` times its undisturbed time, and prompts take at
+most `PROMPT` times as long as if nothing else ran.
 
-A plan is a number of steps in every round and the length of their chunks. Whenever a round begins all plans
-are compared, and the one whose worst miss is the smallest is taken: there is nothing to search for while it
-runs, and a prompt waits for one round at most. Where many prompts wait for every row that runs, an early
-first token for them is worth more than an even stream for the others.
+A plan is a number of steps in every round and the length of their chunks. At the beginning of a round all
+plans are compared, and the plan with the smallest worst miss is taken. A prompt waits for one round at most.
+If many prompts wait for every row that runs, an early first token for them is worth more than an even stream
+for the others.
 
-What rounds really take corrects the table: rounds without prefill what decode steps cost, those with it what
-prefill steps cost (the later in a prompt, the more).
+Measured rounds correct the table: rounds without prefill correct the cost of decode steps, rounds with it the
+cost of prefill steps (which rises with the position in a prompt).
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from typing import NamedTuple
 from sealring.gateway.scheduler.costs import StepCosts
 
 MOST = 1.4
-"""Times its undisturbed length that a round may take. Of the one and a half that are wanted a tenth is left
-to what rounds differ by anyway."""
+"""Times its undisturbed length that a round may take. The goal is 1.5; a tenth is left for the variation of
+rounds."""
 
 PROMPT = 3.0
-"""Times as long as alone that prompts may take."""
+"""Times that prompts may take as long as alone."""
 
 CROWD = 6.0
-"""Prompts that wait, besides one, for each row that runs count for so many times as much as one."""
+"""Weight of each further prompt that waits, per row that runs."""
 
 MANY = 16
 """Prefill steps in a round, at most."""
 
 _FINE = (1, *(half << power for power in range(12) for half in (2, 3)))
-_WEIGHT, _FURTHEST = 0.1, 10.0  # of one round in a mean, and times that it may differ from the table
-_WHOLE = 1e-6  # of a round, summed up from its lanes' parts
+_WEIGHT, _FURTHEST = 0.1, 10.0  # weight of one round in a mean; factor by which it may differ from the table
+_WHOLE = 1e-6  # of a round, the rounding error of its lanes' parts
 
 
 class Cut(NamedTuple):
-    """A way to cut what waits: tokens of a chunk, chunks of all prompts, seconds of each in a stage."""
+    """A way to cut the waiting prompts: tokens of a chunk, chunks of all prompts, seconds of each in a
+    stage."""
 
     size: int
     steps: int
@@ -49,8 +50,8 @@ class Cut(NamedTuple):
 class PrefillBudget:
     """`largest` is the most tokens that a chunk may have.
 
-    `fine`: rows and tokens are computed in turn, so any number of tokens may be the best. Elsewhere chunks
-    have a length that was timed, whose kernels are loaded.
+    `fine`: rows and tokens are computed in turn, and any number of tokens may be the best. Otherwise chunks
+    have a length that was timed, because its kernels are loaded.
     """
 
     def __init__(self, costs: StepCosts, largest: int, stages: int, fine: bool = False) -> None:
@@ -63,18 +64,18 @@ class PrefillBudget:
         self._size = self._left = 0  # tokens of a step, and steps to come before the round ends
 
     def measure(self, seconds: float, steps: int, prefill: float, rows: int, lanes: int) -> None:
-        """A lane's round took so long, with so many prefill steps in it that the table takes for `prefill`
-        seconds in all; so many rows run in so many lanes."""
+        """Records a measured round: `seconds` in all, with `steps` prefill steps that the table puts at
+        `prefill` seconds together, while `rows` rows ran in `lanes` lanes."""
         own = self._round(rows, lanes)
         if steps:
             more = self._with(own, lanes, steps, prefill / steps) - own
-            # what idle stages hide of a chunk is not counted on
+            # idle stages may hide a part of a chunk; plans do not rely on it
             self._chunks = max(1.0, _nearer(self._chunks, (seconds - own) / more))
         else:
             self._decodes = max(0.1, _nearer(self._decodes, self._decodes * seconds / own))
 
     def alone(self, prompts: int, tokens: int) -> int:
-        """Tokens of a chunk where so many prompts of so many tokens each have to go and nothing else does.
+        """Tokens of a chunk while nothing decodes, for `prompts` prompts of `tokens` tokens each.
 
         One prompt is through soonest; several have their first tokens soonest in the mean.
         """
@@ -83,10 +84,10 @@ class PrefillBudget:
         return min(cuts, key=lambda cut: self._alone(cut, part)).size
 
     def take(self, rounds: float, rows: int, lanes: int, prompts: int, tokens: int, waiting: int) -> int:
-        """Tokens of the prefill step that is announced now; 0: none is.
+        """Tokens of the prefill step to announce now; 0 for no step.
 
-        `rounds` were so far. So many rows run in so many lanes, beside so many prompts of so many tokens
-        each, in the mean, and so many requests wait behind these.
+        `rounds` is the number of rounds so far. `rows` rows run in `lanes` lanes. `prompts` prompts have
+        memory, of `tokens` tokens each in the mean, and `waiting` requests are behind them.
         """
         if rounds >= self._ends - _WHOLE:
             self._ends = 1 + (self._ends if rounds - self._ends < 1 else rounds)
@@ -113,15 +114,15 @@ class PrefillBudget:
         return cut.size, best
 
     def _with(self, own: float, lanes: int, steps: int, each: float) -> float:
-        """What a round of `own` seconds takes with so many prefill steps of so many seconds.
+        """Seconds of a round of `own` seconds with `steps` prefill steps of `each` seconds.
 
-        A step that takes longer than a decode step holds up what is behind it in every stage anew.
+        A prefill step that takes longer than a decode step delays the step behind it in every stage again.
         """
         turn = own / max(lanes, self._stages)
         return max(own + steps * each, (self._stages - 1) * each + turn)
 
     def _cuts(self, prompts: int, tokens: int) -> list[Cut]:
-        """The ways to cut so many prompts of so many tokens each."""
+        """The ways to cut `prompts` prompts of `tokens` tokens each."""
         shorter = sum(size < tokens for size in self._sizes)
         chunk, times = self._costs.chunk, self._chunks
         return [
@@ -130,7 +131,7 @@ class PrefillBudget:
         ]
 
     def _alone(self, cut: Cut, part: float = 1.0) -> float:
-        """Seconds until prompts are through that have the ring to themselves, or such a part of them."""
+        """Seconds until prompts that have the ring to themselves are prefilled, or the given part of them."""
         return (part * cut.steps + self._stages - part) * cut.seconds
 
     def _round(self, rows: int, lanes: int) -> float:

@@ -1,7 +1,7 @@
-"""What steps cost: the table that stages time when they load, and what the ring's steps turn out to take.
+"""The cost table: seconds of steps, which stages time when they load.
 
-A ring is as fast as its slowest stage, so the table has the longest time of any. Between sizes that were
-timed costs lie on a line, and beyond the largest on that through the last two.
+A ring is as fast as its slowest stage, so the table has the longest time of any. Costs between timed sizes
+lie on a line; beyond the largest size they lie on the line through the last two.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ Times = tuple[tuple[int, float], ...]
 """Sizes, rising, and seconds of one stage, not falling."""
 
 _SHORTEST, _LONGEST = 1e-6, 3600.0
-"""Seconds that a step can take."""
+"""Bounds of a step's seconds."""
 
 MAX_TIMES = 32
-"""Of one member that count, more than any has: all of them are looked through in every round."""
+"""Times of one member that count, more than any sends: every round looks through all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """`rows`: a decode step of so many rows; `tokens`: a prefill step with one chunk of so many tokens."""
+    """Seconds of a decode step by its `rows`, and of a prefill step with one chunk by its `tokens`."""
 
     rows: Times = ((1, 0.01), (16, 0.02))
     tokens: Times = ((1, 0.01), (512, 0.3))
 
     @classmethod
     def of(cls, timed: Iterable[Sequence[tuple[int, int, float]]]) -> StepCosts:
-        """From (rows, tokens of each, seconds) of every stage; what nobody has timed is guessed.
+        """The table of stages that report (rows, tokens of each, seconds); the default where they time too
+        little.
 
-        One row of one token is both a decode step and a chunk. Sizes and times that cannot be do not count.
+        One row of one token is both a decode step and a chunk. Impossible sizes and times are ignored.
         """
         slowest: dict[tuple[int, int], float] = {}
         for stage in timed:
@@ -45,16 +46,16 @@ class StepCosts:
         return cls(_rising(by_rows), _rising(by_tokens))
 
     def decode(self, rows: float) -> float:
-        """Seconds of a decode step of so many rows in the slowest stage."""
+        """Seconds of a decode step of `rows` rows in the slowest stage."""
         return _at(self.rows, rows)
 
     def chunk(self, tokens: float) -> float:
-        """Seconds of a prefill step with one chunk of so many tokens in the slowest stage."""
+        """Seconds of a prefill step with one chunk of `tokens` tokens in the slowest stage."""
         return _at(self.tokens, tokens)
 
 
 def _rising(times: list[tuple[int, float]]) -> Times:
-    """No size takes longer than a larger one: that was a slow moment."""
+    """Lowers a time to that of any larger size: it was measured at a slow moment."""
     least = list(accumulate((took for _, took in reversed(times)), min))
     return tuple(zip((size for size, _ in times), reversed(least), strict=True))
 

@@ -1,12 +1,12 @@
-"""How many tokens the head guesses for the one row of a ring, by what steps take and how many were right.
+"""The number of tokens that the head drafts for the one row of a ring, by step times and accepted drafts.
 
-The head guesses tokens (node.engine.drafts), a step computes them along with the last one, and those that
-were right need no step of their own. Further steps may follow before the first is verified: a chain of runs,
-each of which goes on where the one before ends if all of its guesses are right. At the first wrong one the
-rest of the chain counts for nothing, and the next step cuts all caches to what was right (`Settle`). The
-gateway sees how many tokens each run brought, and none of them.
+The head drafts tokens (node.engine.drafts), a step computes them along with the last one, and accepted drafts
+need no step of their own. Further steps may follow before the first is verified: a chain of runs. Each run
+continues where the run before ends if all of its drafts are right. At the first wrong draft the rest of the
+chain counts for nothing, and the next step cuts all caches to the accepted tokens (`Settle`). The gateway
+sees how many tokens each run brought, and none of them.
 
-With more rows nothing is guessed, nor where the head finds nothing that the answer may be repeating.
+Nothing is drafted with more rows, nor while the head finds no text that the answer may be repeating.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ DEPTHS = (1, 3, 7, 15)
 """Drafts of a step: few lengths, because a GPU plans anew for each."""
 
 LOSS, AT_ONCE = 0.01, 4.0
-"""What wrong drafts may cost: a part of the steps that an answer takes without them, and so many steps."""
+"""The cost that wrong drafts may have: a part of the steps that an answer takes without them, and a number of
+steps at once."""
 
 _SUREST = 0.99
-_FURTHEST = 2.0  # times what is expected: a run that takes longer is an accident, unless the next one does
-_DOUBT, _SEEN = 2, 7  # chains that are taken to be as the table says, and all that tell
+_FURTHEST = 2.0  # times the expected seconds: a longer run is an accident, unless the next one is as long
+_DOUBT, _SEEN = 2, 7  # chains that are assumed to take the table's seconds, and chains that count in all
 
 
 class Depth:
-    """How many drafts pay, and how many runs may be under way, each behind one that is not verified.
+    """The number of drafts that pays, and of runs under way behind each other.
 
-    A first run of d drafts takes as long as a step without and what the table says that d more tokens take in
-    all stages. Of n under way another is done after the n-th part of that. What chains of n really took
-    corrects it, by the median. Of all d and n those are best that bring most tokens a second.
+    A first run of d drafts takes a step without drafts and, by the table, d more tokens in all stages. With n
+    runs under way another is done after the n-th part of that. The measured chains of n correct it, by their
+    median. The best d and n bring most tokens a second.
 
-    Whatever is not a step without drafts behind another counts against a credit, in such steps: what it took
-    longer than they for as many tokens. What it took less fills that, and each of them pays back LOSS of one.
-    Nothing is guessed by which more than AT_ONCE could be lost, if it is wrong and stages share a processor.
+    A credit, in steps without drafts, falls by the time that runs take longer than such steps for as many
+    tokens, and rises by the time that they take less. Each step without drafts behind another pays back LOSS.
+    No drafts are made that could lose more than AT_ONCE if they are wrong and stages share a processor.
     """
 
     def __init__(self, costs: StepCosts, stages: int) -> None:
@@ -60,7 +61,7 @@ class Depth:
         self._chain: tuple[float, float, int] | None = None
 
     def begin(self) -> None:
-        """Another answer. If the last one saw no chain, what was seen of them is doubted."""
+        """Begins another answer. If the last one had no chain, the measured chains are doubted."""
         self._credit, self._chain = 0.0, None
         if self._unseen:
             for runs in range(self._stages):
@@ -68,8 +69,9 @@ class Depth:
         self._unseen = True
 
     def best(self, most: int, right: float) -> tuple[int, int]:
-        """Drafts of a run, at most so many, each of which is right with that probability, and how many such
-        runs may be under way; (0, 0) where none are worth it."""
+        """Drafts of a run, at most `most`, and how many such runs may be under way; (0, 0) if none pays.
+
+        `right` is the probability that a draft is right."""
         if not (self._plain and right):
             return 0, 0
         ways = [(depth, runs + 1) for depth in DEPTHS if depth <= most for runs in range(self._stages)]
@@ -78,15 +80,15 @@ class Depth:
         return max([(1.0, (0, 0)), *gains])[1]
 
     def plain(self, seconds: float) -> None:
-        """What a step without drafts took that followed another."""
+        """Records the seconds of a step without drafts that followed another."""
         self._plains.append(seconds)
-        most = _FURTHEST * median(self._plains)  # the mean, as runs count with what they took
+        most = _FURTHEST * median(self._plains)  # runs count with their own seconds, so this is a mean
         self._plain = fmean(min(each, most) for each in self._plains)
         self._credit = max(self._credit, min(0.0, self._credit + LOSS))
 
     def took(self, drafts: int, tokens: int, seconds: float, runs: int = 1, *, first: bool = True) -> None:
-        """A run brought so many tokens, with so many under way, or a step without drafts one that was not
-        announced behind another. Behind a chain both wait for what was in vain, and so tell of it."""
+        """Records a run that brought `tokens` tokens with `runs` under way, or a step without drafts that was
+        not announced behind another. Behind a chain both wait for its runs in vain, so both measure it."""
         if not self._plain or seconds <= 0:
             return
         alone = self._first(drafts)
@@ -118,14 +120,14 @@ class Depth:
         return tokens * self._plain / takes / self._times[runs - 1]
 
     def _loss(self, drafts: int, runs: int) -> float:
-        """Steps that are lost at most where no draft is right."""
+        """Steps that are lost at most if no draft is right."""
         return max(1.0, self._times[0]) * runs * self._first(drafts) / self._plain - 1
 
     def _first(self, drafts: int) -> float:
         return self._plain + self._more[drafts]
 
     def _vain(self, drafts: int, runs: int) -> float:
-        """Seconds that the step behind a chain waits in stages for runs that were in vain."""
+        """Seconds that the step behind a chain waits in stages for runs in vain."""
         return self._more[drafts] * (runs - 1) / self._stages
 
 
@@ -138,8 +140,8 @@ class _Run:
 
 @dataclass(slots=True, eq=False)
 class _Chain:
-    """Runs of one row, of so many tokens, after which the members are not yet told what it holds. `live` may
-    bring something."""
+    """Runs of one row, of `tokens` tokens together, that no settle has followed yet. `live` runs may still
+    bring tokens."""
 
     lane: Lane
     row: Row
@@ -148,14 +150,14 @@ class _Chain:
 
     @property
     def most(self) -> int:
-        """Drafts of another run, by the limits of the row and of a chain; the last token is left to other
-        steps."""
+        """Drafts of another run, by the limits of the row and of a chain; the last token is left to steps
+        without drafts."""
         left = self.lane.left(self.row) - sum(1 + run.drafts for run in self.live)
         return min(self.row.drafts, left - 2, MAX_UNSETTLED - self.tokens - 1)
 
 
 class Drafting:
-    """Which steps of one epoch have drafts, and what has to be said after them."""
+    """The steps of one epoch that have drafts, and the settles that follow them."""
 
     def __init__(self, ring: RingFacts) -> None:
         self._possible = ring.speculates
@@ -165,11 +167,11 @@ class Drafting:
         self._chain: _Chain | None = None
         self._runs: deque[_Run] = deque()
         self._at: float | None = None
-        self._waits = False  # behind a chain no step is announced before another, for one may have drafts
+        self._waits = False  # behind a chain steps are announced one by one, because the next may have drafts
 
     def wanted(self, lane: Lane, rows: int) -> int | None:
-        """Drafts of the lane's next step; None where it has to wait for those under way. `rows`: those of the
-        ring and all that wait for it."""
+        """Drafts of the lane's next step; None if it has to wait for those under way. `rows` are those
+        of the ring and all that wait for it."""
         alone, chain = self.asks(lane, rows) and not lane.ready, self._chain
         if chain is not None and chain.lane is lane and chain.live and not chain.row.closed:
             drafts, runs = self._depth.best(chain.most, self._likely) if alone else (0, 0)
@@ -183,10 +185,14 @@ class Drafting:
         if row.closed:
             return 0
         drafts, _ = self._depth.best(_Chain(lane, row).most, self._likely)
+        # The first run of a chain waits until no other step can bring a token of the row. For that run the head
+        # calls `Lookup.drafts` in its compute loop, for tokens that come `Lookup.add` and `likely` in its
+        # receiving thread: by this rule never at once, so node.engine.drafts.Lookup has no lock.
         return None if lane.outstanding and (drafts or self._waits) else drafts
 
     def asks(self, lane: Lane, rows: int) -> bool:
-        """Whether the head is to tell how likely it guesses the next token: where it may come to guess."""
+        """Whether the head reports the probability of a right draft: only a row that may get drafts needs
+        it."""
         return self._possible and rows == 1 and any(row.drafts for row in lane.rows.values())
 
     def announced(self, lane: Lane, drafts: int) -> None:
@@ -201,7 +207,7 @@ class Drafting:
         self._chain.row.request.progress.drafted += drafts + (not first)
 
     def plain(self, now: float, *, follows: bool, likely: float) -> None:
-        """A step without drafts is done; `follows` another that was under way with it, and nothing else."""
+        """A step without drafts is done. `follows`: only one other step was under way with it."""
         if self._possible and self._at is not None:
             if follows:
                 self._depth.plain(now - self._at)
@@ -210,13 +216,13 @@ class Drafting:
         self._at, self._likely, self._waits = now, likely, False
 
     def done(self, tokens: int, now: float, *, likely: float) -> None:
-        """The first run under way brought so many tokens. Raises InvalidInput (BAD_STEP) where that cannot
-        be."""
+        """The first run under way brought `tokens` tokens. Raises InvalidInput (BAD_STEP) if no honest head
+        can bring as many."""
         run = self._runs.popleft()
         chain = run.chain
         live, under_way = run in chain.live, len(chain.live)
         if chain.row.closed:
-            return  # it goes; nobody has to know what it holds
+            return  # it leaves, so no cache of it is settled
         if not (run.first if live else 0) <= tokens <= (1 + run.drafts if live else 0):
             raise InvalidInput(f"a step with {run.drafts} drafts brought {tokens} tokens", reason="BAD_STEP")
         if not live:
@@ -232,7 +238,7 @@ class Drafting:
         self._likely = likely if tokens else self._likely
 
     def settling(self) -> list[control.Change]:
-        """What the next step has to tell first."""
+        """The changes that the next step begins with."""
         chain = self._chain
         if chain is None or (chain.live and not chain.row.closed):
             return []

@@ -1,4 +1,4 @@
-"""One lane: rows that are stepped together, and when it pays to change which ones they are."""
+"""One lane: rows that are stepped together, and the moments when a change of them pays."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Lane:
     `ready` rows are prefilled and wait to be admitted. `done_at` and `before` are of its last step that is
     done: when that was, and what was announced before it.
 
-    A row that has reached its limit takes part in one more step at most, in which its last token goes into
-    its cache, where there is room for it: no more than ANNOUNCED steps are under way, so by then the token
-    has come and the row is closed. So a lane never waits for a row to leave.
+    A row that has reached its limit takes part in one more step at most. That step puts its last token into
+    its cache, which has room for it. No more than ANNOUNCED steps are under way, so by then the token has
+    come and the row is closed. A lane therefore never waits for a row to leave.
     """
 
     def __init__(self, number: int) -> None:

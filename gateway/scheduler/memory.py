@@ -25,8 +25,8 @@ def rounded(tokens: int) -> int:
 
 
 class Ledger:
-    """Reservations by lane. Where rows share a single lane there is a spare one, for those that would make
-    every row of that too long for the memory that is there."""
+    """Reservations by lane. A ring with a single lane gets a spare one, for rows that would make every row of
+    the first too long for the memory."""
 
     def __init__(self, ring: RingFacts) -> None:
         self._members = ring.members
@@ -65,8 +65,7 @@ class Ledger:
         return max((part / budget for part, budget in used if budget), default=0.0)
 
     def place(self, tokens: int) -> int | None:
-        """The lane for a new row, of those where it fits the one with the fewest rows; None when it must
-        wait."""
+        """The lane with the fewest rows in which a new row fits; None when it must wait."""
         size = rounded(tokens)
         fitting = (lane for lane in range(self.lanes) if self.fits(self._growth(lane, size)))
 
@@ -95,7 +94,7 @@ class Ledger:
         return True
 
     def lane_of(self, row: int) -> int:
-        """Where a row was placed."""
+        """The lane that a row was placed in."""
         return self._held[row][0]
 
     def release(self, row: int) -> tuple[int, int]:
@@ -125,11 +124,12 @@ class Ledger:
         self._kept -= 1
 
     def has_room(self, tokens: int = 0) -> bool:
-        """Whether rows, kept prefixes and one more of so many tokens (0: none) fit on every member."""
+        """Whether rows, kept prefixes and one more prefix of `tokens` tokens (0: none) fit on every
+        member."""
         return self._holds(self._tokens + self.kept_tokens + tokens, self.rows + self._kept + (tokens > 0))
 
     def fits(self, tokens: int) -> bool:
-        """Whether one row more, with so many tokens more, fits beside the others if no prefix were kept."""
+        """Whether one more row of `tokens` tokens fits beside the others if no prefix is kept."""
         return self._holds(self._tokens + tokens, self.rows + 1)
 
     def kept_bytes(self) -> list[int]:

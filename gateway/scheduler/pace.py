@@ -1,17 +1,18 @@
-"""How fast a ring begins the requests that wait for it, to tell how long a new one would wait."""
+"""The pace at which a ring starts waiting requests, by which the wait of a new one is estimated."""
 
 from __future__ import annotations
 
 from collections import deque
 
 WINDOW = 128
-"""Requests that are looked back at: twice the rows of most rings or more, for all may become free at once."""
+"""Requests that the estimate looks back at: twice the rows of most rings or more, because all may become free
+at once."""
 
 _LEAST = 4
-"""From fewer nothing is told: one long prompt is no pace."""
+"""Intervals below which there is no estimate: one long prompt is no pace."""
 
 _LONGEST = 60
-"""Seconds after which a refused client may come back at the latest: common clients believe no more."""
+"""Longest `retry-after` in seconds: common clients ignore more."""
 
 
 class Pace:
@@ -27,11 +28,11 @@ class Pace:
         self._last = now
 
     def rest(self) -> None:
-        """Nothing waits, or no ring is there: the time until the next one is begun is none of its pace."""
+        """Nothing waits, or no epoch runs: the time until the next start does not count."""
         self._last = None
 
     def wait(self, requests: int, now: float) -> float:
-        """Seconds in which so many requests may be begun; 0 while too little is known."""
+        """Seconds until `requests` requests have started, by estimate; 0 while too few have."""
         count = len(self._intervals)
         if count < _LEAST:
             return 0.0
@@ -41,5 +42,5 @@ class Pace:
 
 
 def retry_after(seconds: float) -> int:
-    """For a client that is refused: whole seconds, 1 to 60."""
+    """The `retry-after` of a refusal: whole seconds, 1 to 60."""
     return round(min(max(1.0, seconds), _LONGEST))

@@ -1,4 +1,4 @@
-"""The steps of one epoch: which rows are prefilled, stepped, admitted and evicted, and in what order.
+"""The steps of one epoch: the order in which rows are prefilled, stepped, admitted and evicted.
 
 Lanes take turns, and each has at most two steps announced. While any run, prefill keeps to a budget
 (gateway.scheduler.budget); when nothing decodes, prefill steps go back to back, as many as fill the pipeline
@@ -29,7 +29,7 @@ EXTENSION = 1024
 """Tokens that a row without a limit of its own reserves at a time."""
 
 AHEAD = 3
-"""Prefill steps under way besides one for each stage where nothing decodes, so that none waits for the
+"""Prefill steps under way besides one for each stage while nothing decodes, so that no stage waits for the
 gateway."""
 
 
@@ -58,7 +58,7 @@ class Announced:
 class StepPlanner:
     """Rows enter by `start` once they are tokenized and leave by `close`; `steps` yields what to announce.
 
-    `waiting` is for the scheduler to set: requests that have no memory yet.
+    The scheduler sets `waiting`, the number of requests that have no memory yet.
     """
 
     def __init__(self, ring: RingFacts) -> None:
@@ -98,7 +98,7 @@ class StepPlanner:
         return Ledger(self._ring).reserve_all(row.group, row.reserved)
 
     def close(self, row: Row) -> None:
-        """Nothing more is wanted of the row."""
+        """Takes no more tokens of the row; a step of its lane evicts it."""
         row.closed = True
         if row.number not in self.ledger:
             return
@@ -125,10 +125,10 @@ class StepPlanner:
 
     def done(self, number: int, now: float, *, likely: float = 0.0) -> Announced | None:
         """Takes a step as done, and with it all earlier ones that sample nothing; `now` is in seconds.
-        `likely`: how likely the head guesses its one row's next token.
+        `likely` is the probability that the head's next draft is right.
 
-        None for one that was taken as done already. Raises InvalidInput (BAD_STEP) for one that was never
-        announced, or out of order.
+        Returns None for a step that was done already. Raises InvalidInput (BAD_STEP) for one that was never
+        announced, or is out of order.
         """
         step = self._under_way.get(number)
         if step is None:
@@ -222,7 +222,9 @@ class StepPlanner:
         tokens = self._chunk_tokens() if len(self._line) else 0
         if not tokens:
             return None
-        step = self._step([])  # before the chunk, lest it drops a prefix that this begins with
+        step = self._step(
+            []
+        )  # before the chunk is taken: it may drop a prefix that the chunk would begin with
         row, chunk = self._line.take(tokens)
         self.prefixes.chunk(row, chunk.start)
         step.prefill.chunks.append(chunk)
@@ -236,7 +238,7 @@ class StepPlanner:
         return step
 
     def _chunk_tokens(self) -> int:
-        """The longest that a chunk may be now; 0 where none goes."""
+        """The most tokens that a chunk may have now; 0 for no chunk."""
         prompts, tokens = len(self._line), self._line.tokens
         if self._running():
             return self._budget.take(self._rounds, *self._decoding(), prompts, tokens, self.waiting)
@@ -285,7 +287,7 @@ class StepPlanner:
         return step
 
     def _step(self, leaving: list[Row], joining: Sequence[Row] = ()) -> control.Step:
-        """The next step, with the changes that are due: what prefixes ask for, evictions, admissions."""
+        """The next step, with the changes that are due: settles, prefixes, evictions, admissions."""
         self._number += 1
         step = control.Step(number=self._number, changes=self._drafting.settling())
         step.changes.extend(self.prefixes.changes())

@@ -1,9 +1,9 @@
-"""Which chunk goes into the next prefill step: its row, and how long it is.
+"""The chunk of the next prefill step: its row and its length.
 
-A chunk is as long as a budget of tokens (gateway.scheduler.budget), or by up to REST of that longer if then
-nothing is left of its prompt. Steps go in turn to the oldest prompt and to the one that has least left, so
-that short prompts do not wait behind long ones, and long ones get at least half of the steps. A row's first
-chunk goes only after those of all rows with lower numbers (mesh.ring.composition demands it).
+A chunk has the tokens of a budget (gateway.scheduler.budget), or up to REST of that more if nothing is then
+left of its prompt. Steps alternate between the oldest prompt and the prompt with the fewest tokens left:
+short prompts do not wait behind long ones, and long ones get at least half of the steps. A row's first chunk
+comes after those of all rows with lower numbers (mesh.ring.composition demands it).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from sealring.gateway.scheduler.row import Row
 from sealring.v1 import control_pb2 as control
 
 REST = 0.5
-"""Part of a chunk that goes along with it where it is all that is left: as a step of its own it would cost
-nearly as much as a whole chunk (docs/decisions/0033-no-lane-waits-for-a-last-token.md)."""
+"""Part by which a chunk may be longer to end its prompt: the rest as a step of its own would cost nearly as
+much as a whole chunk (docs/decisions/0033-no-lane-waits-for-a-last-token.md)."""
 
 
 class PrefillLine:
-    """Rows with chunks to come, by rising number. Those whose first chunk went are always in front."""
+    """Rows with chunks to come, by rising number. Rows whose first chunk is announced are in front."""
 
     def __init__(self, prepare: Callable[[Row], None], chunk: int) -> None:
-        """`prepare` finds out where a row begins that is the next to; `chunk` is the longest allowed."""
+        """`prepare` finds where the next row to begin starts; `chunk` is the longest chunk in tokens."""
         self._prepare = prepare
         self._chunk = chunk
         self._rows: dict[int, Row] = {}
@@ -43,7 +43,7 @@ class PrefillLine:
 
     @property
     def tokens(self) -> int:
-        """Of the prompts in line, in the mean, without what kept prefixes save; at least 1."""
+        """Mean length of the prompts in line without their reused tokens; at least 1."""
         whole = [row.prompt_tokens - row.reused for row in self._rows.values()]
         return max(1, sum(whole) // len(whole))
 
@@ -77,6 +77,7 @@ class PrefillLine:
         return shortest if shortest.begun else next(row for row in rows if not row.begun)
 
     def _length(self, row: Row, tokens: int) -> int:
-        """Of its next chunk, which ends at the end of the prompt or the row's next cut, if not before."""
+        """Length of the row's next chunk; it ends at the prompt's end or the next cut, whichever comes
+        first."""
         left = next((cut for cut in row.cuts if cut > row.prefilled), row.prompt_tokens) - row.prefilled
         return left if left <= min(tokens * (1 + REST), self._chunk) else min(tokens, left)

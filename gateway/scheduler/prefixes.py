@@ -1,10 +1,10 @@
-"""Which prefixes of prompts and answers a ring keeps for later rows, by name (mesh.prompt.prefix_names).
+"""The prefixes of prompts and answers that a ring keeps for later rows, by name (mesh.ring.prefix_names).
 
 Rows come first: prefixes are kept in memory that no row uses, and are dropped, least recently used first,
-when rows need it. Where caches can be cut (PREFIX_SUPPORT_ANY) a prompt is kept when it is prefilled and,
-with its answer, when that ends; any number of its blocks can be reused. Where they cannot
-(PREFIX_SUPPORT_EXACT) a prompt is cut into chunks where it is worth keeping: before its last tokens, for the
-next turn of the conversation, and at the longest prefix that an earlier prompt had in common with it.
+when rows need it. If caches can be cut (PREFIX_SUPPORT_ANY), a prompt is kept when it is prefilled and, with
+its answer, when that ends; any number of its blocks can be reused. If they cannot (PREFIX_SUPPORT_EXACT), a
+chunk ends at each length that is worth keeping. One is before the last tokens, for the next turn of the
+conversation; one is the longest prefix that an earlier prompt had in common.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sealring.v1 import control_pb2 as control
 
 MAX_KEPT = 256
 MAX_SEEN = 1 << 16
-"""Names of prompts that are remembered, to tell what prompts have in common."""
+"""Names of prompts that are remembered, to find what prompts have in common."""
 
 
 class PrefixCache:
@@ -61,7 +61,7 @@ class PrefixCache:
             row.cuts = tuple(sorted(cut for cut in cuts if cut > row.prefilled))
 
     def chunk(self, row: Row, start: int) -> None:
-        """A chunk of the row goes from `start` to where it stands now."""
+        """A chunk of the row is announced, from `start` to `row.prefilled`."""
         if start == row.reused:
             if row.prefix:
                 self._kept.move_to_end(row.prefix)
@@ -72,7 +72,8 @@ class PrefixCache:
             self._due.append((row, row.names))
 
     def finished(self, row: Row, tokens: int, names: bytes) -> None:
-        """A row has ended with so many tokens generated; the last was not computed on.
+        """Keeps a row that has ended with `tokens` tokens generated, without the last, which no step
+        computed.
 
         Raises InvalidInput (BAD_PREFIXES).
         """
@@ -91,7 +92,7 @@ class PrefixCache:
         return changes
 
     def _adopt(self, earlier: Sequence[tuple[Origin, Names]]) -> Iterator[control.Change]:
-        """Keeps on what an earlier epoch has kept, the newest first, where there is room."""
+        """Adopts prefixes of an earlier epoch while there is room, the newest first."""
         for origin, names in reversed(earlier):
             if len(self._kept) < MAX_KEPT and self._ledger.has_room(origin.tokens):
                 number = self._add(names[-1:] if self._exact else names)
@@ -100,7 +101,7 @@ class PrefixCache:
                 yield control.Change(adopt=adopt)
 
     def _keep(self, row: Row, names: Names) -> Iterator[control.Change]:
-        """Keeps what is not kept yet if there is room for it, in the place of what it goes on with."""
+        """Keeps a prefix if there is room, in place of the prefixes that it continues."""
         if not names:
             return
         length, longest = names[-1]
@@ -127,7 +128,7 @@ class PrefixCache:
         return self._last
 
     def _drop(self, number: int = 0) -> control.Change:
-        """Gives up this one, or the one that was not used for longest."""
+        """Drops one prefix, by default the least recently used."""
         number = number or next(iter(self._kept))
         names = self._kept.pop(number)
         for _, name in names:

@@ -24,11 +24,11 @@ AHEAD_SECONDS = 10.0
 """How long before its deadline a request is due."""
 
 _Entry: TypeAlias = tuple[float, int, Request]
-"""When it is due, and its number, which no other has: so requests are never compared."""
+"""The time it is due, and a number that no other has, so that requests are never compared."""
 
 
 class FairQueue:
-    """The requests of each key are a sorted list: few hundreds wait, of which a part moves with each."""
+    """The requests of each key are a sorted list, which is cheap for the few hundreds that wait."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -51,7 +51,7 @@ class FairQueue:
         self._add(request, place(request, now), next(self._number))
 
     def push_front(self, request: Request) -> None:
-        """Gives a request its place back that it had before it was taken; never refused for length."""
+        """Puts a request that was taken back in front; the queue's length does not matter."""
         self._add(request, -math.inf, -next(self._number))
         self._keys.move_to_end(request.key, last=False)
 
@@ -60,7 +60,7 @@ class FairQueue:
         insort(self._keys.setdefault(request.key, []), entry)
 
     def ahead(self, request: Request, now: float) -> int:
-        """How many that wait would be taken before a request that comes `now`."""
+        """The number of requests that would be taken before one that comes `now`."""
         ahead = before = bisect_right(self._keys.get(request.key, []), (_due(request, now), math.inf))
         turns = before + 1
         for key, waiting in self._keys.items():
@@ -71,14 +71,15 @@ class FairQueue:
         return ahead
 
     def pop(self) -> Request:
-        """What is due first of the key whose turn it is. Raises KeyError when none waits."""
+        """Takes the request that is due first of the key whose turn it is. Raises KeyError when none
+        waits."""
         found = self.pop_but(())
         if found is None:
             raise KeyError("no request waits")
         return found
 
     def pop_but(self, keys: Container[str]) -> Request | None:
-        """The same, of a key that is none of these; None where none of another waits."""
+        """The request that is due first of the next key not in `keys`; None if no other key waits."""
         key = next((each for each in self._keys if each not in keys), None)
         if key is None:
             return None
@@ -118,7 +119,7 @@ class FairQueue:
 
 
 def place(request: Request, now: float) -> float:
-    """When a request is due that comes `now`, or came before: it has a deadline from its arrival on."""
+    """The time at which a request is due; sets its deadline on its arrival, which is `now` or was before."""
     progress = request.progress
     if progress.due is None:
         progress.deadline, progress.due = now + request.patience, _due(request, now)

@@ -50,22 +50,22 @@ from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 OPEN_AHEAD = 16
-"""Rows given to the head of which no chunk has been announced, at most."""
+"""Most rows that the head has and of which no chunk has been announced."""
 
 OPEN_SPARE = 2
-"""How many of them may be more than can start now: what is opened is no longer subject to fairness."""
+"""How many more of them than can start now: an opened row is no longer subject to fairness."""
 
 MAX_ATTEMPTS = 5
-"""Epochs in a row that may end while they work on a request, and bring no more of it than a first token: it
-may be what ends them. More than the faults that hit the same prompts one after another on a slow machine."""
+"""Epochs in a row that may end while they compute a request and bring no more than its first token: the
+request may be what ends them. Faults hit the same prompts fewer times in a row, even on a slow machine."""
 
 ALONE_ATTEMPTS = 2
-"""After so many of them a request is begun alone, before others, until it has brought more. So the one that
-ends epochs is the only one that they are counted for."""
+"""Attempts after which a request is begun alone, before others, until it has brought more. Later attempts
+then count for the request that ends epochs and for no other."""
 
 LONGEST_WAIT = 240.0
-"""Seconds that a request without a deadline is let wait. Common HTTP clients give up when five minutes have
-brought no answer; the last of them is for the prompt itself."""
+"""Longest wait in seconds of a request without a deadline. Common HTTP clients give up after five minutes
+without an answer; the last minute is for the prompt itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Load:
 
 
 class _Epoch:
-    """What ends with an epoch."""
+    """State that ends with an epoch."""
 
     def __init__(self, ring: RingFacts) -> None:
         self.ring = ring
@@ -99,7 +99,7 @@ class Scheduler:
     def __init__(self, *, queue_limit: int) -> None:
         self._queue = FairQueue(queue_limit)
         self._pace = Pace()
-        self._now = 0.0  # of the last event that told it: they come about every second
+        self._now = 0.0  # of the last event that has it; one comes about every second
         self._epoch: _Epoch | None = None
         self._rows_of: dict[str, list[Row]] = {}  # without copies
         self._actions: list[Action] = []
@@ -210,8 +210,8 @@ class Scheduler:
         return self._pump()
 
     def row_refused(self, number: int, error: SealringError) -> list[Action]:
-        """The head will not have a row: a prompt that is too long, an envelope that does not open. Or it will
-        not go on with one that it has: an answer that cannot be held to its grammar."""
+        """The head refuses a row: its prompt is too long, or its envelope does not open. Or the head gives up
+        a row whose answer cannot follow its grammar."""
         epoch = self._running_epoch()
         if (row := epoch.rows.get(number)) is not None:
             self._close_all(row.request.id, unknown=number)
@@ -244,7 +244,7 @@ class Scheduler:
         return self._pump()
 
     def cancel(self, request_id: str) -> list[Action]:
-        """Nobody waits for this request any more. It is forgotten without a further action for it."""
+        """Forgets a request that nobody waits for; no further action comes for it."""
         if request_id in self._queue:
             self._queue.remove(request_id)
         elif request_id in self._rows_of:
@@ -252,7 +252,7 @@ class Scheduler:
         return self._pump()
 
     def end_epoch(self, error: EpochEnded) -> list[Action]:
-        """The epoch is over, whatever was under way. Whether for lack of memory, `settled` tells."""
+        """Ends the epoch and queues its requests again. `settled` follows once its reason is known."""
         ended, self._rows_of = self._rows_of, {}
         self._epoch = None
         self._pace.rest()
@@ -264,8 +264,8 @@ class Scheduler:
         return self._take()
 
     def settled(self, *, out_of_memory: bool) -> list[Action]:
-        """Whether the last epoch ended for lack of memory, as is known after its end: the request fails that
-        needed it. Otherwise that is one of those that wait."""
+        """Clears the suspect once the reason of the last epoch's end is known: it fails if that was a lack of
+        memory, and waits like the others otherwise."""
         row, self._suspect = self._suspect, None
         if out_of_memory and row is not None and row.request.id in self._queue:
             self._queue.remove(row.request.id)
@@ -275,7 +275,8 @@ class Scheduler:
     def give_back(
         self, worked_on: Sequence[Request], waiting: Sequence[Request], error: EpochEnded
     ) -> list[Action]:
-        """What another scheduler had in an epoch that is over: what a member had to work on, and the rest."""
+        """Takes back the requests of another scheduler whose epoch is over: those that a member computed, and
+        those that waited."""
         for request in reversed(waiting):
             self._queue.push_front(request)
         for request in worked_on:
@@ -481,7 +482,7 @@ def _rows(request: Request, number: int) -> list[Row]:
 
 
 def _alone(request: Request) -> bool:
-    """By what happened here: a client's word makes nobody wait."""
+    """Whether to begin a request alone. Claimed attempts do not count: a client's word makes nobody wait."""
     return request.progress.attempts >= ALONE_ATTEMPTS
 
 
@@ -511,7 +512,7 @@ def _too_late(request: Request) -> DeadlineExceeded:
 
 
 def _suspect(rows: Sequence[Row]) -> Row | None:
-    """Whose prompt was being computed: nothing else needs memory at once. Of several the longest."""
+    """The row whose prompt was being computed, which alone needs memory at once; of several the longest."""
     # the earlier tokens of a sealed answer are known to its client alone: none are counted here
     without_token = [
         row
