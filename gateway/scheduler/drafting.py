@@ -185,9 +185,9 @@ class Drafting:
         if row.closed:
             return 0
         drafts, _ = self._depth.best(_Chain(lane, row).most, self._likely)
-        # The first run of a chain waits until no other step can bring a token of the row. For that run the head
-        # calls `Lookup.drafts` in its compute loop, for tokens that come `Lookup.add` and `likely` in its
-        # receiving thread: by this rule never at once, so node.engine.drafts.Lookup has no lock.
+        # The first run of a chain waits until no other step can bring a token of the row. For that run the
+        # head calls `Lookup.drafts` in its compute loop, for tokens that come `Lookup.add` and `likely` in
+        # its receiving thread: by this rule never at once, so node.engine.drafts.Lookup has no lock.
         return None if lane.outstanding and (drafts or self._waits) else drafts
 
     def asks(self, lane: Lane, rows: int) -> bool:
