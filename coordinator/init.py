@@ -250,7 +250,7 @@ def _make_operator(settings: CoordinatorSettings, store: Store, keys: ClusterKey
 
 
 def _operator_certificate(keys: ClusterKeys, csr: bytes, now: float) -> bytes:
-    """Of the bundle in the coordinator's folder, which a running coordinator renews at half its life."""
+    """The certificate of the bundle in the coordinator's folder; it is renewed at half its life."""
     return keys.ca.issue(csr, _operator(keys), lifetime=MAX_OPERATOR_SECONDS, now=now)
 
 

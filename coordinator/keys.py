@@ -35,7 +35,7 @@ ROOT_SECONDS = 10 * 365 * 24 * 3600
 
 @dataclass(frozen=True)
 class ClusterKeys:
-    """What a running coordinator signs with, every roster key that it holds. The root key is not among it."""
+    """The keys that a running coordinator signs with: every roster key, and not the root key."""
 
     ca: ClusterCA
     rosters: tuple[Ed25519Signer, ...]
@@ -129,7 +129,7 @@ def extend_root(settings: CoordinatorSettings, *, now: float) -> RootMetadata | 
 
 
 def roster_key_files(settings: CoordinatorSettings) -> tuple[Path, ...]:
-    """Where the coordinator's roster keys are: one in its folder, and those that the settings name."""
+    """The files of the coordinator's roster keys: one in its folder, and those that the settings name."""
     return (settings.state_dir / ROSTER_KEY, *settings.roster_key_files)
 
 

@@ -169,15 +169,15 @@ class Coordinator:
         self._deposed = asyncio.Event()
 
     def main_address(self) -> str:
-        """Where members, gateways and operators find the coordinator."""
+        """The address for members, gateways and operators."""
         return self.settings.main_address(self.port)
 
     def join_addresses(self) -> list[str]:
-        """Where machines join, the best first."""
+        """The addresses at which machines join, the best first."""
         return [format_address(host, self.join_port) for host in self.settings.hosts()]
 
     async def start(self) -> None:
-        """Sign the first roster of this run, bind both ports, and answer.
+        """Signs the first roster of this run, binds both ports, and serves.
 
         Raises ConfigError (CANNOT_LISTEN), RosterError.
         """
@@ -228,7 +228,7 @@ class Coordinator:
         )
 
     async def stop(self) -> None:
-        """NOT_SERVING, goodbye on every stream, a short wait, and the end."""
+        """Reports NOT_SERVING, says goodbye on every stream, and stops after a short wait."""
         await self._main.set_serving(False)
         await self._join.set_serving(False)
         self.sessions.close_all("the coordinator is stopping")
@@ -240,7 +240,7 @@ class Coordinator:
         await asyncio.gather(self._main.stop(_STOP_GRACE_SECONDS), self._join.stop(_STOP_GRACE_SECONDS))
         self._seal_audit()
         self.store.close()
-        if self._work is not None:  # one that could not start says why instead
+        if self._work is not None:  # else the error that kept it from starting was reported
             log.info("coordinator_stopped")
 
     async def failed(self) -> None:
@@ -261,7 +261,7 @@ class Coordinator:
         check_term(self.store)
 
     def rotate_certificates(self) -> None:
-        """A new one for the servers and one for the operator, where half of the life of the last is over."""
+        """Renews the certificates of servers and operator that are past half of their life."""
         now = self._clock()
         if now >= renewal_due(self.tls.current()[1].certificate):
             lifetime = self.settings.certificate_lifetime

@@ -1,4 +1,4 @@
-"""What the cluster's operator can set about the coordinator."""
+"""The settings of the coordinator."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ class CoordinatorSettings(BaseModel):
         return self
 
     def hosts(self) -> tuple[str, ...]:
-        """Where others reach the coordinator, best first."""
+        """The hosts at which others reach the coordinator, best first."""
         named = self.advertise or [parse_address(self.listen)[0]]
         return tuple(dict.fromkeys(named))
 
     def main_address(self, port: int | None = None) -> str:
-        """The main address as members are told it; `port` when the one in `listen` is 0."""
+        """The main address for members; `port` replaces a port 0 in `listen`."""
         host = self.hosts()[0]
         port = port or parse_address(self.listen)[1]
         return format_address(host, port)

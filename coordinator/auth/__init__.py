@@ -1,1 +1,1 @@
-"""Who may call what, and how callers and this coordinator prove who they are."""
+"""The rights of callers, and the proofs that callers and this coordinator make of their identities."""

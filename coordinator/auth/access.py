@@ -1,4 +1,4 @@
-"""Who may call what: checked at every call, because a certificate outlives an eviction."""
+"""The rights of callers, checked at every call: a certificate outlives an eviction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sealring.mesh.rpc.tls import peer_identity
 
 
 class Access:
-    """Knows the cluster and who is enrolled in it."""
+    """Identifies callers, and refuses those that are not enrolled or have the wrong role."""
 
     def __init__(self, cluster: str, store: Store) -> None:
         self._cluster = cluster
@@ -25,7 +25,7 @@ class Access:
         member = self._store.members.find(peer.id)
         if member is None or member.role is not peer.role:
             raise PermissionDenied(
-                "caller is not enrolled any more",
+                "caller is no longer enrolled",
                 hint="it was evicted or banned; ask the operator for a new join token",
                 reason="NOT_ENROLLED",
             )

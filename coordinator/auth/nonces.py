@@ -20,9 +20,10 @@ _AT_ONCE = 200
 
 
 class Nonces:
-    """Nonces that carry their own issue time under a MAC: nothing is kept of those that are
-    open, so nobody can use up the room for others. The newest that were used are known and refused; where
-    single use matters beyond that, it is the join token's.
+    """Nonces that carry their issue time under a MAC.
+
+    Open nonces take no memory, so a stranger cannot use up the room of others. The newest used ones are
+    remembered and refused; the join token enforces single use beyond that.
     """
 
     _MAX_USED = 4096
@@ -39,9 +40,9 @@ class Nonces:
         return content + self._mac(content)
 
     def use(self, nonce: bytes) -> bool:
-        """Whether this nonce was handed out here, within its life, and not used yet; it is now."""
+        """Uses a nonce. False if it was not issued here, is too old, or was used before."""
         content, mac = nonce[:-_MAC_BYTES], nonce[-_MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(content)):  # nor has one of another length the right one
+        if not hmac.compare_digest(mac, self._mac(content)):  # also refuses nonces of another length
             return False
         (made,) = _TIME.unpack_from(content)
         if nonce in self._used or self._clock() >= made + self._lifetime:
@@ -56,7 +57,7 @@ class Nonces:
 
 
 class Attempts:
-    """The attempts of strangers at one service: so many from each network, each with a nonce."""
+    """The attempts of strangers at one service: a limited rate for each network, and a nonce for each."""
 
     def __init__(self, *, lifetime: float, clock: Clock = monotonic_clock) -> None:
         """`lifetime` is that of a nonce, in seconds."""
@@ -64,7 +65,7 @@ class Attempts:
         self._limit = Buckets(_PER_SECOND, _AT_ONCE, clock=clock)
 
     def admit(self, context: Any) -> None:
-        """Count a call. Raises ResourceExhausted (RATE_LIMITED)."""
+        """Counts a call. Raises ResourceExhausted (RATE_LIMITED)."""
         self._limit.check(grpc_peer_name(context.peer()))
 
     def begin(self, context: Any) -> membership_pb2.GetNonceResponse:

@@ -1,7 +1,7 @@
-"""Operators: who may call the Admin service, and how far; asked anew at every call.
+"""Operators of the Admin service and their roles, looked up at every call.
 
-A certificate alone opens nothing: the store has to know its name with this very key. So a revocation counts
-at once, and whoever holds the certificate authority's key without an operator's is refused as well.
+A certificate alone is not enough: the store has to hold its name with the same key. A revocation therefore
+takes effect at once, and the certificate authority's key without an operator's key is of no use.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 
 class OperatorAccess:
-    """Lets operators call, adds them and throws them out."""
+    """Admits the calls of operators; adds, rotates and revokes operators."""
 
     def __init__(self, access: Access, store: Store, keys: ClusterKeys, *, clock: Clock) -> None:
         self._access = access
@@ -51,7 +51,7 @@ class OperatorAccess:
 
     @asynccontextmanager
     async def calling(self, context: Context, needs: OperatorRole) -> AsyncIterator[str]:
-        """One call of an operator, by name; it ends with OPERATOR_REVOKED when its caller is thrown out.
+        """One call of an operator, by name. A revocation of its caller ends it with OPERATOR_REVOKED.
 
         Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER), PermissionDenied (WRONG_ROLE,
         OPERATOR_REVOKED, OPERATOR_EXPIRED, OPERATOR_ROLE).
@@ -65,9 +65,9 @@ class OperatorAccess:
         except asyncio.CancelledError:
             if task not in self._cut:
                 raise
-            # This cancellation was ours and becomes an error here. Were it not taken back, the task would
-            # still count as cancelled, and a time limit around it would pass the cancellation on instead of
-            # its own TimeoutError.
+            # `_end_calls` cancelled the task, and the cancellation becomes an error here. Without `uncancel`
+            # the task would still count as cancelled: a timeout around it would raise CancelledError
+            # instead of TimeoutError.
             task.uncancel()
             raise _revoked() from None
         finally:
@@ -123,7 +123,7 @@ class OperatorAccess:
         return certificate
 
     def revoke(self, name: str, actor: str) -> None:
-        """Refuse an operator from now on and end what it has running. Raises NotFound (UNKNOWN_OPERATOR)."""
+        """Refuses an operator from now on, and ends its running calls. Raises NotFound (UNKNOWN_OPERATOR)."""
         known = self._store.operators.get(name)
         with self._store.transaction():
             self._store.operators.remove(name)
@@ -185,8 +185,8 @@ def needs(
     [Callable[[Any, OperatorCall, str], Awaitable[Response]]],
     Callable[[Any, OperatorCall, Any], Coroutine[Any, Any, Response]],
 ]:
-    """Marks a handler of the Admin service with the role that it takes: it gets the caller's name instead of
-    gRPC's context."""
+    """Marks a handler of the Admin service with the role that it needs. The handler gets the caller's name
+    instead of gRPC's context."""
 
     def wrap(
         handler: Callable[[Any, OperatorCall, str], Awaitable[Response]],
@@ -203,7 +203,7 @@ def needs(
 
 
 def stored_operator(name: str, role: OperatorRole, certificate: bytes, now: float) -> StoredOperator:
-    """What the store keeps of an operator with this certificate (DER)."""
+    """The stored form of an operator with this certificate (DER)."""
     return StoredOperator(name, role, key_hash(certificate), int(now), int(expires_at(certificate)))
 
 

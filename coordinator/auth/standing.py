@@ -1,4 +1,4 @@
-"""A member's trust level now: that of its evidence, lowered by age and by this coordinator's settings."""
+"""A member's present trust level: that of its evidence, lowered by age and by the settings."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Standing:
         return member.trust
 
     def _age(self, member: StoredMember) -> float:
-        """Seconds since it proved itself. The wall clock is asked once for each proof: one that is set later
-        makes no proof older."""
+        """Seconds since the member's last proof. The wall clock is read once for each proof, so that setting
+        it later makes no proof older."""
         at, seen = self._proved.get(member.id, (-1, 0.0))
         if at != member.challenged_at:
             seen = self._boot() - max(self._clock() - member.challenged_at, 0)
@@ -44,7 +44,7 @@ class Standing:
         return self._boot() - seen
 
     def refusal(self, member: StoredMember) -> str:
-        """Why a node counts for nothing whatever its evidence proves; empty if it does count."""
+        """The reason for distrusting a node despite its evidence, or ""."""
         if member.level is TrustLevel.NONE:
             return (
                 "its software or model files changed while it ran: start it again if that was an update, "
@@ -57,6 +57,6 @@ class Standing:
         return ""
 
     def attested(self, member: StoredMember) -> bool:
-        """Whether the process that is there now may serve: where software is pinned, not before it has proved
-        what it runs."""
+        """Whether the process that is online may serve. If software is pinned, it has to prove its own
+        first."""
         return not self._manifests or decode_statement(member.evidence).sealing_key == member.sealing_key

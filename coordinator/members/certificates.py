@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 
 class Issuer:
-    """Issues what members and gateways renew; the operator's certificate is renewed in its bundle."""
+    """Issues certificates to members and gateways. The operator's is renewed in its bundle."""
 
     def __init__(self, keys: ClusterKeys, settings: CoordinatorSettings, *, clock: Clock) -> None:
         self._keys = keys
@@ -44,7 +44,7 @@ class Issuer:
         )
 
     def refuse(self, identity_key: bytes, csr: bytes) -> membership_pb2.RenewResponse:
-        """The proof that whoever has this key is not enrolled, so that it need not ask again."""
+        """The proof that a key is not enrolled, so that its holder stops asking."""
         return membership_pb2.RenewResponse(
             root_metadata=self._keys.root_chain, proof=self._sign(refusal(csr, identity_key))
         )

@@ -26,7 +26,7 @@ class ProfileReply:
 
     @property
     def would_fetch(self) -> bool:
-        """Whether it does not have the model, and would get it from a member that does."""
+        """Whether the node lacks the model, and would get it from a member that has it."""
         return isinstance(self.error, NotFound) and self.error.metadata.get("fetchable") == "yes"
 
 
@@ -65,11 +65,11 @@ class Profiles:
 
 
 def unknown_model(model: str, answers: Iterable[ProfileReply], names: dict[str, str]) -> NotFound:
-    """No node has the model; says what each of them answered, and what helps: against what is wrong with a
-    model that is there, else against none."""
+    """The error for a model that no node has, with each node's reason. Its hint is that of a node whose copy
+    is unusable, if any."""
     answers = list(answers)
     errors = [(answer.member, answer.error) for answer in answers if answer.error is not None]
-    told = [f"{names.get(member, member)}: {error.message}" for member, error in errors]
+    said = [f"{names.get(member, member)}: {error.message}" for member, error in errors]
     hints = [error.hint for _, error in errors if error.reason != "MODEL_NOT_FOUND" and error.hint]
     hint, fetchable = "put the model into the nodes' model folders, or name it as they do", ""
     if hints:
@@ -77,7 +77,7 @@ def unknown_model(model: str, answers: Iterable[ProfileReply], names: dict[str, 
     if "/" in model and any(answer.would_fetch for answer in answers):
         hint, fetchable = f"fetch it: sealring model pull {model[:256]}", "yes"
     return NotFound(
-        f"no node can serve the model {model[:256]!r} ({'; '.join(told[:_SHOWN])})",
+        f"no node can serve the model {model[:256]!r} ({'; '.join(said[:_SHOWN])})",
         hint=hint,
         reason="UNKNOWN_MODEL",
         param="model",

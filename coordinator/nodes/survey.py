@@ -1,4 +1,4 @@
-"""Which nodes could serve a model now: who is here, free, and has the model; and the plan over them."""
+"""Surveys the nodes that could serve a model now, and plans over those that are online, free and able."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class _Serves:
 
 
 class Survey:
-    """Questions to the nodes, and plans from the answers. What the ring `replacing` takes counts as free."""
+    """Questions to the nodes, and plans from their replies. The memory of the ring `replacing` counts as
+    free."""
 
     def __init__(
         self,
@@ -65,13 +66,14 @@ class Survey:
         return checked
 
     def able(self, deployment: str, replacing: str) -> frozenset[str]:
-        """The nodes that are there and may serve this deployment."""
+        """The nodes that are online and may serve this deployment."""
         serving = self._serving(replacing)
         members = self._store.members.all(Role.MEMBER)
         return frozenset(member.id for member in members if not self._obstacle(member, deployment, serving))
 
     async def ask(self, spec: admin_pb2.DeploymentSpec, *, replacing: str = "") -> dict[str, ProfileReply]:
-        """What every node that might serve says about the model. Raises NotFound (UNKNOWN_MODEL)."""
+        """The replies about the model, by node, of all nodes that may serve it. Raises NotFound
+        (UNKNOWN_MODEL)."""
         await self._wait_for_beats()
         able_ids = self.able(spec.name, replacing)
         able = [
@@ -113,8 +115,9 @@ class Survey:
     async def shapes(
         self, spec: admin_pb2.DeploymentSpec, made: admin_pb2.DeploymentPlan, answers: dict[str, ProfileReply]
     ) -> admin_pb2.ShapeTable:
-        """What other shapes the ring of a plan could have over the same nodes and free ones; nothing for
-        several replicas. One node that has the model says how it can be cut among ranks."""
+        """The other shapes that a plan's ring could have over its own nodes and free ones.
+
+        The table is empty for several replicas. One node that has the model profiles its parts for ranks."""
         if len(made.rings) > 1:
             return admin_pb2.ShapeTable()
         _, candidates = self._candidates(spec, answers, made.profile.digest, "")
@@ -169,8 +172,8 @@ class Survey:
             )
             for member in self._store.members.all(Role.MEMBER)
         ]
-        usable(spec, candidates)  # raises where nobody agrees
-        # what nodes lack has to be of that commit, and it is compared by its files where these are known
+        usable(spec, candidates)  # raises if no node agrees
+        # Files that nodes lack are fetched at that commit, and compared by their hashes if these are known.
         known = max(agreeing.values(), key=lambda one: (bool(one.hub_files), bool(one.commit)))
         return known, candidates
 
@@ -191,7 +194,7 @@ class Survey:
         return self._standing.refusal(member)
 
     def _serving(self, replacing: str) -> dict[str, list[_Serves]]:
-        """What members serve, by their ids."""
+        """The rings that members serve, by the ids of the members."""
         found: dict[str, list[_Serves]] = defaultdict(list)
         for deployment in self._store.deployments.all():
             for ring in deployment.plan.rings:
@@ -203,8 +206,7 @@ class Survey:
         return dict(found)
 
     async def _wait_for_beats(self) -> None:
-        """Nodes that came a moment ago get the time to report their memory."""
-
+        """Gives nodes that connected a moment ago the time to report their memory."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_BEAT_SECONDS):
                 while any(session.heartbeat is None for session in self._sessions):
@@ -214,18 +216,19 @@ class Survey:
 def _of_one_commit(
     agreeing: Mapping[str, model_pb2.ModelProfile], memory: Mapping[str, int]
 ) -> dict[str, model_pb2.ModelProfile]:
-    """Those with the commit that most memory has, or with the same files at another one, and those who know
-    of none: files of two commits may have the same digest and other weights.
+    """The members at the commit that holds most memory, at another with the same files, or at an unknown one.
 
-    Where members tell different files of one commit, one of them makes two commits pass for the same: then
-    nobody is believed about files."""
-    told = defaultdict[str, set[str]](set)
+    Files of two commits may have the same digest and other weights. If members state different files for one
+    commit, one of them could pass two commits off as the same: then no statement about files counts."""
+    files_of = defaultdict[str, set[str]](set)
     for one in agreeing.values():
-        told[one.commit] |= {one.hub_files} - {""}
-    if any(len(files) > 1 for files in told.values()):
+        files_of[one.commit] |= {one.hub_files} - {""}
+    if any(len(files) > 1 for files in files_of.values()):
         agreeing = {member: _without_files(one) for member, one in agreeing.items()}
-        told.clear()
-    version = {member: min(told.get(one.commit, ()), default=one.commit) for member, one in agreeing.items()}
+        files_of.clear()
+    version = {
+        member: min(files_of.get(one.commit, ()), default=one.commit) for member, one in agreeing.items()
+    }
     weight = Counter[str]()
     for member in agreeing:
         weight[version[member]] += memory.get(member, 0) if version[member] else 0

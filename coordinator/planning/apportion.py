@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 _FINE = 1 << 20
-"""Speeds are told as shares of the fastest, in so many steps."""
+"""Steps in which speeds are counted, as shares of the fastest."""
 
 
 def largest_remainder(seats: int, weights: Sequence[int]) -> list[int]:

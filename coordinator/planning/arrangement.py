@@ -1,4 +1,4 @@
-"""Who stands where in a ring: members dealt to rings, put in order, and given layers that they can hold."""
+"""Arranges rings: deals members to them, orders them, and gives each the layers that it can hold."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _ALL_ORDERS = 5
 """Groups up to this size are tried in every order."""
 
 _MOST_TRIES = 128
-"""So many orders that may fit are tried; more than all of a small group's."""
+"""The largest number of orders tried; a small group has fewer."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A member as the planner sees it. `obstacle` says why it cannot serve now; empty when it can. One that
-    `fetches` gets the model from another member first. `rate` is how fast it was seen to run this model,
-    where that is known. `shares` are the rings that it serves besides, of other deployments, and `taken` the
-    bytes that these may take of it, with what each engine more than one takes beside its weights and
-    caches."""
+    """A member as the planner sees it.
+
+    `obstacle` says why it cannot serve now; "" if it can. With `fetches` it gets the model from another
+    member first. `rate` is its measured speed with this model, if known. `shares` are the rings of other
+    deployments that it serves, and `taken` the bytes of these, with those that each further engine takes
+    beside its weights and caches."""
 
     id: str
     name: str

@@ -7,6 +7,7 @@ groups of one machine, a tensor ring is one group. Seconds of a decode step of `
     compute(g, b) = max over the group's machines of
                         L*f + R/s * (1 + (b - 1)*r) + b*K/v
     sums(g, b)    = 2*L * 2*(k - 1) * (l + b*A/(k*w))            two sums a layer, each round a ring of k
+
     hop(b)        = HOP + l + b*A * (1/w + 1/SEALED)             a sealed record from group to group
     stage(g, b)   = compute + sums
     round(b)      = sum of the stages + G*hop                    a tensor ring: (k - 1) hops, of tokens alone
@@ -15,9 +16,10 @@ groups of one machine, a tensor ring is one group. Seconds of a decode step of `
     full batch:   B rows in n = min(G, B) lanes of b = B/n:
                   B / max(n * largest stage(b), B*A * max(1/w, 1/SEALED), round(b))
 
-- of the model: `L` layers of a group, `R` bytes that a machine reads a step (its part of the layers; in the
-  last group also the output head, which every rank has whole), `K` bytes of one row's caches at half of the
-  context, `A` bytes of state that a row hands on. All measured on the files, without loading them.
+- of the model: `L` layers of a group; `R` bytes that a machine reads a step; `K` bytes of one row's caches at
+  half of the context; `A` bytes of state that a row hands on. `R` is the machine's part of the layers. In the
+  last group it includes the output head, which every rank has whole. All are measured on the files, without
+  loading them.
 - of a machine (`Rate`): `s` bytes of weights a second and `r`, what a further row adds as a share of the
   first one's reading, both timed by the engine when it loaded a stage; `f` seconds a layer whatever it reads
   and `v` bytes of caches a second, which a file for `--simulate` may give. Where nobody does, `f` is in `s`
@@ -103,7 +105,7 @@ def strategy_of(shape: Shape) -> str:
 
 @dataclass(frozen=True)
 class Model:
-    """What shapes are of: the model, and by number of ranks what one of them holds of it; at one context."""
+    """A model at one context length. `parts` are the profiles of one rank's part, by number of ranks."""
 
     parts: Mapping[int, model_pb2.ModelProfile]
     context: int
@@ -202,7 +204,7 @@ def _parts(model: Model, shape: Shape) -> list[_Part]:
 def _step(
     model: Model, shape: Shape, parts: Sequence[_Part], network: Network, rows: float
 ) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of a step of so many rows: computing and sums of each group, and of each hop."""
+    """Seconds of a step of `rows` rows: computing of each group, sums of each group, and each hop."""
     compute = [
         max(_compute(machine.rate, group.layers, part, rows) for machine in group.machines if machine.rate)
         for group, part in zip(shape, parts, strict=True)

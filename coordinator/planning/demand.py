@@ -1,4 +1,4 @@
-"""What a model asks of memory, in bytes: weights, the embedding and head, and one row's KV cache."""
+"""The memory that a model needs, in bytes: weights, embedding and head, and one row's KV cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 
 def capacity(memory_usable: int) -> int:
-    """What a plan may use of a member: all but the headroom."""
+    """Bytes of a member that a plan may use: all but the headroom."""
     return memory_usable - memory_usable * HEADROOM_PERCENT // 100
 
 
@@ -50,7 +50,7 @@ class Demand:
     ) -> Demand:
         """The demand of a checked profile; a windowed layer holds its window and a chunk of a prompt at most.
         One whose window is no shorter than the context grows as if it had none (`node/engine/folder.py`).
-        `slack` is so many tokens more that a row's cache may have room for.
+        `slack` is the number of further tokens that a row's cache may have room for.
 
         Raises ModelError (KV_BITS_UNSUPPORTED).
         """
@@ -78,7 +78,7 @@ class Demand:
         return {}
 
     def longest_run(self, room: int) -> int:
-        """How many consecutive layers fit into so many bytes at best, wherever they begin."""
+        """The largest number of consecutive layers that fit into `room` bytes."""
         if room not in self._runs:
             ends, start, longest = self._ends, 0, 0
             for end in range(1, len(ends)):
@@ -89,11 +89,11 @@ class Demand:
         return self._runs[room]
 
     def first_layers(self, room: int) -> int:
-        """How many layers from the first on fit into so many bytes."""
+        """The number of layers from the first on that fit into `room` bytes."""
         return max(0, bisect_right(self._ends, room) - 1)
 
     def last_layers(self, room: int) -> int:
-        """How many layers up to the last fit into so many bytes."""
+        """The number of layers up to the last that fit into `room` bytes."""
         return max(0, len(self._ends) - 1 - bisect_left(self._ends, self._ends[-1] - room))
 
     def extras(self, stages: int) -> list[int]:
@@ -126,7 +126,10 @@ def read_bytes(profile: model_pb2.ModelProfile, first: int, end: int) -> int:
 
 
 def kv_bytes_per_token(profile: model_pb2.ModelProfile, kv_bits: int) -> Sequence[int]:
-    """Per layer, with caches of so many bits (0: as they are). Raises ModelError (KV_BITS_UNSUPPORTED)."""
+    """KV bytes a token, per layer, with caches of `kv_bits` bits (0: unquantized).
+
+    Raises ModelError (KV_BITS_UNSUPPORTED).
+    """
     if not kv_bits:
         return profile.kv_bytes_per_token
     for one in profile.quantized:

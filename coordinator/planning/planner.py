@@ -7,10 +7,10 @@ How it chooses, when the operator leaves it open:
 - the members that have the model, then those with the most memory (then trust, then id), dealt out so that
   replicas are alike;
 - ranks in the order in which the operator named the members, else by their names, where that fits;
-- layers in proportion to what each member has left after embedding or head (see
-`coordinator/planning/apportion.py`), or to how fast the members are where one of them was seen to be half as
-fast with this model as another one, or slower (`coordinator/planning/speeds.py`). The roundabout cases
-(a head or tail that is too small for the embedding) are met by trying other members at both ends of the ring.
+- layers in proportion to the memory that each member has left after embedding or head (`apportion.py`), or to
+  speed, if one member was measured at half the speed of another with this model, or less (`speeds.py`).
+
+If a head or tail is too small for the embedding, other members are tried at both ends of the ring.
 A ring is granted memory for its weights and for as many rows of the whole context as it runs at once; plans
 of other deployments may use what that leaves of a member.
 """
@@ -97,12 +97,12 @@ def _left(made: admin_pb2.DeploymentPlan, rings: Sequence[PlannedRing]) -> str:
     stages = [stage for ring in made.rings for stage in ring.stages]
     stage = min(stages, key=lambda one: rooms[one.member].room - memory_of(one))
     left = rooms[stage.member].room - memory_of(stage)
-    told = f"memory for {rows} sequences of that length at once, which leaves {size(left)} of "
-    told += f"{stage.member_name} to other deployments"
+    left_over = f"memory for {rows} sequences of that length at once, which leaves {size(left)} of "
+    left_over += f"{stage.member_name} to other deployments"
     few = rows // 4
     if not few or 4 * left >= stage.kv_budget:
-        return told
-    return told + f"; --max-rows {few} would leave {size(left + stage.kv_budget * (rows - few) // rows)}"
+        return left_over
+    return left_over + f"; --max-rows {few} would leave {size(left + stage.kv_budget * (rows - few) // rows)}"
 
 
 def memory_of(stage: admin_pb2.StagePlan) -> int:
@@ -242,7 +242,7 @@ def _alike(
     named = {member: place for place, member in enumerate(spec.members)}
     strongest = sorted(members, key=lambda one: (named.get(one.id, 0), -one.room, one.id))
     orders = [strongest]
-    if not named:  # as `usable` has them, then whoever has room
+    if not named:  # the order of `usable`, then by room alone
         free_first = sorted(strongest, key=lambda one: bool(one.shares))
         have_first = sorted(strongest, key=lambda one: (bool(one.shares), one.fetches))
         orders = [have_first, free_first, sorted(strongest, key=lambda one: one.fetches), strongest]

@@ -24,7 +24,7 @@ def reasons(
 ) -> list[str]:
     """`asked` is what the operator gave, `made` the same with every default, `able` who could have served,
     `wanted` the context that was tried first, in tokens, `trimmable` as in ModelProfile."""
-    told = []
+    lines = []
     stages = len(rings[0])
     used = {member.id for ring in rings for member, _ in ring}
     spare = [member for member in able if not member.shares and member.id not in used]
@@ -32,33 +32,33 @@ def reasons(
     weights = size(sum(demand.weights) + sum(demand.extras(stages)))
     holds = f"{weights} of weights and {size(sum(demand.row))} for a sequence of {made.context} tokens"
     if asked.split:
-        told.append(f"the split by hand fits: {holds}")
+        lines.append(f"the split by hand fits: {holds}")
     elif asked.stages:
-        told.append(f"{_nodes(stages)} for each ring, as asked: {holds}")
+        lines.append(f"{_nodes(stages)} for each ring, as asked: {holds}")
     elif stages == 1:
         spread = f"; --stages {most} spreads it over {most}" if most > 1 else ""
-        told.append(f"fits on one node: {holds}{spread}")
+        lines.append(f"fits on one node: {holds}{spread}")
     else:
-        told.append(f"{_nodes(stages)} for each ring, for {stages - 1} would not hold it: {holds}")
+        lines.append(f"{_nodes(stages)} for each ring, for {stages - 1} would not hold it: {holds}")
     if made.speculate and stages == 1:
-        told.append("no tokens are guessed: a ring of one node has no stages that are idle meanwhile")
+        lines.append("no tokens are guessed: a ring of one node has no stages that are idle meanwhile")
     elif made.speculate and not trimmable:
-        told.append("no tokens are guessed: this model's caches cannot be cut back behind a wrong one")
+        lines.append("no tokens are guessed: this model's caches cannot be cut back behind a wrong one")
     if made.context < wanted:
-        told.append(
+        lines.append(
             f"a context of {made.context} tokens, for {wanted} do not fit (--kv-bits 8 or more nodes help)"
         )
     for ring in rings:
         speeds = [member.speed for member, _ in ring]
         if differ(speeds) and not asked.split:
             fastest = max(speeds)
-            told += [
+            lines += [
                 f"{member.name} gets {_layers(layers)}, for it was seen to be {fastest / member.speed:.1f} "
                 "times slower than the fastest with this model"
                 for member, layers in ring
                 if fastest >= SLOW * member.speed
             ][:_SHOWN]
-    return told
+    return lines
 
 
 def of_members(
@@ -67,7 +67,7 @@ def of_members(
     """Which of a plan's members serve other rings, and which have to get the model first."""
     free = any(not member.shares for member in able)
     why = "as asked" if asked.members else ("the free nodes do not hold it" if free else "no node is free")
-    told = [
+    lines = [
         f"{member.name} also serves {' and '.join(member.shares)}, and has {size(member.room)} left: {why}"
         for ring in rings
         for member, _ in ring
@@ -76,8 +76,8 @@ def of_members(
     fetching = [member.name for ring in rings for member, _ in ring if member.fetches]
     if fetching:
         more = f" and {len(fetching) - _SHOWN} more" if len(fetching) > _SHOWN else ""
-        told.append(f"{', '.join(fetching[:_SHOWN])}{more} first get the model from a node that has it")
-    return told
+        lines.append(f"{', '.join(fetching[:_SHOWN])}{more} first get the model from a node that has it")
+    return lines
 
 
 def _layers(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Why a plan is refused: which nodes cannot serve, and the numbers of what does not fit."""
+"""Refusals of plans: the nodes that cannot serve, and the sizes that do not fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 8
 
 
 class Usable(Protocol):
-    """What a refusal tells of a member."""
+    """The facts of a member that refusals name."""
 
     @property
     def id(self) -> str: ...
@@ -41,7 +41,7 @@ def usable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list
     """The members that this deployment may use: first those that serve nothing else, of these those that have
     the model, and then the strongest.
 
-    Raises NotFound (UNKNOWN_NODE) for a named member that is none, FailedPrecondition (NODE_NOT_USABLE)
+    Raises NotFound (UNKNOWN_NODE) for a name that is no member's, FailedPrecondition (NODE_NOT_USABLE)
     for one that cannot serve, (NOT_ENOUGH_NODES) when nobody can.
     """
     if spec.members:
@@ -93,11 +93,11 @@ def _obstacle(member: Usable, floor: int) -> str:
 
 
 def _unable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Usable]) -> str:
-    """Who cannot serve, and why."""
+    """The members that cannot serve, each with its reason."""
     obstacles = ((member, _obstacle(member, spec.trust_floor)) for member in candidates)
-    told = [f"{member.name}: {obstacle}" for member, obstacle in obstacles if obstacle]
-    more = [f"and {len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
-    return f" ({'; '.join([*told[:_SHOWN], *more])})" if told else ""
+    unable = [f"{member.name}: {obstacle}" for member, obstacle in obstacles if obstacle]
+    more = [f"and {len(unable) - _SHOWN} more"] if len(unable) > _SHOWN else []
+    return f" ({'; '.join([*unable[:_SHOWN], *more])})" if unable else ""
 
 
 def too_few_nodes(
@@ -166,7 +166,7 @@ def _hint(largest: int, other: str = "add nodes, or choose a smaller or more qua
 
 
 def _others(members: Sequence[Usable]) -> str:
-    """How those that serve other rings would have more to give."""
+    """The hint for members whose memory other rings take."""
     rings = sorted({ring for member in members for ring in member.shares})
     if not rings:
         return ""
@@ -178,7 +178,7 @@ def _nodes(count: int) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for people."""
+    """A number of bytes in the largest unit that suits it."""
     for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= least:
             return f"{count / least:.1f} {unit}"

@@ -1,7 +1,7 @@
-"""The shapes that a ring could have, which of them would be fastest, and how that compares with the plan.
+"""The shapes that a ring could have, the fastest of them, and their comparison with the plan.
 
 Looked at are pipelines of every number of machines, tensor rings of 2, 4 and 8 ranks, and pipelines whose
-stages are groups of so many ranks. Groups are made of machines whose links are known: nobody adds up every
+stages are groups of as many ranks. Groups are made of machines whose links are known: nobody adds up every
 layer over an office network by choice. Which machines, and how layers go to stages, is decided as the planner
 decides it (`arrangement.py`, `apportion.py`).
 """
@@ -28,15 +28,15 @@ from sealring.mesh.roster.model import PIPELINE, TENSOR
 from sealring.v1 import admin_pb2, model_pb2
 
 _MOST_STAGES = 32
-"""Longer pipelines are not looked at: every stage more makes one request slower."""
+"""The longest pipeline considered: every further stage makes one request slower."""
 
 _FASTER = 1.1
-"""A shape is called faster than the planned one from this factor on: closer, the model cannot tell."""
+"""The factor from which a shape counts as faster than the planned one: the cost model is no more exact."""
 
 _SHOWN = 8
 
 Parts = Mapping[int, model_pb2.ModelProfile]
-"""By number of ranks what one of them holds of a model; at 1 the whole model."""
+"""Profiles of one rank's part of a model, by number of ranks; at 1 the whole model."""
 
 
 def shape_table(
@@ -109,7 +109,7 @@ def _shapes(
 
 
 def _joined(members: Sequence[Candidate], network: Network, ranks: int) -> list[tuple[Candidate, ...]]:
-    """Groups of so many members with known links between all of each group; no member is in two."""
+    """Disjoint groups of `ranks` members with known links between all members of a group."""
     left, found = list(members), []
     while left:
         first, *left = left

@@ -1,7 +1,7 @@
-"""What a plan would be over machines that are not there: a file's machines, links and model.
+"""Plans over machines that a file describes, with links and a model: no cluster is needed.
 
-The planner and the cost model are those of a cluster; only where their figures come from differs. What ranks
-of a tensor ring hold is taken to be an equal part of each layer, which nodes would measure.
+Planner and cost model are those of a cluster; only the source of their figures differs. The ranks of a tensor
+ring are assumed to hold equal parts of each layer; nodes would measure them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LinkFile(WireFile):
 
 
 class SimulationFile(_Part):
-    """What a file for `--simulate` holds. `network` joins all machines that no link joins."""
+    """The contents of a file for `--simulate`. `network` joins all machines that no link joins."""
 
     model: ModelFile
     machines: Annotated[list[MachineFile], Field(min_length=1, max_length=MAX_MACHINES)]
@@ -140,7 +140,7 @@ def _link(wire: WireFile) -> Link:
 
 
 def _parts(model: ModelFile) -> Parts:
-    """The whole model, and what one of so many ranks holds: a part of each layer, and the rest whole."""
+    """Profiles of the whole model, and of one rank's part: a part of each layer, and the rest whole."""
     weights, caches = _each(model, model.layer_bytes), _each(model, model.kv_bytes_per_token)
     windows, states = _each(model, model.kv_max_tokens or 0), _each(model, model.state_bytes or 0)
     return {

@@ -71,7 +71,7 @@ def as_pipeline(spec: admin_pb2.DeploymentSpec) -> None:
 
 
 def _check_tensor(spec: admin_pb2.DeploymentSpec) -> None:
-    """Nobody gets links in clear who has not said so."""
+    """Refuses a tensor ring without `clear_links`: links in clear have to be asked for."""
     if not spec.clear_links:
         raise _bad(
             "clear_links",

@@ -32,7 +32,7 @@ RETRY_SECONDS = 1.0
 
 
 class Phase(enum.Enum):
-    """Where a ring stands."""
+    """The phase of a ring."""
 
     WAITING = "waiting"
     PREPARING = "preparing"
@@ -51,14 +51,14 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Tell every member to prepare this epoch."""
+    """Send every member the epoch to prepare."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class Commit:
-    """Tell every member to commit it; with where each rank of a tensor ring awaits its group."""
+    """Send every member the commit, with the address at which each rank of a tensor ring awaits its group."""
 
     epoch: int
     addresses: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class End:
-    """Tell every member that it is over."""
+    """Send every member the end of the epoch."""
 
     epoch: int
     reason: str
@@ -74,7 +74,7 @@ class End:
 
 @dataclass(frozen=True)
 class Changed:
-    """The phase is another one: tell who watches."""
+    """The phase or its reason has changed: report it."""
 
 
 Action: TypeAlias = Prepare | Commit | End | Changed
@@ -133,9 +133,9 @@ class RingEpochs:
 
     @property
     def reason(self) -> str:
-        """Why it does not serve: who is missing, else what ended the last epoch.
+        """The reason for not serving: the missing members, else the end of the last epoch.
 
-        Empty while it serves, or whom the coordinator does not hear of.
+        While the ring serves, the members that the coordinator does not hear of, or "".
         """
         if self.phase is Phase.SERVING:
             silent = ", ".join(self._names[member] for member in self._missing)
@@ -155,19 +155,19 @@ class RingEpochs:
 
     @property
     def links(self) -> list[membership_pb2.LinkInfo]:
-        """What the members reported of the links of the current epoch, each link once."""
+        """The links of the current epoch as members reported them, each once."""
         reported = self._epoch.links.values() if self._epoch else ()
         unique = {(link.from_rank, link.to_rank): link for links in reported for link in links}
         return [unique[edge] for edge in sorted(unique)]
 
     @property
     def progress(self) -> dict[str, tuple[str, float]]:
-        """What each member did last while the current epoch is being formed: words and a fraction."""
+        """Each member's last progress while the epoch forms: words, and a fraction from 0 to 1."""
         forming = self._epoch if self.phase in (Phase.PREPARING, Phase.COMMITTING) else None
         return dict(forming.progress) if forming else {}
 
     def deadline(self) -> float | None:
-        """When `tick` has something to do next, if ever."""
+        """The time of the next `tick` that has work, or None."""
         if self.phase is Phase.WAITING:
             return self._not_before if self._all_here() else None
         if self.phase is Phase.SERVING:
@@ -259,10 +259,10 @@ class RingEpochs:
         return [Changed()]
 
     def fault(self, member: str, epoch: int, reason: str, now: float, *, root: bool = True) -> list[Action]:
-        """A member says that the epoch cannot go on; not a `root` cause if it tells of what others did.
+        """A member reports that the epoch cannot go on. A report on others is no `root` cause.
 
-        One end has many witnesses, and the neighbours of the culprit are often first: what is said of an
-        epoch that is over still replaces its reason, unless a root cause is known.
+        One end has many witnesses, and the culprit's neighbours are often first. A later report therefore
+        replaces the reason of an epoch that is over, unless a root cause is known.
         """
         if member not in self.members:
             return []
@@ -271,7 +271,7 @@ class RingEpochs:
         return self._fail(reason, now, root=root)
 
     def tick(self, now: float) -> list[Action]:
-        """Whatever is due: the next epoch, or the end of one that took too long or lost a member."""
+        """The actions that are due: the next epoch, or the end of one that is late or lost a member."""
         if self.phase is Phase.WAITING:
             return self._begin(now) if self._all_here() and now >= self._not_before else []
         if self.phase is Phase.SERVING:
@@ -281,7 +281,7 @@ class RingEpochs:
         return []
 
     def close(self, reason: str) -> list[Action]:
-        """The ring is no more: the current epoch ends and no other begins."""
+        """Ends the current epoch for good."""
         self._online.clear()
         self._missing.clear()
         current, self._epoch, self.phase = self._epoch, None, Phase.WAITING
@@ -351,7 +351,7 @@ class RingEpochs:
         current, self._epoch = self._epoch, None
         if current is None:
             return []
-        # A report of somebody else's failure while a member is missing: the missing member is the cause.
+        # A report on another member's failure while a member is missing: the missing one is the cause.
         if self._missing and not root:
             reason, root = self._offline(list(self._missing)), True
         for member in self._missing:

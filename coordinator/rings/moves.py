@@ -1,10 +1,9 @@
-"""Rings that lose a member for good: planned anew over the nodes that are there, else down until that works.
+"""Plans a ring anew over the nodes that are online when it loses a member for good.
 
-A member is lost that was evicted or banned, that drains or is trusted too little, and, after a grace period,
-one that is away. What was asked for by hand is kept: a ring stays on the nodes that the deployment names, and
-in the layers of its split; with both it waits. A number of stages gives way, until as many nodes are there
-again and nobody uses the ring.
-"""
+A member is lost if it was evicted or banned, drains, is trusted too little, or is away for longer than a
+grace period. Choices by hand stay: a ring keeps to the nodes that the deployment names, and to the layers of
+its split; with both it waits. A number of stages gives way until as many nodes are online again and no
+request uses the ring."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ log = structlog.get_logger()
 
 @dataclasses.dataclass(frozen=True)
 class _Try:
-    """A move that was tried: of which ring, without which members, over which nodes, and when."""
+    """A move that was tried: the ring, the members to do without, the nodes, and the time."""
 
     ring: admin_pb2.RingPlan
     lost: set[str]
@@ -70,8 +69,7 @@ class Moves:
         clock: Clock,
         awake: Clock = awake_clock,
     ) -> None:
-        """`awake` counts the seconds in which this coordinator could hear members: none is lost for the time
-        that it slept."""
+        """`awake` counts seconds without those in which this machine slept: no member is lost for these."""
         self._awake = awake
         self._store = store
         self._publisher = publisher
@@ -91,7 +89,7 @@ class Moves:
         self._tried: dict[str, _Try] = {}
 
     async def run(self) -> None:
-        """Move what has to move, as soon as it can. Runs until cancelled."""
+        """Begins moves as they are due. Runs until cancelled."""
         while True:
             self.look(self._awake())
             await asyncio.sleep(_LOOK_SECONDS)
@@ -121,23 +119,22 @@ class Moves:
             self._spawn(self._move(deployment.name, ring.ring, lost))
 
     def resume(self) -> None:
-        """Go on with the drains of this coordinator's last run; before any ring is formed."""
+        """Goes on with the drains of this coordinator's last run. Call it before any ring forms."""
         for member in self._store.members.all(Role.MEMBER):
             if member.draining > self._clock():
                 self._begin_drain(member.id, member.draining, returning=True)
 
     def drain_end(self) -> int:
-        """Until when a drain that begins now lasts (seconds since 1970)."""
+        """The end of a drain that begins now, in seconds since 1970."""
         return int(self._clock() + self._drain_timeout) + 1
 
     def draining(self, member: str, until: int) -> None:
-        """The member's rings go on until all are idle or the time is over, and then move. Call it once that
-        is stored."""
+        """Begins a drain: the member's rings move once all are idle, or at `until`. Call it after the store
+        has the drain."""
         self._begin_drain(member, until)
 
     def staying(self, member: str) -> None:
-        """The member does not leave after all: nothing of what its draining began goes on. Call it once that
-        is stored."""
+        """Ends a drain without a move. Call it after the store has that."""
         drain = self._drains.pop(member, None)
         if drain is not None:
             drain.cancel()
@@ -155,7 +152,7 @@ class Moves:
             log.warning("tensor_not_fallen_back", ring=ring, reason=error.reason, why=error.message)
 
     async def close(self) -> None:
-        """End what is under way; drains are resumed by the next run."""
+        """Cancels the tasks. The next run resumes drains."""
         self._drains.clear()
         for task in list(self._tasks):
             task.cancel()
@@ -183,14 +180,14 @@ class Moves:
                 self._over(member)
 
     async def _returned(self, member: str) -> None:
-        """Waits for a member that this coordinator has not met yet, as long as for any that is away."""
+        """Waits for a member that has not connected in this run, for the grace period at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
                 while self._sessions.find(member) is None:
                     await self._sessions.next_beat()
 
     def _over(self, member: str) -> None:
-        """Its rings have moved or wait; a coordinator that starts again does not take the drain up."""
+        """Marks a drain as over, so that the next run of the coordinator does not resume it."""
         known = self._store.members.find(member)
         if known is not None and known.draining:
             self._store.members.save(dataclasses.replace(known, draining=_LONG_AGO))
@@ -209,11 +206,11 @@ class Moves:
             if any(stage.member == member for stage in ring.stages)
         ]
 
-    # Who is lost, and which rings may grow
+    # Lost members, and rings that may grow
 
     def _note(self, rings: list[admin_pb2.RingPlan], now: float) -> None:
-        """Since when members are away and rings quiet. While the coordinator hears of no node at all, it is
-        cut off itself, and nobody is away."""
+        """Notes the times at which members went away and rings became quiet. While the coordinator hears of
+        no node at all, it is cut off itself, and no member counts as away."""
         away = {
             (ring.ring, member): self._away.get((ring.ring, member), now)
             for ring in rings
@@ -231,17 +228,17 @@ class Moves:
         return session is not None and ring in session.idle
 
     def _lost(self, ring: admin_pb2.RingPlan, now: float) -> set[str]:
-        """The ring's members that it has to do without."""
+        """The members that the ring has to do without."""
         awaited = self._views.awaited(ring.ring)
         gone = {one for one in awaited if now >= self._away.get((ring.ring, one), now) + self._grace}
         return gone | set(self._views.obstacles(ring.ring))
 
     def _may_grow(self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, now: float) -> bool:
-        """Whether it has fewer stages than were asked for, and nobody has used it for a while."""
+        """Whether the ring is quiet and has fewer stages than were asked."""
         return self._is_quiet(ring, now) and len(ring.stages) < deployment.asked.stages
 
     def _is_quiet(self, ring: admin_pb2.RingPlan, now: float) -> bool:
-        """Whether nobody has used it for a while."""
+        """Whether no request has used the ring for the grace period."""
         return now >= self._quiet.get(ring.ring, now) + self._grace
 
     # Moving
@@ -291,7 +288,7 @@ class Moves:
                 self._store.audit.append(self._clock(), "coordinator", "move_ring", ring, details)
 
     def _still(self, ring: admin_pb2.RingPlan, lost: set[str]) -> bool:
-        """Whether a move has its reason yet: members may be back, or stay after all."""
+        """Whether a move still has its reason: members may be back, or no longer drain."""
         if all(one != ring for _, one in self._views.planned):
             return False
         now_lost = self._lost(ring, self._awake()) | self._drains.keys()
@@ -306,7 +303,7 @@ class Moves:
         *,
         gives_way: bool,
     ) -> admin_pb2.DeploymentPlan:
-        """The plan as it was asked for, else in as few stages as hold the model."""
+        """The plan as asked, or if it `gives_way` in as few stages as hold the model."""
         if spec.members and not spec.split:
             able = self._survey.able(spec.name, ring)
             named = [
@@ -326,8 +323,10 @@ class Moves:
     def _spec(
         self, deployment: StoredDeployment, members: list[str], *, pipeline: bool
     ) -> admin_pb2.DeploymentSpec:
-        """What was asked, for one ring, with the context and rows that clients were promised; for a
-        `pipeline` where that ring of a tensor deployment has become one."""
+        """The specification that was asked, for one ring, with the context and rows that clients were
+        promised.
+
+        `pipeline` is set for a ring of a tensor deployment that fell back to a pipeline."""
         asked = admin_pb2.DeploymentSpec()
         asked.CopyFrom(deployment.asked)
         if pipeline:

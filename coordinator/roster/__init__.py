@@ -1,1 +1,1 @@
-"""What the store says becomes a signed roster; the audit log's head is signed as well."""
+"""Signs rosters from the contents of the store, and the head of the audit log."""

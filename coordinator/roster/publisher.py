@@ -1,7 +1,7 @@
-"""Publishes rosters: what the store says becomes a signed roster, stored before anybody sees it.
+"""Publishes rosters: signs the contents of the store, and stores each roster before it is sent.
 
-Versions rise by one and are never reused: a roster is on disk, durably, before it is published, so that after
-a crash the next one follows it.
+Versions rise by one and are never reused: a roster is on disk, durably, before it is published. The next one
+follows it even after a crash.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = structlog.get_logger()
 
 
 class RosterPublisher:
-    """Signs rosters. `listeners` are told of every new one, after it was stored."""
+    """Signs rosters. `listeners` are called with every new one after it is stored."""
 
     def __init__(
         self, store: Store, keys: ClusterKeys, settings: CoordinatorSettings, *, clock: Clock
@@ -75,8 +75,8 @@ class RosterPublisher:
         return self._current
 
     def serves(self, ring: str) -> bool:
-        """Whether the newest roster holds this ring: a ring with a member that is gone or below its floor
-        stands in none, nor does one for which there is no room."""
+        """Whether the newest roster holds this ring. It omits rings with a member that is gone or below the
+        floor, and those for which it has no room."""
         return self._roster is not None and any(entry.id == ring for entry in self._roster.rings)
 
     def listed(self, identifier: str) -> RosterMember | None:
@@ -93,14 +93,14 @@ class RosterPublisher:
         out.
 
         When it is done `stored` is called, for what must neither happen without the change nor come after
-        the new roster. Then the listeners are told, and what they fail at is not the caller's failure. Raises
+        the new roster. Then the listeners are called; their errors are logged, not raised. Raises
         RosterError if no valid roster follows, Unavailable (STATE_UNWRITABLE).
         """
         with self._store.transaction():
             yield
             draft, signed = self._sign(grows)
             self.audit_seal.renew()
-        # After the commit: nobody is to see a roster that may not be stored in the end.
+        # After the commit: a roster that is not stored must not be sent.
         self._current, self._roster, self._signed_at = signed, draft, monotonic_clock()
         stored()
         log.info(
@@ -113,7 +113,7 @@ class RosterPublisher:
         for listener in self.listeners:
             try:
                 listener(signed)
-            except Exception:  # what was asked for is done, and whoever asked is to be told so
+            except Exception:  # the change is stored: the caller must not get an error
                 log.exception("roster_listener_failed", version=signed.version)
 
     def publish(self) -> None:
@@ -188,8 +188,8 @@ class RosterPublisher:
                     log.warning("ring_left_out", ring=ring.ring, why="a member is gone or below the floor")
 
     def _member(self, member: StoredMember, now: int) -> RosterMember:
-        """Its times are no later than the roster's, if this clock was ahead when it proved itself: no machine
-        would accept that roster."""
+        """A roster's entry of a member. Its times are no later than the roster's, even if this clock was
+        ahead at the proof: machines would refuse such a roster."""
         return RosterMember(
             id=member.id,
             identity_key=member.identity_key,

@@ -45,7 +45,7 @@ _OPERATOR_ROLES = {number: role for role, number in _PROTO_OPERATOR_ROLES.items(
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """Role operator, and of the operators those whose own role a handler `needs`."""
+    """For operators whose role allows what a handler `needs`."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         stand_down: Callable[[bytes], None],
         clock: Clock,
     ) -> None:
-        """`join_addresses` are told to machines that join: host:port, the best first. `stand_down` takes the
-        roster of whoever took over."""
+        """`join_addresses` stand in join tokens: host:port, the best first. `stand_down` takes the roster of
+        the coordinator that took over."""
         self._copies = copies
         self._stand_down = stand_down
         self._join_addresses = join_addresses
@@ -144,7 +144,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListJoinTokens(  # noqa: N802
         self, request: admin_pb2.ListJoinTokensRequest, actor: str
     ) -> admin_pb2.ListJoinTokensResponse:
-        """Those that can still be used; never their secrets."""
+        """The tokens that can still be used, without their secrets."""
         return admin_pb2.ListJoinTokensResponse(
             tokens=[
                 admin_pb2.JoinTokenInfo(
@@ -175,7 +175,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListNodes(  # noqa: N802
         self, request: admin_pb2.ListNodesRequest, actor: str
     ) -> admin_pb2.ListNodesResponse:
-        """Every enrolled node and gateway, online or not, by name; and who was thrown out."""
+        """Every enrolled node and gateway, online or not, by name; and the revoked identities."""
         places: dict[str, list[tuple[str, admin_pb2.StagePlan]]] = defaultdict(list)
         for deployment in self._store.deployments.all():
             for ring in deployment.plan.rings:
@@ -358,7 +358,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListOperators(  # noqa: N802
         self, request: admin_pb2.ListOperatorsRequest, actor: str
     ) -> admin_pb2.ListOperatorsResponse:
-        """By name; those who were revoked stand in the audit log alone."""
+        """By name. Revoked operators stand in the audit log alone."""
         return admin_pb2.ListOperatorsResponse(
             operators=[
                 admin_pb2.Operator(

@@ -44,9 +44,10 @@ class CertificatesService(membership_pb2_grpc.CertificatesServicer):
 
 
 class RenewalService(membership_pb2_grpc.RenewalServicer):
-    """Without a client certificate, for machines whose own has ended: the identity key is all that counts.
+    """Without a client certificate, for machines whose own has expired: the identity key alone counts.
 
-    Who does not hold the identity key of an enrolled machine learns nothing, not even who is enrolled.
+    A caller without the identity key of an enrolled machine learns nothing, not even which machines are
+    enrolled.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class RenewalService(membership_pb2_grpc.RenewalServicer):
         *,
         clock: Clock = monotonic_clock,
     ) -> None:
-        """`own_certificate` gives what the coordinator's servers show now, DER."""
+        """`own_certificate` returns the present certificate of the coordinator's servers, DER."""
         self._cluster = cluster
         self._store = store
         self._issuer = issuer
@@ -74,7 +75,7 @@ class RenewalService(membership_pb2_grpc.RenewalServicer):
     async def RenewByIdentity(  # noqa: N802
         self, request: membership_pb2.RenewByIdentityRequest, context: Any
     ) -> membership_pb2.RenewResponse:
-        """No certificate, but a proof of that, for the holder of a key that is not enrolled.
+        """A certificate, or for the holder of a key that is not enrolled the proof of that.
 
         Raises ResourceExhausted (RATE_LIMITED), InvalidInput (BAD_CSR), PermissionDenied (RENEWAL_REFUSED),
         and to the holder of the signing key CertificateError (BAD_CSR).
@@ -97,7 +98,7 @@ class RenewalService(membership_pb2_grpc.RenewalServicer):
         if member is None:
             log.warning("renewal_refused", member=identifier, why="NOT_ENROLLED")
             return self._issuer.refuse(request.identity_key, request.csr)
-        if not self._attempts.use(request.nonce):  # after the rest: strangers do not crowd out used ones
+        if not self._attempts.use(request.nonce):  # last: strangers cannot crowd out used nonces
             raise _refused("NONCE")
         return self._issuer.renew(member, request.csr, by="identity")
 

@@ -64,7 +64,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         peer = self._access.identify(context, Role.MEMBER)
         first = await self._message(peer.id, requests)
         if not first.HasField("offer"):
-            self._access.require(context, Role.MEMBER)  # it may have been thrown out meanwhile
+            self._access.require(context, Role.MEMBER)  # it may have been evicted meanwhile
             raise no_proof()
         proof = self._proofs.begin(Purpose.SESSION, peer, context, first.offer)
         yield CoordinatorMessage(

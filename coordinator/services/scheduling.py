@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 class SchedulingService(membership_pb2_grpc.SchedulingServicer):
-    """`snapshot` gives what a new watcher is told first."""
+    """`snapshot` returns the first events for a new watcher."""
 
     def __init__(
         self,
@@ -45,9 +45,11 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
         peer = self._access.identify(context, Role.GATEWAY)
         offer = (await _message(requests)).offer
         proof = self._proofs.begin(Purpose.WATCH, peer, context, offer)
-        yield WatchResponse(proof=await self._proofs.answer(proof))  # also to who is not enrolled any more
+        yield WatchResponse(
+            proof=await self._proofs.answer(proof)
+        )  # also to a gateway that is no longer enrolled
         finish = await _message(requests)
-        self._access.require(context, Role.GATEWAY)  # it may have been thrown out meanwhile
+        self._access.require(context, Role.GATEWAY)  # it may have been evicted meanwhile
         if not finish.HasField("proof"):
             raise no_proof()
         tenure = self._proofs.check(proof, peer, finish.proof)
@@ -85,7 +87,7 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
 
 
 async def _message(requests: AsyncIterator[FollowRequest]) -> FollowRequest:
-    """The next message; an empty one where none comes in time."""
+    """The next message, or an empty one after the timeout."""
     try:
         async with asyncio.timeout(PROOF_SECONDS):
             return await anext(requests, FollowRequest())

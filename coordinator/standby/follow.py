@@ -1,4 +1,4 @@
-"""The standby: fetches copies of the coordinator's state until it is promoted, and goes on from the last."""
+"""The standby: fetches copies of the coordinator's state until it is promoted, and starts from the last."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sealring.v1 import admin_pb2, admin_pb2_grpc
 
 LOOK_SECONDS = 1.0
 _BYTES_PER_SECOND = 1 << 20
-"""What a standby writes to its disk at most, in the long run: a large state is fetched more rarely."""
+"""The most that a standby writes to its disk in the long run: a large state is fetched more rarely."""
 
 _CALL_SECONDS = 30.0
 _PROMOTED = b"promoted"
@@ -37,7 +37,8 @@ log = structlog.get_logger()
 
 
 def promote(settings: CoordinatorSettings) -> None:
-    """Have the standby in this folder take over; it does so when it runs. Raises ConfigError (NO_STANDBY)."""
+    """Marks the standby in this folder for promotion, which its process carries out. Raises ConfigError
+    (NO_STANDBY)."""
     mark = settings.state_dir / STANDBY_MARK
     if not mark.is_file():
         raise ConfigError(
@@ -86,7 +87,7 @@ class Follower:
         self._trouble = ""
 
     async def look(self) -> None:
-        """Fetch what has changed, if it is time; what fails is told once and tried again."""
+        """Fetches the changes, if it is time. A failure is logged once and tried again."""
         now = asyncio.get_running_loop().time()
         if now < self._not_before:
             return
@@ -128,7 +129,7 @@ class Follower:
         return len(copy.database)
 
     def _write(self, copy: admin_pb2.StateCopy) -> None:
-        """The database last: what is newer beside it fits the older one."""
+        """Writes the files of a copy, the database last: newer files beside an older database are valid."""
         try:
             for name, data in (
                 (ROOT_METADATA, copy.root_metadata),

@@ -1,4 +1,4 @@
-"""One coordinator at a time: a promotion begins a term, and who is shown a later term stops for good.
+"""One coordinator at a time: a promotion begins a term, and a coordinator shown a later term stops for good.
 
 Members need none of this to be safe: they refuse every roster below the newest they have seen, and all of a
 term are below all of the next.
@@ -41,7 +41,8 @@ def check_term(store: Store) -> None:
 
 
 def depose(store: Store, version: int, roster: Roster) -> None:
-    """Take in a verified roster of whoever took over. Raises FailedPrecondition (NO_LATER_TERM)."""
+    """Stores a verified roster of the coordinator that took over. Raises FailedPrecondition
+    (NO_LATER_TERM)."""
     if term_of(roster.version) <= term_of(version):
         raise FailedPrecondition("the roster is of no later term", reason="NO_LATER_TERM")
     log.error("coordinator_deposed", term=term_of(version), later=term_of(roster.version))

@@ -26,7 +26,7 @@ def check_stored(store: Store) -> None:
     for table, what, read in reads:
         try:
             read()
-        except (ValueError, TypeError):  # a word that is none, JSON that is none
+        except (ValueError, TypeError):  # an unknown word, malformed JSON
             raise store.corrupt(table, what) from None
     for member in store.members.all():
         if not _is_key_of(member.identity_key, member.id):

@@ -1,4 +1,4 @@
-"""Who is enrolled, and who was thrown out."""
+"""The enrolled members and gateways, and the revoked identities."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Members:
         return member
 
     def revoke(self, revocation: Revocation) -> None:
-        """Take an identity out. A ban is never weakened to an eviction."""
+        """Removes an identity. A ban is never weakened to an eviction."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM members WHERE id = ?", (revocation.id,))
             connection.execute(

@@ -1,4 +1,4 @@
-"""Who may call the Admin service, by which key, and how far."""
+"""The operators of the Admin service with their keys and roles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sealring.mesh.errors import NotFound
 
 
 class OperatorRole(enum.StrEnum):
-    """How far an operator may go: look, or look and change."""
+    """The rights of an operator: read, or read and change."""
 
     READ = "read"
     ADMIN = "admin"
@@ -31,7 +31,7 @@ class StoredOperator:
 
 
 class Operators:
-    """The operators, one key each. Who is not in here is refused, whatever certificate it holds."""
+    """The operators, one key each. All others are refused, whatever certificate they hold."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -12,7 +12,7 @@ Message = TypeVar("Message")
 
 
 class Outbox(Generic[Message]):
-    """What a stream still has to send, and how it ends."""
+    """The queue of a stream, and the error that it ends with."""
 
     def __init__(self, limit: int = 512) -> None:
         self._limit = limit
@@ -38,9 +38,9 @@ class Outbox(Generic[Message]):
         self._wake.set()
 
     def put_latest(self, subject: Hashable, message: Message, *, first: bool = False) -> None:
-        """Send what is known of a subject now, in place of what still waits of it; `first`: before all else.
+        """Queues the newest message on a subject in place of an older one; with `first` before all others.
 
-        Not counted against the limit: no more waits than there are subjects.
+        Not counted against the limit: each subject has one message at most.
         """
         if self._closed:
             return

@@ -37,7 +37,7 @@ class Proofs:
         publisher: RosterPublisher,
         refused: Callable[[str, str], None],
     ) -> None:
-        """`refused` is told the id of a caller of another release, and what is wrong."""
+        """`refused` is called with the id of a caller of an incompatible release, and the reason."""
         self._keys = keys
         self._store = store
         self._publisher = publisher

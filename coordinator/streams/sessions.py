@@ -65,7 +65,7 @@ class NodeSession:
         self.last_seen = clock()
         self.silent_looks = 0
         self.slow = ""
-        """What is told of a member whose steps take much longer than they did."""
+        """The warning about a member that has become slow, or ""."""
         self.roster = b""
         """The signed roster that was queued last."""
 
@@ -106,7 +106,7 @@ class NodeSession:
 
 
 class SessionListener(Protocol):
-    """Who has to know when nodes come and go."""
+    """A part of the coordinator that follows the streams of nodes."""
 
     def online(self, member: str) -> None:
         """A node's stream is there."""
@@ -143,12 +143,12 @@ class Sessions:
         return self._open.get(member)
 
     def refused(self, member: str, why: str) -> None:
-        """A member's stream came to nothing; known as its trouble while it goes on trying."""
+        """Notes the reason for refusing a member's stream; `trouble` shows it for a minute."""
         self._refused[member] = (why, self._clock())
 
     def trouble(self, member: str) -> str:
-        """Why a member's newest attempt to come online was refused, until that is a while ago; else what is
-        wrong with it while it is online."""
+        """The reason of the last refusal of a member that still tries, else the warning about an online
+        one."""
         why, at = self._refused.get(member, ("", 0.0))
         if why and self._clock() - at < _TROUBLE_SECONDS:
             return why
@@ -158,9 +158,8 @@ class Sessions:
     def is_double(self, member: str, instance: bytes) -> bool:
         """Whether a stream of this process would be a second one beside another process that is online.
 
-        A process that starts takes the place of what was there; one that comes back after that shows that two
-        of them run.
-        """
+        A new process replaces the stream of an older one. If the older process connects again after that,
+        both of them run."""
         current = self._open.get(member)
         return (
             current is not None
@@ -195,7 +194,8 @@ class Sessions:
 
     @contextmanager
     def arriving(self, member: str, limit: asyncio.Timeout) -> Iterator[None]:
-        """Within the block a stream has not said hello: `limit` expires when its member is thrown out."""
+        """A stream that has not sent a hello, within the block. `limit` expires when its member is
+        evicted."""
         self._arriving[limit] = member
         try:
             yield
@@ -237,7 +237,7 @@ class Sessions:
                     session.close("no heartbeat", error)
 
     def roster_published(self, roster: StoredRoster) -> None:
-        """Push a new roster to everybody: what is new in it to those that were sent the one before."""
+        """Sends a new roster to all nodes: the difference to those that have the one before."""
         sent = next((session.roster for session in self._open.values()), b"")
         news = CoordinatorMessage(roster=roster_update(roster.envelope, sent))
         for session in self:
@@ -248,15 +248,15 @@ class Sessions:
                 session.send_roster(roster)
 
     def beaten(self) -> None:
-        """Some node sent a heartbeat: wake who waits for one."""
+        """Wakes those that wait for a heartbeat."""
         self._beat.set()
 
     async def next_beat(self) -> None:
-        """Wait for the next heartbeat of anybody, or for somebody to go."""
+        """Waits for the next heartbeat of any node, or for a stream to end."""
         self._beat.clear()
         await self._beat.wait()
 
     def close_all(self, reason: str) -> None:
-        """Say goodbye to everybody."""
+        """Says goodbye on every stream."""
         for session in self:
             session.close(reason)

@@ -13,7 +13,7 @@ from sealring.v1.proof_pb2 import Release
 
 
 class Watchers:
-    """Every open watch, with whose it is."""
+    """The open watches and their gateways."""
 
     def __init__(self) -> None:
         self._open: dict[Outbox[WatchResponse], str] = {}
@@ -39,11 +39,11 @@ class Watchers:
             self.releases.pop(gateway, None)
 
     def troubled(self, outbox: Outbox[WatchResponse], what: str) -> None:
-        """A gateway says what keeps it from its work; nothing when that is over."""
+        """Notes a gateway's report of a trouble; "" ends it."""
         self._troubles[outbox] = what
 
     def trouble(self, gateway: str) -> str:
-        """What keeps a gateway that is there from its work: as it says, or a ring whose protocol it lacks."""
+        """The trouble of a connected gateway: its own report, or a ring whose protocol it lacks."""
         said = (what for outbox, what in self._troubles.items() if self._open.get(outbox) == gateway)
         return next(filter(None, said), "") or self._unspoken(gateway)
 
@@ -55,7 +55,7 @@ class Watchers:
         return ""
 
     def watches(self, gateway: str) -> bool:
-        """Whether a gateway is there."""
+        """Whether a gateway has an open watch."""
         return gateway in self._open.values()
 
     def tell(self, event: WatchResponse) -> None:
@@ -84,8 +84,8 @@ class Watchers:
 
 
 def tell(outbox: Outbox[WatchResponse], event: WatchResponse) -> None:
-    """Send an event in place of an older one about the same: a gateway goes by what is now, however many
-    rings there are and however slowly it reads. A roster comes before the rings that were formed under it."""
+    """Queues an event in place of an older one on the same subject: a gateway needs the newest state alone,
+    however slowly it reads. A roster is sent before the rings that formed under it."""
     kind = event.WhichOneof("event")
     if kind == "roster":
         outbox.put_latest("roster", event, first=True)
