@@ -28,7 +28,7 @@ from sealring.mesh.errors import (
     SealringError,
     StageFailed,
 )
-from sealring.mesh.prompt.validate import MAX_SCORED, validate_prompt
+from sealring.mesh.prompt.validate import MAX_SCORED, MAX_STOP_CHARACTERS, validate_prompt
 from sealring.mesh.ring.composition import (
     MAX_CHOICES,
     MAX_DRAFTS,
@@ -71,6 +71,11 @@ LONG_BYTES = 256 << 10
 
 MAX_TOLD_BYTES = 900 << 10
 """What one message tells of a prompt's log-probabilities: a sealed one holds 1 MiB."""
+
+MAX_WITHHELD = 4 * MAX_STOP_CHARACTERS
+"""Tokens with log-probabilities that wait for whether a stop string goes on, four for each of its characters.
+Tokens that have no text, as special ones, could be any number, and all of them are told with each further
+one."""
 
 MAX_TRIED_TOOLS = 8
 """Whose schemas are tried one by one, in the thread that reads prompts: each takes up to node.engine.trial's
@@ -601,6 +606,10 @@ class Front:
                 raise _too_long_to_tell()
             output.logprobs.extend(told)
             output.held.extend(answer.held)
+            size = sum(one.ByteSize() for one in output.held)
+            if len(output.held) > MAX_WITHHELD or size > MAX_TOLD_BYTES:
+                answer.finish = inference.FINISH_REASON_STOP
+                raise _too_much_withheld()
         else:
             text = answer.add(token)
         output.text, parsed = answer.divide(text)
@@ -724,6 +733,15 @@ def _too_long_to_tell() -> ResourceExhausted:
     return ResourceExhausted(
         "the prompt's tokens are too long to tell their log-probabilities at once",
         hint="send a shorter prompt, or ask for fewer likely tokens beside each",
+        reason="TOO_MANY_LOGPROBS",
+        param="logprobs",
+    )
+
+
+def _too_much_withheld() -> ResourceExhausted:
+    return ResourceExhausted(
+        "too many tokens without text come where a stop string may go on, to tell their log-probabilities",
+        hint="leave the stop strings out, or the log-probabilities",
         reason="TOO_MANY_LOGPROBS",
         param="logprobs",
     )

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.mesh.prompt.validate import MAX_STOP_CHARACTERS
 from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin, ResolvedStep
 from sealring.mesh.ring.prefix_names import split
 from sealring.node.engine import params
@@ -517,6 +518,26 @@ def test_what_is_told_of_a_prompt_is_bounded(desk: Desk, monkeypatch: pytest.Mon
     desk.front.deliver(ResolvedStep(1, bytes(32), (), (), 0, (2,), (2,)), [100], {0: told})
     assert desk.events.get(timeout=200).refused.problem.reason == "TOO_MANY_LOGPROBS"
     assert not desk.events.get(timeout=200).done.outputs
+
+
+def test_tokens_without_text_are_not_withheld_for_ever(folder: Path) -> None:
+    """The row that brings them ends, and no epoch: a gateway takes no output that is so large."""
+    without_text = VOCABULARY - 1
+    desk = Desk(folder, context=1 << 16)
+    desk.open(1, text_prompt("x", stop=["ab"], sampling=inference.Sampling(logprobs=1)))
+    step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
+    token, withheld = ord("a"), 0
+    while withheld < 16 * MAX_STOP_CHARACTERS:
+        desk.front.deliver(step, [token], {0: told_of(token)})
+        event = desk.events.get(timeout=200)
+        if event.HasField("refused"):
+            break
+        (output,) = event.done.outputs
+        assert (output.text, len(output.held), output.finish) == ("", withheld + 1, 0)
+        token, withheld = without_text, withheld + 1
+    assert event.refused.problem.reason == "TOO_MANY_LOGPROBS"
+    assert withheld >= MAX_STOP_CHARACTERS, "as many as may have text"
+    desk.front.stop()
 
 
 def test_a_repetition_penalty_takes_the_prompts_end_along(desk: Desk) -> None:
