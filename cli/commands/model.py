@@ -141,7 +141,7 @@ def _check_all(file: Path, asked: Mapping[str, object], as_json: bool) -> None:
     keys = _keys(file)
     found = {}
     with progress(f"comparing {len(keys)} models with their stages"):
-        answers = ask_each_apart("sealring.node.engine.survey", [str(file), json.dumps(asked)], keys)
+        answers = ask_each_apart("sealring.node.engine.check_many", [str(file), json.dumps(asked)], keys)
         for key, told in answers:
             if isinstance(told, ModelError):
                 told = {"outcome": "refused", "reason": told.reason, "why": told.message}

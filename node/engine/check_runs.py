@@ -15,13 +15,16 @@ from sealring.node.engine.staging.adapters import Adapter
 from sealring.node.engine.staging.anatomy import full_cache
 from sealring.node.engine.transfer import through_record, transfer
 
-_FIRST_CHUNK = 2
-_DECODE_STEPS = 9
-_ADMIT_AT, _EVICT_AT, _MOVE_AT = 2, 4, 6
+FIRST_CHUNK = 2
+"""Tokens of a prompt's first chunk."""
+
+DECODE_STEPS = 9
+ADMIT_AT, EVICT_AT, MOVE_AT = 2, 4, 6
+"""Decode steps of the schedule, and the steps at which rows change."""
 
 
 class Whole:
-    """mlx-lm's model, for one row as it is. Several rows are computed as in a stage."""
+    """mlx-lm's model, unchanged for one row; several rows are computed as in a stage."""
 
     def __init__(self, model: nn.Module, adapter: Adapter) -> None:
         if adapter.together:
@@ -44,7 +47,7 @@ class Whole:
 
 
 class Staged:
-    """The stages, each given what the one before it hands on, as it comes out of a record."""
+    """The stages, each on the state that the one before hands on in a record."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
@@ -71,7 +74,7 @@ class Staged:
 
 
 class Run:
-    """What came out of a run: all logits, and the last logits and greedy tokens by row."""
+    """The results of a run: all logits, and the last logits and greedy tokens by row."""
 
     def __init__(self) -> None:
         self.logits: list[mx.array] = []
@@ -101,17 +104,17 @@ def follow_schedule(prompts: Sequence[mx.array], machine: Whole | Staged) -> Run
     rows = list(range(max(1, len(prompts) - 1)))
     batch = _per_stage(caches.merge, *[waiting[row][0] for row in rows])
     tokens = mx.concatenate([waiting[row][1] for row in rows])
-    for step in range(_DECODE_STEPS):
-        if step == _ADMIT_AT and len(rows) < len(prompts):
+    for step in range(DECODE_STEPS):
+        if step == ADMIT_AT and len(rows) < len(prompts):
             cache, token = waiting[-1]
             batch = _recompose(batch, rows, [cache])
             tokens = mx.concatenate([tokens, token])
             rows.append(len(rows))
-        if step == _EVICT_AT and len(rows) > 1:
+        if step == EVICT_AT and len(rows) > 1:
             rows = rows[1:]
             batch = _recompose(batch, range(1, len(tokens)), [])
             tokens = tokens[1:]
-        if step == _MOVE_AT:
+        if step == MOVE_AT:
             moved = [caches.extract(own, len(rows) - 1) for own in batch]
             batch = _recompose(batch, range(len(rows) - 1), [moved])
         tokens = run.note(rows, machine(tokens, batch))
@@ -119,7 +122,7 @@ def follow_schedule(prompts: Sequence[mx.array], machine: Whole | Staged) -> Run
 
 
 def follow_alone(prompts: Sequence[mx.array], machine: Whole, lengths: Sequence[int]) -> Run:
-    """Each row by itself, for as many tokens as `lengths` says."""
+    """Computes each row alone, for `lengths` tokens."""
     run = Run()
     for row, prompt in enumerate(prompts):
         cache, token = _prefill(row, prompt, machine, run)
@@ -129,8 +132,8 @@ def follow_alone(prompts: Sequence[mx.array], machine: Whole, lengths: Sequence[
 
 
 def random_prompts(rows: int, vocabulary: int, seed: int) -> list[mx.array]:
-    """Random prompts of different lengths, one as short as can be, uint32 [1, length]."""
-    lengths = [1 if row == 1 else _FIRST_CHUNK + 1 + (5 * row + 2) % 11 for row in range(rows)]
+    """Random prompts of different lengths, one of a single token, uint32 [1, length]."""
+    lengths = [1 if row == 1 else FIRST_CHUNK + 1 + (5 * row + 2) % 11 for row in range(rows)]
     return [
         mx.random.randint(0, vocabulary, (1, length), key=key).astype(mx.uint32)
         for key, length in zip(mx.random.split(mx.random.key(seed), rows), lengths, strict=True)
@@ -138,7 +141,7 @@ def random_prompts(rows: int, vocabulary: int, seed: int) -> list[mx.array]:
 
 
 def largest_difference(one: Sequence[mx.array], two: Sequence[mx.array]) -> float | None:
-    """The largest difference between two lists of logits; None where one is not a number."""
+    """The largest difference between two lists of logits; None if one is not a number."""
     largest = 0.0
     for left, right in zip(one, two, strict=True):
         difference = mx.max(mx.abs(left.astype(mx.float32) - right.astype(mx.float32))).item()
@@ -150,8 +153,7 @@ def largest_difference(one: Sequence[mx.array], two: Sequence[mx.array]) -> floa
 
 
 def comparable(one: Run, two: Run) -> tuple[list[mx.array], list[mx.array]]:
-    """The last logits of each row in two runs, up to those whose greedy tokens differ: from there on the two
-    go different ways."""
+    """The last logits of each row in two runs, up to the first whose greedy tokens differ."""
     found: tuple[list[mx.array], list[mx.array]] = ([], [])
     for row, tokens in one.tokens.items():
         pairs = zip(tokens, two.tokens[row], strict=True)
@@ -170,7 +172,7 @@ def rounding(run: Run) -> float:
 def _prefill(row: int, prompt: mx.array, machine: Whole | Staged, run: Run) -> tuple[list[Any], mx.array]:
     """The row's cache after its prompt, in two chunks, and its first token; the first chunk's is kept too."""
     cache = machine.new_cache()
-    first, rest = prompt[:, :_FIRST_CHUNK], prompt[:, _FIRST_CHUNK:]
+    first, rest = prompt[:, :FIRST_CHUNK], prompt[:, FIRST_CHUNK:]
     token = run.note([row], machine(first, cache))
     return cache, run.note([row], machine(rest, cache)) if rest.size else token
 

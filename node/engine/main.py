@@ -55,14 +55,44 @@ _SWITCH_SECONDS = 0.00005
 and a result or a record passes several threads on its way."""
 
 
+_HINTS = {"device_stuck": "the GPU does not finish a step; if it happens again, restart the machine"}
+
+
+def hung(loaded: Loaded, epoch: StageEpoch | None) -> str | None:
+    """The log event of a thread that will never go on, because of a prompt or the device; else None."""
+    if loaded.front is not None and loaded.front.stuck:
+        return "prompt_unreadable"
+    if epoch is not None and epoch.device_seconds() > loaded.patience:
+        return "device_stuck"
+    return None
+
+
+def compute(
+    tasks: SimpleQueue[Callable[[], None]], *, idle: Callable[[], None], after: float = _IDLE_SECONDS
+) -> NoReturn:
+    """Does tasks for ever, and calls `idle` once when there was none for `after` seconds since the last."""
+    worked = False
+    while True:
+        try:
+            task = tasks.get(timeout=after if worked else None)
+        except Empty:
+            worked = False
+            idle()
+        else:
+            task()
+            worked = True
+
+
 class Engine:
     """One process's stage and epoch. Commands are read in one thread and computed in order in another."""
 
-    def __init__(self, frames: FrameSocket, handoff: socket.socket | None) -> None:
+    def __init__(
+        self, frames: FrameSocket, handoff: socket.socket | None, loaded: Loaded | None = None
+    ) -> None:
         self._frames = frames
         self._handoff = handoff
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._loaded: Loaded | None = None
+        self._loaded = loaded
         self._epoch: StageEpoch | None = None
         self._loads = 0  # asked for and not yet done; changed by the reading thread and the compute thread
         self._loads_lock = threading.Lock()
@@ -76,20 +106,7 @@ class Engine:
         self._emit(engine.EngineEvent(ready=limits))
         threading.Thread(target=self._read, name="commands", daemon=True).start()
         device.compute_in_batches()  # this thread, not those beside it
-        worked = False
-        while True:
-            worked = self._work(_IDLE_SECONDS if worked else None)
-            if not worked:
-                device.give_back()
-
-    def _work(self, seconds: float | None) -> bool:
-        """Does the next task, waiting up to `seconds` for it; whether there was one."""
-        try:
-            task = self._tasks.get(timeout=seconds)
-        except Empty:
-            return False
-        task()
-        return True
+        compute(self._tasks, idle=device.give_back)
 
     def _emit(self, event: engine.EngineEvent) -> None:
         try:
@@ -102,7 +119,7 @@ class Engine:
     def _read(self) -> None:
         try:
             while (command := self._frames.receive(engine.EngineCommand)) is not None:
-                self._dispatch(command)
+                self.dispatch(command)
         except OSError:
             pass
         except BaseException as error:
@@ -110,7 +127,8 @@ class Engine:
             os._exit(1)
         os._exit(0)
 
-    def _dispatch(self, command: engine.EngineCommand) -> None:
+    def dispatch(self, command: engine.EngineCommand) -> None:
+        """Takes a command of the daemon; the answer is an event."""
         kind = command.WhichOneof("command")
         if kind == "step":
             self._step(command.step)
@@ -157,16 +175,10 @@ class Engine:
         self._loaded.front.discard(row)
 
     def _pong(self, sequence: int) -> engine.EnginePong:
-        if self._loaded is not None and self._loaded.front is not None and self._loaded.front.stuck:
-            log.error("prompt_unreadable")
-            os._exit(1)
         epoch = self._epoch
-        if epoch is not None and self._loaded is not None and epoch.device_seconds() > self._loaded.patience:
-            log.error(
-                "device_stuck",
-                hint="the GPU does not finish a step; if it happens again, restart the machine",
-            )
-            os._exit(1)  # nothing else ends the threads that wait for it
+        if self._loaded is not None and (hangs := hung(self._loaded, epoch)) is not None:
+            log.error(hangs, hint=_HINTS.get(hangs))
+            os._exit(1)  # nothing else ends threads that wait for a device
         drafted, accepted = epoch.drafts if epoch is not None else (0, 0)
         return engine.EnginePong(
             sequence=sequence,

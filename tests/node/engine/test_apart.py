@@ -28,10 +28,10 @@ def test_a_result_or_an_error_is_the_one_line_and_noise_goes_elsewhere(
     finally:
         os.dup2(out, sys.stdout.fileno())
         os.close(out)
-    told = capfd.readouterr()
-    assert told.err.endswith("noise")
-    assert told.out.count("\n") == 1
-    found = json.loads(told.out)
+    printed = capfd.readouterr()
+    assert printed.err.endswith("noise")
+    assert printed.out.count("\n") == 1
+    found = json.loads(printed.out)
     if fails:
         error = ModelError("no", hint="why", reason="NO_MODEL", param="x")
         parts = {name: getattr(error, name) for name in ("code", "reason", "message", "hint", "metadata")}

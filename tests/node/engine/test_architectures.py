@@ -139,7 +139,7 @@ WRITTEN_FOR_ONE = ["afm7", "gpt_bigcode", "llama4", "longcat_flash_ngram", "mini
 def test_rows_are_together_where_mlx_lm_is_written_for_one(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sealring.node.engine.staging.rows._SPARE", 2)
     config = tiny(ALL[key], key)
-    if key == "llama4":  # whose queries are scaled anew every so many tokens
+    if key == "llama4":  # it scales queries anew after some tokens
         config["text_config"] |= {"floor_scale": 3, "attention_chunk_size": 5}
     assert not isinstance(random_stage(config, 0, 2, seed=0).make_cache(), OneRow)
     # one layer each, and a stage of Llama 4 has the chunks of others only to count by

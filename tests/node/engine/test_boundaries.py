@@ -1,4 +1,4 @@
-"""What one stage hands to the next goes through a record, in checks and warm-up as in an epoch."""
+"""States pass from stage to stage through records, in checks and warm-up as in an epoch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def epoch_of(stage: Stage, faults: list[BaseException]) -> StageEpoch:
     )
 
 
-def test_a_failure_of_the_models_code_is_told_as_one(llama: dict[str, Any]) -> None:
+def test_a_failure_of_the_models_code_is_named_as_one(llama: dict[str, Any]) -> None:
     faults: list[BaseException] = []
     epoch = epoch_of(random_stage(llama, 0, 5, seed=0), faults)
     error = ValueError("words of a prompt")
@@ -87,7 +87,7 @@ def test_a_failure_of_the_models_code_is_told_as_one(llama: dict[str, Any]) -> N
         RuntimeError("[malloc] Unable to allocate 8589934592 bytes."),
     ],
 )
-def test_a_step_without_memory_is_told_as_one(llama: dict[str, Any], error: Exception) -> None:
+def test_a_step_without_memory_is_named_as_one(llama: dict[str, Any], error: Exception) -> None:
     faults: list[BaseException] = []
     epoch = epoch_of(random_stage(llama, 0, 5, seed=0), faults)
     epoch.fail(error)
@@ -110,7 +110,9 @@ def test_a_step_without_memory_is_told_as_one(llama: dict[str, Any], error: Exce
         ("Other", "STAGE_FAILED", "RuntimeError: [METAL] Command buffer execution failed: Other"),
     ],
 )
-def test_what_metal_says_of_a_step_is_told(llama: dict[str, Any], said: str, reason: str, words: str) -> None:
+def test_metals_words_are_reported(
+    llama: dict[str, Any], said: str, reason: str, words: str
+) -> None:
     faults: list[BaseException] = []
     epoch = epoch_of(random_stage(llama, 0, 5, seed=0), faults)
     epoch.fail(RuntimeError(f"[METAL] Command buffer execution failed: {said}"))
@@ -122,8 +124,7 @@ def test_what_metal_says_of_a_step_is_told(llama: dict[str, Any], said: str, rea
 
 
 def test_a_fault_of_the_device_costs_one_epoch() -> None:
-    """What was under way behind the launch that failed fails as well, and leaves an error for whoever waits
-    next on that thread."""
+    """Launches behind the failed one fail as well, and leave an error for the next wait on that thread."""
     stages, rows = stages_of("llama", 1), {1: (prompt_of("llama", 1, 4), RowParameters())}
     ring = Ring(stages, Prompts(rows))
     ring.epochs[0].fail(RuntimeError("[METAL] Command buffer execution failed"))

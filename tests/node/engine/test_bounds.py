@@ -1,4 +1,4 @@
-"""What a gateway may make a member remember."""
+"""Bounds on the memory that a gateway may take of a member."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.staging import random_stage
 from sealring.node.engine.text import front as front_module
 from sealring.node.engine.text.front import Front
+from sealring.node.engine.text.tokenizer import FileTokenizer, LoadedTokenizer
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -70,17 +71,17 @@ def test_a_gateway_that_does_not_wait_for_answers_ends_the_epoch(
 
 def test_a_front_that_does_not_come_back_from_a_prompt_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    front = Front(MODEL, 64, 512, lambda event: told.set(), clock=lambda: now[0])
+    front = Front(MODEL, 64, 512, lambda event: answered.set(), clock=lambda: now[0])
     front.wait_loaded()
-    tokenizer: Any = front._tokenizer
-    busy, done, told = threading.Event(), threading.Event(), threading.Event()
+    busy, done, answered = threading.Event(), threading.Event(), threading.Event()
 
-    def encode(text: str) -> list[int]:
+    def encode(tokenizer: object, text: str) -> list[int]:
         busy.set()
         done.wait(60)
         return [1]
 
-    monkeypatch.setattr(tokenizer, "encode_text", encode)
+    for kind in (FileTokenizer, LoadedTokenizer):
+        monkeypatch.setattr(kind, "encode_text", encode)
     front.open(engine.OpenEngineRow(row=1, prompt=inference.Prompt(text="x")))
     assert busy.wait(60)
     assert not front.stuck
@@ -92,5 +93,5 @@ def test_a_front_that_does_not_come_back_from_a_prompt_is_stuck(monkeypatch: pyt
     now[0] += 1
     assert front.stuck
     done.set()
-    assert told.wait(60)
+    assert answered.wait(60)
     front.stop()

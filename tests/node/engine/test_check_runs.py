@@ -19,7 +19,7 @@ from sealring.node.engine.check_runs import (
 
 
 class Machine:
-    """Whose cache is the list of its rows; what it computes of a row is its number."""
+    """A machine whose cache is the list of its rows, and whose logits are a row's number."""
 
     def __init__(self, stages: int = 1) -> None:
         self.stages = stages
@@ -66,15 +66,15 @@ def test_rows_come_late_leave_early_and_are_taken_out_and_put_back(
     machine: Any = Machine(stages=2)
     prompts = [mx.zeros((1, length), dtype=mx.uint32) for length in (30, 1, 31)[:count]]
     run = follow_schedule(prompts, machine)
-    decoded = [rows for rows, shape in machine.calls if shape[1] == 1][-check_runs._DECODE_STEPS :]
-    steps = range(check_runs._DECODE_STEPS)
+    decoded = [rows for rows, shape in machine.calls if shape[1] == 1][-check_runs.DECODE_STEPS :]
+    steps = range(check_runs.DECODE_STEPS)
     assert decoded == [
-        before if step < check_runs._ADMIT_AT else between if step < check_runs._EVICT_AT else after
+        before if step < check_runs.ADMIT_AT else between if step < check_runs.EVICT_AT else after
         for step in steps
     ]
     assert moved == [len(after) - 1] * machine.stages
     assert all(set(tokens) == {row} for row, tokens in run.tokens.items())
-    prefilled = [2 if prompt.shape[1] > check_runs._FIRST_CHUNK else 1 for prompt in prompts]
+    prefilled = [2 if prompt.shape[1] > check_runs.FIRST_CHUNK else 1 for prompt in prompts]
     together = [sum(row in rows for rows in decoded) for row in range(count)]
     assert [len(run.tokens[row]) for row in range(count)] == [
         mine + more for mine, more in zip(prefilled, together, strict=True)
@@ -91,7 +91,7 @@ def test_each_row_by_itself_makes_as_many_tokens() -> None:
 def test_prompts_are_of_different_lengths_and_one_is_a_single_token() -> None:
     prompts = random_prompts(4, 9, seed=1)
     lengths = [prompt.shape[1] for prompt in prompts]
-    chunk = check_runs._FIRST_CHUNK
+    chunk = check_runs.FIRST_CHUNK
     assert lengths == [chunk + 3, 1, chunk + 2, chunk + 7]
     assert all(int(mx.min(one).item()) >= 0 and int(mx.max(one).item()) < 9 for one in prompts)
     again = random_prompts(4, 9, seed=1)

@@ -121,11 +121,11 @@ def published(
             for place, (name, array) in enumerate(tree_flatten(model.parameters()))
         }
     )
-    told = {name: value for name, value in config.items() if name != "quantization"}
+    written = {name: value for name, value in config.items() if name != "quantization"}
     if quantization:
-        told["quantization_config"] = quantization
+        written["quantization_config"] = quantization
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(told))
+    (folder / "config.json").write_text(json.dumps(written))
     mx.save_safetensors(str(folder / "model.safetensors"), converted)
     return folder
 

@@ -22,7 +22,7 @@ def test_mlx_keeps_little_of_what_is_freed() -> None:
         mx.set_cache_limit(limit)
 
 
-def test_memory_is_told() -> None:
+def test_memory_in_use_is_counted() -> None:
     held = mx.zeros((1 << 20,), mx.uint8)
     mx.eval(held)
     assert device.active_memory() >= held.nbytes

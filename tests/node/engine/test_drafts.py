@@ -14,8 +14,10 @@ from sealring.node.engine.drafts import Lookup, Runs
 
 
 def ends(prompt: list[int], answer: list[int], near: int, length: int) -> int:
-    """Where the last so many tokens ended before: of places in the prompt and the newest in the answer the
-    one next to `near`, or the last if that is -1; -1 if they are new."""
+    """The place where the last `length` tokens ended before, -1 if they are new.
+
+    Of places in the prompt and the newest in the answer it is the one next to `near`, the last if that is -1.
+    """
     said = prompt + answer
     found = [
         end for end in range(length, len(said)) if said[end - length : end] == said[len(said) - length :]
@@ -27,7 +29,7 @@ def ends(prompt: list[int], answer: list[int], near: int, length: int) -> int:
 
 
 def reference(prompt: list[int], answer: list[int]) -> tuple[int, float]:
-    """Where what is guessed to follow begins, or -1, and how likely that is right."""
+    """The place from which drafts are taken, or -1, and the probability that they are right."""
     near, ways = -1, dict[int, int]()
     right, tried = [0.5, 0.5, 0.5], [2.0, 2.0, 2.0]
     for count in range(len(answer) + 1):
@@ -114,7 +116,7 @@ def test_what_nobody_asked_for_is_looked_up_in_parts() -> None:
 
 @pytest.mark.parametrize("many", [1 << 10, 1 << 14])
 def test_a_token_takes_as_long_behind_a_long_prompt(many: int) -> None:
-    """Of tokens whose bytes are found between any two of them: no more lines are run."""
+    """The number of lines run does not grow, for tokens whose bytes occur across any two of them."""
     lookup = Lookup(np.full(many, 7 * 256, np.uint32))
     lines = 0
 

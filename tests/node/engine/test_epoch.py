@@ -1,4 +1,4 @@
-"""What an epoch does and how it ends; that its tokens are right is in the modules beside this one."""
+"""Steps and ends of an epoch; the modules beside this one show that its tokens are right."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def keep_step(number: int) -> control.Step:
 
 @pytest.mark.parametrize("hostile", [decode_step, keep_step], ids=["decodes for ever", "keeps for ever"])
 def test_a_gateway_that_asks_for_more_memory_than_is_offered_ends_the_epoch(hostile: Any) -> None:
-    """Whatever it reckons: each member goes by what it offers itself."""
+    """Each member goes by its own offer, not by the gateway's figures."""
     prompts = Prompts({1: ([1, 2, 3, 4], RowParameters())})
     ring = Ring(stages_of("llama", 1), prompts, allowance=Allowance(10, 8, 160))
     try:

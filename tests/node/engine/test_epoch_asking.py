@@ -44,7 +44,7 @@ def demanding_rows(
 
 
 def raw_logits(family: str, tokens: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Of the whole model, after each token; float64 [tokens, vocabulary]."""
+    """The whole model's logits after each token, float64 [tokens, vocabulary]."""
     logits = whole(family)(mx.array([tokens]))[0].astype(mx.float32)
     return np.array(logits).astype(np.float64)
 
@@ -136,7 +136,7 @@ def test_the_tokens_record_has_room_for_what_rows_ask_and_no_more() -> None:
 
 
 @pytest.mark.parametrize(("size", "cuts"), [(1, False), (2, False), (2, True)])
-def test_a_row_is_told_of_its_prompt_what_the_whole_model_says(
+def test_a_row_gets_its_prompts_log_probabilities_of_the_whole_model(
     size: int, cuts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "SCORED_AT_ONCE", 3)

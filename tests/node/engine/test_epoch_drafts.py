@@ -50,8 +50,7 @@ class Gateway:
         self.step(prefill=control.Prefill(chunks=[chunk]))
 
     def decode(self, *changes: control.Change, drafts: int = 0, runs: int = 1) -> None:
-        """So many steps, announced at once; returns as soon as one of them brings less than all, though the
-        others are under way."""
+        """Announces `runs` steps at once; returns when one of them brings fewer tokens than it computes."""
         before, first = len(self.answer), self._number + 1
         for number in range(runs):
             decode = control.Decode(lane=0, drafts=drafts)

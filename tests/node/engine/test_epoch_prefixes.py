@@ -11,8 +11,8 @@ from schedules import check_prefixes, check_prefixes_over_epochs
 from stagering import CHUNK, Prompts, Ring, combinations, stages_of
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import Adopting, Origin
-from sealring.node.engine.prefixes import Kept, Prefixes
+from sealring.mesh.ring.composition import Adopting, Keeping, Origin
+from sealring.node.engine.prefixes import Prefixes
 from sealring.v1 import control_pb2 as control
 
 PREFIX_FAMILIES = ["llama", "qwen3", "gemma3_text", "mixtral", "gpt_oss", "deepseek_v3", "mamba2", "qwen3:4"]
@@ -37,25 +37,28 @@ def test_what_is_kept_is_as_good_in_the_next_epoch(family: str, size: int) -> No
     assert check_prefixes_over_epochs(family, size) == [CHUNK]
 
 
+KEPT = Keeping(prefix=1, origin=Origin(1, 1, 1), held=1, lane=None, index=0)
+
+
 def test_a_stage_that_failed_keeps_nothing() -> None:
     stages = stages_of("llama", 1)
     ring = Ring(stages, Prompts({}))
-    ring.prefixes[0]._earlier[Origin(1, 1, 1)] = Kept(Origin(1, 1, 1), [])
+    ring.prefixes[0].turn_over("")
+    ring.prefixes[0].keep(KEPT, [])
     ring.epochs[0].fail(RuntimeError("the device is gone"))
     ring.close()
     assert ring.prefixes[0].turn_over("") == []
 
 
 def test_another_ring_finds_nothing() -> None:
-    kept = Kept(Origin(1, 1, 1), [])
     prefixes = Prefixes(control.PREFIX_SUPPORT_ANY)
     prefixes.turn_over("one")
-    prefixes._kept[1] = kept
-    assert prefixes.turn_over("one") == [kept.origin]
-    assert prefixes.turn_over("one") == [kept.origin], "nothing was computed yet"
+    prefixes.keep(KEPT, [])
+    assert prefixes.turn_over("one") == [KEPT.origin]
+    assert prefixes.turn_over("one") == [KEPT.origin], "nothing was computed yet"
     assert prefixes.turn_over("two") == []
     with pytest.raises(InvalidInput):
-        prefixes.adopt(Adopting(1, kept.origin))
+        prefixes.adopt(Adopting(1, KEPT.origin))
 
 
 @pytest.mark.parametrize(

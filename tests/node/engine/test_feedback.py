@@ -44,9 +44,9 @@ def test_tokens_of_a_row_that_has_gone_are_dropped() -> None:
     feedback.launched(step(1, 4, 5), None)
     feedback.forget(4)
     feedback.arrived(step(1, 4, 5), [40, 50])
-    assert feedback._last == {5: 50}
-    feedback.forget(5)
-    assert feedback._last == {}
+    assert feedback.last((5,)) == np.array([50], np.uint32).tobytes()
+    with pytest.raises(KeyError):
+        feedback.last((4,))
 
 
 def test_tokens_that_do_not_come_are_overdue() -> None:
@@ -56,7 +56,7 @@ def test_tokens_that_do_not_come_are_overdue() -> None:
         feedback.last((4,))
 
 
-def test_the_end_wakes_whoever_waits() -> None:
+def test_the_end_wakes_a_thread_that_waits() -> None:
     feedback = RingFeedback(30.0)
     feedback.launched(step(1, 4), None)
     threading.Timer(0.1, feedback.end).start()
@@ -65,7 +65,7 @@ def test_the_end_wakes_whoever_waits() -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_who_spins_looks_no_more_than_it_has_to(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+def test_a_spinning_thread_looks_no_more_than_it_has_to(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
     waiting = RingFeedback(5.0)
     waiting.launched(step(1, 4), None)
     looks: list[float] = []
@@ -90,6 +90,8 @@ def test_only_tokens_of_rows_that_are_awaited_are_kept() -> None:
     feedback = RingFeedback(5.0)
     feedback.launched(step(1, 4), None)
     feedback.arrived(step(1, 4, 5), [40, 50])
-    assert feedback._last == {4: 40}
+    feedback.launched(step(1, 5), None)
+    with pytest.raises(KeyError):
+        feedback.last((5,))
     feedback.end()
     assert feedback.last((4,)) == np.array([40], np.uint32).tobytes(), "what has come is there"

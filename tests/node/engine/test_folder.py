@@ -50,11 +50,11 @@ def test_a_load_says_how_far_it_is(
     utils = mlx_lm_import.import_utils()
     real = utils.load_model
     monkeypatch.setattr(utils, "load_model", lambda path, **how: (mapped.append(path), real(path, **how))[1])
-    told: list[engine.EngineEvent] = []
+    events: list[engine.EngineEvent] = []
     path = model_folder(llama)
-    folder.load(command(path, 1, 5), told.append)
+    folder.load(command(path, 1, 5), events.append)
     assert mapped == [path]
-    assert [(event.progress.id, event.progress.fraction) for event in told][-1] == (3, 1.0)
+    assert [(event.progress.id, event.progress.fraction) for event in events][-1] == (3, 1.0)
 
 
 def test_a_stage_with_quantized_caches_asks_for_fewer_bytes(

@@ -1,4 +1,4 @@
-"""What MLX is told of a group over jaccl, which nothing here can form."""
+"""The settings that MLX gets for a group over jaccl, which cannot be formed here."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_a_machine_without_rdma_says_so() -> None:
 
 def test_jaccl_gets_the_devices_of_this_rank_in_a_matrix_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The matrix is a mesh to it only where every pair has a device, and of that it opens its own row."""
-    told: dict[str, Any] = {}
+    given: dict[str, Any] = {}
 
     def init(**options: Any) -> None:
         variables = ("MLX_RANK", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR")
-        told.update(options, environment=[os.environ[name] for name in variables])
-        told["matrix"] = json.loads(Path(os.environ["MLX_IBV_DEVICES"]).read_text())
+        given.update(options, environment=[os.environ[name] for name in variables])
+        given["matrix"] = json.loads(Path(os.environ["MLX_IBV_DEVICES"]).read_text())
         raise RuntimeError("no group")
 
     monkeypatch.setattr(os, "environ", dict(os.environ))
@@ -43,8 +43,8 @@ def test_jaccl_gets_the_devices_of_this_rank_in_a_matrix_of_all(monkeypatch: pyt
     monkeypatch.setattr(mx.distributed, "init", init)
     with pytest.raises(EpochEnded, match="no group"):
         form(COMMAND)
-    assert (told["backend"], told["strict"]) == ("jaccl", True)
-    assert (told["environment"][0], told["environment"][2]) == ("1", "10.0.0.1:7000")
-    matrix = told["matrix"]
+    assert (given["backend"], given["strict"]) == ("jaccl", True)
+    assert (given["environment"][0], given["environment"][2]) == ("1", "10.0.0.1:7000")
+    matrix = given["matrix"]
     assert matrix[1] == ["rdma_en2", None, "rdma_en4"]
     assert all((matrix[at][to] is None) == (at == to) for at in range(3) for to in range(3))

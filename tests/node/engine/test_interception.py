@@ -1,4 +1,4 @@
-"""What of a model's state is an array, and what is a module that has arrays of its own."""
+"""Arrays in a model's state, and modules that have arrays of their own."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class Launch:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
-    """What MLX would be asked to launch on an NVIDIA GPU; nothing is copied."""
+    """The launches that MLX would do on an NVIDIA GPU; nothing is copied."""
     found: list[Launch] = []
 
     def kernel(source: str, **_: object) -> Callable[..., list[mx.array]]:
@@ -226,7 +226,7 @@ class Driver:
 
     def cuMemHostAlloc(self, pointer: Any, size: ctypes.c_size_t, flags: int) -> int:
         block = ctypes.create_string_buffer(b"x" * size.value, size.value)
-        pointer._obj.value = ctypes.addressof(block)
+        ctypes.cast(pointer, ctypes.POINTER(ctypes.c_void_p)).contents.value = ctypes.addressof(block)
         self.blocks[ctypes.addressof(block)] = block
         assert flags == 3  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
         return 0
@@ -244,7 +244,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def copied(launch: Launch, size: int) -> bytes:
-    """What its kernel would find at the address that it is given."""
+    """The bytes at the address that its kernel gets."""
     return ctypes.string_at(launch.inputs[-1].item(), size)
 
 
@@ -325,11 +325,11 @@ def test_blocks_are_of_whole_pages(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(("status", "given"), [(2, True), (0, False)])
-def test_no_pinned_memory_is_told(
+def test_a_lack_of_pinned_memory_is_an_error(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, status: int, given: bool
 ) -> None:
     allocate = driver.cuMemHostAlloc
-    monkeypatch.setattr(driver, "cuMemHostAlloc", lambda *told: status + (allocate(*told) if given else 0))
+    monkeypatch.setattr(driver, "cuMemHostAlloc", lambda *sizes: status + (allocate(*sizes) if given else 0))
     with pytest.raises(ResourceExhausted, match=f"CUDA error {status}") as caught:
         nvidia.PinnedTransfer().take(1)
     assert caught.value.reason == "NO_PINNED_MEMORY"

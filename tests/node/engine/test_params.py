@@ -77,7 +77,7 @@ def test_a_changed_byte_is_refused_or_canonical(row: RowParameters, place: int, 
 
 
 def test_token_ids_change_no_length() -> None:
-    """It would tell of them: which penalties look at, and which answer goes on."""
+    """A length that depends on token ids would show tokens of the prompt or the answer."""
     few, many = (
         RowParameters(
             repetition_penalty=2.0,

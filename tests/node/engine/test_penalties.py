@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sealring.node.engine.logprobs import unpack
 from sealring.node.engine.params import RowParameters, from_sampling
+from sealring.node.engine.penalties import History
 from sealring.node.engine.sampling import Sampler
 from sealring.v1 import inference_pb2 as inference
 
@@ -85,13 +86,13 @@ def reference_adjusted(logits: list[float], row: RowParameters, answer: list[int
 
 def alone(number: int, row: RowParameters, tokens: int) -> tuple[list[int], list[Any]]:
     """The row's tokens and log-probabilities by a sampler of its own."""
-    sampler, answer, told = Sampler([row], [0]), [], []
+    sampler, answer, reports = Sampler([row], [0]), [], []
     for position in range(tokens):
         logits = logits_of(number, position)
         token = sampler(logits)
-        told.append(words(sampler.report(logits, token)))
+        reports.append(words(sampler.report(logits, token)))
         answer.append(int(token.item()))
-    return answer, told
+    return answer, reports
 
 
 def words(report: mx.array | None) -> list[int] | None:
@@ -172,7 +173,7 @@ def test_no_schedule_changes_what_a_row_says(rows: list[RowParameters], seed: in
     choices = random.Random(seed)
     length = 8
     said: dict[int, list[int]] = {number: [] for number in range(len(rows))}
-    told: dict[int, list[Any]] = {number: [] for number in range(len(rows))}
+    reports: dict[int, list[Any]] = {number: [] for number in range(len(rows))}
     lanes: list[tuple[list[int], Sampler]] = []
 
     def step(members: list[int], sampler: Sampler) -> None:
@@ -182,7 +183,7 @@ def test_no_schedule_changes_what_a_row_says(rows: list[RowParameters], seed: in
         found = {} if report is None else unpack(sampler.asking, np.array(report))
         for index, (number, token) in enumerate(zip(members, tokens.tolist(), strict=True)):
             said[number].append(token)
-            told[number].append(found.get(index))
+            reports[number].append(found.get(index))
 
     waiting = list(range(len(rows)))
     while waiting or lanes:
@@ -225,7 +226,7 @@ def test_no_schedule_changes_what_a_row_says(rows: list[RowParameters], seed: in
             assert token == expected.item()
             report = sampler.report(logits, expected)
             found = None if report is None else unpack(sampler.asking, np.array(report))[0]
-            assert told[number][position] == found
+            assert reports[number][position] == found
 
 
 def test_the_words_of_a_prompt_do_not_count_for_presence_and_frequency() -> None:
@@ -257,17 +258,13 @@ def test_tokens_that_the_model_does_not_have_change_nothing(token: int) -> None:
     assert Sampler([strange], [0])(logits).item() == mx.argmax(logits).item()
 
 
-def test_a_lane_without_penalties_keeps_no_history() -> None:
-    lane = Sampler([RowParameters(), RowParameters(temperature=1.0)], [0, 0])
-    lane.extend(Sampler([RowParameters(presence_penalty=1.0)], [0]))
-    lane(mx.zeros((3, VOCABULARY)))
-    assert lane._history.counts is not None
-    lane.filter([0, 1])
-    lane(mx.zeros((2, VOCABULARY)))
-    assert lane._history.counts is None
-    assert lane._history.recent is None
-    lane.filter([0])
-    assert lane.greedy
+def test_a_history_without_penalties_is_empty() -> None:
+    counting = RowParameters(presence_penalty=1.0)
+    history = History.of_prompts([counting]).extended(History.of_prompts([RowParameters()]))
+    history.begin_counts(VOCABULARY, [[], []])
+    assert history.kept([0], [counting]).counts is not None
+    left = history.kept([1], [RowParameters()])
+    assert (left.counts, left.recent) == (None, None)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -24,7 +24,7 @@ DECODE = ResolvedStep(6, DIGEST, (), (), 0, (1, 2), (1, 2))
 CHANGES = ResolvedStep(7, DIGEST, (), (), None, (), ())
 
 
-def told(step: ResolvedStep, stage: StageSpec) -> list[tuple[Kind, str, tuple[int, ...], int]]:
+def headers(step: ResolvedStep, stage: StageSpec) -> list[tuple[Kind, str, tuple[int, ...], int]]:
     found = records.incoming(step, stage)
     assert all(one.header.step == step.number and one.header.digest == DIGEST for one in found)
     return [(one.header.kind, one.header.dtype, one.header.shape, one.header.length) for one in found]
@@ -32,24 +32,24 @@ def told(step: ResolvedStep, stage: StageSpec) -> list[tuple[Kind, str, tuple[in
 
 def test_the_head_is_sent_tokens_only() -> None:
     head = spec(0, 1, TOKENS)
-    assert told(PREFILL, head) == [(Kind.TOKENS, "uint32", (1,), 4)]
-    assert told(DECODE, head) == [(Kind.TOKENS, "uint32", (2,), 8)]
-    assert told(CHANGES, head) == []
+    assert headers(PREFILL, head) == [(Kind.TOKENS, "uint32", (1,), 4)]
+    assert headers(DECODE, head) == [(Kind.TOKENS, "uint32", (2,), 8)]
+    assert headers(CHANGES, head) == []
 
 
 def test_the_others_are_sent_parameters_and_states() -> None:
     middle = spec(1, 2, HIDDEN)
-    assert told(PREFILL, middle) == [
+    assert headers(PREFILL, middle) == [
         (Kind.SAMPLING, "uint8", (256,), 256),
         (Kind.ACTIVATIONS, "bfloat16", (1, 4, 3), 24),
         (Kind.ACTIVATIONS, "bfloat16", (1, 2, 3), 12),
     ]
-    assert told(DECODE, middle) == [(Kind.ACTIVATIONS, "bfloat16", (2, 1, 3), 12)]
-    assert told(CHANGES, middle) == []
+    assert headers(DECODE, middle) == [(Kind.ACTIVATIONS, "bfloat16", (2, 1, 3), 12)]
+    assert headers(CHANGES, middle) == []
 
 
 def test_several_tensors_travel_as_plain_bytes() -> None:
-    assert told(DECODE, spec(1, 2, HIDDEN, EXTRA)) == [(Kind.ACTIVATIONS, "uint8", (44,), 44)]
+    assert headers(DECODE, spec(1, 2, HIDDEN, EXTRA)) == [(Kind.ACTIVATIONS, "uint8", (44,), 44)]
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 5), (3, 1)])

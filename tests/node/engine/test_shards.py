@@ -41,12 +41,12 @@ def answers(families: list[str], ranks: int, folder: Path) -> list[dict[str, lis
         for end in pair:
             end.close()
     try:
-        told = workers[0].communicate(timeout=PATIENCE_SECONDS)[0]
+        output = workers[0].communicate(timeout=PATIENCE_SECONDS)[0]
     finally:
         for worker in workers:
             worker.kill()
             worker.communicate()
-    found: list[dict[str, list[int]]] = json.loads(told)
+    found: list[dict[str, list[int]]] = json.loads(output)
     return found
 
 
@@ -55,9 +55,9 @@ def answers(families: list[str], ranks: int, folder: Path) -> list[dict[str, lis
 )
 def test_ranks_answer_as_the_whole_model(families: list[str], ranks: int, tmp_path: Path) -> None:
     found = answers(families, ranks, tmp_path)
-    for family, told in zip(families, found, strict=True):
+    for family, answers_of in zip(families, found, strict=True):
         wanted = run(family, 1, *work_of(family)).answers
-        assert {int(row): tokens for row, tokens in told.items()} == wanted
+        assert {int(row): tokens for row, tokens in answers_of.items()} == wanted
 
 
 def test_a_rank_computes_as_many_tokens_as_the_others_whatever_its_device(

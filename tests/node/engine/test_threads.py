@@ -126,7 +126,7 @@ def test_results_come_out_in_order_with_their_times() -> None:
     assert [times.step for times in outbox.trace] == list(range(20))
 
 
-def test_only_so_many_results_are_under_way() -> None:
+def test_results_under_way_are_bounded() -> None:
     gate = threading.Event()
     outbox = Outbox(lambda label, buffers: gate.wait(200) and None, fail)
     done: list[int] = []
@@ -147,7 +147,7 @@ def test_only_so_many_results_are_under_way() -> None:
     outbox.join(200)
 
 
-def test_the_end_wakes_whoever_puts() -> None:
+def test_the_end_wakes_a_thread_that_puts() -> None:
     gate = threading.Event()
     outbox = Outbox(lambda label, buffers: gate.wait(200) and None, fail)
     for number in range(LAUNCHES):
@@ -169,7 +169,7 @@ def test_the_end_wakes_whoever_puts() -> None:
     outbox.join(200)
 
 
-def test_a_sink_that_fails_is_told() -> None:
+def test_a_sink_that_fails_is_an_error() -> None:
     errors: SimpleQueue[BaseException] = SimpleQueue()
 
     def sink(label: object, buffers: list[memoryview]) -> None:
@@ -207,7 +207,7 @@ def test_a_record_that_does_not_come_is_overdue() -> None:
     assert error.value.reason == "RECORD_OVERDUE"
 
 
-def test_the_end_of_the_channel_wakes_whoever_takes() -> None:
+def test_the_end_of_the_channel_wakes_a_thread_that_takes() -> None:
     channel = Channel()
     threading.Timer(0.1, channel.shut).start()
     with pytest.raises(EpochEnded):
@@ -243,7 +243,7 @@ def test_what_was_announced_is_not_taken_in_after_the_end() -> None:
     assert seen in ([], [7])
 
 
-def test_a_channel_that_ends_is_told() -> None:
+def test_a_channel_that_ends_is_an_error() -> None:
     errors: SimpleQueue[BaseException] = SimpleQueue()
     channel = Channel()
     inbox = Inbox(channel, lambda record, data: None, errors.put)

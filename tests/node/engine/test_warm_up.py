@@ -155,7 +155,7 @@ def test_what_does_not_depend_on_the_input_may_be_evaluated(looking: Callable[..
 
 
 @pytest.mark.parametrize("always", [True, False])
-def test_where_landings_tell_nothing_every_stage_waits(
+def test_where_receive_buffers_show_nothing_every_stage_waits(
     llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch, always: bool
 ) -> None:
     """As with an MLX that keeps what was evaluated in its graphs, or draws them otherwise."""

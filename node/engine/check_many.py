@@ -1,6 +1,7 @@
-"""What sealring can do with each of many configurations, with random weights.
+"""Checks many configurations, each with random weights.
 
-`python -m sealring.node.engine.survey FILE OPTIONS KEY...`, options as JSON, prints a line of JSON for each.
+`python -m sealring.node.engine.check_many FILE OPTIONS KEY...` prints a line of JSON for each key.
+OPTIONS are JSON.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from sealring.node.engine.staging.caches import OneRow, for_one_row, trimmable
 from sealring.node.engine.staging.quantization import BITS, cache_quantization
 
 
-def survey(config: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """The outcome of `check` (`exact`, `wrong` or `refused`), and what the caches allow. Raises InvalidInput.
+def outcome(config: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The outcome of `check` (`exact`, `wrong` or `refused`), and the abilities of the caches.
 
-    `adapter`: whether sealring has a hook of its own for it. `rows_together`: whether rows that decode share
-    a step. `kv_bits`: in how many bits its KV cache can be kept. `prefixes`: whether kept prefixes can be cut
-    to `any` length or serve as a `whole` only.
+    `adapter`: whether sealring has a hook of its own for the architecture. `rows_together`: whether rows that
+    decode are computed as a batch. `kv_bits`: the numbers of bits that its KV cache can have. `prefixes`:
+    whether kept prefixes can be cut to `any` length or serve as a `whole` only. Raises InvalidInput.
     """
     found: dict[str, Any] = {"model_type": config["model_type"]}
     try:
@@ -57,7 +58,7 @@ def main() -> int:
     forbid_core_files()
     file, options, *keys = sys.argv[1:]
     configurations = read_configurations(file)
-    return answers(partial(survey, configurations[key], **json.loads(options)) for key in keys)
+    return answers(partial(outcome, configurations[key], **json.loads(options)) for key in keys)
 
 
 if __name__ == "__main__":
