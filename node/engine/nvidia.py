@@ -86,16 +86,17 @@ def prepare() -> None:
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", GRAPH_OPERATIONS)
 
 
-def planless(fused: Attention) -> Attention:
-    """MLX's own attention `fused` (mlx.core.fast.scaled_dot_product_attention) for regular lengths, else
-    operations."""
+def planless(fused: Attention, plain: Attention | None = None) -> Attention:
+    """Attention by `fused` (mlx.core.fast.scaled_dot_product_attention) for regular lengths, else by `plain`,
+    which is `unfused`."""
+    plain = plain or unfused
 
     def attention(
         queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, mask: Any = None, **others: Any
     ) -> mx.array:
         if _suits_fused(queries, keys, mask) or any(other is not None for other in others.values()):
             return fused(queries, keys, values, scale=scale, mask=mask, **others)
-        return unfused(queries, keys, values, scale, mask)
+        return plain(queries, keys, values, scale, mask)
 
     attention.fused = fused  # type: ignore[attr-defined]
     return attention

@@ -1,7 +1,7 @@
-"""Weights of linear layers in the order in which the CPU multiplies by them fastest.
+"""Weights of linear layers in the order in which a Linux CPU multiplies by them fastest.
 
 A linear layer multiplies by its weights transposed. The reference BLAS in MLX's builds for Linux then adds up
-one product after the other, each of which waits for the one before; with the weights stored the other way
+one product after another, and each addition waits for the one before. With the weights stored the other way
 round it adds up a row of results side by side, in less than half of the time. Every result is the sum of the
 same products in the same order, so not a bit of it differs (docs/decisions/0013-weights-relaid.md).
 """
@@ -31,10 +31,10 @@ class RelaidLinear(nn.Linear):  # type: ignore[misc]
 def relay(stage: Stage) -> None:
     """Has a loaded stage's linear layers keep their weights, shape and all, in memory the other way round.
 
-    One after the other, so that no more than one is there twice. Only float32: for other types MLX has loops
-    of its own, to which the order makes no difference.
+    Layers are changed one after another, so that only one has its weights twice. Only float32: for other
+    types MLX has loops of its own, to which the order makes no difference.
     """
-    gc.collect()  # the watched runs from which a model was learnt hold on to its weights
+    gc.collect()  # the runs in which `dissect` watched the model still refer to its weights
     kept = {id(array): place for place, array in enumerate(stage.kept)}
     for module in stage.model.modules():
         if type(module) is not nn.Linear:
@@ -52,8 +52,8 @@ def relay(stage: Stage) -> None:
 def pays() -> bool:
     """Whether it is faster here, and the same to the last bit.
 
-    A BLAS that adds up in the same order both ways is one that works on nothing side by side the one way;
-    those that are faster differ in their last bits. Apple's is fast, whatever it does.
+    A BLAS that gives the same bits both ways adds up one product after another with weights as they are.
+    Faster libraries differ in the last bits. Apple's is fast either way.
     """
     if sys.platform == "darwin":
         return False

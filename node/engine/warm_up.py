@@ -40,11 +40,11 @@ _BATCH_TRIAL = (3, 5)
 """Tokens of two rows."""
 
 _ROUNDING = 0.05
-"""Of the largest logit: what products in half precision may differ by after some tens of layers."""
+"""Part of the largest logit by which products in half precision may differ after some tens of layers."""
 
 _STUCK, _SLOWER = 4.0, 20.0
-"""A device is stuck if it answers nothing for so many seconds, and for so many times as long as the longest
-chunk takes at a prompt's beginning: at its end a chunk looks back at far more, and others use the device."""
+"""Seconds without an answer after which a device is stuck, and how many times as long as the longest chunk of
+a prompt's beginning. A later chunk takes longer, since it looks back at more, and others use the device."""
 
 
 def warm_up(stage: Stage, longest: int) -> None:
@@ -68,10 +68,10 @@ def warm_up(stage: Stage, longest: int) -> None:
 
 
 def cuts(stage: Stage) -> bool:
-    """Whether the last of some tokens has the same logits if only its own are made.
+    """Whether a chunk's last token has the same logits if only its own are made.
 
-    Not where a model's code looks at the other tokens behind its layers, and not at a rank of several, whose
-    sums take all of them.
+    False if a model's code looks at the other tokens behind its layers, and at a rank of a tensor ring, whose
+    sums take all ranks.
     """
     if not stage.spec.is_tail or isinstance(stage.spec, ShardSpec):
         return False
@@ -92,9 +92,9 @@ def cuts(stage: Stage) -> bool:
 
 
 def batches(stage: Stage) -> bool:
-    """Whether each of two rows, of different lengths, gets in a batch what it gets alone, but for rounding.
+    """Whether two rows of different lengths have the same results in a batch as alone, but for rounding.
 
-    Not known of a rank of several, whose sums take all of them: taken as shown.
+    Taken as true at a rank of a tensor ring, which cannot try alone.
     """
     if isinstance(stage.spec, ShardSpec):
         return True
@@ -130,19 +130,22 @@ def _drawn(tensor: TensorSpec, tokens: int, drawn: int) -> mx.array:
 
 
 def _alike(found: mx.array, expected: mx.array) -> bool:
-    """But for rounding: a product over one row may add up in another order than one over several."""
+    """Whether arrays are equal but for rounding: one row's product may add up in another order than
+    several."""
     found, expected = found.astype(mx.float32), expected.astype(mx.float32)
     furthest = mx.abs(found - expected).max()
     return bool((furthest <= _ROUNDING * mx.abs(expected).max()).item())
 
 
-def timed(stage: Stage, longest: int) -> list[control.StepTime]:
-    """How long steps of a stage take that is warmed up: of one row and of several, and of chunks of up to
-    `longest` tokens at the beginning of a prompt."""
+def timed(stage: Stage, longest: int, long: float = LONG) -> list[control.StepTime]:
+    """Times of a warmed-up stage's steps: of one row, of several, and of a prompt's first chunk.
+
+    Chunks have up to `longest` tokens, fewer if one would take more than `long` seconds.
+    """
     made = transfer()
     found: list[control.StepTime] = []
     for tokens in sorted({tokens for tokens in TIMED_TOKENS if tokens < longest} | {longest}):
-        if _expected(found, tokens) > LONG:
+        if _expected(found, tokens) > long:
             break
         took = min(_seconds(stage, made, stage.make_cache(), 1, tokens) for _ in range(_times()))
         found.append(_step_time(1, tokens, took))
@@ -157,7 +160,8 @@ def timed(stage: Stage, longest: int) -> list[control.StepTime]:
 
 
 def patience(times: Sequence[control.StepTime], longest: int) -> float:
-    """Seconds after which a GPU that has not answered never will, by what `timed` found. CPUs do answer."""
+    """Seconds after which a GPU that has not answered never will, by the times of `timed`; CPUs always
+    answer."""
     if device.rows_in_turn():
         return math.inf
     last = next((time for time in reversed(times) if time.rows == 1), None)
@@ -177,7 +181,7 @@ def _expected(found: Sequence[control.StepTime], tokens: int) -> float:
 
 
 def _times() -> int:
-    """A GPU loads kernels and makes plans when it first meets a shape, and is not awake at once."""
+    """Attempts of a measurement: a GPU loads kernels and makes plans at a new shape, and wakes slowly."""
     return 1 if mx.default_device() == mx.cpu else 5
 
 
@@ -210,7 +214,7 @@ def _steps(stage: Stage, longest: int) -> Iterator[bool]:
 
 
 def _runs_ahead(stage: Stage, made: Transfer, cache: Cache, rows: int, tokens: int) -> bool:
-    """Whether the input was evaluated with the results and not before, also as far as buffers can tell."""
+    """Whether the input was evaluated with the results and not before, by its receive buffer."""
     buffer = made.receive_buffer(stage.spec.receives, rows, tokens)
     size = sum(records.state_bytes(tensor, rows, tokens) for tensor in stage.spec.receives)
     buffer.fill(memoryview(bytes(size)))  # with zeros, which is a token of every vocabulary

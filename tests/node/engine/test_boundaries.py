@@ -110,9 +110,7 @@ def test_a_step_without_memory_is_named_as_one(llama: dict[str, Any], error: Exc
         ("Other", "STAGE_FAILED", "RuntimeError: [METAL] Command buffer execution failed: Other"),
     ],
 )
-def test_metals_words_are_reported(
-    llama: dict[str, Any], said: str, reason: str, words: str
-) -> None:
+def test_metals_words_are_reported(llama: dict[str, Any], said: str, reason: str, words: str) -> None:
     faults: list[BaseException] = []
     epoch = epoch_of(random_stage(llama, 0, 5, seed=0), faults)
     epoch.fail(RuntimeError(f"[METAL] Command buffer execution failed: {said}"))

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
-import threading
 from typing import Any
 
 import mlx.core as mx
@@ -60,45 +57,6 @@ def test_each_system_is_asked_in_its_own_way(
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
     device.give_back()
     assert [tuple(argument.value for argument in one) for one in library.calls] == calls
-
-
-def _policies() -> dict[int, int]:
-    found = {}
-    for task in map(int, os.listdir("/proc/self/task")):
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            found[task] = os.sched_getscheduler(task)
-    return found
-
-
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux schedules so")
-def test_a_computing_thread_and_those_that_mlx_starts_for_it_interrupt_nobody() -> None:
-    before = _policies()
-    computing: list[int] = []
-    others: dict[int, int] = {}
-
-    def compute() -> None:
-        device.compute_in_batches()
-        mx.eval(mx.zeros((3,)) + 1)
-        computing.append(threading.get_native_id())
-        others.update({task: policy for task, policy in _policies().items() if task not in before})
-
-    thread = threading.Thread(target=compute)
-    thread.start()
-    thread.join()
-    assert others.pop(computing[0]) == os.SCHED_BATCH
-    assert set(others.values()) == {os.SCHED_BATCH}, "those of MLX"
-    after = _policies()
-    assert all(after[task] == policy for task, policy in before.items() if task in after)
-
-
-def test_a_system_that_refuses_computes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "SCHED_BATCH", 3, raising=False)
-    monkeypatch.setattr(os, "sched_param", lambda priority: priority, raising=False)
-    monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
-    device.compute_in_batches()
 
 
 @pytest.mark.parametrize(("chosen", "in_turn"), [(mx.cpu, True), (mx.gpu, False)])

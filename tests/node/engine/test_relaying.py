@@ -108,8 +108,7 @@ def test_it_pays_with_the_library_of_linux_builds() -> None:
     assert pays()
 
 
-def test_no_trial_on_a_gpu_or_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relaying, "_same", lambda *_: pytest.fail("a trial"))
+def test_it_does_not_pay_on_a_gpu_or_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(mx, "default_device", lambda: mx.gpu)
         assert not pays()

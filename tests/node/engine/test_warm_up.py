@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -87,10 +88,20 @@ def test_models_that_only_put_a_graph_together_do_not_wait(archs: Archs, name: s
         assert not logs
 
 
+@pytest.fixture
+def few_lengths() -> Iterator[None]:
+    """A device that pads chunks to one of a few lengths."""
+    accelerator: Any = SimpleNamespace(
+        lengths=(16, 32, 64, 128), computed_as=lambda tokens: -(-tokens // 16) * 16
+    )
+    device.register(accelerator)
+    yield
+    device.register(None)
+
+
 def test_no_chunk_is_tried_that_is_longer_than_prompts_can_have(
-    looking: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+    looking: Callable[..., Stage], few_lengths: None
 ) -> None:
-    monkeypatch.setattr("sealring.node.engine.device.warm_up_lengths", lambda: (16, 32, 64, 128))
     seen = []
     stage = looking(lambda x, cache: seen.append(x.shape[1]), 0, 1)
     stage.computed_as = lambda tokens: -(-tokens // 16) * 16
@@ -175,19 +186,17 @@ def test_a_trial_leaves_nothing_in_memory(llama: dict[str, Any]) -> None:
     assert mx.get_cache_memory() == 0
 
 
-def test_chunks_that_would_take_long_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sealring.node.engine.warm_up.LONG", 0.0)
+def test_chunks_that_would_take_long_are_not_timed() -> None:
     stage = stage_of(config_of("llama"))
     warm_up(stage, 512)
-    assert [(each.rows, each.tokens) for each in timed(stage, 512)] == [(1, 1), (1, 4), (TIMED_ROWS, 1)]
+    assert [(each.rows, each.tokens) for each in timed(stage, 512, 0.0)] == [(1, 1), (1, 4), (TIMED_ROWS, 1)]
 
 
-def test_steps_are_timed_up_to_the_longest_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sealring.node.engine.warm_up.LONG", math.inf)
+def test_steps_are_timed_up_to_the_longest_chunk() -> None:
     stage = stage_of(config_of("llama"))
     warm_up(stage, 512)
     for longest, tokens in ((1, [1]), (40, [1, 4, 8, 16, 32, 40])):
-        *chunks, lane = timed(stage, longest)
+        *chunks, lane = timed(stage, longest, math.inf)
         assert [each.tokens for each in chunks] == tokens
         assert (lane.rows, lane.tokens) == (TIMED_ROWS, 1)
         assert all(each.microseconds for each in (*chunks, lane))
