@@ -189,21 +189,21 @@ async def measure(
     try:
         process = psutil.Process(serving.pid)
         async with asyncio.timeout(600):
-            return await _measure(settings, members, process, options)
+            return await measure_sessions(settings, members, process, options)
     finally:
         serving.terminate()
         serving.join(60)
 
 
-async def _measure(
+async def measure_sessions(
     settings: CoordinatorSettings, members: list[Member], process: psutil.Process, options: argparse.Namespace
 ) -> Result:
     """Raises an ExceptionGroup of why a session ended, as soon as one does."""
     async with asyncio.TaskGroup() as sessions:
-        return await _measured(settings, members, process, options, sessions)
+        return await _measure_rosters(settings, members, process, options, sessions)
 
 
-async def _measured(
+async def _measure_rosters(
     settings: CoordinatorSettings,
     members: list[Member],
     process: psutil.Process,

@@ -74,7 +74,7 @@ def random_model(shape: Shape, folder: Path | None = None) -> Path:
         (work / "config.json").write_text(json.dumps(configuration(shape), indent=1))
         _write_weights(shape, work)
 
-    return _made_once(f"{shape.kind}-{shape.layers}x{shape.hidden}-{key}", folder, fill)
+    return made_once(f"{shape.kind}-{shape.layers}x{shape.hidden}-{key}", folder, fill)
 
 
 def stretched_demo(context: int, folder: Path | None = None) -> Path:
@@ -86,10 +86,10 @@ def stretched_demo(context: int, folder: Path | None = None) -> Path:
         config = json.loads((DEMO / "config.json").read_text())
         (work / "config.json").write_text(json.dumps(config | {"max_position_embeddings": context}))
 
-    return _made_once(f"demo-{context}-{stamp}", folder, fill)
+    return made_once(f"demo-{context}-{stamp}", folder, fill)
 
 
-def _made_once(name: str, folder: Path | None, fill: Callable[[Path], None]) -> Path:
+def made_once(name: str, folder: Path | None, fill: Callable[[Path], None]) -> Path:
     """A folder is there whole or not at all."""
     root = folder or Path(tempfile.gettempdir()) / "sealring-bench-models"
     made = root / name

@@ -37,7 +37,7 @@ async def run(options: argparse.Namespace) -> Result:
         for number in range(options.rounds):
             for stages, each in made.items():
                 progress(f"round {number + 1} of {options.rounds}: {stages} stages")
-                reply = await _prompt(each.http_url, options.tokens)
+                reply = await answered(each.http_url, options.tokens)
                 times.setdefault(str(stages), []).append(round(reply.ttft, 3))
         progress("streams beside a long prompt")
         streams = await _streams(made[max(options.stages)].http_url, options)
@@ -54,7 +54,7 @@ def _body(tokens: int, max_tokens: int = 2) -> dict[str, Any]:
     }
 
 
-async def _prompt(url: str, tokens: int) -> Reply:
+async def answered(url: str, tokens: int) -> Reply:
     """The answer. Raises Unavailable where there is none: its time would be that of giving up."""
     reply = await ask(url, _body(tokens), path="/v1/completions", seconds=STREAM_SECONDS)
     if not reply.ok:
@@ -105,7 +105,7 @@ async def _disturbed(url: str, options: argparse.Namespace) -> _Disturbed:
             await asyncio.sleep(options.settle)
             begins = [len(one.arrivals) for one in replies]
             begun = time.perf_counter()
-            long = await _prompt(url, options.beside_tokens or options.tokens)
+            long = await answered(url, options.beside_tokens or options.tokens)
             still_coming(replies)
             ended = long.arrivals[0]
             found.seconds.append(ended - begun)

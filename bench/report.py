@@ -34,7 +34,7 @@ _FAULT_COLUMNS = (
     *("what, when", "clients saw", "no token for, s", "whole after, s", "lost", "wrong", "left"),
     *("rounds", "verdict"),
 )
-_ALL_COLUMNS = ("target", "wanted", "worst", "rounds", "verdict", "measured by", "when and on what")
+ALL_COLUMNS = ("target", "wanted", "worst", "rounds", "verdict", "measured by", "when and on what")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def made() -> dict[Path, str]:
     found = rows(reports(), earlier)
     return {
         PAGE: table(found),
-        FIGURES: table(found, _ALL_COLUMNS),
+        FIGURES: table(found, ALL_COLUMNS),
         RELIABILITY: faults(json.loads(FAULTS.read_text())),
     }
 

@@ -147,10 +147,10 @@ async def _run(scenario: Scenario, models: list[str], gateway: str, pin: str) ->
     measured = await asyncio.gather(*(one(number) for number in range(scenario.requests)))
     seconds = time.perf_counter() - begun
     await asyncio.gather(*(each.close() for each in clients))
-    return _report(scenario, models, list(measured), seconds)
+    return judged(scenario, models, list(measured), seconds)
 
 
-def _report(scenario: Scenario, models: list[str], measured: list[Measured], seconds: float) -> Result:
+def judged(scenario: Scenario, models: list[str], measured: list[Measured], seconds: float) -> Result:
     good = [one for one in measured if one.completion is not None]
     segments = {
         name: summary([one.segments[name] * 1e3 for one in good if name in one.segments]) for name in SEGMENTS

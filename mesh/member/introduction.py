@@ -65,13 +65,17 @@ class Introduction:
         own = self._identity
         try:
             async with asyncio.timeout(PROOF_SECONDS):
-                return await introduce(call, message, self._purpose, "", own, self._channel, self._verifier)
+                return await introduce(call, message, self._purpose, "", own, self._channel, self.verifier)
         except TimeoutError:
             raise DeadlineExceeded(
                 "the coordinator did not prove itself in time", reason="NO_PROOF"
             ) from None
 
-    async def _verifier(self, answer: proof_pb2.ProofAnswer) -> VerifyProof:
+    async def verifier(self, answer: proof_pb2.ProofAnswer) -> VerifyProof:
+        """The check of the coordinator's proof, with root metadata no older than its answer names.
+
+        Raises RosterError (ROOT_EXPIRED), and what `newer_root` raises.
+        """
         if answer.root_version > self._root().version:
             await self._newer_root()
         check_root_times(self._root(), now=self._clock())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 
+from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import ConfigError, FailedPrecondition, NotFound, PermissionDenied, RosterError
 from sealring.mesh.member.proof import HeldRoster
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState
@@ -27,11 +28,11 @@ _MAX_ENVELOPE = 2 << 20
 class RosterKeeper:
     """Accepts rosters through the reader with its anti-rollback memory, and in no other way."""
 
-    def __init__(self, folder: Path, state: MachineState) -> None:
+    def __init__(self, folder: Path, state: MachineState, *, clock: Clock = wall_clock) -> None:
         """Raises RosterError (ROSTER_STATE_*) when the memory of earlier rosters is not usable."""
         self._file = folder / ROSTER
         self._reader = RosterReader(
-            state.root, folder / ROSTER_STATE, state.peer.id, on_equivocation=self._alarm
+            state.root, folder / ROSTER_STATE, state.peer.id, clock=clock, on_equivocation=self._alarm
         )
         self.equivocation: Equivocation | None = None
         self._cluster = state.peer.cluster

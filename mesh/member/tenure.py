@@ -13,7 +13,7 @@ from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import Unauthenticated
 from sealring.mesh.member.proof import CalledProof, of_identity
 from sealring.mesh.pki.certificates import PeerIdentity, check_issued_by, expires_at, load_certificate
-from sealring.mesh.rpc.interceptor import Lease, current_lease
+from sealring.mesh.rpc.interceptor import Lease, stream_lease
 from sealring.v1 import proof_pb2
 
 
@@ -36,7 +36,7 @@ class Tenure:
         self._identity_key = identity_key
         self._authorities = authorities
         self._clock = clock
-        self._lease: Lease = current_lease()
+        self._lease: Lease = stream_lease.get()
 
     def renew(self, renewal: proof_pb2.ProofRenewal) -> None:
         """Extends the stream until the caller's new certificate ends.

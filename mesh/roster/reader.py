@@ -62,8 +62,8 @@ class RosterReader:
         self._clock = clock
         self._boot = boot
         self._on_equivocation = on_equivocation
-        self._memory = state if isinstance(state, RosterMemory) else RosterStateFile(state)
-        self._state = self._memory.load()
+        self.memory = state if isinstance(state, RosterMemory) else RosterStateFile(state)
+        self._state = self.memory.load()
         self._begun_at = self._learned_at = boot()  # when the roster of `_state` became known
         self._current: Roster | None = None
         if self._state.cluster != root.cluster:
@@ -130,7 +130,7 @@ class RosterReader:
             # Saved before it is used: after a crash, a machine must still know every roster that it has acted
             # on. Otherwise it would accept an older one.
             if state != self._state:
-                self._memory.save(state)
+                self.memory.save(state)
                 self._state, self._learned_at = state, self._boot()
             self._current = roster
             return roster

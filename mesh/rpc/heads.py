@@ -26,7 +26,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from sealring.mesh.errors import ConfigError
 
-_PARTS = (
+PARTS = (
     "AioServer._request_call",
     "_handle_rpc",
     "_Metadatum",
@@ -43,7 +43,7 @@ MAX_HEADERS = 1024
 tuples again each time a handler reads them."""
 
 
-class _BadHead(grpc.aio.AioRpcError):
+class BadHead(grpc.aio.AioRpcError):
     """Bad headers of an incoming call, or of an answer to our own call."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ async def _handle_bounded(handle: Any, *args: Any) -> None:
     """Handles a call with gRPC's own `handle`, which reads the headers first; ends one with bad headers."""
     try:
         await handle(*args)
-    except _BadHead as error:
+    except BadHead as error:
         call = next(one for one in args if isinstance(one, cygrpc.RPCState))
         await _end(call, grpc.StatusCode.INVALID_ARGUMENT, error.details() or "")
 
@@ -80,23 +80,23 @@ async def _end(call: Any, code: grpc.StatusCode, details: str) -> None:
         await cygrpc.execute_batch(call, ending, asyncio.get_running_loop())
 
 
-class _Metadatum:
+class CountedHeaders:
     """Makes one header's tuple of name and value, and counts the headers of each task."""
 
     def __init__(self, make: Any) -> None:
-        self._make = make
+        self.make = make
         self._task: asyncio.Task[Any] | None = None
         self._left = 0
 
     def __call__(self, name: str, value: str | bytes) -> Any:
-        """Raises _BadHead."""
+        """Raises BadHead."""
         task = _current_task()
         if task is not self._task:
             self._task, self._left = task, MAX_HEADERS
         self._left -= 1
         if task is not None and (self._left < 0 or (isinstance(value, str) and not value.isascii())):
-            raise _BadHead
-        return self._make(name, value)
+            raise BadHead
+        return self.make(name, value)
 
 
 def _current_task() -> asyncio.Task[Any] | None:
@@ -106,7 +106,7 @@ def _current_task() -> asyncio.Task[Any] | None:
         return None
 
 
-def _is_decodable(record: logging.LogRecord) -> bool:
+def is_decodable(record: logging.LogRecord) -> bool:
     """False for the record of a header that is not UTF-8: a stranger could fill the disk with these."""
     return not (record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError))
 
@@ -116,9 +116,9 @@ def bound_heads() -> None:
 
     Raises ConfigError (GRPC_UNKNOWN) and replaces nothing if this grpcio lacks one of the parts.
     """
-    if isinstance(getattr(cygrpc, "_Metadatum", None), _Metadatum):
+    if isinstance(getattr(cygrpc, "_Metadatum", None), CountedHeaders):
         return
-    missing = [part for part in _PARTS if not _has(part)]
+    missing = [part for part in PARTS if not _has(part)]
     if missing:
         raise ConfigError(
             f"grpcio {grpc.__version__} has no cygrpc.{missing[0]}, which is needed to bound calls' headers",
@@ -127,8 +127,8 @@ def bound_heads() -> None:
         )
     cygrpc.AioServer = type("AioServer", (_RegisteredOnly, cygrpc.AioServer), {})
     cygrpc._handle_rpc = functools.partial(_handle_bounded, cygrpc._handle_rpc)
-    cygrpc._Metadatum = _Metadatum(cygrpc._Metadatum)
-    logging.getLogger(cygrpc.__name__).addFilter(_is_decodable)
+    cygrpc._Metadatum = CountedHeaders(cygrpc._Metadatum)
+    logging.getLogger(cygrpc.__name__).addFilter(is_decodable)
 
 
 def _has(part: str) -> bool:

@@ -35,7 +35,8 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Decoder: TypeAlias = Callable[[bytes], Any]
 
-_FIRST_SECONDS = 5.0
+FIRST_SECONDS = 5.0
+"""How long a refused stream waits for its caller's first request."""
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -158,7 +159,7 @@ class _Requests:
         return await anext(self._requests)
 
     async def hear_first(self) -> None:
-        """Waits up to _FIRST_SECONDS for the caller's first request, unless the handler has read it.
+        """Waits up to FIRST_SECONDS for the caller's first request, unless the handler has read it.
 
         A grpc.aio caller whose write meets the end of its stream reads INTERNAL instead of the stream's
         status. Only for callers with a certificate: a stranger's request is not received before it is
@@ -166,7 +167,7 @@ class _Requests:
         """
         if not self._asked:
             with contextlib.suppress(TimeoutError, StopAsyncIteration):
-                async with asyncio.timeout(_FIRST_SECONDS):
+                async with asyncio.timeout(FIRST_SECONDS):
                     await anext(self)
 
 
@@ -181,7 +182,7 @@ def _guard_stream(
         try:
             ends = _certificate_ends(context, vouch)
             async with asyncio.timeout(None) as limit:
-                _lease.set(Lease(limit, ends))
+                stream_lease.set(Lease(limit, ends))
                 responses = call(decode(requests or request), context)
                 if inspect.isawaitable(responses):  # it writes its responses to the context itself
                     await responses
@@ -217,12 +218,8 @@ class Lease:
         self._limit.reschedule(None if math.isinf(ends) else asyncio.get_running_loop().time() + left)
 
 
-_lease: ContextVar[Lease] = ContextVar("lease")
-
-
-def current_lease() -> Lease:
-    """The lease of the stream that this task, or the task that started it, handles."""
-    return _lease.get()
+stream_lease: ContextVar[Lease] = ContextVar("lease")
+"""The lease of the stream that this task, or the task that started it, handles."""
 
 
 def _certificate_ends(context: Context, vouch: Callable[[str], None]) -> float:

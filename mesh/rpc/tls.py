@@ -150,7 +150,8 @@ class PeerChannel:
         self.key_hash = b""
         """The hash of the channel's own TLS key (`sealring.mesh.pki.certificates.key_hash`), after the first
         `get`."""
-        self._retiring: dict[asyncio.Task[None], grpc.aio.Channel] = {}
+        self.retiring: dict[asyncio.Task[None], grpc.aio.Channel] = {}
+        """Replaced channels by the tasks that close them, for as long as they have streams."""
 
     def get(self) -> grpc.aio.Channel:
         """The channel to use now."""
@@ -192,7 +193,7 @@ class PeerChannel:
     async def close(self, grace: float | None = None) -> None:
         """Closes this and every retired channel, giving streams `grace` seconds to end."""
         channel, self._channel = self._channel, None
-        retired = self._retiring.copy()
+        retired = self.retiring.copy()
         for task in retired:
             task.cancel()
         await asyncio.gather(*retired, return_exceptions=True)
@@ -204,8 +205,8 @@ class PeerChannel:
     def _retire(self) -> None:
         if self._channel is not None:
             task = asyncio.get_running_loop().create_task(_close(self._channel, _UNTIL_THEY_END))
-            self._retiring[task] = self._channel
-            task.add_done_callback(self._retiring.pop)
+            self.retiring[task] = self._channel
+            task.add_done_callback(self.retiring.pop)
 
 
 def is_own_cancellation() -> bool:

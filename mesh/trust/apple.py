@@ -74,7 +74,7 @@ def verify_device(
     leaf = certificates[0]
     freshness = _value(leaf, FRESHNESS)
     if freshness is None or not hmac.compare_digest(
-        _unwrap(freshness, _OCTET_STRING), device_nonce(identity_key)
+        unwrap(freshness, _OCTET_STRING), device_nonce(identity_key)
     ):
         raise AttestationError(
             "device attestation was not made for this identity key",
@@ -174,13 +174,13 @@ def _text(leaf: x509.Certificate, oid: str) -> str | None:
     value = _value(leaf, oid)
     if value is None:
         return None
-    raw = _unwrap(value, _UTF8_STRING)
+    raw = unwrap(value, _UTF8_STRING)
     if not 0 < len(raw) <= _MAX_TEXT or not raw.isascii() or not raw.decode("ascii").isprintable():
         raise _bad_chain("a device property is malformed")
     return raw.decode("ascii")
 
 
-def _unwrap(value: bytes, tag: int) -> bytes:
+def unwrap(value: bytes, tag: int) -> bytes:
     """The content of a short DER value with this tag; any other value unchanged."""
     if len(value) >= 2 and value[0] == tag and value[1] < 0x80 and value[1] == len(value) - 2:
         return value[2:]

@@ -1,4 +1,4 @@
-"""What many members cost: of the bench itself only that it does not wait for who is gone."""
+"""The benchmark of many members ends when a session is lost."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ async def test_a_session_that_is_lost_ends_the_measurement() -> None:
     given: Any = [Lost()]
     settings: Any = argparse.Namespace(listen="")
     with pytest.raises(ExceptionGroup, match="unhandled errors"):
-        await members._measure(settings, given, psutil.Process(), options)
+        await members.measure_sessions(settings, given, psutil.Process(), options)

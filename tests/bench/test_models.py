@@ -2,8 +2,7 @@
 
 import importlib
 
-from bench import models
-from bench.models import SHAPES, Shape, random_model, stretched_demo
+from bench.models import SHAPES, Shape, made_once, random_model, stretched_demo
 
 
 def test_a_random_model_is_made_once_and_runs(tmp_path):
@@ -38,5 +37,5 @@ def test_a_model_that_another_process_makes_meanwhile_is_taken(tmp_path):
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "theirs").touch()
 
-    assert (models._made_once("model", tmp_path, fill) / "theirs").exists()
+    assert (made_once("model", tmp_path, fill) / "theirs").exists()
     assert [one.name for one in tmp_path.iterdir()] == ["model"]

@@ -20,7 +20,7 @@ async def test_a_prompt_without_an_answer_is_no_measurement(monkeypatch: pytest.
 
         monkeypatch.setattr(prefill, "ask", ask)
         with pytest.raises(Unavailable, match="a prompt was not answered"):
-            await prefill._prompt("", 8)
+            await prefill.answered("", 8)
 
 
 def test_a_stream_that_ends_before_the_prompt_is_no_measurement() -> None:

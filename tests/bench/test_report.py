@@ -39,18 +39,18 @@ def test_what_was_measured_takes_the_place_of_a_figure_without_data() -> None:
     found = report.rows([MEASURED], EARLIER)
     assert [(row.check.name, row.verdict) for row in found] == [("a target", MET), ("another", MISSED)]
     assert "| a target | ≤ 2 | 1.2 | met |" in report.table(found)
-    assert "2026-11-23, abcdef0, 4 cores of P, load 0.1 before" in report.table(found, report._ALL_COLUMNS)
+    assert "2026-11-23, abcdef0, 4 cores of P, load 0.1 before" in report.table(found, report.ALL_COLUMNS)
 
 
 def test_a_fault_is_met_after_three_rounds_without_a_loss() -> None:
     good = {"pause": 0.5, "back": 2.0, "lost": 0, "wrong": 0, "left": [], "errors": {}}
     good |= {"broken": "", "lacking": ""}
     lost = good | {"lost": 2, "errors": {"RING_DOWN": 2}, "pause": 3.0}
-    told = [
+    measured = [
         [{"cases": {"a": good, "b": good, "c": good | {"lacking": "no root"}}} for _ in range(3)],
         [{"cases": {"a": good}}, {"cases": {"a": lost}}],
     ]
-    first, second = (report.faults(runs).splitlines()[2:] for runs in told)
+    first, second = (report.faults(runs).splitlines()[2:] for runs in measured)
     assert first == [
         "| a | nothing | 0.5 | 2 | 0 | 0 |  | 3 | met |",
         "| b | nothing | 0.5 | 2 | 0 | 0 |  | 3 | met |",

@@ -1,4 +1,4 @@
-"""A rank that ends is noticed, and the configuration that was under way is told from ranks that never met."""
+"""A rank that ends is noticed, and its configuration fails; ranks that never met try again."""
 
 from __future__ import annotations
 

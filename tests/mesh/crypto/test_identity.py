@@ -89,7 +89,7 @@ def test_corrupt_and_foreign_key_files_are_refused(tmp_path: Path) -> None:
             )
             for key in (ec.generate_private_key(ec.SECP384R1()), ed25519.Ed25519PrivateKey.generate())
         ),
-        SIGNER._key.private_bytes(
+        ec.generate_private_key(ec.SECP256R1()).private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.BestAvailableEncryption(b"x"),

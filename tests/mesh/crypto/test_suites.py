@@ -68,12 +68,11 @@ def test_agreement(group: Group) -> None:
 
 def test_both_secrets_of_the_hybrid_count() -> None:
     share = InitiatorShare(Group.X25519_MLKEM768)
-    answer, secret = respond_to_share(share.group, share.public)
     other = InitiatorShare(Group.X25519_MLKEM768)
-    other._mlkem = share._mlkem
-    mixed = other.agree(answer)
-    assert mixed[:32] == secret[:32]
-    assert mixed[32:] != secret[32:]
+    answer, secret = respond_to_share(share.group, share.public[:32] + other.public[32:])
+    with_x25519, with_mlkem = share.agree(answer), other.agree(answer)
+    assert (with_x25519[:32] != secret[:32], with_x25519[32:]) == (True, secret[32:])
+    assert (with_mlkem[:32], with_mlkem[32:] != secret[32:]) == (secret[:32], True)
 
 
 @pytest.mark.parametrize("group", list(Group))

@@ -84,8 +84,16 @@ class Machine:
         self.roots: list[RootMetadata] = []
         self.answered_by = coordinator.asked_by
         self.by_identity: SealringError | None = None
+        self.sleeper: Callable[[float], Any] = asyncio.sleep
         self.keeper = CertificateKeeper(
-            folder, self.state, self.store, coordinator.signer, channel, self.roots.append, clock=clock
+            folder,
+            self.state,
+            self.store,
+            coordinator.signer,
+            channel,
+            self.roots.append,
+            clock=clock,
+            sleep=lambda seconds: self.sleeper(seconds),
         )
 
     def issue(self, lifetime: float) -> None:
@@ -206,7 +214,9 @@ async def test_what_does_not_hold_changes_nothing(
     assert machine.unchanged()
 
 
-async def test_a_full_disk_is_told_and_tried_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_an_error_and_the_next_renewal_works(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(folder: Path, material: TlsMaterial) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
@@ -243,7 +253,7 @@ class Sleeper:
 
 
 async def run_for(machine: Machine, seconds: float) -> list[float]:
-    """When it asked the coordinator in so much time, in seconds since the beginning."""
+    """The times at which the keeper asked the coordinator, in seconds since the beginning."""
     start, asked = machine.clock(), []
     keeper, renew = machine.keeper, machine.keeper.renew
 
@@ -252,7 +262,7 @@ async def run_for(machine: Machine, seconds: float) -> list[float]:
         await renew()
 
     keeper.renew = noting  # type: ignore[method-assign]
-    keeper._sleep = Sleeper(machine, seconds)
+    machine.sleeper = Sleeper(machine, seconds)
     with contextlib.suppress(asyncio.CancelledError):
         await keeper.run()
     keeper.renew = renew  # type: ignore[method-assign]

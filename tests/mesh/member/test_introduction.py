@@ -1,4 +1,4 @@
-"""Whose proof a caller believes as the coordinator's."""
+"""The caller's check of the coordinator's proof."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sealring.v1 import proof_pb2
 
 
 class Caller:
-    """Goes by the last of `roots`; `newer` is what a renewal brings."""
+    """Uses the last of `roots`; a fetch adds `newer`."""
 
     def __init__(self, authority: Any, clock: Any) -> None:
         self.roots: list[RootMetadata] = [authority.root]
@@ -31,7 +31,7 @@ class Caller:
         self.roots.append(self.newer)
 
     async def believes(self, signers: Any, *, root_version: int) -> None:
-        verify = await self.introduction._verifier(proof_pb2.ProofAnswer(root_version=root_version))
+        verify = await self.introduction.verifier(proof_pb2.ProofAnswer(root_version=root_version))
         check_proof(b"said", by_roster_keys(signers)(b"said"), verify)
 
 

@@ -53,9 +53,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+class Wall:
+    """The wall clock, `ahead` of the machine's by seconds."""
+
+    ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead
+
+
 @pytest.fixture
-def keeper(folder: Path, paper: PaperCluster) -> RosterKeeper:
-    return RosterKeeper(folder, state_of(paper))
+def wall() -> Wall:
+    return Wall()
+
+
+@pytest.fixture
+def keeper(folder: Path, paper: PaperCluster, wall: Wall) -> RosterKeeper:
+    return RosterKeeper(folder, state_of(paper), clock=wall)
 
 
 async def test_of_two_rosters_that_are_accepted_at_once_the_newer_is_kept(
@@ -152,28 +166,28 @@ async def test_a_refused_roster_leaves_what_was(
 
 
 async def test_an_expired_roster_is_shown_to_nobody_by_an_optimized_python_either(
-    folder: Path, paper: PaperCluster, monkeypatch: pytest.MonkeyPatch
+    folder: Path, paper: PaperCluster, wall: Wall
 ) -> None:
     """`python -O` runs no assert."""
     source = Path(str(roster_keeper.__file__))
     module = types.ModuleType(roster_keeper.__name__)
     exec(compile(source.read_text(), source, "exec", dont_inherit=True, optimize=1), vars(module))
-    keeper: RosterKeeper = module.RosterKeeper(folder, state_of(paper))
+    keeper: RosterKeeper = module.RosterKeeper(folder, state_of(paper), clock=wall)
     await keeper.accept(paper.envelope, no_newer_root)
     assert keeper.signed()[0] == paper.envelope
-    monkeypatch.setattr(keeper._reader, "_clock", lambda: time.time() + 3600)
+    wall.ahead = 3600
     with pytest.raises(FailedPrecondition) as caught:
         keeper.signed()
     assert caught.value.reason == "ROSTER_EXPIRED"
 
 
 async def test_an_expired_file_is_left_alone(
-    keeper: RosterKeeper, folder: Path, paper: PaperCluster, monkeypatch: pytest.MonkeyPatch
+    keeper: RosterKeeper, folder: Path, paper: PaperCluster, wall: Wall
 ) -> None:
     paper.publish(coordinators=("a:1", "b:2"))
     await keeper.accept(paper.envelope, no_newer_root)
-    later = RosterKeeper(folder, state_of(paper))
-    monkeypatch.setattr(later._reader, "_clock", lambda: time.time() + 3600)
+    wall.ahead = 3600
+    later = RosterKeeper(folder, state_of(paper), clock=wall)
     later.load()
     assert later.valid is None
     assert later.coordinators == keeper.coordinators == ("a:1", "b:2"), "whom it looks for"
@@ -243,12 +257,12 @@ async def test_two_histories_are_remembered_as_such(keeper: RosterKeeper, paper:
 
 
 async def test_the_revoked_stay_revoked_after_the_end_of_the_roster(
-    keeper: RosterKeeper, paper: PaperCluster, monkeypatch: pytest.MonkeyPatch
+    keeper: RosterKeeper, paper: PaperCluster, wall: Wall
 ) -> None:
     key = SoftwareSigner.generate().public_key
     paper.publish(revoked=(Revoked(member_id(key), key, int(time.time())),))
     await keeper.accept(paper.envelope, no_newer_root)
-    monkeypatch.setattr(keeper._reader, "_clock", lambda: time.time() + 3600)
+    wall.ahead = 3600
     assert keeper.expired
     assert keeper.revoked(member_id(key))
     assert not keeper.revoked(paper.draft.members[0].id)

@@ -27,8 +27,7 @@ from sealring.mesh.member.proof import (
 from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at
-from sealring.mesh.rpc import interceptor
-from sealring.mesh.rpc.interceptor import Lease
+from sealring.mesh.rpc.interceptor import Lease, stream_lease
 from sealring.v1 import proof_pb2
 
 GATEWAY, MEMBER = SoftwareSigner.generate(), SoftwareSigner.generate()
@@ -47,7 +46,7 @@ class Stream:
         self.ca, self.limit = ca, limit
         self.now = time.time()
         self.lease = Lease(limit, self.now + 60)
-        interceptor._lease.set(self.lease)
+        stream_lease.set(self.lease)
         self.key: Any = lambda: GATEWAY.public_key
 
     async def begin(self, connection: Connection = CONNECTION) -> Stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -78,7 +79,8 @@ def test_a_leaf_cannot_issue(ca: ClusterCA) -> None:
     """A member's own key signs another leaf: it is not one of the cluster's authorities."""
     key = LeafKey()
     leaf = load_certificate(ca.issue(key.csr(), MEMBER, lifetime=60, now=NOW))
-    rogue = ClusterCA(key._key, leaf)
+    private: Any = serialization.load_pem_private_key(key.private_pem(), password=None)
+    rogue = ClusterCA(private, leaf)
     child = load_certificate(rogue.issue(LeafKey().csr(), MEMBER, lifetime=60, now=NOW))
     with pytest.raises(CertificateError):
         check_issued_by(child, [ca.certificate], now=NOW)

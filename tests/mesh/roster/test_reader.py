@@ -30,7 +30,7 @@ from sealring.mesh.roster.codec import (
     encode_roster,
     sign_roster,
 )
-from sealring.mesh.roster.memory import RosterState, RosterStateFile
+from sealring.mesh.roster.memory import RosterMemory, RosterState, RosterStateFile
 from sealring.mesh.roster.reader import MAX_VERSION_JUMP, Equivocation, RosterReader, check_roster
 
 NOW = 1_800_000_000
@@ -53,10 +53,10 @@ def own(cluster: Any) -> str:
 
 
 def refusal(reader: RosterReader, envelope: bytes) -> str:
-    before = reader._memory.load()
+    before = reader.memory.load()
     with pytest.raises(RosterError) as error:
         reader.accept(envelope)
-    assert reader._memory.load() == before
+    assert reader.memory.load() == before
     return error.value.reason
 
 
@@ -187,23 +187,19 @@ def test_a_crash_at_any_write_step_leaves_old_or_new_and_never_uses_unsaved(
     assert restarted.accept(second).version == 2
 
 
-def test_the_state_is_written_before_the_roster_is_used(
-    cluster: Any, reader: RosterReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-    real_sync, real_replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), real_sync(fd))[1])
-    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), real_replace(a, b))[1])
-    save = reader._memory.save
+def test_the_state_is_saved_before_the_roster_is_used(cluster: Any, clock: Any) -> None:
+    saved: list[int] = []
 
-    def watched(state: RosterState) -> None:
-        with pytest.raises(FailedPrecondition):
-            _ = reader.current
-        save(state)
+    class Watched(RosterMemory):
+        def save(self, state: RosterState) -> None:
+            with pytest.raises(FailedPrecondition):
+                _ = reader.current
+            saved.append(state.version)
+            super().save(state)
 
-    monkeypatch.setattr(reader._memory, "save", watched)
+    reader = RosterReader(cluster.authority.root, Watched("demo"), own(cluster), clock=clock)
     reader.accept(cluster.sign())
-    assert order == ["fsync", "replace", "fsync"]
+    assert saved == [1]
 
 
 def test_equivocation_raises_the_alarm(cluster: Any, path: Path, clock: Any) -> None:

@@ -89,13 +89,14 @@ async def port() -> AsyncIterator[int]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the headers that tuples are made of."""
     names: list[str] = []
-    make = cygrpc._Metadatum._make
+    counted = vars(cygrpc)["_Metadatum"]
+    make = counted.make
 
     def noted(name: str, value: Any) -> Any:
         names.append(name)
         return make(name, value)
 
-    monkeypatch.setattr(cygrpc._Metadatum, "_make", noted)
+    monkeypatch.setattr(counted, "make", noted)
     return names
 
 
@@ -107,12 +108,12 @@ async def test_a_path_of_nobodys_ends_its_call_only(port: int, path: bytes) -> N
 @pytest.mark.parametrize("piece", [1 << 20, 5000])
 async def test_of_a_head_without_end_few_tuples_are_made(port: int, made: list[str], piece: int) -> None:
     """gRPC may refuse it before: what its own limit counts depends on how the bytes come."""
-    told = await answer(port, call(CHECK, literal(b"a", b"b") * (10 * MAX_HEADERS)), piece)
-    if said(grpc.StatusCode.INVALID_ARGUMENT) in told:
-        assert b"more than %d headers" % MAX_HEADERS in told
+    answered = await answer(port, call(CHECK, literal(b"a", b"b") * (10 * MAX_HEADERS)), piece)
+    if said(grpc.StatusCode.INVALID_ARGUMENT) in answered:
+        assert b"more than %d headers" % MAX_HEADERS in answered
         assert MAX_HEADERS - 10 < made.count("a") <= MAX_HEADERS
     else:
-        assert said(grpc.StatusCode.OK) not in told
+        assert said(grpc.StatusCode.OK) not in answered
         assert made.count("a") <= MAX_HEADERS
 
 
@@ -176,14 +177,14 @@ async def test_a_servers_head_without_end_is_an_error_of_the_call(port: int, mad
     assert made.count("a") <= 2 * MAX_HEADERS
 
 
-@pytest.mark.parametrize("part", heads._PARTS)
+@pytest.mark.parametrize("part", heads.PARTS)
 def test_no_server_starts_where_a_private_part_of_grpc_is_missing(
     monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     class Parts:
         """As they are in grpcio before anything is replaced, but for one."""
 
-    for name in heads._PARTS:
+    for name in heads.PARTS:
         if name != part:
             setattr(Parts, name.partition(".")[0], type("Part", (), {"_request_call": None}))
     if part == "AioServer._request_call":
@@ -206,18 +207,18 @@ def test_only_what_is_said_of_headers_that_are_no_text_is_left_out(
 ) -> None:
     info = (type(error), error, None) if error else None
     record = logging.LogRecord("grpc", logging.ERROR, "file", 1, "said", (), info)
-    assert heads._is_decodable(record) is kept
+    assert heads.is_decodable(record) is kept
 
 
-async def test_a_task_makes_so_many_headers_of_ascii() -> None:
-    make = heads._Metadatum(lambda name, value: (name, value))
+async def test_a_task_makes_at_most_1024_headers_of_ascii() -> None:
+    make = heads.CountedHeaders(lambda name, value: (name, value))
     assert make("a", b"\xff") == ("a", b"\xff")
-    with pytest.raises(heads._BadHead) as caught:
+    with pytest.raises(heads.BadHead) as caught:
         make("a", "é")
     assert caught.value.details() == "more than 1024 headers, or text that is not ASCII in one"
     for _ in range(1022):
         make("a", "b")
-    with pytest.raises(heads._BadHead):
+    with pytest.raises(heads.BadHead):
         make("a", "b")
 
     async def another() -> Any:
@@ -227,5 +228,5 @@ async def test_a_task_makes_so_many_headers_of_ascii() -> None:
 
 
 def test_headers_of_no_task_are_not_counted() -> None:
-    make = heads._Metadatum(lambda name, value: (name, value))
+    make = heads.CountedHeaders(lambda name, value: (name, value))
     assert [make("a", "é") for _ in range(2)] == [("a", "é")] * 2

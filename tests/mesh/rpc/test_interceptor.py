@@ -7,6 +7,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -19,7 +20,7 @@ from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
 from sealring.mesh.rpc import interceptor
-from sealring.mesh.rpc.interceptor import Lease, current_lease
+from sealring.mesh.rpc.interceptor import ErrorInterceptor, Lease, stream_lease
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import (
@@ -78,7 +79,7 @@ async def test_a_caller_that_writes_meanwhile_reads_why_it_is_refused(channel: g
 async def test_a_caller_that_says_nothing_is_refused_all_the_same(
     channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealring.mesh.rpc.interceptor._FIRST_SECONDS", 0.1)
+    monkeypatch.setattr("sealring.mesh.rpc.interceptor.FIRST_SECONDS", 0.1)
     stub = membership_pb2_grpc.MembershipStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
     for ends in (False, True):
         call = stub.Session(timeout=100)
@@ -98,7 +99,7 @@ class Aborted(Exception):
 
 
 class Call:
-    """A stream of a caller who has a certificate, or none, and says nothing after its first request."""
+    """A stream of a caller with or without a certificate, which sends one request."""
 
     def __init__(self, tmp_path: Path, *, certified: bool = True) -> None:
         ca = ClusterCA.create(tmp_path / "ca", "demo", now=NOW)
@@ -129,12 +130,18 @@ class Call:
         return b"first"
 
     async def answers(self, handler: Any, *, streaming: bool = True) -> list[Any]:
-        """What the handler answers until it ends, or is ended."""
+        """The handler's answers until it ends or is ended."""
         request: Any = self if streaming else b"only"
         context: Any = self
-        answers = interceptor._guard_stream(handler, lambda found: found, "/x", lambda peer: None)(
-            request, context
-        )
+        kind = "stream_stream" if streaming else "unary_stream"
+        made = getattr(grpc, f"{kind}_rpc_method_handler")(handler)
+
+        async def serving(_details: Any) -> Any:
+            return made
+
+        details: Any = SimpleNamespace(method="/x")
+        guarded = await ErrorInterceptor().intercept_service(serving, details)
+        answers = getattr(guarded, kind)(request, context)
         found = []
         with contextlib.suppress(Aborted):
             async for answer in answers:
@@ -179,7 +186,7 @@ async def test_a_stream_ends_with_its_certificate(tmp_path: Path, at: Any) -> No
     begun = []
 
     async def endless(requests: Any, context: Any) -> AsyncIterator[bytes]:
-        begun.append(current_lease().ends)
+        begun.append(stream_lease.get().ends)
         await asyncio.Event().wait()
         yield b""
 
@@ -204,7 +211,7 @@ async def test_a_time_that_is_over_elsewhere_is_no_certificates(tmp_path: Path, 
 
 async def test_a_stream_without_a_certificate_does_not_end(tmp_path: Path, at: Any) -> None:
     async def brief(requests: Any, context: Any) -> AsyncIterator[bytes]:
-        assert current_lease().ends == math.inf
+        assert stream_lease.get().ends == math.inf
         yield b"x"
 
     call = Call(tmp_path, certified=False)

@@ -192,7 +192,7 @@ async def test_peer_channel_turns_to_each_address_of_its_peer_and_back(ca: Clust
     for _ in range(3):
         peer.turn(["127.0.0.1:3", "127.0.0.1:2"])
         seen.append(peer.address)
-        assert peer._retiring, "the channel to the one before is closed"
+        assert peer.retiring, "the channel to the one before is closed"
         peer.get()
     assert seen == ["127.0.0.1:3", "127.0.0.1:2", "127.0.0.1:1"]
     assert peer.get() is not first
@@ -212,7 +212,7 @@ async def test_a_retired_channel_lives_as_long_as_its_streams(ca: ClusterCA) -> 
     assert await stream.read() == b"x"
     store.replace(make_material(ca, Role.MEMBER, "node-a"))
     assert await ask(peer.get()) == "spiffe://demo/member/node-a"
-    (retiring,) = peer._retiring
+    (retiring,) = peer.retiring
     await stream.write(b"y")
     assert await stream.read() == b"y"
     assert not retiring.done()
@@ -221,7 +221,7 @@ async def test_a_retired_channel_lives_as_long_as_its_streams(ca: ClusterCA) -> 
     async with asyncio.timeout(200):
         await retiring
     await asyncio.sleep(0)
-    assert not peer._retiring, "nobody keeps what has ended"
+    assert not peer.retiring, "nobody keeps what has ended"
     await peer.close()
     await server.stop(None)
 

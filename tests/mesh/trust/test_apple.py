@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 from appletest import SERIAL, DeviceAuthority
@@ -66,7 +67,7 @@ def test_values_may_be_wrapped() -> None:
     ],
 )
 def test_only_what_is_wrapped_and_short_is_unwrapped(value: bytes, held: bytes) -> None:
-    assert device._unwrap(value, 0x0C) == held
+    assert device.unwrap(value, 0x0C) == held
 
 
 def test_another_root_is_refused() -> None:
@@ -84,7 +85,7 @@ def test_a_chain_is_valid_for_its_time_only(now: float) -> None:
 
 def test_a_chain_is_valid_from_a_minute_before_its_time_to_the_end_of_it() -> None:
     chain = APPLE.chain(KEY)
-    found = [device._certificate(der) for der in (*chain, APPLE.root)]
+    found = [x509.load_der_x509_certificate(der) for der in (*chain, APPLE.root)]
     start = max(one.not_valid_before_utc.timestamp() for one in found) - 60
     end = min(one.not_valid_after_utc.timestamp() for one in found)
     for now in (start, end):
@@ -179,14 +180,17 @@ _CHAIN = APPLE.chain(KEY)
 
 
 def test_chains_are_bounded_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed = []
-    monkeypatch.setattr(device, "_certificate", lambda der: parsed.append(der) or der)
+    parsed: list[bytes] = []
+
+    def parse(der: bytes) -> Any:
+        parsed.append(der)
+        raise ValueError("no certificate")
+
+    monkeypatch.setattr(x509, "load_der_x509_certificate", parse)
     largest = bytes(device.MAX_CERTIFICATE_BYTES)
-    for count in (1, device.MAX_CHAIN):
-        assert device._load([largest] * count) == [largest] * count
-    assert device.MAX_CHAIN == 4
-    parsed.clear()
-    for chain in ([], [largest] * 5, [largest + b"x"], [b"x", largest + b"x"]):
-        with pytest.raises(AttestationError):
-            device._load(chain)
+    for chain in ([], [largest] * (device.MAX_CHAIN + 1), [largest + b"x"], [b"x", largest + b"x"]):
+        assert reason(chain) == "DEVICE_CHAIN"
     assert parsed == []
+    for count in (1, device.MAX_CHAIN):
+        assert reason([largest] * count) == "DEVICE_CHAIN"
+    assert parsed == [largest] * 2
