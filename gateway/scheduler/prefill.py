@@ -2,8 +2,8 @@
 
 A chunk has the tokens of a budget (gateway.scheduler.budget), or up to REST of that more if nothing is then
 left of its prompt. Steps alternate between the oldest prompt and the prompt with the fewest tokens left:
-short prompts do not wait behind long ones, and long ones get at least half of the steps. A row's first chunk
-comes after those of all rows with lower numbers (mesh.ring.composition demands it).
+short prompts do not wait behind long ones, and long ones get at least half of the steps. First chunks go in
+the order in which the rows came.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ much as a whole chunk (docs/decisions/0033-no-lane-waits-for-a-last-token.md).""
 
 
 class PrefillLine:
-    """Rows with chunks to come, by rising number. Rows whose first chunk is announced are in front."""
+    """Rows with chunks to come, in the order in which they came. Rows that have begun are in front."""
 
     def __init__(self, prepare: Callable[[Row], None], chunk: int) -> None:
         """`prepare` finds where the next row to begin starts; `chunk` is the longest chunk in tokens."""

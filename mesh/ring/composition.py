@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -25,6 +26,10 @@ MAX_CHOICES = 8
 MAX_CHANGES = 8192
 MAX_DRAFTS = 15
 """Draft tokens in one step."""
+MAX_GAPS = 16_384
+"""Gaps between the numbers of rows that have begun: a row whose prompt is read for long begins after later
+ones, and a row that is refused never begins. With more a gateway could fill the members' memory. A ring
+begins fewer rows while one prompt is read, which takes minutes at most."""
 MAX_UNSETTLED = 128
 """Tokens of a row that steps with drafts may compute before a step settles them."""
 
@@ -160,6 +165,32 @@ class ResolvedStep:
     asks: bool = False
 
 
+class _Unused:
+    """Numbers of which each can be taken once, in any order; those of the lowest gaps go first where gaps
+    are too many."""
+
+    def __init__(self) -> None:
+        self._highest = 0
+        self._gaps: list[tuple[int, int]] = []  # first and last number below the highest, rising
+
+    def take(self, first: int, last: int) -> bool:
+        """Takes the numbers `first` to `last`; False where one of them cannot be taken."""
+        if first > self._highest:
+            self._replace(len(self._gaps), 0, (self._highest + 1, first - 1))
+            self._highest = last
+            return True
+        place = bisect_right(self._gaps, (first, self._highest)) - 1
+        if place < 0 or self._gaps[place][1] < last:
+            return False
+        low, high = self._gaps[place]
+        self._replace(place, 1, (low, first - 1), (last + 1, high))
+        return True
+
+    def _replace(self, place: int, count: int, *gaps: tuple[int, int]) -> None:
+        self._gaps[place : place + count] = [(low, high) for low, high in gaps if low <= high]
+        del self._gaps[: max(0, len(self._gaps) - MAX_GAPS)]
+
+
 class Composition:
     """Rows in prefill, rows in lanes and kept prefixes of one epoch. Not thread safe."""
 
@@ -177,7 +208,7 @@ class Composition:
         self._lane_base: dict[int, int] = {}  # row in a lane -> its tokens less the steps of its lane
         self._drafted: dict[int, int] = {}  # row with open drafts -> tokens since it was settled
         self._prefixes: dict[int, Origin] = {}
-        self._highest_row = 0
+        self._unused = _Unused()
         self._highest_prefix = 0
         self._digest_of_rows: bytes | None = None
         self._digest_of_prefixes: bytes | None = None
@@ -407,8 +438,6 @@ class Composition:
             self._prefilling[copy] = (total, total)
 
     def _begin(self, chunk: control.Chunk) -> None:
-        if chunk.row <= self._highest_row:
-            raise _bad(f"row {chunk.row} is not a new row")
         choices = chunk.choices or 1
         if choices > MAX_CHOICES:
             raise _bad(f"row {chunk.row} has more than {MAX_CHOICES} choices")
@@ -416,7 +445,8 @@ class Composition:
             raise _bad(f"row {chunk.row} is one more than the {self._max_rows} rows of this ring")
         if chunk.prefix and not 1 <= chunk.start <= self.prefixes().get(chunk.prefix, 0):
             raise _bad(f"prefix {chunk.prefix} does not hold the first tokens of row {chunk.row}")
-        self._highest_row = chunk.row + choices - 1
+        if not self._unused.take(chunk.row, chunk.row + choices - 1):
+            raise _bad(f"row {chunk.row} is not a new row")
         self._choices[chunk.row] = choices
         self._copies += choices - 1
         self._prefilling[chunk.row] = (chunk.start, chunk.prompt_tokens)

@@ -19,10 +19,12 @@ from sealring.gateway.scheduler.actions import (
     OpenRow,
     RingFacts,
 )
+from sealring.gateway.scheduler.planner import AHEAD
 from sealring.gateway.scheduler.queue import AHEAD_SECONDS, STEP_SECONDS, FairQueue
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import OPEN_AHEAD, Scheduler
 from sealring.mesh.prompt.validate import MAX_PRIORITY
+from sealring.mesh.ring.composition import Composition
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -316,3 +318,24 @@ def test_a_key_whose_prompts_the_head_still_reads_holds_up_itself_alone() -> Non
     steps = [action.step for action in begun if isinstance(action, AnnounceStep)]
     assert [chunk.row for step in steps for chunk in step.prefill.chunks] == [row]
     assert [action.request.id for action in begun if isinstance(action, OpenRow)] == ["short 1"]
+
+
+@given(st.permutations(range(1 + AHEAD)))
+def test_rows_begin_in_the_order_in_which_their_prompts_are_read(order: list[int]) -> None:
+    """Members take steps in which a row begins after others with higher numbers."""
+    scheduler = Scheduler(queue_limit=10)
+    actions = scheduler.attach(RingFacts((MemberMemory(1, 0, 2048),), 8, 64))
+    composition = Composition(epoch=1, max_rows=8, prefill_chunk=64)
+    for index in order:
+        actions += scheduler.submit(Request(f"{index}", f"{index}", 5, inference.Envelope()), 0.0)
+    rows = [action.row for action in actions if isinstance(action, OpenRow)]
+    begun = list[int]()
+    for place in order:
+        opened = control.RowOpened(row=rows[place], prompt_tokens=3, params_bytes=0, max_tokens=5)
+        todo = deque(scheduler.row_opened(opened))
+        while todo:
+            if isinstance(action := todo.popleft(), AnnounceStep):
+                step = composition.apply(action.step)
+                begun.extend(chunk.row for chunk in step.chunks)
+                todo.extend(scheduler.steps_executed(step.number))
+    assert begun == [rows[place] for place in order]

@@ -324,10 +324,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.steps_done(steps)
 
     @precondition(lambda self: self.ring is not None and self.ring.opening)
-    @rule(refuse=st.sampled_from([False] * 7 + [True]))
-    def answer_open(self, refuse: bool) -> None:
+    @rule(refuse=st.sampled_from([False] * 7 + [True]), later=st.sampled_from([0, 0, 1, 5]))
+    def answer_open(self, refuse: bool, later: int = 0) -> None:
+        """The first that the head was given, or one behind it that was read sooner."""
         assert self.ring is not None
-        number, request, resume = self.ring.opening.popleft()
+        place = min(later, len(self.ring.opening) - 1)
+        number, request, resume = self.ring.opening[place]
+        del self.ring.opening[place]
         planned, stop = self.plans[request.id]
         if refuse:
             self.perform(self.scheduler.row_refused(number, InvalidInput("no", reason="CONTEXT_FULL")))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import (
     MAX_CHANGES,
+    MAX_GAPS,
     MAX_LANES,
     MAX_PREFIXES,
     Admission,
@@ -302,18 +303,46 @@ def test_digests_are_of_rows_and_prefixes_as_other_releases_compute_them() -> No
     assert digests.hexdigest() == "831b110ce3eb6baa690104ee18edf8063cf8e8590a2b8b75043b6c52dcf2495e"
 
 
-def test_row_numbers_rise_and_are_never_used_twice() -> None:
-    composition = make()
-    composition.apply(prefill(1, 5, 0, 8, 9))
-    with pytest.raises(InvalidInput):
-        composition.apply(prefill(2, 4, 0, 8, 9))
-    composition = make()
-    composition.apply(prefill(1, 5, 0, 8, 9))
-    step = control.Step(number=2)
-    step.changes.add().evict.row = 5
-    assert composition.apply(step).changes == (Eviction(5, None, 0),)
-    with pytest.raises(InvalidInput):
-        composition.apply(prefill(3, 5, 0, 8, 9))
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3)), max_size=30))
+def test_rows_begin_in_any_order_of_their_numbers_and_never_twice(rows: list[tuple[int, int]]) -> None:
+    """A row whose prompt is read for long begins after others with higher numbers."""
+    composition, used, number = make(), {0}, 0
+    for row, choices in rows:
+        numbers = set(range(row, row + choices))
+        step = prefill(number + 1, row, 0, 1, 2)
+        step.prefill.chunks[0].choices = choices
+        before = copy.deepcopy(composition)
+        if numbers & used:
+            with pytest.raises(InvalidInput, match=f"row {row} is not a new row"):
+                composition.apply(step)
+            composition = before
+            continue
+        composition.apply(step)
+        used |= numbers
+        gone = control.Step(number=number + 2)
+        gone.changes.add().evict.row = row
+        composition.apply(gone)
+        number += 2
+
+
+def test_rows_that_never_begin_take_bounded_memory() -> None:
+    """Of every second number; the lowest ones are given up then, and later ones may still begin."""
+    composition, number = make(), 0
+
+    def begun(row: int) -> None:
+        nonlocal number
+        number += 2
+        composition.apply(prefill(number - 1, row, 0, 1, 2))
+        gone = control.Step(number=number)
+        gone.changes.add().evict.row = row
+        composition.apply(gone)
+
+    for row in range(2, 2 * MAX_GAPS + 4, 2):
+        begun(row)
+    begun(2 * MAX_GAPS + 1)
+    begun(3)
+    with pytest.raises(InvalidInput, match="row 1 is not a new row"):
+        begun(1)
 
 
 def test_rows_are_limited_after_the_changes_of_the_step() -> None:
