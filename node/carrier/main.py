@@ -57,11 +57,12 @@ class Carrier:
         channel: CarrierChannel,
         listener: socket.socket,
         network: IPv4Network | None = None,
+        pump: Pump | None = None,
     ) -> None:
-        """`network` is that of the `listener`, if known."""
+        """`network` is that of the `listener`, if known. `pump` is None until the group is formed."""
         self._control, self._channel, self._listener, self._network = control, channel, listener, network
-        self._pump: Pump | None = None
-        self._start: engine_pb2.StartCarrier | None = None
+        self._pump = pump
+        self.start: engine_pb2.StartCarrier | None = None
         self._fault_lock = threading.Lock()
 
     def run(self) -> None:
@@ -83,14 +84,14 @@ class Carrier:
 
     def _take_start(self, start: engine_pb2.StartCarrier) -> None:
         """Merges a later start into the first: it renews the link of a repeated handshake."""
-        if self._start is None:
-            self._start = start
+        if self.start is None:
+            self.start = start
         else:
-            self._start.MergeFrom(start)
+            self.start.MergeFrom(start)
 
     def form(self) -> None:
         """Connects to both neighbours, forms the MLX group and starts the loops. Raises EpochEnded."""
-        start = self._start
+        start = self.start
         if start is None:
             raise EpochEnded("the carrier got the command to form a group before it was started")
         timeout = start.form_timeout_ms / 1000
@@ -99,7 +100,7 @@ class Carrier:
         signal.setitimer(signal.ITIMER_REAL, timeout + 1.0)
         outgoing = Link(SessionKeys.from_carrier(start.outgoing_keys))
         incoming = Link(SessionKeys.from_carrier(start.incoming_keys))
-        self._start = None
+        self.start = None
         connections = meet(
             self._listener,
             parse_address(start.next_address),
@@ -136,7 +137,7 @@ class Carrier:
         while True:
             time.sleep(1)
             pump.note_progress()
-            _check_progress(pump.counters)
+            check_progress(pump.counters)
             for outgoing in asked:
                 wanted = pump.needs_rekey(outgoing=outgoing)
                 if wanted and not asked[outgoing]:
@@ -176,7 +177,7 @@ class Carrier:
         self._control.send(engine_pb2.CarrierEvent(trace=taken))
 
 
-def _check_progress(counters: Counters) -> None:
+def check_progress(counters: Counters) -> None:
     """Raises EpochEnded (PEER_FROZEN) when a record has been under way for too long."""
     begun = time.monotonic() - RECORD_DEADLINE
     if 0 < counters.sending_since < begun:

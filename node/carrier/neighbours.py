@@ -72,7 +72,7 @@ def meet(
     calling.start()
     try:
         with listener:
-            incoming = _Reception(listener, incoming_pass, open_confirmation).run(until, calling.is_alive)
+            incoming = Reception(listener, incoming_pass, open_confirmation).run(until, calling.is_alive)
     finally:
         call.give_up()
     calling.join()
@@ -141,7 +141,7 @@ class _Guest:
     said: bytearray = field(default_factory=bytearray)
 
 
-class _Reception:
+class Reception:
     """Accepts callers, each for a few seconds, and keeps the one with the pass."""
 
     def __init__(

@@ -147,7 +147,7 @@ class LinkSetup:
                     infos=[info],
                 )
             return LinkSecrets(
-                next_address=_ring_address(await conversation.hear(_ADDRESS_LABEL)),
+                next_address=ring_address(await conversation.hear(_ADDRESS_LABEL)),
                 outgoing_pass=session.export(_PASS_LABEL, length=PASS_BYTES),
                 outgoing_keys=session.to_carrier(),
                 infos=[info],
@@ -156,7 +156,7 @@ class LinkSetup:
         return talk
 
 
-def _ring_address(note: bytes) -> str:
+def ring_address(note: bytes) -> str:
     """The neighbour's ring address. Raises HandshakeError (BAD_RING_ADDRESS)."""
     try:
         address = note.decode("ascii")

@@ -74,7 +74,7 @@ class Child:
         self._process = process
         self._on_message = on_message
         self._on_end: Callable[[], None] | None = on_end
-        self._frames = _Frames(self._message, self._socket_ended)
+        self._frames = Frames(self._message, self._socket_ended)
         self._loop = asyncio.get_running_loop()
         self.last_heard = awake_clock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -188,7 +188,7 @@ class Child:
         status = await self._process.wait()
         self._kill_leftovers()
         for task in self._tasks:
-            await _finish(task)
+            await finish(task)
         log.info("child_ended", child=self.name, pid=self.pid, status=status)
         return status
 
@@ -209,14 +209,14 @@ class Child:
         signal_group(self.pid, signal.SIGKILL)
 
 
-class _Frames(asyncio.Protocol):
-    """Splits a socket's bytes into frames and passes them on."""
+class Frames(asyncio.Protocol):
+    """Splits a socket's bytes into frames and passes them on. `buffer` holds an unfinished frame."""
 
     def __init__(self, on_message: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self._on_message = on_message
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
+        self.buffer = bytearray()
         self.closed = False
         self.writable = asyncio.Event()
         self.writable.set()
@@ -226,11 +226,11 @@ class _Frames(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
+        self.buffer += data
         start = 0
         try:
-            while (end := _frame_end(self._buffer, start)) is not None:
-                body = bytes(self._buffer[start + LENGTH.size : end])
+            while (end := _frame_end(self.buffer, start)) is not None:
+                body = bytes(self.buffer[start + LENGTH.size : end])
                 start = end
                 self._on_message(body)
         except Exception as error:
@@ -238,7 +238,7 @@ class _Frames(asyncio.Protocol):
             self._abort()
             return
         if start:
-            del self._buffer[:start]
+            del self.buffer[:start]
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.closed = True
@@ -271,7 +271,7 @@ class _Frames(asyncio.Protocol):
 
     def _abort(self) -> None:
         self.closed = True
-        self._buffer.clear()
+        self.buffer.clear()
         if self._transport is not None:
             self._transport.abort()
 
@@ -304,7 +304,7 @@ async def within(future: asyncio.Future[T], seconds: float, what: str, reason: s
         ) from None
 
 
-async def _finish(task: asyncio.Task[None]) -> None:
+async def finish(task: asyncio.Task[None]) -> None:
     """Ends the reading of a pipe that a grandchild may hold open."""
     done, _ = await asyncio.wait((task,), timeout=_EXIT_GRACE_SECONDS)
     if not done:

@@ -203,13 +203,13 @@ class SessionKeys(Uncopyable):
         if len(payload) > MAX_NOTE_BYTES:
             raise RecordError("note is too large", reason="NOTE_TOO_LARGE")
         self._use_note("send", label)
-        key, bound = self._note_key(label, sending=True)
+        key, bound = self.note_key(label, sending=True)
         return self.suite.aead(key).encrypt(bytes(NONCE_BYTES), payload, bound)
 
     def open_note(self, label: bytes, sealed: bytes) -> bytes:
         """Open the peer's note: one attempt per label. Raises RecordError (NOTE_REUSED, NOTE_REFUSED)."""
         self._use_note("receive", label)
-        key, bound = self._note_key(label, sending=False)
+        key, bound = self.note_key(label, sending=False)
         try:
             if len(sealed) > MAX_NOTE_BYTES + 16:
                 raise InvalidTag
@@ -222,7 +222,7 @@ class SessionKeys(Uncopyable):
             raise RecordError("note was used before", reason="NOTE_REUSED")
         self._notes.add((direction, label))
 
-    def _note_key(self, label: bytes, *, sending: bool) -> tuple[bytes, bytes]:
+    def note_key(self, label: bytes, *, sending: bool) -> tuple[bytes, bytes]:
         role = b"initiator" if sending == self.context.initiates else b"responder"
         bound = pack_fields(b"note", role, label, self.session_id)
         return self.export(b"note", bound), bound

@@ -40,11 +40,11 @@ _MAX_SECONDS = 2 * REKEY_SECONDS
 _MAX_PENDING = 4
 _NEVER = MAX_U64 + 1
 _DOMAIN = b"sealring/v1 record"
-_pack_order = struct.Struct(">QQ").pack
+pack_order = struct.Struct(">QQ").pack
 
 
 @functools.lru_cache(maxsize=16, typed=True)
-def _describe(kind: int, dtype: str, shape: tuple[int, ...], length: int) -> bytes:
+def describe(kind: int, dtype: str, shape: tuple[int, ...], length: int) -> bytes:
     """The part of the associated data that a record mostly shares with the one before it."""
     if not 0 <= length <= MAX_RECORD_BYTES:
         raise RecordError("record is too large", reason="RECORD_TOO_LARGE")
@@ -86,8 +86,8 @@ class _Direction(Uncopyable):
     def __init__(self, link: Link, session: _Session, clock: Clock) -> None:
         self._link = link
         self._clock = clock
-        self._session = session
-        self._pending: list[_Session] = []
+        self.session = session
+        self.pending: list[_Session] = []
         self._switch_at = _NEVER + 1
         self._last_step = -1
         self._owner = threading.Lock()
@@ -95,7 +95,7 @@ class _Direction(Uncopyable):
     @property
     def needs_rekey(self) -> bool:
         """Whether a limit of the newest session is reached: 2^20 records, 64 GiB or 10 minutes."""
-        newest = self._pending[-1] if self._pending else self._session
+        newest = self.pending[-1] if self.pending else self.session
         return (
             newest.sequence >= REKEY_RECORDS
             or newest.bytes >= REKEY_BYTES
@@ -103,17 +103,17 @@ class _Direction(Uncopyable):
         )
 
     def _install(self, session: _Session) -> None:
-        self._pending = [*self._pending, session][-_MAX_PENDING:]
-        self._switch_at = self._pending[0].first_step
+        self.pending = [*self.pending, session][-_MAX_PENDING:]
+        self._switch_at = self.pending[0].first_step
 
     def _switch(self, step: int) -> _Session:
         """Take the newest pending session whose first step has come; the older ones are gone for good."""
-        if self._session.first_step == _NEVER:
+        if self.session.first_step == _NEVER:
             raise RecordError("first record is not the confirmation", reason="NOT_CONFIRMED")
-        while self._pending and step >= self._pending[0].first_step:
-            self._session = self._pending.pop(0)
-        self._switch_at = self._pending[0].first_step if self._pending else _NEVER + 1
-        return self._session
+        while self.pending and step >= self.pending[0].first_step:
+            self.session = self.pending.pop(0)
+        self._switch_at = self.pending[0].first_step if self.pending else _NEVER + 1
+        return self.session
 
     def _cross(self, source: Buffer, out: Buffer, header: RecordHeader, added: int) -> int:
         """Seals or opens one record, whose result is `added` bytes longer than its plaintext."""
@@ -122,7 +122,7 @@ class _Direction(Uncopyable):
             raise RecordError("two threads use one direction of a link", reason="TWO_OWNERS")
         try:
             kind, step, digest, dtype, shape, length = header
-            session = self._session if step < self._switch_at else self._switch(step)
+            session = self.session if step < self._switch_at else self._switch(step)
             # The number is used up before any check: whatever fails below, its nonce is never used again, and
             # no other record is accepted under it.
             sequence = session.sequence
@@ -142,7 +142,7 @@ class _Direction(Uncopyable):
             written = session.cross(
                 (session.iv ^ sequence).to_bytes(12, "big"),
                 source,
-                session.prefix + _pack_order(sequence, step) + digest + _describe(kind, dtype, shape, length),
+                session.prefix + pack_order(sequence, step) + digest + describe(kind, dtype, shape, length),
                 out,
             )
             if written != length + added:
@@ -155,7 +155,7 @@ class _Direction(Uncopyable):
 
     def _begin(self) -> _Session:
         """The session for the confirmation, which is the very first record."""
-        session = self._session
+        session = self.session
         if self._link.poisoned:
             raise RecordError("link is poisoned", reason="LINK_POISONED", cause=self._link.poisoned)
         if session.sequence or session.first_step != _NEVER:
@@ -166,7 +166,7 @@ class _Direction(Uncopyable):
         return session
 
     def _end(self) -> None:
-        for session in (self._session, *self._pending):
+        for session in (self.session, *self.pending):
             session.ends = -math.inf
 
     def _refusal(self, session: _Session, header: RecordHeader) -> RecordError:
@@ -275,7 +275,7 @@ class Link(Uncopyable):
         if not self.context.same_link(keys.context):
             raise RecordError("session keys are of another link or epoch", reason="OTHER_LINK")
         newest = max(
-            (session.first_step for d in (self.sealer, self.opener) for session in d._pending), default=0
+            (session.first_step for d in (self.sealer, self.opener) for session in d.pending), default=0
         )
         if not max(self.last_step, newest) < at_step <= MAX_U64:
             raise RecordError("step has passed already", reason="STEP_PAST", last_step=self.last_step)
@@ -301,7 +301,7 @@ class Link(Uncopyable):
         )
 
 
-_CONFIRMATION = _pack_order(0, 0) + bytes(HASH_BYTES) + _describe(Kind.CONFIRM, "", (), HASH_BYTES)
+_CONFIRMATION = pack_order(0, 0) + bytes(HASH_BYTES) + describe(Kind.CONFIRM, "", (), HASH_BYTES)
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 _used_sessions: set[tuple[bytes, int]] = set()
 _claims = threading.Lock()

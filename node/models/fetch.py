@@ -57,7 +57,7 @@ _RUN = 128
 """Parts of one request: the hub's download addresses expire."""
 
 _BEAT_SECONDS = 5.0
-_KEEP_SECONDS = 2.0
+KEEP_SECONDS = 2.0
 """Interval of notes. Parts after the last note are fetched again after a crash."""
 
 
@@ -205,7 +205,7 @@ class HubFetch:
         if self._partial.complete(index):
             self._check(index)  # before the note: a file that is complete after a crash is checked
         self._tell()
-        if time.monotonic() >= self._kept + _KEEP_SECONDS:
+        if time.monotonic() >= self._kept + KEEP_SECONDS:
             self._partial.keep()
             self._kept = time.monotonic()
 

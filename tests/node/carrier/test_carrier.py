@@ -15,7 +15,7 @@ from knock import knocking
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.suites import DEFAULT_SUITES, TAG_BYTES
 from sealring.mesh.errors import EpochEnded
-from sealring.node.carrier.main import RECORD_DEADLINE, _check_progress
+from sealring.node.carrier.main import RECORD_DEADLINE, check_progress
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.carrier.pump import Counters
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
@@ -350,12 +350,12 @@ def test_the_carrier_ends_with_its_control_pipe(make_ring):
 def test_a_record_that_is_held_back_ends_the_epoch(held):
     """Whoever sits on the path can keep the rest of a record; MLX would wait for it for ever."""
     counters = Counters()
-    _check_progress(counters)
+    check_progress(counters)
     setattr(counters, held, time.monotonic())
-    _check_progress(counters)
+    check_progress(counters)
     setattr(counters, held, time.monotonic() - RECORD_DEADLINE - 1)
     with pytest.raises(EpochEnded) as error:
-        _check_progress(counters)
+        check_progress(counters)
     assert error.value.reason == "PEER_FROZEN"
 
 

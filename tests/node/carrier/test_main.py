@@ -56,9 +56,7 @@ class Pump:
 
 
 def carrier_of(control: Control, pump: Pump | None = None) -> Carrier:
-    carrier = Carrier(control, None, None)  # type: ignore[arg-type]
-    carrier._pump = pump  # type: ignore[assignment]
-    return carrier
+    return Carrier(control, None, None, pump=pump)  # type: ignore[arg-type]
 
 
 def test_a_carrier_leaves_the_gpu_alone_before_it_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +117,7 @@ def test_what_a_later_start_leaves_out_stays() -> None:
     with pytest.raises(EpochEnded):
         carrier.form()
     carrier.run()
-    assert carrier._start == engine_pb2.StartCarrier(next_address="a:1", form_timeout_ms=6)
+    assert carrier.start == engine_pb2.StartCarrier(next_address="a:1", form_timeout_ms=6)
 
 
 def test_the_watchdog_asks_for_keys_once_and_ends_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

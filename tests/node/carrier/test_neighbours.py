@@ -11,7 +11,7 @@ from ipaddress import IPv4Network
 import pytest
 
 from sealring.node.carrier import neighbours
-from sealring.node.carrier.neighbours import HALF_PASS_BYTES, PASS_BYTES, _Reception
+from sealring.node.carrier.neighbours import HALF_PASS_BYTES, PASS_BYTES, Reception
 from sealring.node.link.records import CONFIRMATION_BYTES
 
 PATIENCE = 30.0
@@ -25,7 +25,7 @@ def test_a_stranger_who_says_nothing_is_sent_away_while_the_neighbour_is_waited_
     link_pass, confirmation = secrets.token_bytes(PASS_BYTES), secrets.token_bytes(CONFIRMATION_BYTES)
     opened: list[bytes] = []
     met: list[socket.socket] = []
-    reception = _Reception(listener, link_pass, opened.append)
+    reception = Reception(listener, link_pass, opened.append)
     until = neighbours.time.monotonic() + 2 * PATIENCE
     waiting = threading.Thread(target=lambda: met.append(reception.run(until, lambda: False)))
     waiting.start()

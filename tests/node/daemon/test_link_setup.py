@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sealring.mesh.errors import HandshakeError
-from sealring.node.daemon.link_setup import _ring_address
+from sealring.node.daemon.link_setup import ring_address
 
 
 @pytest.mark.parametrize(
     "note", [b"10.0.0.1", b"10.0.0.1:0", b"host:1", b"[::1]:1", b"10.0.0.1:70000", b"\xff", b""]
 )
 def test_a_neighbour_is_found_at_an_address_of_one_interface_and_port(note: bytes) -> None:
-    assert _ring_address(b"10.0.0.1:1") == "10.0.0.1:1"
+    assert ring_address(b"10.0.0.1:1") == "10.0.0.1:1"
     with pytest.raises(HandshakeError) as caught:
-        _ring_address(note)
+        ring_address(note)
     assert caught.value.reason == "BAD_RING_ADDRESS"

@@ -16,9 +16,9 @@ from sealring.node.daemon import supervisor
 from sealring.node.daemon.supervisor import (
     MAX_FRAME,
     Child,
+    Frames,
     Liveness,
-    _finish,
-    _Frames,
+    finish,
     stopped_at,
     within,
 )
@@ -311,7 +311,7 @@ class Connection:
     def __init__(self, held: int = 0, refuse: bytes = b"bad") -> None:
         self.heard: list[bytes] = []
         self.refuse, self.ended = refuse, 0
-        self.frames = _Frames(self._hear, self._end)
+        self.frames = Frames(self._hear, self._end)
         self.transport = Transport(held)
         self.frames.connection_made(self.transport)
 
@@ -336,7 +336,7 @@ async def test_frames_are_found_however_they_come() -> None:
         for start in range(0, len(data), size):
             connection.frames.data_received(data[start : start + size])
         assert connection.heard == bodies * 2
-        assert not connection.frames._buffer
+        assert not connection.frames.buffer
     connection.frames.send(b"back")
     assert connection.transport.written == framed(b"back")
 
@@ -347,14 +347,14 @@ async def test_what_is_no_frame_or_cannot_be_handled_ends_the_connection() -> No
         connection.frames.data_received(framed(b"first") + data)
         assert (connection.heard, connection.transport.ends) == ([b"first"], ["aborted"])
         assert connection.frames.closed
-        assert not connection.frames._buffer
+        assert not connection.frames.buffer
     largest = Connection()
     largest.frames.data_received(LENGTH.pack(MAX_FRAME))
     assert largest.transport.ends == []
 
 
 async def test_nothing_is_sent_before_or_after_a_connection() -> None:
-    early = _Frames(lambda body: None, lambda: None)
+    early = Frames(lambda body: None, lambda: None)
     early.send(b"early")
     early.close()
     connection = Connection()
@@ -402,7 +402,7 @@ async def test_an_answer_that_does_not_come_is_named() -> None:
 async def test_who_holds_a_pipe_open_does_not_hold_up_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_EXIT_GRACE_SECONDS", 0.0)
     endless = asyncio.create_task(asyncio.Event().wait())
-    await _finish(endless)
+    await finish(endless)
     assert endless.cancelled()
 
 
@@ -411,5 +411,5 @@ async def test_what_a_child_said_last_is_read_before_its_end(monkeypatch: pytest
     rest = asyncio.Event()
     reading = asyncio.create_task(rest.wait())
     asyncio.get_running_loop().call_soon(rest.set)
-    await _finish(reading)
+    await finish(reading)
     assert reading.result()

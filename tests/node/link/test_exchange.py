@@ -448,5 +448,5 @@ async def test_open_handshakes_of_a_revoked_member_end(cluster) -> None:
             assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.PERMISSION_DENIED}
         assert not other.done()
         other.cancel()
-        while nodes[1].handshakes._open:
+        while nodes[1].handshakes.open:
             await asyncio.sleep(0.01)

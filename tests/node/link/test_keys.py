@@ -129,8 +129,8 @@ def test_notes_are_bounded(pair: Any) -> None:
     assert refusal(first.seal_note, b"x", bytes(MAX_NOTE_BYTES + 1)) == "NOTE_TOO_LARGE"
     largest = first.seal_note(b"x", bytes(MAX_NOTE_BYTES))
     assert second.open_note(b"x", largest) == bytes(MAX_NOTE_BYTES)
-    too_long = first.suite.aead(first._note_key(b"y", sending=True)[0]).encrypt(
-        bytes(12), bytes(MAX_NOTE_BYTES + 1), first._note_key(b"y", sending=True)[1]
+    too_long = first.suite.aead(first.note_key(b"y", sending=True)[0]).encrypt(
+        bytes(12), bytes(MAX_NOTE_BYTES + 1), first.note_key(b"y", sending=True)[1]
     )
     assert refusal(second.open_note, b"y", too_long) == "NOTE_REFUSED"
     assert refusal(second.open_note, b"z", b"short") == "NOTE_REFUSED"

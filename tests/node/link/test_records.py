@@ -310,7 +310,7 @@ def test_poison_reaches_the_other_direction(pair: Any) -> None:
 
 def test_copying_and_pickling_raise(pair: Any) -> None:
     sender, _ = pair.link()
-    for thing in (sender, sender.sealer, sender.opener, sender.sealer._session):
+    for thing in (sender, sender.sealer, sender.opener, sender.sealer.session):
         for action in (copy.copy, copy.deepcopy, pickle.dumps):
             assert refusal(action, thing) == "KEY_COPIED"
 
@@ -393,14 +393,14 @@ def test_limits_ask_for_a_new_session_and_later_refuse(pair: Any) -> None:
         sender, receiver = pair.link()
         for link, side in ((sender, sender.sealer), (receiver, receiver.opener)):
             assert not link.needs_rekey
-            setattr(side._session, name, soft - (1 if name == "sequence" else 64))
+            setattr(side.session, name, soft - (1 if name == "sequence" else 64))
             assert not link.needs_rekey
         open_(receiver, bytes(seal(sender, bytes(64))))
         assert sender.needs_rekey
         assert receiver.needs_rekey
         for side in (sender.sealer, receiver.opener):
-            setattr(side._session, name, hard - (1 if name == "sequence" else 0))
-            side._session.sequence = max(side._session.sequence, 2)
+            setattr(side.session, name, hard - (1 if name == "sequence" else 0))
+            side.session.sequence = max(side.session.sequence, 2)
         open_(receiver, bytes(seal(sender, bytes(64))))
         assert refusal(seal, sender, bytes(64)) == "SESSION_USED_UP"
         assert refusal(receiver.opener.open_into, bytes(80), bytearray(64), header()) == "SESSION_USED_UP"
@@ -436,9 +436,9 @@ def test_rekey_at_a_step_boundary_without_a_gap(pair: Any) -> None:
     receiver.install(second, at_step=6)
     assert not sender.needs_rekey
     cross(3)
-    assert sender.sealer._session.sequence == 7
+    assert sender.sealer.session.sequence == 7
     cross(3)
-    assert sender.sealer._session.sequence == 3
+    assert sender.sealer.session.sequence == 3
     assert sender.last_step == receiver.last_step == 8
 
 
@@ -512,8 +512,8 @@ def test_an_unused_direction_keeps_a_bounded_number_of_prepared_sessions(pair: A
         receiver.install(second, 10 * round_)
         head = header(step=10 * round_)
         open_(receiver, bytes(seal(sender, bytes(64), head)), head)
-    assert len(sender.opener._pending) == 4
-    assert not sender.sealer._pending
+    assert len(sender.opener.pending) == 4
+    assert not sender.sealer.pending
 
 
 def test_poison_reaches_prepared_sessions(pair: Any) -> None:
@@ -571,7 +571,7 @@ def test_every_nonce_is_used_once_whatever_happens(pair: Any, actions: list[tupl
             if action == "reconnect" or link.poisoned:
                 links = pair.link()
                 links[1].sealer.seal_confirmation()
-            elif action == "rekey" and not link.sealer._pending:
+            elif action == "rekey" and not link.sealer.pending:
                 link.install(pair.handshake()[side], step + 1)
             elif action == "fail":
                 with pytest.raises(RecordError):
@@ -591,7 +591,7 @@ def test_headers_hash_to_different_associated_data() -> None:
         (Kind.TOKENS, "int32", (1,), 5),
         (Kind.TOKENS, "int32", (1 << 40,), 4),
     ]
-    assert len({hashlib.sha256(records._describe(*head)).digest() for head in heads}) == len(heads)
+    assert len({hashlib.sha256(records.describe(*head)).digest() for head in heads}) == len(heads)
 
 
 def test_a_prepared_session_does_not_get_round_the_confirmation(pair: Any) -> None:
@@ -611,9 +611,9 @@ def test_the_limits_are_those_of_the_specification() -> None:
 def test_counters_start_at_zero(pair: Any) -> None:
     sender, _ = pair.link()
     assert (
-        sender.sealer._session.sequence,
-        sender.sealer._session.bytes,
-        sender.opener._session.sequence,
+        sender.sealer.session.sequence,
+        sender.sealer.session.bytes,
+        sender.opener.session.sequence,
     ) == (1, 0, 0)
     assert sender.last_step == -1
 
@@ -621,9 +621,9 @@ def test_counters_start_at_zero(pair: Any) -> None:
 def test_a_peer_that_seals_more_than_it_announces_is_refused(pair: Any) -> None:
     """An insider binds one length and seals another: the receiver counts what it got."""
     sender, receiver = pair.link()
-    session, head = sender.sealer._session, header(60, shape=(1, 32))
-    described = records._describe(head.kind, head.dtype, head.shape, head.length)
-    bound = session.prefix + records._pack_order(1, head.step) + DIGEST + described
+    session, head = sender.sealer.session, header(60, shape=(1, 32))
+    described = records.describe(head.kind, head.dtype, head.shape, head.length)
+    bound = session.prefix + records.pack_order(1, head.step) + DIGEST + described
     sealed = bytearray(80)
     session.cross((session.iv ^ 1).to_bytes(12, "big"), bytes(64), bound, sealed)
     out = bytearray(b"\xee" * 64)
@@ -658,7 +658,7 @@ def test_several_prepared_sessions_begin_each_at_its_own_step(pair: Any) -> None
     for step, waiting in ((5, 2), (10, 1), (15, 1), (19, 1), (20, 0), (25, 0)):
         head = header(step=step)
         assert open_(receiver, bytes(seal(sender, bytes(64), head)), head) == bytes(64)
-        assert (len(sender.sealer._pending), len(receiver.opener._pending)) == (waiting, waiting)
+        assert (len(sender.sealer.pending), len(receiver.opener.pending)) == (waiting, waiting)
 
 
 def test_the_reason_tells_an_old_session_from_a_past_step(pair: Any) -> None:

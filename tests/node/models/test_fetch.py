@@ -60,7 +60,7 @@ def start(
     ours, theirs = socket_pair()
     code = (
         "from sealring.mesh.system.lean import collect_seldom, hide_rich; collect_seldom(); hide_rich()\n"
-        "from sealring.node.models import fetch; fetch._KEEP_SECONDS = 0; fetch.main()"
+        "from sealring.node.models import fetch; fetch.KEEP_SECONDS = 0; fetch.main()"
     )
     with theirs:
         child = subprocess.Popen(
@@ -214,7 +214,7 @@ def test_what_the_hub_has_not_confirmed_is_never_noted_as_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the process is killed before the hash of the last file has been looked at."""
-    monkeypatch.setattr(fetch, "_KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(fetch, "KEEP_SECONDS", 0.0)
     contents = [FILES["config.json"], WEIGHTS]
 
     def killed(index: int, path: Path) -> None:
