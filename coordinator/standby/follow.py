@@ -124,21 +124,25 @@ class Follower:
         newest = check_image(copy.database)
         if newest < self._newest:
             raise RosterError("the copy is older than the one before", reason="ROSTER_ROLLBACK")
-        await asyncio.to_thread(self._write, copy)
+        await asyncio.to_thread(write_copy, self._folder, copy)
         self._known, self._newest = digest, newest
         return len(copy.database)
 
-    def _write(self, copy: admin_pb2.StateCopy) -> None:
-        """Writes the files of a copy, the database last: newer files beside an older database are valid."""
-        try:
-            for name, data in (
-                (ROOT_METADATA, copy.root_metadata),
-                (CA_CERTIFICATE, copy.authority),
-                (OPERATOR_CERTIFICATE, copy.operator_certificate),
-            ):
-                path: Path = self._folder / name
-                if path.read_bytes() != data:
-                    write_atomic(path, data, mode=0o600 if name == OPERATOR_CERTIFICATE else 0o644)
-            write_atomic(self._folder / DATABASE_NAME, copy.database)
-        except OSError as error:
-            raise unwritable(self._folder, error) from None
+
+def write_copy(folder: Path, copy: admin_pb2.StateCopy) -> None:
+    """Writes the files of a copy, the database last: newer files beside an older database are valid.
+
+    Raises ConfigError (STATE_UNWRITABLE).
+    """
+    try:
+        for name, data in (
+            (ROOT_METADATA, copy.root_metadata),
+            (CA_CERTIFICATE, copy.authority),
+            (OPERATOR_CERTIFICATE, copy.operator_certificate),
+        ):
+            path: Path = folder / name
+            if path.read_bytes() != data:
+                write_atomic(path, data, mode=0o600 if name == OPERATOR_CERTIFICATE else 0o644)
+        write_atomic(folder / DATABASE_NAME, copy.database)
+    except OSError as error:
+        raise unwritable(folder, error) from None

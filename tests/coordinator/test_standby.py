@@ -20,7 +20,7 @@ from sealring.coordinator.main import Coordinator, run
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.standby import copies, follow
 from sealring.coordinator.standby.copies import Copies, unpacked
-from sealring.coordinator.standby.follow import promote, stand_by
+from sealring.coordinator.standby.follow import promote, stand_by, write_copy
 from sealring.coordinator.standby.terms import tell_predecessor
 from sealring.coordinator.store import Store
 from sealring.mesh.clock import wall_clock
@@ -150,8 +150,6 @@ async def test_a_standby_is_none_of_a_coordinator_until_it_is_promoted(
 
 
 def test_a_copy_is_written_with_its_modes_and_only_what_has_changed(tmp_path: Path) -> None:
-    follower: Any = follow.Follower.__new__(follow.Follower)
-    follower._folder = tmp_path
     (tmp_path / "operator").mkdir()
     copy = admin_pb2.StateCopy(
         root_metadata=b"root", authority=b"ca", operator_certificate=b"operator", database=b"data"
@@ -161,14 +159,14 @@ def test_a_copy_is_written_with_its_modes_and_only_what_has_changed(tmp_path: Pa
         (tmp_path / name).write_bytes(b"old")
         (tmp_path / name).chmod(0o640)
     (tmp_path / "ca.pem").write_bytes(b"ca")
-    follower._write(copy)
+    write_copy(tmp_path, copy)
     assert [(tmp_path / name).read_bytes() for name in modes] == [b"root", b"ca", b"operator"]
     assert (tmp_path / "coordinator.db").read_bytes() == b"data"
     found = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in modes}
     assert found == {**modes, "ca.pem": 0o640}, "which nobody has written anew"
     (tmp_path / "root.dsse").unlink()
     with pytest.raises(ConfigError) as caught:
-        follower._write(copy)
+        write_copy(tmp_path, copy)
     assert caught.value.reason == "STATE_UNWRITABLE"
 
 

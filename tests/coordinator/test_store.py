@@ -159,7 +159,8 @@ def test_a_transaction_is_all_or_nothing_even_nested(store: Store) -> None:
 
 
 def test_a_full_disk_is_one_clear_error_and_changes_nothing(store: Store) -> None:
-    connection = store._database._connection
+    with store.transaction() as connection:
+        pass
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(Unavailable) as caught, store.transaction():

@@ -1,4 +1,4 @@
-"""What operators see of a node."""
+"""A node as operators see it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stored(draining: int = 0) -> StoredMember:
 def test_what_is_known_of_a_node_is_shown(
     here: bool, draining: int, state: admin_pb2.NodeState.ValueType
 ) -> None:
-    """Its rings by name; when it was heard of by the wall clock; its memory once it has told."""
+    """Rings by name, the last message by the wall clock, and memory after the first report."""
     session = NodeSession("id", bytes(16), clock=lambda: 10.0) if here else None
     places = [
         (ring, admin_pb2.StagePlan(rank=rank, first_layer=2, end_layer=4, weight_bytes=5, kv_budget=6))

@@ -1,4 +1,4 @@
-"""What nodes answer about a model, and what an operator hears when none has it."""
+"""Profiles of a model, and the error for a model that no node has."""
 
 from __future__ import annotations
 

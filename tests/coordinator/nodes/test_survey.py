@@ -1,4 +1,4 @@
-"""Who could serve a model, and plans that hold while nodes come and go."""
+"""The nodes that could serve a model, and plans that hold while nodes come and go."""
 
 from __future__ import annotations
 
@@ -69,13 +69,15 @@ def deployed(*stages: int, name: str = "other", memory: int = MIB) -> Any:
 def make(
     members: list[Any], sessions: list[Any], *, deployments: tuple[Any, ...] = (), floor: int = 10
 ) -> Any:
-    made = Survey(
+    here = Sessions(sessions)
+    profiles: Any = SimpleNamespace()
+    made: Any = Survey(
         SimpleNamespace(  # type: ignore[arg-type]
             members=SimpleNamespace(all=lambda role: members),
             deployments=SimpleNamespace(all=lambda: deployments),
         ),
-        Sessions(sessions),  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
+        here,  # type: ignore[arg-type]
+        profiles,
         SimpleNamespace(trust=lambda member: 10, refusal=lambda member: ""),  # type: ignore[arg-type]
         SimpleNamespace(trust_floor=floor),  # type: ignore[arg-type]
         Speeds(),
@@ -87,7 +89,8 @@ def make(
         made.ranks = ranks
         return made.answers
 
-    made._profiles = SimpleNamespace(ask=ask)
+    profiles.ask = ask
+    made.sessions, made.profiles = here, profiles
     made.asked, made.answers = asked, {}
     return made
 
@@ -148,7 +151,7 @@ async def test_ranks_are_asked_for_where_layers_are_cut(strategy: str, ranks: in
 async def test_who_has_not_told_its_memory_is_waited_for_and_then_left_out() -> None:
     made = make([member(0), member(1)], [session(0), session(1, memory=0)])
     await made.ask(SPEC)
-    assert (made.asked, made._sessions.waits) == ([[IDS[0]]], 1)
+    assert (made.asked, made.sessions.waits) == ([[IDS[0]]], 1)
     told = make([member(0)], [session(0)])
     await told.ask(SPEC)
     assert told._sessions.waits == 0
@@ -172,7 +175,7 @@ async def test_the_version_of_the_model_with_most_memory_is_served_unless_one_is
 
 
 async def test_no_ring_has_a_model_of_two_commits() -> None:
-    """Whose weights may differ where the digest is the same; who knows of no commit is not left out."""
+    """Weights may differ under one digest; a node that knows no commit is not left out."""
     made = make([member(number) for number in range(3)], [session(0), session(1, 2 * GIB), session(2)])
     answers = answer(0) | answer(1) | answer(2)
     for number, letter in enumerate("cd"):
@@ -182,8 +185,8 @@ async def test_no_ring_has_a_model_of_two_commits() -> None:
     assert {stage.member for stage in planned.rings[0].stages} == {IDS[1], IDS[2]}
 
 
-async def test_whoever_has_the_model_says_how_ranks_would_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the plan's first node gets it only then, and not who has another; a refusal is told."""
+async def test_a_node_with_the_model_profiles_the_parts_of_ranks() -> None:
+    """Also if the plan's first node still lacks it, and not one with another version; a refusal is shown."""
     made = make([member(0), member(1), member(2)], [session(0, 2 * GIB), session(1), session(2, MIB)])
     lacks = NotFound("no model", reason="MODEL_NOT_FOUND", fetchable="yes")
     answers = answer(2, "cd" * 32) | {IDS[0]: ProfileReply(IDS[0], None, lacks)} | answer(1)
@@ -193,7 +196,7 @@ async def test_whoever_has_the_model_says_how_ranks_would_hold_it(monkeypatch: p
         asked.append((members[0], ranks))
         return {members[0]: ProfileReply(members[0], None, Unavailable("3 heads are not for 2 ranks"))}
 
-    monkeypatch.setattr(made._profiles, "ask", ask)
+    made.profiles.ask = ask
     spec = admin_pb2.DeploymentSpec(name="demo", model="demo", members=IDS[:2], stages=2, trust_floor=10)
     planned = await made.plan(spec, answers)
     table = await made.shapes(spec, planned, answers)
@@ -213,7 +216,7 @@ async def test_a_plan_that_cannot_be_compared_has_no_table(gone: bool) -> None:
     planned = await made.plan(spec, answers)
     made.answers = failed(0)
     if gone:
-        made._sessions.pop()
+        made.sessions.pop()
     assert await made.shapes(spec, planned, answers) == admin_pb2.ShapeTable()
 
 
@@ -284,7 +287,7 @@ async def test_a_plan_over_who_has_gone_meanwhile_is_made_again(monkeypatch: pyt
 
     def leaving(*args: Any) -> Any:
         plans.append(real(*args))
-        made._sessions[:] = [one for one in made._sessions if one.member != IDS[0]]
+        made.sessions[:] = [one for one in made.sessions if one.member != IDS[0]]
         return plans[-1]
 
     monkeypatch.setattr(survey, "plan", leaving)
@@ -301,7 +304,7 @@ async def test_a_plan_that_never_holds_is_given_up(monkeypatch: pytest.MonkeyPat
         found = real(*args)
         tries.append(found)
         gone = found.rings[0].stages[0].member
-        made._sessions[:] = [session(number) for number in (0, 1) if IDS[number] != gone]
+        made.sessions[:] = [session(number) for number in (0, 1) if IDS[number] != gone]
         return found
 
     monkeypatch.setattr(survey, "plan", changing)

@@ -1,4 +1,4 @@
-"""Who is dealt to which ring, in which order, and whether what they hold fits to the byte."""
+"""Members dealt to rings and put in order; their layers fit to the byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def demand(layers: list[int], embedding: int = 0, head: int = 0, tied: bool = Fa
 
 
 def machine(name: str, room: int) -> Candidate:
-    """One with exactly so many bytes to give."""
+    """A member with exactly this room, in bytes."""
     made = Candidate(name, name, 1000, 10, taken=900 - room)
     assert made.room == room
     return made

@@ -230,7 +230,7 @@ def test_a_tensor_ring_hands_on_tokens_alone() -> None:
 
 @pytest.mark.parametrize(("room", "rows"), [(5000, 0), (5001, 1), (5002, 2), (5007, 7), (5008, 7)])
 def test_a_shape_holds_as_many_rows_as_fit(room: int, rows: int) -> None:
-    """Of one byte each."""
+    """Rows of one byte each."""
     tiny = small(1, kv_bytes_per_token=[1, 0, 0], kv_max_tokens=[0] * 3, layer_bytes=[1400] * 3)
     found = estimate(tiny, (TensorGroup((holding("a", room, Rate(1000)),), 3),), Network(), 7)
     assert (found.rows if found else 0) == rows

@@ -1,4 +1,4 @@
-"""What a model asks of memory, to the byte, and which profiles are believed."""
+"""The memory that a model needs, to the byte, and the bounds of profiles."""
 
 from __future__ import annotations
 

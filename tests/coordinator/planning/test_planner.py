@@ -147,7 +147,7 @@ def test_a_slow_member_gets_fewer_layers_and_the_plan_says_so() -> None:
 
 
 def test_a_stage_of_few_layers_is_not_taken_for_a_slow_member() -> None:
-    """Of equal members, each step of which takes 1 ms and 50 us a layer."""
+    """Equal members, whose steps take 1 ms and 50 us a layer."""
     speeds = Speeds()
     few, many, slow = plan(spec(split=[1, 4, 4]), profile(), THREE).rings[0].stages
     for stage, microseconds in ((few, 1050), (many, 1200), (slow, 4800), (few, 1050)):

@@ -200,7 +200,7 @@ def test_the_example_of_the_manual_is_simulated() -> None:
 
 
 def model(layers: int, *ranks: int) -> Model:
-    """Layers of 10 bytes, which so many ranks share."""
+    """Layers of 10 bytes, which `ranks` ranks share."""
     return Model(
         {
             count: model_pb2.ModelProfile(
@@ -296,7 +296,7 @@ def test_groups_get_layers_by_what_they_hold_or_how_fast_they_are(
 
 
 def table(*rates: float | None, room: int = 90) -> admin_pb2.ShapeTable:
-    """Of a plan of four layers on the first."""
+    """A plan of four layers on the first."""
     found = [
         Candidate(f"n{place}", f"n{place}", 10_000, 10, rate=rate and Rate(rate), taken=9000 - room)
         for place, rate in enumerate(rates)

@@ -25,7 +25,7 @@ TIGHT = 13_000
 
 
 async def members(cluster: Cluster) -> set[str]:
-    """The names of who is planned to be in the ring."""
+    """The names of the ring's planned members."""
     answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
     return {stage.member_name for stage in answer.deployments[0].plan.rings[0].stages}
 
@@ -420,7 +420,7 @@ async def test_stages_give_way_where_a_member_is_lost_and_a_tensor_rings_do_not(
 async def test_a_ring_stays_on_those_of_its_named_nodes_that_can(
     members: str, split: list[int], able: str, kept: str
 ) -> None:
-    """Of which the third has no such model."""
+    """The third of them does not have the model."""
 
     async def plan(asked: Any, *_: Any, **__: Any) -> str:
         return "".join(asked.members)
@@ -482,46 +482,6 @@ async def test_a_move_that_fails_is_told_and_is_over(lost: set[str]) -> None:
     assert made._moving == {"other"}
 
 
-@pytest.mark.parametrize(
-    ("draining", "saved"), [(None, []), (0, []), (700, [SimpleNamespace(id="a", draining=1)])]
-)
-def test_a_drain_that_is_over_is_not_taken_up_again(
-    monkeypatch: pytest.MonkeyPatch, draining: int | None, saved: list[Any]
-) -> None:
-    told: list[Any] = []
-    members = SimpleNamespace(
-        find=lambda one: None if draining is None else SimpleNamespace(id=one, draining=draining),
-        save=lambda one: told.append(one),
-    )
-    rings = SimpleNamespace(keep_serving=lambda *said: told.append(said), sync=lambda: told.append("sync"))
-    made = moves(_store=SimpleNamespace(members=members), _rings=rings)
-    replaced = "sealring.coordinator.rings.moves.dataclasses.replace"
-    monkeypatch.setattr(replaced, lambda one, **new: SimpleNamespace(**vars(one) | new))
-    made._over("a")
-    assert told == [*saved, ("a", False), "sync"]
-
-
-@pytest.mark.parametrize(
-    ("idle", "is_idle"), [(None, True), ({"r-0", "s-0"}, True), ({"r-0"}, False), (set(), False)]
-)
-def test_a_member_is_idle_when_all_of_its_rings_are(idle: set[str] | None, is_idle: bool) -> None:
-    """Or nothing is heard of it."""
-    plans = [
-        SimpleNamespace(name=name, plan=admin_pb2.DeploymentPlan(rings=rings))
-        for name, rings in (
-            ("r", [RING, admin_pb2.RingPlan(ring="r-1", stages=[admin_pb2.StagePlan(member="b")])]),
-            ("s", [admin_pb2.RingPlan(ring="s-0", stages=[admin_pb2.StagePlan(member="a")])]),
-        )
-    ]
-    session = None if idle is None else SimpleNamespace(idle=idle)
-    made = moves(
-        _store=SimpleNamespace(deployments=SimpleNamespace(all=lambda: plans)),
-        _sessions=SimpleNamespace(find=lambda member: session),
-    )
-    assert made._rings_of("a") == [("r", "r-0"), ("s", "s-0")]
-    assert made._idle("a") is is_idle
-
-
 async def test_a_drain_has_a_time_and_is_taken_back() -> None:
     told: list[Any] = []
     clock = 100.5
@@ -561,38 +521,6 @@ async def test_a_drain_has_a_time_and_is_taken_back() -> None:
     assert told == [], "its time is over"
     await made.close()
     assert (made._tasks, made._drains) == (set(), {})
-
-
-@pytest.mark.parametrize("returning", [False, True])
-async def test_a_drain_moves_each_ring_of_the_member_when_it_is_idle(returning: bool) -> None:
-    told: list[Any] = []
-    busy = [True, True]
-
-    async def beat() -> None:
-        told.append("beat")
-        busy.pop()
-
-    async def returned(member: str) -> None:
-        told.append(f"{member} is back")
-
-    async def move(*said: Any) -> None:
-        told.append(said)
-
-    made = moves(
-        _rings=SimpleNamespace(keep_serving=lambda *_: None),
-        _clock=lambda: 0.0,
-        _sessions=SimpleNamespace(next_beat=beat),
-        _idle=lambda member: not busy,
-        _rings_of=lambda member: [("r", "r-0"), ("s", "s-0")],
-        _returned=returned,
-        _move=move,
-        _over=lambda member: told.append("over"),
-    )
-    made._begin_drain("a", 1e6, returning=returning)
-    await made._drains["a"]
-    moved = [("r", "r-0", {"a"}), ("s", "s-0", {"a"})]
-    assert told == [*["a is back"] * returning, "beat", "beat", *moved, "over"]
-    assert made._drains == {}
 
 
 def moves(**parts: Any) -> Any:

@@ -34,7 +34,7 @@ async def deploy(cluster: Cluster, **spec: Any) -> admin_pb2.DeploymentPlan:
 async def ring_state(
     cluster: Cluster, phase: int, *, epoch: int = 0, deployment: int = 0
 ) -> admin_pb2.RingStatus:
-    """Of the first ring of the deployment with this number, by their names."""
+    """The status of the first ring of the deployment with this number, by their names."""
     async with asyncio.timeout(200):
         while True:
             answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())

@@ -1,4 +1,4 @@
-"""What is told of one ring: to gateways, to operators, and to its members."""
+"""One ring as gateways, operators and its members see it."""
 
 from __future__ import annotations
 

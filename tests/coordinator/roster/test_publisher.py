@@ -273,7 +273,8 @@ async def test_half_of_its_life_renews_it_by_either_clock(
 
 async def test_a_renewal_that_fails_is_tried_again(bench: Bench) -> None:
     bench.publisher.publish()
-    connection = bench.store._database._connection
+    with bench.store.transaction() as connection:
+        pass
     connection.execute("PRAGMA query_only = ON")
     bench.now += bench.settings.roster_lifetime / 2
     with capture_logs() as logs:

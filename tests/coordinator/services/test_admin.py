@@ -1,4 +1,4 @@
-"""Admin calls end to end, and who may make them."""
+"""Admin calls end to end, and the callers that may make them."""
 
 from __future__ import annotations
 

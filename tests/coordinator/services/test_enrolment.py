@@ -105,7 +105,7 @@ async def test_a_token_is_for_its_role(cluster: Cluster) -> None:
 
 async def test_an_expired_token_is_refused(cluster: Cluster) -> None:
     token = await cluster.token(ttl=600)
-    with cluster.coordinator.store.tokens._database.transaction() as connection:
+    with cluster.coordinator.store.transaction() as connection:
         connection.execute("UPDATE tokens SET expires = expires - 601")
     await refused(cluster.join("alpha", token=token))
 

@@ -119,10 +119,12 @@ class Coordinators(RuleBasedStateMachine):
 
     @rule(point=st.integers(0, 20), what=st.sampled_from(["publish", "begin_epoch", "make_token", "spend"]))
     def killed(self, point: int, what: str) -> None:
-        """At one of a change's statements, if it has so many; else after it."""
+        """At one of a change's statements, or after the change if it has fewer."""
         left: list[Path] = []
         at = crashing.after(point, lambda: left.append(self.copy()))
-        self.store._database._connection.set_trace_callback(lambda _: at())
+        with self.store.transaction() as connection:
+            pass
+        connection.set_trace_callback(lambda _: at())
         act = {"publish": self.publisher.publish, "begin_epoch": self._epoch, "make_token": self._token}
         act.get(what, self._spend)()
         left = left or [self.copy()]
