@@ -1,7 +1,7 @@
 """Writes docs/models.md from docs/models.json: what sealring can do with each architecture of mlx-lm.
 
-`python -m bench.architectures FILE...` first makes docs/models.json of what `sealring model check --all
---json` and `python -m bench.shards` printed. The page says how to make that.
+`python -m bench.architectures FILE...` first makes docs/models.json of the output of `python -m bench.stages`
+and `python -m bench.shards`. The page says how to make that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ What sealring can do with the architectures of mlx-lm 0.32.2. Each line is a sma
 
 ```
 python tests/support/small_models.py > models.json
-sealring model check models.json --all --stages 3 --json > found.json
+python -m bench.stages models.json > found.json
 python -m bench.shards models.json > shards.json
 python -m bench.architectures found.json shards.json
 ```
@@ -130,7 +130,7 @@ called by a grammar: [clients.md](clients.md#answers-that-fit-a-schema).
 
 
 def page(found: dict[str, dict[str, Any]]) -> str:
-    """The page, made of the output of `sealring model check --all --json` for each configuration."""
+    """The page, made of the output of `python -m bench.stages` for each configuration."""
     names = sorted(found, key=str.lower)
     exact = [name for name in names if found[name]["outcome"] == "exact"]
     wrong = [name for name in names if found[name]["outcome"] == "wrong"]

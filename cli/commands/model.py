@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ import typer
 from sealring.cli.calls.held import print_models, pull, remove
 from sealring.cli.calls.operator import call_admin, run_admin
 from sealring.cli.commands.deployment import parse_split
-from sealring.cli.local.apart import ask_apart, ask_each_apart
+from sealring.cli.local.apart import ask_apart
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.exit_codes import CHECK_FAILED
 from sealring.cli.terminal.options import AsJson
@@ -103,7 +102,6 @@ def check(
     split: Annotated[str, typer.Option(metavar="A,B,...", help="layers per stage, by hand")] = "",
     rows: Annotated[int, typer.Option(min=1, max=64, help="sequences at once")] = 3,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="of random weights and prompts")] = 0,
-    every: Annotated[bool, typer.Option("--all", help="every configuration in FILE.json")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare a whole model with its stages, logit by logit.
@@ -112,9 +110,6 @@ def check(
     """
     sizes = parse_split(split) or None
     asked = {"splits": sizes, "stages": stages, "rows": rows, "seed": seed}
-    if every:
-        _check_all(Path(path_or_config), asked, as_json)
-        return
     with progress(f"comparing {path_or_config} with its stages"):
         report = ask_apart("sealring.node.engine.check", [path_or_config, json.dumps(asked)])
     if as_json:
@@ -135,56 +130,6 @@ def check(
     else:
         say("the stages do not compute what the whole model computes")
     raise typer.Exit(CHECK_FAILED)
-
-
-def _check_all(file: Path, asked: Mapping[str, object], as_json: bool) -> None:
-    keys = _keys(file)
-    found = {}
-    with progress(f"comparing {len(keys)} models with their stages"):
-        answers = ask_each_apart("sealring.node.engine.check_many", [str(file), json.dumps(asked)], keys)
-        for key, told in answers:
-            if isinstance(told, ModelError):
-                told = {"outcome": "refused", "reason": told.reason, "why": told.message}
-            found[key] = told
-    if as_json:
-        print_json(found)
-    else:
-        rows = [
-            [
-                key,
-                one["outcome"],
-                one.get("why", ""),
-                *(_yes(bool(one.get(name))) for name in ("rows_together", "kv_bits")),
-                one.get("prefixes", ""),
-            ]
-            for key, one in found.items()
-        ]
-        print_table(["model", "outcome", "why", "rows together", "kv-bits", "prefixes"], rows)
-    wrong = [key for key, one in found.items() if one["outcome"] == "wrong"]
-    if wrong:
-        say(f"not what the whole model computes: {', '.join(wrong)}")
-        raise typer.Exit(CHECK_FAILED)
-
-
-def _keys(file: Path) -> list[str]:
-    """The names of the configurations in a file. Raises ModelError (BAD_MODEL_CONFIG)."""
-    try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{file} is not a JSON file of configurations",
-            reason="BAD_MODEL_CONFIG",
-            hint="--all takes a file with an object of configurations by name",
-        ) from error
-    if not isinstance(found, dict) or not all(
-        isinstance(one, dict) and isinstance(one.get("model_type"), str) for one in found.values()
-    ):
-        raise ModelError(
-            f"{file} does not hold configurations by name",
-            reason="BAD_MODEL_CONFIG",
-            hint="--all takes a file with an object of configurations by name, each with its model_type",
-        )
-    return list(found)
 
 
 @command(app, example="sealring model profile ~/models/Qwen3-8B")

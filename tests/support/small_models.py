@@ -1,6 +1,6 @@
 """Configurations of tests/data made as small as they still are what they are.
 
-`python tests/support/small_models.py` prints them all, as a file for `sealring model check --all`.
+`python tests/support/small_models.py` prints them all, as a file for `python -m bench.stages`.
 """
 
 from __future__ import annotations

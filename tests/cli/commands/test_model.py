@@ -1,10 +1,9 @@
-"""`sealring model check --all`: each configuration of a file, whatever becomes of the others."""
+"""`sealring model`: checks, parts and profiles of a folder, and models on nodes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +12,8 @@ from typer.testing import CliRunner
 
 from sealring.cli.commands import model as command
 from sealring.cli.commands.model import app
-from sealring.cli.local import apart
 from sealring.cli.terminal.exit_codes import CHECK_FAILED
-from sealring.mesh.errors import Internal, ModelError
 from sealring.v1 import admin_pb2, membership_pb2
-
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 50,
-}
-
-
-def test_all_configurations_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "models.json"
-    file.write_text(json.dumps({"one": CONFIG, "two": {"model_type": "unheard_of"}}))
-    done = CliRunner().invoke(app, ["check", str(file), "--all", "--stages", "3", "--json"])
-    assert done.exit_code == 0
-    found = json.loads(done.stdout)
-    assert found["one"] == {
-        "model_type": "llama",
-        "outcome": "exact",
-        "stages": 3,
-        "adapter": False,
-        "rows_together": True,
-        "kv_bits": [],
-        "prefixes": "any",
-    }
-    assert (found["two"]["outcome"], found["two"]["reason"]) == ("refused", "MODEL_TYPE_UNKNOWN")
 
 
 @pytest.mark.parametrize(("largest", "shown"), [(0.25, "0.25"), (None, "not a number")])
@@ -59,61 +28,6 @@ def test_how_far_stages_are_off_is_told(
     assert done.exit_code == CHECK_FAILED
     assert f" 0-1 2-2  random   no     {shown} " in done.output
     assert "do not compute what the whole model computes" in done.output
-
-
-def test_wrong_ones_fail_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "models.json"
-    file.write_text(json.dumps({"one": CONFIG}))
-    told = {
-        "model_type": "llama",
-        "outcome": "wrong",
-        "rows_together": True,
-        "kv_bits": [],
-        "prefixes": "any",
-    }
-    refused = ModelError("it is too new", reason="MODEL_TYPE_UNKNOWN")
-    answers = [("one", told), ("two", refused)]
-    monkeypatch.setattr("sealring.cli.commands.model.ask_each_apart", lambda *_: iter(answers))
-    done = CliRunner().invoke(app, ["check", str(file), "--all"])
-    assert done.exit_code == CHECK_FAILED
-    assert [line.split() for line in done.stdout.splitlines()] == [
-        ["model", "outcome", "why", "rows", "together", "kv-bits", "prefixes"],
-        ["one", "wrong", "-", "yes", "no", "any"],
-        ["two", "refused", "it", "is", "too", "new", "no", "no", "-"],
-    ]
-    assert "comparing 1 models with their stages" in done.stderr
-    assert "not what the whole model computes: one\n" in done.stderr
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"one": 1}', '{"one": {}}', '{"model_type": "llama"}'])
-def test_what_is_no_file_of_configurations_is_refused(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "models.json"
-    file.write_text(content)
-    done = CliRunner().invoke(app, ["check", str(file), "--all"])
-    assert isinstance(done.exception, ModelError)
-    assert done.exception.reason == "BAD_MODEL_CONFIG"
-
-
-def module_that(tmp_path: Path, does: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    loop = f"for key in sys.argv[1:]:\n    if key == 'bad': {does}\n    print('{{}}', flush=True)\n"
-    (tmp_path / "asked.py").write_text(f"import os, sys\n{loop}")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return "asked"
-
-
-def test_a_crash_is_that_of_one_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = module_that(tmp_path, "os.abort()", monkeypatch)
-    found = dict(apart.ask_each_apart(name, [], ["a", "bad", "b"]))
-    assert found["a"] == found["b"] == {}
-    assert isinstance(found["bad"], ModelError)
-    assert found["bad"].reason == "MODEL_CRASHES"
-    assert signal.SIGABRT.name in found["bad"].message
-
-
-def test_a_failure_of_the_check_itself_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = module_that(tmp_path, "sys.exit(1)", monkeypatch)
-    with pytest.raises(Internal, match="the check of bad failed"):
-        list(apart.ask_each_apart(name, [], ["a", "bad", "b"]))
 
 
 def test_parts_of_a_model_are_told_with_their_sizes(

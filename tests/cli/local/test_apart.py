@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.cli.local.apart import ask_apart, ask_each_apart
+from sealring.cli.local.apart import ask_apart
 from sealring.mesh.errors import FailedPrecondition, Internal, ModelError
 
 SCRIPTS = {
@@ -66,4 +66,3 @@ def test_any_other_end_is_a_fault_of_ours() -> None:
 def test_mlx_multiplies_exactly_where_results_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLX_ENABLE_TF32", raising=False)
     assert ask_apart("finds", []) == {"tf32": "0"}
-    assert list(ask_each_apart("finds", [], ["a", "b"])) == [("a", {"tf32": "0"}), ("b", {"tf32": "0"})]
