@@ -90,11 +90,11 @@ def computed_as(tokens: int) -> int:
 
 
 def compute_in_batches() -> None:
-    """From now on the calling thread, and those that it starts, interrupt no other when they wake (Linux).
+    """On Linux, lets the calling thread and those that it starts interrupt no other thread when they wake.
 
-    Whoever hands MLX a graph wakes MLX's own thread once for every operation. Where both have one core, each
-    would interrupt the other some 150 times a decode step; so, one works until it has to wait or its time is
-    up. What a daemon or a carrier does takes moments and comes first.
+    A thread that hands MLX a graph wakes MLX's own thread once for every operation. On one core, each would
+    interrupt the other some 150 times a decode step. With SCHED_BATCH one works until it waits or its time is
+    up. The work of daemon and carrier takes moments and comes first.
     """
     if sys.platform == "linux" and hasattr(os, "sched_setscheduler"):
         with contextlib.suppress(OSError):  # a sandbox may forbid it

@@ -1,4 +1,4 @@
-"""From a model folder to a loaded stage, with the front at the head."""
+"""Loads a stage from a model folder, with the front at the head."""
 
 from __future__ import annotations
 

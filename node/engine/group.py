@@ -47,7 +47,7 @@ def form(command: JoinGroup) -> Group:
 
 
 def device_matrix(rank: int, devices: Sequence[str]) -> list[list[str | None]]:
-    """By rank, the device that leads to each other rank, with `devices` as the row of the own one."""
+    """The device that leads from each rank to each other; `devices` is the row of this rank."""
     ranks = range(len(devices))
     return [[None if at == to else devices[to] if at == rank else _ELSEWHERE for to in ranks] for at in ranks]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import mlx.core as mx
 
 MOST = 256
-"""As many as are found faster than by a sort of everything."""
+"""Most values that are found faster than by sorting the vocabulary."""
 
 _BLOCK = 32
 
 
 def worthwhile(vocabulary: int) -> bool:
-    """Whether it is less work than sorting everything."""
+    """Whether `highest` is less work than sorting the vocabulary."""
     return vocabulary > 2 * MOST * _BLOCK
 
 

@@ -34,7 +34,7 @@ def install() -> None:
 
 
 def _of_whole(name: str) -> Any:
-    """What the package has after all, for others in this process, as `from mlx_lm import load` (PEP 562)."""
+    """A name of the whole package, for other code in this process: `from mlx_lm import load` (PEP 562)."""
     if name.startswith("__"):
         raise AttributeError(name)
     return getattr(import_whole(), name)
@@ -81,7 +81,7 @@ def _own_limits() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stand_ins() -> Iterator[None]:
-    """Within the block, in the place of modules that nobody has imported yet."""
+    """Within the block, in the place of modules that are not imported yet."""
     tokenizers, hub = ModuleType(_TEXT_SIDE), ModuleType(_HUB)
     tokenizers.TokenizerWrapper = object  # type: ignore[attr-defined]
     tokenizers.load = hub.snapshot_download = _no_text_side  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ class History:
 
     @classmethod
     def of_prompts(cls, rows: Sequence[RowParameters]) -> History:
-        """Before the first token."""
+        """The history before the first token of an answer."""
         width = max((row.repetition_context_size for row in rows), default=0)
         if not width:
             return cls(len(rows))
@@ -65,7 +65,7 @@ class History:
         )
 
     def begin_counts(self, vocabulary: int, answered: Sequence[Sequence[int]]) -> None:
-        """From here on tokens are counted; those that the rows have `answered` in an earlier epoch count."""
+        """Counts tokens from now on, beginning with those that rows have `answered` in an earlier epoch."""
         if self.counts is None:
             counts = np.zeros((self.rows, vocabulary), np.float32)
             for row, tokens in zip(counts, answered, strict=True):

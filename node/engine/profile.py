@@ -1,7 +1,7 @@
-"""What a model asks of the machines that hold it, measured without reading its weights.
+"""A model's needs of the machines that hold it, measured without reading its weights.
 
-Sizes of parameters come from the lazily mapped, sanitized and quantized model; sizes of caches from the
-model's own cache classes after two lazy runs of different length; nothing is evaluated.
+Sizes of parameters come from the lazily mapped, sanitized and quantized model. Sizes of caches come from the
+model's own cache classes after two lazy runs of different lengths. Nothing is evaluated.
 `python -m sealring.node.engine.profile PATH` prints the profile as JSON.
 """
 

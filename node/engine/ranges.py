@@ -42,9 +42,9 @@ _OUTPUT = re.compile(r'(\d+) -> "(\w+)"')
 
 
 def needed(path: Path, lo: int, hi: int) -> list[Range]:
-    """What the layers [lo, hi) are made of, with embedding, norm and head as they need.
+    """The bytes of files that the layers [lo, hi) need, with embedding, norm and head if they need them.
 
-    Headers have to be there, and nothing else of the weights. Raises ModelError as `weights.load_stage`.
+    Only the headers of the weights have to be in the folder. Raises ModelError as `weights.load_stage`.
     """
     with _recorded() as loaded:
         model, config = load_lazily(path, parts=True)

@@ -48,7 +48,7 @@ def _step_spans(steps: Sequence[StepTimes]) -> Iterator[trace_pb2.Span]:
 
 
 def _loop_spans(times: StepTimes) -> Iterator[trace_pb2.Span]:
-    """A graph is built before or after its input is there, and launched after both."""
+    """Spans of the compute loop: a graph is built before or after its input arrives, then launched."""
     step, started, built, fed, launched = (
         times.step,
         *map(_nanoseconds, (times.started, times.built, times.fed, times.launched)),

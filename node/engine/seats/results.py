@@ -66,7 +66,7 @@ class StageCall:
 
 
 class Results(ABC):
-    """What one member does with its stage's outputs. Used by the compute thread."""
+    """One member's use of its stage's outputs. Used by the compute thread."""
 
     def __init__(self, stage: Stage, source: Source, transfer: Transfer) -> None:
         self._stage = stage

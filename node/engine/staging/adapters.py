@@ -55,13 +55,13 @@ GPU_CODE = frozenset(
         "rwkv7",
     ]
 )
-"""Those for which mlx-lm has code that only a GPU runs: no CPU has shown that this batches, so a stage is
-tried when it is loaded on one (`node/engine/warm_up.py`)."""
+"""Architectures for which mlx-lm has code that only a GPU runs. No CPU has shown that it batches, so a stage
+is tried when it is loaded on a GPU (`node/engine/warm_up.py`)."""
 
 
 @dataclass(frozen=True)
 class Followed:
-    """What a skipped layer's cache gave when the keys and values that arrived for it were put in."""
+    """A skipped layer's cache after the keys and values that arrived for it were added."""
 
     fetched: tuple[Any, Any]
     """All keys and values so far, as the cache's `update_and_fetch` returns them."""
@@ -77,31 +77,31 @@ class Adapter:
     """The layer arguments that are handed from stage to stage; those that are None at a layer are not."""
 
     every_layer: tuple[Place, ...] = ()
-    """Those of `state` that the head makes once and every layer is given."""
+    """Places of `state` whose values the head makes once for all layers."""
 
     per_layer: Place | None = None
     """A layer argument that the head makes from the tokens for each layer, handed on for all later layers."""
 
     batches: bool = True
-    """Whether a row in a batch gets the same as a row alone, as `check` has shown."""
+    """Whether `check` has shown that a row has the same results in a batch as alone."""
 
     gpu_code: bool = False
-    """Whether a GPU computes it by other code than the CPU that `check` has shown it on."""
+    """Whether a GPU runs other code than the CPU on which `check` has shown it."""
 
     together: Callable[[nn.Module], None] | None = None
-    """What mlx-lm's code lacks for that, if it lacks something."""
+    """A change of the model that makes it batch; None if mlx-lm's code does."""
 
     needs: tuple[str, ...] = ()
-    """Names of the module that defines the model by which stages learn what crosses. Not all are public, so
+    """Names in the model's module from which stages learn the state that crosses. Some are private, so
     another release of mlx-lm may lack them."""
 
     rounds: tuple[str, ...] = ()
-    """Functions of that module which round what they are given, an array first, to a few bits: where two runs
-    differ in the last digit, one may come out a step further, and a check takes that for wrong."""
+    """Functions of that module that round an array to a few bits. Two runs that differ in the last digit may
+    come out a step apart there, which a check would take for wrong."""
 
     @contextlib.contextmanager
     def unrounded(self, model: nn.Module) -> Iterator[None]:
-        """Meanwhile the functions of `rounds` do nothing."""
+        """Replaces the functions of `rounds` by functions that return their array."""
         module, own = _module_of(model), {name: getattr(_module_of(model), name) for name in self.rounds}
         try:
             for name in own:
@@ -112,20 +112,20 @@ class Adapter:
                 setattr(module, name, function)
 
     def lacking(self, model: nn.Module) -> list[str]:
-        """Those of `needs` that this mlx-lm does not have."""
+        """The names of `needs` that this mlx-lm lacks."""
         return [name for name in self.needs if not hasattr(_module_of(model), name)]
 
     def donors(self, model: nn.Module) -> dict[int, int]:
-        """For each layer that reads keys and values from another layer's cache, that other layer."""
+        """The donor of each layer that reads keys and values from another layer's cache."""
         return {}
 
     def passed(self, arguments: Arguments, followed: Followed | None) -> Any:
-        """What a skipped layer returns for these arguments."""
+        """The result of a skipped layer for these arguments."""
         return get_argument(arguments, self.state[0])
 
     def handed_on(self, model: nn.Module, layer: int, arguments: Arguments) -> list[Any]:
-        """What crosses in front of a layer, by the arguments that it would be given: an array, or None, for
-        each of `state`."""
+        """The state that crosses in front of a layer, from the layer's arguments: an array or None for each
+        place of `state`."""
         return [get_argument(arguments, place) for place in self.state]
 
     def resume(

@@ -1,7 +1,7 @@
 """Learns how a model uses its layers, its caches and its other parameters, by watching it run.
 
-The model's own code is run on lazy arrays which nobody evaluates, so it costs neither memory nor compute and
-works on weights that are not loaded. What is learnt replaces knowledge of names: the order of the layers
+The model's own code is run on lazy arrays that are never evaluated, so it costs neither memory nor compute
+and works on weights that are not loaded. What is learnt replaces knowledge of names: the order of the layers
 is the only thing that a model has to tell.
 """
 
@@ -26,13 +26,13 @@ from .layout import PROBES, Arguments, Layout, Place, TensorSpec, Unsuitable, fi
 
 @dataclass(frozen=True)
 class Boundary:
-    """What crosses to the stage that starts at one layer, in this order."""
+    """The state that crosses to a stage that starts at one layer, in this order."""
 
     state: tuple[tuple[Place, Layout], ...]
     donors: tuple[tuple[int, Layout, Layout], ...]
     """Upstream layers whose new keys and values later layers read, and the layouts of those two."""
     per_layer: Layout | None
-    """The argument that each of the layers from here on is given, stacked in front of its tail."""
+    """An argument of each of the layers from here on, stacked in front of its tail."""
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -43,28 +43,28 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What a stage has to know of a model."""
+    """The facts of a model that a stage needs."""
 
     model_type: str
     layers: list[nn.Module]
     adapter: Adapter
     donors: dict[int, int]
-    """For each layer that reads another layer's cache, that other layer."""
+    """The donor of each layer that reads another layer's cache."""
     owners: tuple[tuple[int, ...], ...]
     """For each of the model's caches, the layers that use it; none for one that is used before the layers."""
     idle: frozenset[int]
     """Caches that the model makes and no layer fills."""
     boundaries: tuple[Boundary, ...]
-    """For each layer, what a stage that starts there receives (not meaningful for layer 0)."""
+    """The state of a stage that starts at each layer (not meaningful for layer 0)."""
     logits: Layout
     uses: dict[tuple[int, str], frozenset[float]] = field(repr=False)
-    """For each parameter outside the layers, by module id and key, when it is read: i between the layers
-    i - 1 and i, i + 0.5 within layer i."""
+    """The times at which each parameter outside the layers is read, by module id and key: i between the
+    layers i - 1 and i, i + 0.5 within layer i."""
     indivisible: str = ""
-    """Why the model cannot be cut, if it cannot."""
+    """The reason why the model cannot be cut; empty if it can."""
 
     def cache_of(self, layer: int) -> int:
-        """The index of the cache that a layer is given."""
+        """The index of a layer's cache."""
         return next(index for index, owners in enumerate(self.owners) if layer in owners)
 
 
@@ -230,7 +230,7 @@ class _Probe:
         return frozenset(index for index, cache in enumerate(self._cache) if not is_filled(cache))
 
     def owners(self) -> list[tuple[int, ...]]:
-        """For each cache, the layers to which it, or a part of it, was passed."""
+        """The layers to which each cache, or a part of it, was passed."""
         given = {
             layer: {id(value) for value in leaves([args, kwargs])}
             for layer, (args, kwargs) in self.arguments.items()
@@ -249,7 +249,7 @@ def _named(call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tupl
 
 
 def _ids(value: Any) -> set[int]:
-    """What a container or an object holds."""
+    """The contents of a container or an object."""
     return {id(leaf) for leaf in leaves(vars(value) if hasattr(value, "__dict__") else value)}
 
 
@@ -262,7 +262,7 @@ def _described(result: Any) -> str:
 def _boundaries(
     adapter: Adapter, donors: dict[int, int], first: _Probe, second: _Probe, layers: list[Any]
 ) -> tuple[Boundary, ...]:
-    """What crosses in front of each layer. Raises Unsuitable."""
+    """The state that crosses in front of each layer. Raises Unsuitable."""
     count = len(layers)
     for place, layer in enumerate(first.order):
         if place >= count or layer != place:

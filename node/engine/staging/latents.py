@@ -68,7 +68,7 @@ class Ragged:
         return taken
 
     def held(self) -> mx.array | None:
-        """As long as the longest row, with anything behind the shorter ones' entries."""
+        """Entries as long as the longest row; those behind shorter rows' ends have no meaning."""
         longest = max(self.counts, default=0)
         return self._array[:, :longest] if self._array is not None and longest else None
 
@@ -82,8 +82,8 @@ def _with_room(entries: int) -> int:
 
 
 class LatentRows:
-    """What mlx-lm's `LayerCache` holds, of several rows. Windows end with the newest token, and shorter ones
-    begin later."""
+    """The content of mlx-lm's `LayerCache` for several rows. Windows end with the newest token, and shorter
+    ones begin later."""
 
     def __init__(self, kind: Any, window_size: int) -> None:
         """`kind` is mlx-lm's class."""
@@ -162,7 +162,7 @@ def _if_any(entries: mx.array | None) -> mx.array | None:
 
 
 class SharedOfRows(dict[str, Any]):
-    """What layers share in a step of several rows, with the tokens that each had before."""
+    """The dict that layers share in a step of several rows, with the tokens that each row had before."""
 
     def __init__(self, starts: Sequence[int]) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ def _key(arguments: Arguments, first: int | str) -> tuple[Any, Any]:
 
 
 def get_argument(arguments: Arguments, place: Place) -> Any:
-    """What stands at the place, None if nothing does."""
+    """The argument at the place, None if it is missing."""
     container, key = _key(arguments, place[0])
     value = container[key] if isinstance(container, list) else container.get(key)
     for part in place[1:]:

@@ -39,7 +39,8 @@ def random_model(config: dict[str, Any], *, seed: int, dtype: mx.Dtype = mx.floa
         predicate = getattr(model, "quant_predicate", None) or (lambda path, module: True)
 
         def chosen(path: str, module: nn.Module) -> bool | dict[str, Any]:
-            """As mlx-lm converts: what is wide enough, by a setting of its own where it has one."""
+            """Whether to quantize, as mlx-lm does: modules that are wide enough, by their own setting if
+            any."""
             if not hasattr(module, "to_quantized"):
                 return False
             own: bool | dict[str, Any] = quantization.get(path, predicate(path, module))

@@ -125,7 +125,7 @@ class ChunkedRowsCache(RowsCache):
         self.offset = self._idx - self.left_padding + mx.array(dropped)
 
     def make_mask(self, N: int, **_: Any) -> mx.array:  # noqa: N803  mlx-lm's name
-        """For N more tokens, [rows, 1, N, held + N]."""
+        """The mask for N more tokens, bool [rows, 1, N, held + N]."""
         slots = mx.arange(self._idx + N)
         first = (mx.array(self.dropped) - self.left_padding)[:, None, None, None]
         keys, queries = slots + first, slots[self._idx :, None] + first
@@ -159,7 +159,7 @@ _BATCHES: dict[tuple[str, str], type[RowsCache | LatentRows]] = {
     (ChunkedKVCache.__module__, "ChunkedKVCache"): ChunkedRowsCache,
     ("mlx_lm.models.deepseek_v41", "LayerCache"): LatentRows,
 }
-"""By module and class: a model's own module is loaded with the model."""
+"""Classes by the module and name of mlx-lm's, because a model's own module is loaded with the model only."""
 
 
 def merge(rows: Sequence[Any]) -> Any:

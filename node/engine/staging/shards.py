@@ -27,7 +27,7 @@ _COUNTS = ("num_attention_heads", "num_key_value_heads")
 
 
 class Group(Protocol):
-    """What mlx-lm's `shard()` asks of a group."""
+    """The methods of a group that mlx-lm's `shard()` calls."""
 
     def rank(self) -> int: ...
 
@@ -51,7 +51,7 @@ class _Place:
 @dataclass(frozen=True)
 class ShardSpec(StageSpec):
     """All layers of a model at one rank of `ranks`. The head has the prompts and passes token ids on, the
-    tail samples; the logits are there at every rank."""
+    tail samples; every rank makes the logits."""
 
     rank: int = 0
     ranks: int = 1

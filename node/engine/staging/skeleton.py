@@ -1,4 +1,4 @@
-"""Builds an mlx-lm model from its configuration, with parameters that nobody evaluates."""
+"""Builds an mlx-lm model from its configuration, with parameters that are never evaluated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build_skeleton(config: dict[str, Any]) -> nn.Module:
 
 
 def check_layers(config: dict[str, Any]) -> None:
-    """A model of very many layers would be built before anybody could count them."""
+    """Raises ModelError for too many layers, before the model is built."""
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         counts = [part[name] for name in _LAYER_KEYS if isinstance(part.get(name), int)]
         if max(counts, default=0) > MAX_LAYERS:

@@ -1,4 +1,4 @@
-"""What DeepSeek V4.1's layers share, as tensors of a stage state.
+"""The dict that DeepSeek V4.1's layers share, as tensors of a stage state.
 
 Its sparse attention compresses groups of tokens into entries, chooses entries by an index of keys, and some
 layers make what later ones read: `compress_kv` and `index_k` (an entry for each group that is complete),

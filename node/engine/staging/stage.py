@@ -85,7 +85,7 @@ class Stage:
         """The number of tokens that a chunk is padded to, from its own number."""
         self._can_pad = trimmable(self.make_cache())
         self.positions = _positions(model)
-        """Tokens after which the model may have no positions."""
+        """Tokens for which the model is sure to have positions."""
         self._followed = {donor for reader, donor in anatomy.donors.items() if donor < lo <= reader < hi}
         self._recorded = sorted(
             {donor for reader, donor in anatomy.donors.items() if lo <= donor < hi <= reader}
@@ -128,10 +128,10 @@ class Stage:
         return [mx.concatenate(list(arrays)) for arrays in zip(*outputs, strict=True)]
 
     def last_logits(self, inputs: list[mx.array], cache: Batch) -> mx.array:
-        """At the tail: as a call, but only the last token's logits, [rows, vocabulary].
+        """Calls the tail; returns only the last token's logits, [rows, vocabulary].
 
-        Where the stage `cuts`, the last layer's output is cut to its last token, so that neither the output
-        head's product over all the others is made nor, for the last alone, one pass more through all weights.
+        If the stage `cuts`, the last layer's output is cut to its last token. This saves the output head's
+        product over all other tokens, and a further pass through all weights for the last token alone.
         """
         if self.cuts:
             self._last = inputs[0].shape[1] - 1
@@ -156,8 +156,8 @@ class Stage:
         return output[:, at : at + 1]
 
     def _run_padded(self, inputs: list[mx.array], cache: Cache) -> list[mx.array]:
-        """With as many tokens as the device has kernels for; none sees those behind it, and what is added
-        leaves the caches again."""
+        """Runs the layers on tokens padded as the device wants it. No token sees those behind it, and the
+        added ones leave the caches again."""
         rows, tokens = inputs[0].shape[:2]
         more = self.computed_as(tokens) - tokens
         if rows > 1 or not more or not self._can_pad or isinstance(cache, OneRow):
@@ -194,7 +194,8 @@ class Stage:
         return self._step.caches[self._anatomy.cache_of(layer)]
 
     def _skip(self, index: int) -> Call:
-        """A layer of an upstream stage: hands through, and keeps its cache up if a present layer reads it."""
+        """A layer of an earlier stage: passes its state on, and fills its cache if a present layer reads
+        it."""
 
         def call(_: Call, *args: Any, **kwargs: Any) -> Any:
             followed = None
@@ -208,7 +209,7 @@ class Stage:
         return call
 
     def _take_over(self, index: int) -> Call:
-        """A present layer that is given what arrived: the first the state, each its own argument."""
+        """A present layer on the state that arrived: the first takes the state, each its own argument."""
         boundary = self._anatomy.boundaries[self.spec.lo]
 
         def call(original: Call, *args: Any, **kwargs: Any) -> Any:
@@ -231,7 +232,7 @@ class Stage:
         return call
 
     def _hand_on(self, index: int) -> Call:
-        """A layer of a downstream stage: keeps its arguments; ends the call when it has all."""
+        """A layer of a later stage: notes its arguments, and ends the call when they are complete."""
         ends = index == len(self._anatomy.layers) - 1 or (
             self._anatomy.boundaries[self.spec.hi].per_layer is None or not self.spec.is_head
         )
@@ -246,7 +247,7 @@ class Stage:
         return call
 
     def _outputs(self, updates: dict[int, list[tuple[mx.array, mx.array]]]) -> list[mx.array]:
-        """What crosses the boundary at `hi`, in the order of `Boundary`."""
+        """The state that crosses the boundary at `hi`, in the order of `Boundary`."""
         boundary, step, adapter = self._anatomy.boundaries[self.spec.hi], self._step, self._anatomy.adapter
         constant = () if self.spec.is_head else adapter.every_layer
         found = adapter.handed_on(self.model, self.spec.hi, step.next_arguments[0])
@@ -288,7 +289,7 @@ class _Step:
 
 
 def _positions(model: nn.Module) -> int:
-    """Tokens after which a model may have no positions."""
+    """The number of tokens for which a model is sure to have positions."""
     args = getattr(model, "args", None)
     found = [getattr(args, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx")]
     return min((one for one in found if isinstance(one, int)), default=1 << 40)

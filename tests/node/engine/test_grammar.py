@@ -135,7 +135,7 @@ def allowed(grammar: str, answer: str, end: bool = True) -> bool:
 
 
 def test_an_answer_goes_on_after_a_fault_where_it_was() -> None:
-    """The matcher is fed what was told, and no more than that is told again."""
+    """The matcher begins behind the tokens of the earlier epoch."""
     made = grammars()
     begun = ids('{"n": 1')
     matcher = made.start(grammar_for(NUMBER), begun)
