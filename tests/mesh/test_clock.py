@@ -27,7 +27,7 @@ def test_a_clock_counts_only_while_it_runs() -> None:
 
 
 def test_nothing_goes_by_a_clock_that_jumps_when_it_is_set() -> None:
-    """Where a clock is an argument, the raw one is nobody's default."""
+    """The raw clock is the default of no clock argument."""
     root = Path(__file__).parents[2]
     packages = ("mesh", "edge", "coordinator", "node", "gateway", "doctor", "cli")
     files = [file for package in packages for file in (root / package).rglob("*.py")]
@@ -56,8 +56,8 @@ def test_a_clock_that_is_set_for_seconds_is_not_followed_and_named() -> None:
             assert machine.shown(step=step) == 0
             assert machine.shown(after=8) == 0
             assert machine.shown(step=-step) == 0
-    told = [(line["event"], line.get("seconds", line.get("believed_seconds"))) for line in logs]
-    assert told == [
+    shown = [(line["event"], line.get("seconds", line.get("believed_seconds"))) for line in logs]
+    assert shown == [
         ("clock_stepped", 3600),
         ("clock_step_over", 0),
         ("clock_stepped", -3600),

@@ -42,7 +42,7 @@ EVIDENCE = NodeEvidence(b"s" * 32, b"m" * 32, ("127.0.0.1:7001",))
 
 @dataclass
 class Authority:
-    """What signs for the cluster, now: gRPC's own TLS goes by the real clock."""
+    """The cluster's keys, valid at the real time: gRPC's own TLS uses the real clock."""
 
     ca: ClusterCA
     roster_signer: Ed25519Signer

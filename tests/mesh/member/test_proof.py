@@ -85,7 +85,7 @@ async def test_both_ends_believe_each_other() -> None:
 )
 @pytest.mark.parametrize("whose", ["caller", "called"])
 async def test_ends_of_different_connections_refuse(changes: dict[str, Any], whose: str) -> None:
-    """Of another role, cluster or peer, and above all: with another TLS key at the caller's end."""
+    """Connections with another role, cluster or peer, and above all with another TLS key of the caller."""
     other = dataclasses.replace(CONNECTION, **changes)
     with pytest.raises(Unauthenticated) as error:
         await run(**{whose: other})
@@ -105,7 +105,7 @@ async def test_a_proof_is_good_on_its_connection_only() -> None:
 
 
 async def test_the_same_offer_again_gets_another_answer() -> None:
-    """Who replays an offer cannot replay what followed it."""
+    """A replayed offer does not make the rest of its stream valid again."""
     first, _, _, finish = await run()
     again = CalledProof(CONNECTION, first.offer, HELD)
     with pytest.raises(Unauthenticated) as error:
@@ -186,7 +186,7 @@ async def test_malformed_openings_are_no_proofs(offer: dict[str, Any]) -> None:
 
 
 async def test_ends_of_different_releases_refuse_before_they_look_at_anything_else() -> None:
-    """An older one, which may have had other nonces, and a newer: the error says who is to be updated."""
+    """An older release, which may have other nonces, and a newer: the error names the machine to update."""
     caller, called = f"gateway {CONNECTION.caller}", f"node {CONNECTION.called}"
     old = proof_pb2.ProofOffer(nonce=bytes(16), release=proof_pb2.Release(software="0.0.1"))
     with pytest.raises(FailedPrecondition) as error:

@@ -230,7 +230,7 @@ def test_nobody_signs_what_is_no_root_metadata(payload: bytes) -> None:
 
 
 def drafted(root: RootMetadata, **changes: Any) -> RootMetadata:
-    """The metadata with these changes, as whoever is asked to sign it reads it."""
+    """The metadata with these changes, as its signers read it."""
     return read_root_draft(draft_root(dataclasses.replace(root, chain=(), **changes)))[0]
 
 
@@ -251,7 +251,7 @@ def test_authorities_are_few_and_small(authority: Any) -> None:
     assert refusal(drafted, authority.root, authorities=(own,) * 5) == "ROOT_MALFORMED"
 
     def certificate(size: int) -> bytes:
-        """A certificate of so many bytes: padded by what the one before lacked.
+        """A certificate of `size` bytes, padded by the bytes that the last one lacked.
 
         A signature has 70 to 72 bytes by chance, so some tries miss.
         """

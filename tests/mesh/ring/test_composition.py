@@ -112,7 +112,7 @@ def test_what_follows_is_taken(steps: list[control.Step]) -> None:
 
 @given(valid_runs())
 def test_changes_tell_where_rows_were(steps: list[control.Step]) -> None:
-    """A member that keeps lists of its own by what it is told has the same lanes."""
+    """A member that applies the reported changes to lists of its own has the same lanes."""
     composition = make()
     mine: dict[int, list[int]] = {}
     for step in steps:
@@ -389,7 +389,7 @@ def test_a_row_begins_with_a_kept_prefix() -> None:
 
 
 def test_a_row_in_a_lane_holds_the_tokens_that_were_computed() -> None:
-    """Whoever joined when: of prompt and answer, without the token that no step has been given yet."""
+    """Tokens of prompt and answer but the last, which no step has computed; rows join at any time."""
     composition = make()
     composition.apply(prefill(1, 1, 0, 4, 4))
     composition.apply(prefill(2, 2, 0, 6, 6))

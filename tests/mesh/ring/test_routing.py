@@ -175,7 +175,7 @@ def test_scope_and_key_cannot_be_shifted_into_each_other(a: str, b: str, c: str,
 
 
 def test_without_the_secret_a_key_says_nothing_about_its_ring() -> None:
-    """Somebody who knows key, scope and rings, and has another secret, does no better than chance."""
+    """Key, scope and rings with another secret find the ring no better than chance."""
     rings = [f"demo-{number}" for number in range(4)]
     hits = 0
     for number in range(2000):

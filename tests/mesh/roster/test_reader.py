@@ -279,7 +279,7 @@ def test_a_clock_moved_back_brings_no_unseen_roster_to_life(cluster: Any, path: 
     boot[0] += 760
     assert refusal(reader, held) == "ROSTER_EXPIRED"
     newer = following(cluster, roster, issued=NOW + 760, expires=NOW + 1300)
-    reader.accept(newer)  # what comes in time is accepted, by a clock that is behind
+    reader.accept(newer)  # a roster in its time is accepted, though this clock is behind
 
 
 def test_a_clock_that_was_ahead_is_not_remembered(cluster: Any, path: Path, clock: Any) -> None:

@@ -59,7 +59,7 @@ def is_open(end: socket.socket) -> bool:
 
 
 def test_beyond_an_addresss_share_the_late_go_and_then_the_newest(listening: socket.socket) -> None:
-    """Whoever called with a certificate is not counted, however long ago that was."""
+    """A connection with a certificate's call is never counted again."""
     now = 0.0
     door, port = Door(SHARE, clock=lambda: now), listening.getsockname()[1]
     with contextlib.ExitStack() as stack:

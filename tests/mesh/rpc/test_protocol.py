@@ -57,7 +57,7 @@ def test_both_versions_are_named_and_the_older_one_is_to_be_updated() -> None:
 
 
 def test_a_field_that_is_lost_makes_another_protocol() -> None:
-    """Who still sends it is not understood. And readers of 5 take no roster with several rings of a node."""
+    """A machine that still sends the field is not understood. Readers of 5 refuse several rings of a node."""
     lost = set()
     for module in (control_pb2, links_pb2, membership_pb2, model_pb2, models_pb2, proof_pb2, trace_pb2):
         file = descriptor_pb2.FileDescriptorProto()

@@ -15,9 +15,8 @@ from sealring.mesh.errors import CertificateError, SealringError, Unauthenticate
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, role_server_name
 from sealring.mesh.rpc import tls
-from sealring.mesh.rpc.server import CHANNEL_OPTIONS, SERVER_OPTIONS
+from sealring.mesh.rpc.server import SERVER_OPTIONS
 from sealring.mesh.rpc.tls import (
-    MAX_CONNECTION_AGE_MILLISECONDS,
     PeerChannel,
     TlsMaterial,
     TlsStore,
@@ -163,18 +162,6 @@ async def test_rotation_keeps_open_streams_and_moves_new_calls(
     assert await stream.read() is grpc.aio.EOF
     await peer.close()
     await server.stop(None)
-
-
-def test_a_channel_demands_a_name_and_asks_nothing_twice() -> None:
-    """What is retried is decided by who calls; a connection without calls is closed."""
-    assert dict(channel_options("node-b.member.sealring.internal")) == {
-        **dict(CHANNEL_OPTIONS),
-        "grpc.ssl_target_name_override": "node-b.member.sealring.internal",
-        "grpc.default_authority": "node-b.member.sealring.internal",
-        "grpc.enable_retries": 0,
-        "grpc.client_idle_timeout_ms": 10_000,
-    }
-    assert MAX_CONNECTION_AGE_MILLISECONDS == 3_600_000, "an hour at most with one certificate"
 
 
 async def test_peer_channel_is_kept_while_nothing_rotates(ca: ClusterCA) -> None:

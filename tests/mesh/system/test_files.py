@@ -215,7 +215,7 @@ def test_the_content_is_in_the_file_when_it_is_synced(
     assert sizes[0] == 5
 
 
-def test_the_first_error_is_the_one_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_error_is_the_one_that_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the temporary file has gone meanwhile."""
 
     def fail(_descriptor: int) -> None:

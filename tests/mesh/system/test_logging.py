@@ -221,7 +221,7 @@ def test_our_errors_are_told_in_words(out: io.StringIO) -> None:
 
 
 def test_of_our_error_the_foreign_cause_is_placed(out: io.StringIO) -> None:
-    """What a model's code raised is told to clients without its place; the log has to say where."""
+    """Clients get an error of a model's code without its place, so the log has to name it."""
     try:
         try:
             raise KeyError(MARK)

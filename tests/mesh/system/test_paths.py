@@ -1,4 +1,4 @@
-"""Where things lie by default, on either system."""
+"""Default places, on either system."""
 
 from __future__ import annotations
 

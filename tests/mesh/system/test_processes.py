@@ -87,7 +87,7 @@ async def test_what_ends_first_ends_the_others() -> None:
 
 @pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
 def test_a_group_that_has_ended_gets_no_signal(monkeypatch: pytest.MonkeyPatch, error: type[OSError]) -> None:
-    """On macOS a group of zombies is told as EPERM."""
+    """macOS reports EPERM for a group of zombies."""
     sent: list[tuple[int, int]] = []
 
     def ended(group: int, number: int) -> None:
