@@ -133,8 +133,9 @@ class Coordinator:
         self.tls = TlsStore(
             keys.server_material(settings.hosts(), lifetime=settings.certificate_lifetime, now=clock())
         )
+        self.operators = OperatorAccess(access, store, keys, clock=clock)
         self._admin = AdminService(
-            OperatorAccess(access, store, keys, clock=clock),
+            self.operators,
             store,
             keys,
             publisher,
@@ -205,7 +206,7 @@ class Coordinator:
         self.moves.resume()
         self.publisher.address = self.main_address()
         self.publisher.publish()
-        self._operator_certificate = self._renew_operator()
+        self._operator_certificate = self.renew_operator()
         await self._main.start()
         await self._join.start()
         self._work = asyncio.create_task(
@@ -268,7 +269,7 @@ class Coordinator:
             self.tls.replace(self.keys.server_material(self.settings.hosts(), lifetime=lifetime, now=now))
             log.info("server_certificate_rotated")
         if self._operator_certificate and now >= renewal_due(self._operator_certificate):
-            self._operator_certificate = self._renew_operator()
+            self._operator_certificate = self.renew_operator()
 
     async def _rotate_forever(self) -> None:
         while True:
@@ -284,7 +285,11 @@ class Coordinator:
         except SealringError as error:  # the next start signs it
             log.error("audit_log_not_sealed", reason=error.reason, why=error.message)
 
-    def _renew_operator(self) -> bytes | None:
+    def renew_operator(self) -> bytes | None:
+        """Renews the bundle in the folder of the coordinator. None if its operator was revoked.
+
+        Raises ConfigError (STATE_CORRUPT).
+        """
         return renew_operator_bundle(
             self.settings.state_dir, self.store, self.keys, self.main_address(), now=self._clock()
         )

@@ -49,6 +49,11 @@ class OperatorAccess:
         self._running: dict[asyncio.Task[Any], str] = {}
         self._cut: set[asyncio.Task[Any]] = set()
 
+    @property
+    def running(self) -> list[str]:
+        """The operators of the calls that are running, one name for each call."""
+        return list(self._running.values())
+
     @asynccontextmanager
     async def calling(self, context: Context, needs: OperatorRole) -> AsyncIterator[str]:
         """One call of an operator, by name. A revocation of its caller ends it with OPERATOR_REVOKED.

@@ -51,7 +51,7 @@ OWN_CERTIFICATE_SECONDS = 600
 
 
 class Caller:
-    """What the service sees of whoever calls it: no certificate, only where from."""
+    """The service's view of a caller: an address without a certificate."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.host = host
@@ -176,7 +176,7 @@ async def test_an_old_renewal_said_again_is_refused(desk: Desk) -> None:
 async def test_strangers_do_not_make_an_old_renewal_good_again(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the nonces that were used the newest are known: none of theirs counts as used."""
+    """The newest used nonces are remembered; refused attempts use none up."""
     monkeypatch.setattr(Nonces, "_MAX_USED", 2)
     request = desk.request(desk.enrol(), await desk.nonce())
     await desk.ask(request)

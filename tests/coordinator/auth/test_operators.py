@@ -194,13 +194,7 @@ async def test_what_a_revoked_operator_has_running_ends(cluster: Cluster, how: s
     from tests.coordinator.conftest import channel_to
 
     node = await cluster.node("alpha")
-    asked: list[Any] = []
-
-    async def listen(message: Any) -> None:
-        if message.WhichOneof("message") == "profile":
-            asked.append(message)
-
-    node._take = listen  # type: ignore[method-assign]
+    node.profiles = False
     bundles = [await add(cluster, name, "admin") for name in ("chief", "other")]
     channels = [channel_to(cluster.coordinator.main_address(), tls) for tls in bundles]
     spec = [admin_pb2.DeploymentSpec(name=name, model="demo") for name in ("one", "two")]
@@ -211,7 +205,7 @@ async def test_what_a_revoked_operator_has_running_ends(cluster: Cluster, how: s
         for channel, one in zip(channels, spec, strict=True)
     ]
     async with asyncio.timeout(200):
-        while len(asked) < 2:
+        while sum(message.HasField("profile") for message in node.messages) < 2:
             await asyncio.sleep(0.02)
         if how == "revoke":
             await cluster.call("RevokeOperator", admin_pb2.RevokeOperatorRequest(name="chief"))
@@ -227,7 +221,7 @@ async def test_what_a_revoked_operator_has_running_ends(cluster: Cluster, how: s
         await channel.close()
     assert not store(cluster).deployments.all()
     async with asyncio.timeout(200):
-        while cluster.coordinator._admin.operators._running:
+        while cluster.coordinator.operators.running:
             await asyncio.sleep(0.02)
 
 
@@ -296,7 +290,7 @@ async def test_a_stolen_bundle_of_the_coordinator_is_revoked_and_replaced(
     stolen = load_machine_state(cluster.settings.state_dir / "operator").tls
     await cluster.call("RevokeOperator", admin_pb2.RevokeOperatorRequest(name=OPERATOR_ID))
     assert await call(cluster, stolen, "ListNodes") == "OPERATOR_REVOKED"
-    assert cluster.coordinator._renew_operator() is None
+    assert cluster.coordinator.renew_operator() is None
     await cluster.close()
 
     again = await start_cluster()
@@ -340,7 +334,7 @@ def test_a_database_without_the_operators_request_is_refused(tmp_path: Path) -> 
     assert known.role is OperatorRole.ADMIN
     coordinator.store.operators.save(dataclasses.replace(known, role="superuser"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as caught:
-        coordinator._renew_operator()
+        coordinator.renew_operator()
     assert caught.value.reason == "STATE_CORRUPT"
     coordinator.store.close()
 
@@ -349,7 +343,7 @@ def test_a_database_without_the_operators_request_is_refused(tmp_path: Path) -> 
 
 
 class Office:
-    """Who may call, of operators with these expiries and roles; their key's hash is their name."""
+    """Operators with these expiries and roles; the hash of each key is its operator's name."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **known: tuple[float, OperatorRole | None]) -> None:
         self.known = {
@@ -407,13 +401,13 @@ async def test_who_may_call(
     if not reason:
         async with office.calling(needs=needs, **caller) as name:
             assert name == caller["name"]
-            assert list(office.access._running.values()) == [name]
+            assert office.access.running == [name]
     else:
         with pytest.raises(PermissionDenied) as caught:
             async with office.calling(needs=needs, **caller):
                 raise AssertionError("it was let in")
         assert caught.value.reason == reason
-    assert office.access._running == {}
+    assert office.access.running == []
 
 
 async def test_who_revokes_itself_is_answered_and_its_other_calls_end(
@@ -436,10 +430,10 @@ async def test_who_revokes_itself_is_answered_and_its_other_calls_end(
         await waiting["admin"]
     assert (caught.value.reason, ended) == ("OPERATOR_REVOKED", ["answered"])
     assert waiting["admin"].cancelling() == 0, "it counts as failed, not as cancelled"
-    assert list(office.access._running.values()) == ["other"]
+    assert office.access.running == ["other"]
     waiting["other"].cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting["other"]
     details = {"role": OperatorRole.ADMIN, "key": b"admin".hex()}
     assert office.audit == [(100.0, "admin", "revoke_operator", "admin", details)]
-    assert (office.access._running, office.access._cut) == ({}, set())
+    assert office.access.running == []

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sealring.coordinator.planning import demand
 from sealring.coordinator.planning.demand import (
     Demand,
     capacity,
@@ -139,4 +138,3 @@ def test_a_profile_beyond_its_bounds_is_not_believed(changes: dict[str, Any]) ->
     with pytest.raises(ModelError) as caught:
         check_profile(profile(layers, **{key: value for key, value in changes.items() if key != "layers"}))
     assert caught.value.reason == "BAD_PROFILE"
-    assert demand._MAX_BYTES == MOST
