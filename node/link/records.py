@@ -89,7 +89,7 @@ class _Direction(Uncopyable):
         self.session = session
         self.pending: list[_Session] = []
         self._switch_at = _NEVER + 1
-        self._last_step = -1
+        self.last_step = -1
         self._owner = threading.Lock()
 
     @property
@@ -102,7 +102,8 @@ class _Direction(Uncopyable):
             or self._clock() >= newest.rekey_at
         )
 
-    def _install(self, session: _Session) -> None:
+    def install(self, session: _Session) -> None:
+        """Queues a session for its first step; at most 4 wait."""
         self.pending = [*self.pending, session][-_MAX_PENDING:]
         self._switch_at = self.pending[0].first_step
 
@@ -138,7 +139,7 @@ class _Direction(Uncopyable):
                 raise self._refusal(session, header)
             if kind == Kind.CONFIRM:
                 raise RecordError("only a link itself makes its confirmation", reason="BAD_HEADER")
-            self._last_step = step
+            self.last_step = step
             written = session.cross(
                 (session.iv ^ sequence).to_bytes(12, "big"),
                 source,
@@ -165,7 +166,8 @@ class _Direction(Uncopyable):
         session.first_step = 0
         return session
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Makes all sessions refuse from now on."""
         for session in (self.session, *self.pending):
             session.ends = -math.inf
 
@@ -262,7 +264,7 @@ class Link(Uncopyable):
     @property
     def last_step(self) -> int:
         """The newest step seen in either direction, -1 before the first."""
-        return max(self.sealer._last_step, self.opener._last_step)
+        return max(self.sealer.last_step, self.opener.last_step)
 
     def install(self, keys: SessionKeys, at_step: int) -> None:
         """Prepare the next session of this link: records of steps from `at_step` on use it.
@@ -280,14 +282,14 @@ class Link(Uncopyable):
         if not max(self.last_step, newest) < at_step <= MAX_U64:
             raise RecordError("step has passed already", reason="STEP_PAST", last_step=self.last_step)
         send, receive = self._sessions(keys, first_step=at_step)
-        self.sealer._install(send)
-        self.opener._install(receive)
+        self.sealer.install(send)
+        self.opener.install(receive)
 
     def poison(self, reason: str) -> None:
         """Make both directions unusable for good."""
         self.poisoned = self.poisoned or reason or "POISONED"
-        self.sealer._end()
-        self.opener._end()
+        self.sealer.end()
+        self.opener.end()
 
     def _sessions(self, keys: SessionKeys, *, first_step: int) -> tuple[_Session, _Session]:
         _claim(keys)

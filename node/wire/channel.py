@@ -252,7 +252,7 @@ class Received:
         channel, self._channel = self._channel, None
         self.data.release()
         if channel is not None:
-            channel._free_incoming(self._slot)
+            channel.free_incoming(self._slot)
 
 
 class EngineChannel:
@@ -340,10 +340,10 @@ class EngineChannel:
                 raise InvalidInput("a record arrived that was not expected", reason="BAD_RECORD")
             whole += data
             data.release()
-            self._free_incoming(slot)
+            self.free_incoming(slot)
         return Received(wanted, memoryview(whole), None, -1)
 
-    def _free_incoming(self, slot: int) -> None:
+    def free_incoming(self, slot: int) -> None:
         self._announcements.put(encode_message(_NOTHING, slot))
 
     def shut(self) -> None:
