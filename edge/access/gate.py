@@ -114,18 +114,18 @@ class Gate:
     ) -> None:
         """Raises ConfigError (KEYS_CORRUPT, SECRET_FILE_UNSAFE) when there are keys that cannot be read."""
         limits = limits or Limits()
-        self._file = keys
+        self.file = keys
         self._on_refused = on_refused
         self._clock = clock
         self._wall = wall
         self._stamp: tuple[int, int, int] | None = None
-        self._records: dict[str, KeyRecord] = {}
+        self.records: dict[str, KeyRecord] = {}
         self._required = self._unreadable = False
         self._mac_key = secrets.token_bytes(32)
-        self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
-        self._checks: dict[bytes, asyncio.Task[None]] = {}
+        self.remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
+        self.checks: dict[bytes, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(_HASHES_AT_ONCE)
-        self._used: dict[str, int] = {}
+        self.used: dict[str, int] = {}
         self._peers = _buckets(limits.peer_per_second, clock)
         self._keys = _buckets(limits.key_per_second, clock)
         self._attempts = Buckets(ATTEMPTS_PER_SECOND, ATTEMPTS_AT_ONCE, clock=clock)
@@ -143,7 +143,7 @@ class Gate:
         """How many keys would be let in now."""
         self._refresh()
         now = self._wall()
-        return sum(record.usable(now) for record in self._records.values())
+        return sum(record.usable(now) for record in self.records.values())
 
     @contextlib.asynccontextmanager
     async def admit(
@@ -185,10 +185,10 @@ class Gate:
 
     async def flush(self) -> None:
         """Writes down which keys were used since the last time."""
-        used, self._used = self._used, {}
-        if used and self._file is not None:
+        used, self.used = self.used, {}
+        if used and self.file is not None:
             try:
-                await asyncio.to_thread(self._file.note_use, used)
+                await asyncio.to_thread(self.file.note_use, used)
             except (OSError, ConfigError) as error:
                 log.warning("key_use_not_recorded", error=error)
 
@@ -205,7 +205,7 @@ class Gate:
                 reason="SCOPE_DENIED",
             )
         self._keys.check(record.id)
-        self._used[record.id] = int(self._wall())
+        self.used[record.id] = int(self._wall())
         return Caller(record.id)
 
     async def _authenticate(self, peer: str, authorization: str) -> KeyRecord:
@@ -214,23 +214,19 @@ class Gate:
         record = self._recall(tag)
         if record is not None:
             return record
-        check = self._checks.get(tag)
+        check = self.checks.get(tag)
         if check is None:
             # Before the key is parsed or hashed: hashing is slow on purpose, and guesses must not make the
             # gateway do it without bound.
             self._attempts.check(peer)
             key = parse_key(_bearer(authorization))
-            if (
-                key is None
-                or (record := self._records.get(key.id)) is None
-                or not record.usable(self._wall())
-            ):
+            if key is None or (record := self.records.get(key.id)) is None or not record.usable(self._wall()):
                 raise self._refuse(peer, several="," in authorization)
-            if len(self._checks) >= _HASHES_WAITING:
+            if len(self.checks) >= _HASHES_WAITING:
                 raise too_fast(1.0)
             check = asyncio.ensure_future(self._check(key, record, tag, peer))
-            self._checks[tag] = check
-            check.add_done_callback(lambda _: self._checks.pop(tag))
+            self.checks[tag] = check
+            check.add_done_callback(lambda _: self.checks.pop(tag))
         # Shielded: requests with the same key wait for one check, and whoever leaves must not cancel it for
         # the others.
         await asyncio.shield(check)
@@ -247,23 +243,23 @@ class Gate:
             right = await asyncio.to_thread(matches, key, record.hash)
         if right:
             self._attempts.give_back(peer)
-            self._remembered[tag] = _Remembered(record.id, record.hash, self._clock() + REMEMBER_SECONDS)
-            if len(self._remembered) > _REMEMBERED:
-                self._remembered.popitem(last=False)
+            self.remembered[tag] = _Remembered(record.id, record.hash, self._clock() + REMEMBER_SECONDS)
+            if len(self.remembered) > _REMEMBERED:
+                self.remembered.popitem(last=False)
 
     def _recall(self, tag: bytes) -> KeyRecord | None:
         """The record of a key that was right not long ago, if it still stands as it did."""
-        known = self._remembered.get(tag)
+        known = self.remembered.get(tag)
         if known is None:
             return None
-        record = self._records.get(known.key_id)
+        record = self.records.get(known.key_id)
         if (
             record is None
             or not record.usable(self._wall())
             or not hmac.compare_digest(record.hash, known.hash)
             or self._clock() >= known.until
         ):
-            del self._remembered[tag]
+            del self.remembered[tag]
             return None
         return record
 
@@ -286,14 +282,14 @@ class Gate:
 
     def _refresh(self) -> None:
         """Takes up a changed file. One that cannot be read leaves no key valid, and a key needed."""
-        if self._file is None:
+        if self.file is None:
             return
         try:
-            if self._file.stamp() != self._stamp:
+            if self.file.stamp() != self._stamp:
                 self._read()
             self._unreadable = False
         except (OSError, ConfigError) as error:
-            self._records, self._required = {}, True
+            self.records, self._required = {}, True
             if isinstance(error, OSError):  # the file may come back as it was
                 self._stamp = None
             if not self._unreadable:
@@ -301,13 +297,13 @@ class Gate:
             self._unreadable = True
 
     def _read(self) -> None:
-        if self._file is not None:
+        if self.file is not None:
             # The stamp before the content: a change between the two is then read again, and not missed.
-            self._stamp = self._file.stamp()
+            self._stamp = self.file.stamp()
             # Never back to open: if the file disappears, no key is valid, rather than no key being needed.
             self._required = self._required or self._stamp is not None
-            self._records = self._file.read()
-            log.debug("api_keys_read", count=len(self._records))
+            self.records = self.file.read()
+            log.debug("api_keys_read", count=len(self.records))
 
 
 def _buckets(rate: float, clock: Clock) -> Buckets:

@@ -58,7 +58,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
             "stream" if found.response_streaming else "unary",
         )
         call = getattr(found, "_".join(arity))
-        guard = self._stream if found.response_streaming else self._call
+        guard = self.stream if found.response_streaming else self.call
         make: Callable[..., Handler] = getattr(grpc, f"stream_{arity[1]}_rpc_method_handler")
         return make(
             guard(call, scopes, one=not found.request_streaming),
@@ -66,7 +66,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
             response_serializer=found.response_serializer,
         )
 
-    def _call(
+    def call(
         self, call: Callable[..., Awaitable[Any]], scopes: Collection[Scope] | None, *, one: bool
     ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
@@ -76,7 +76,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
 
         return guarded
 
-    def _stream(
+    def stream(
         self, call: Callable[..., Any], scopes: Collection[Scope] | None, *, one: bool
     ) -> Callable[[AsyncIterator[Any], Context], AsyncIterator[Any]]:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:

@@ -58,7 +58,7 @@ class KeyRecord(BaseModel):
         return Scope.ADMIN in self.scopes or any(scope in self.scopes for scope in scopes)
 
 
-class _Content(BaseModel):
+class Content(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     version: Literal[1] = 1
@@ -69,14 +69,14 @@ class KeyFile:
     """The keys in one gateway's state folder. Several processes may use it at once."""
 
     def __init__(self, folder: Path, *, clock: Clock = wall_clock) -> None:
-        self._file = folder / KEYS_FILE
+        self.file = folder / KEYS_FILE
         self._lock = folder / LOCK_FILE
         self._clock = clock
 
     def stamp(self) -> tuple[int, int, int] | None:
         """Changes whenever the file does; None while there is none."""
         try:
-            status = os.stat(self._file, follow_symlinks=False)
+            status = os.stat(self.file, follow_symlinks=False)
         except FileNotFoundError:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
@@ -87,11 +87,11 @@ class KeyFile:
         Raises ConfigError (KEYS_CORRUPT, SECRET_FILE_UNSAFE).
         """
         try:
-            data = read_secret(self._file, max_bytes=_MAX_BYTES)
+            data = read_secret(self.file, max_bytes=_MAX_BYTES)
         except FileNotFoundError:
             return {}
         try:
-            records = _Content.model_validate_json(data).keys
+            records = Content.model_validate_json(data).keys
         except ValidationError:
             raise self._corrupt() from None
         keys = {record.id: record for record in records}
@@ -155,14 +155,14 @@ class KeyFile:
             keys = dict(before)
             yield keys
             if keys != before:
-                content = _Content(keys=list(keys.values()))
-                write_atomic(self._file, content.model_dump_json(indent=1).encode())
+                content = Content(keys=list(keys.values()))
+                write_atomic(self.file, content.model_dump_json(indent=1).encode())
         finally:
             os.close(descriptor)
 
     def _corrupt(self) -> ConfigError:
         return ConfigError(
-            f"{self._file} is not a file of API keys as this release writes them",
+            f"{self.file} is not a file of API keys as this release writes them",
             hint="restore it from a backup, or remove it and create new keys",
             reason="KEYS_CORRUPT",
         )

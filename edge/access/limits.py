@@ -14,7 +14,7 @@ class UnderWay:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     @contextmanager
     def more(self, name: str, count: int = 1) -> Iterator[None]:
@@ -31,17 +31,17 @@ class UnderWay:
                 param="n",
                 limit=self._limit,
             )
-        if self._counts[name] + count > self._limit:
+        if self.counts[name] + count > self._limit:
             raise ResourceExhausted(
                 f"more than {self._limit} requests would be under way",
                 hint="wait until some have ended",
                 reason="TOO_MANY_AT_ONCE",
                 retry_after=1,
             )
-        self._counts[name] += count
+        self.counts[name] += count
         try:
             yield
         finally:
-            self._counts[name] -= count
-            if not self._counts[name]:
-                del self._counts[name]
+            self.counts[name] -= count
+            if not self.counts[name]:
+                del self.counts[name]

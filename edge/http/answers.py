@@ -216,42 +216,42 @@ class _Writer:
         self._send = send
         self._ping = ping
         self._pinging: asyncio.Task[None] | None = None
-        self._loop = asyncio.get_running_loop()
-        self._watch = SendWatch()
+        self.loop = asyncio.get_running_loop()
+        self.watch = SendWatch()
 
     def __enter__(self) -> None:
-        self._watch.__enter__()
-        self._last = self._loop.time()
-        self._beat = self._loop.call_later(PING_SECONDS, self._keep_alive)
+        self.watch.__enter__()
+        self._last = self.loop.time()
+        self.beat = self.loop.call_later(PING_SECONDS, self.keep_alive)
 
     def __exit__(self, *error: object) -> None:
-        self._watch.__exit__(*error)
-        self._beat.cancel()
+        self.watch.__exit__(*error)
+        self.beat.cancel()
         if self._pinging is not None:
             self._pinging.cancel()
 
     async def write(self, part: bytes, *, more: bool = True) -> None:
-        self._last = self._loop.time()
-        self._watch.begin()
+        self._last = self.loop.time()
+        self.watch.begin()
         try:
             await self._send({"type": "http.response.body", "body": part, "more_body": more})
         except OSError:
             raise Cancelled("the client went away") from None
         except asyncio.CancelledError:
-            if not self._watch.stuck:
+            if not self.watch.stuck:
                 raise
             raise Cancelled("the client does not read") from None
-        self._watch.end()
+        self.watch.end()
 
-    def _keep_alive(self) -> None:
-        now = self._loop.time()
+    def keep_alive(self) -> None:
+        now = self.loop.time()
         left = self._last + PING_SECONDS - now
         if left <= 0:
             left, self._last = PING_SECONDS, now
-            if self._ping and not self._watch.sending:
-                self._pinging = self._loop.create_task(self._send_ping())
-        self._beat = self._loop.call_later(left, self._keep_alive)
+            if self._ping and not self.watch.sending:
+                self._pinging = self.loop.create_task(self.send_ping())
+        self.beat = self.loop.call_later(left, self.keep_alive)
 
-    async def _send_ping(self) -> None:
+    async def send_ping(self) -> None:
         with contextlib.suppress(OSError):  # the next part will tell
             await self._send({"type": "http.response.body", "body": self._ping, "more_body": True})

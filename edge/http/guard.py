@@ -38,11 +38,11 @@ MAX_HELD = 256 << 20
 """Bytes of all their bodies together, and of answers that are collected to be sent whole, each for as long as
 its request is under way. No key has more of them than are left for the others."""
 
-_DRAIN_BYTES = 8 << 20
+DRAIN_BYTES = 8 << 20
 _DRAIN_SECONDS = 2.0
 
 
-_BODY_OF_TRIFLE = 1 << 16
+SMALL_BODY = 1 << 16
 """Bytes of a body that uvicorn may read and forget when it was not asked for."""
 
 
@@ -54,8 +54,8 @@ class Guard:
         self._paths = paths
         self._app = app
         self._gate = gate
-        self._under_way = 0
-        self._held: Counter[str] = Counter()  # by the key
+        self.under_way = 0
+        self.held: Counter[str] = Counter()  # by the key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,10 +66,10 @@ class Guard:
 
         def hold(size: int) -> None:
             nonlocal held
-            if self._held[key] + size > MAX_HELD - self._held.total() - size:
+            if self.held[key] + size > MAX_HELD - self.held.total() - size:
                 raise _too_much()
             held += size
-            self._held[key] += size
+            self.held[key] += size
 
         scope.setdefault("state", {}).update(request_id=request_id, send=send, hold=hold)
 
@@ -86,9 +86,9 @@ class Guard:
                 ]
             await send(message)
 
-        self._under_way += 1
+        self.under_way += 1
         try:
-            if self._under_way > MAX_REQUESTS:
+            if self.under_way > MAX_REQUESTS:
                 raise _too_many()
             request = Request(scope)
             if not self._gate.required:
@@ -103,10 +103,10 @@ class Guard:
             # until the next collection: of 4 MiB each, hundreds of them.
             await self._fail(error, scope, receive, None if begun else tagged_send, admitted=admitted)
         finally:
-            self._under_way -= 1
-            self._held[key] -= held
-            if not self._held[key]:
-                del self._held[key]
+            self.under_way -= 1
+            self.held[key] -= held
+            if not self.held[key]:
+                del self.held[key]
 
     async def _fail(
         self, error: Exception, scope: Scope, receive: Receive, send: Send | None, *, admitted: bool
@@ -142,7 +142,7 @@ async def _answer(error: SealringError, scope: Scope, receive: Receive, send: Se
 
 
 async def _drain(receive: Receive) -> None:
-    left = _DRAIN_BYTES
+    left = DRAIN_BYTES
     try:
         async with asyncio.timeout(_DRAIN_SECONDS):
             while left > 0:
@@ -194,7 +194,7 @@ def _parting(scope: Scope) -> list[tuple[bytes, bytes]]:
 def _has_small_body(scope: Scope) -> bool:
     headers = Headers(scope=scope)
     length = headers.get("content-length", "0")
-    return "transfer-encoding" not in headers and len(length) < 9 and int(length) <= _BODY_OF_TRIFLE
+    return "transfer-encoding" not in headers and len(length) < 9 and int(length) <= SMALL_BODY
 
 
 def _too_many() -> ResourceExhausted:

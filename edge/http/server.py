@@ -78,7 +78,7 @@ class HttpServer:
                 timeout_graceful_shutdown=1,
             )
         )
-        self._socket: socket.socket | None = None
+        self.bound: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
 
     def listen(self, address: str) -> int:
@@ -96,18 +96,18 @@ class HttpServer:
             bound.close()
             raise listen_error(address) from None
         bound.setblocking(False)
-        self._socket = bound
+        self.bound = bound
         return int(bound.getsockname()[1])
 
     async def start(self) -> None:
         """Begins to serve; `listen` must have been called. Raises what keeps the server from it."""
-        assert self._socket is not None
-        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        assert self.bound is not None
+        self._task = asyncio.create_task(self._server.serve(sockets=[self.bound]))
         begun = asyncio.create_task(self._server.begun.wait())
         await asyncio.wait((self._task, begun), return_when=asyncio.FIRST_COMPLETED)
         if not begun.done():
             begun.cancel()
-            self._socket.close()
+            self.bound.close()
             task, self._task = self._task, None
             task.result()
             raise ConfigError("the HTTP server ended before it listened", reason="CANNOT_LISTEN")
@@ -118,5 +118,5 @@ class HttpServer:
         self._server.ending.set()
         if self._task is not None:
             await self._task
-        elif self._socket is not None:
-            self._socket.close()
+        elif self.bound is not None:
+            self.bound.close()

@@ -46,7 +46,7 @@ class Answer:
         self._parsed: inference.Parsed | None = None
         self._logprobs: list[inference.TokenLogprob] = []
         self._error: SealringError | None = None
-        self._over = False
+        self.over = False
         self._waiter: asyncio.Future[None] | None = None
         self.asked = 0
         """Bytes of the request, where another gateway has sent it."""
@@ -108,12 +108,12 @@ class Answer:
     def finished(self, event: inference.Finished) -> None:
         """The last event."""
         self._put(inference.GenerateResponse(finished=event))
-        self._over = True
+        self.over = True
 
     def fail(self, error: SealringError) -> None:
         """Ends with an error, after what came before it."""
         self._error = error
-        self._over = True
+        self.over = True
         self._wake()
 
     def give_up(self, error: SealringError) -> None:
@@ -139,7 +139,7 @@ class Answer:
                 continue
             if self._error is not None:
                 raise self._error
-            if self._over:
+            if self.over:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             try:

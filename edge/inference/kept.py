@@ -108,7 +108,7 @@ class KeptAnswers:
     def __init__(self) -> None:
         self._under_way: dict[tuple[str, str], _Kept] = {}
         self._ended: dict[tuple[str, str], _Kept] = {}  # the oldest first
-        self._kept = ChainMap(self._under_way, self._ended)
+        self.kept = ChainMap(self._under_way, self._ended)
         self._size = 0
 
     def events(self, caller: str, key: str, digest: bytes, start: Callable[[], Events]) -> Events:
@@ -119,7 +119,7 @@ class KeptAnswers:
         if not 0 < len(key) <= 255 or not key.isprintable():
             raise InvalidInput("the Idempotency-Key is malformed", reason="BAD_IDEMPOTENCY_KEY")
         name = (caller, key)
-        kept = self._kept.get(name)
+        kept = self.kept.get(name)
         if kept is None:
             kept = self._under_way[name] = _Kept(digest, start(), self._grown)
             kept.task.add_done_callback(lambda task: self._end(name, kept))

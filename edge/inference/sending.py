@@ -45,9 +45,9 @@ class SendWatch:
         self._sending = False
 
     def _wait(self) -> None:
-        self._timer = self._loop.call_later(SEND_SECONDS / _LOOKS, self._look)
+        self._timer = self._loop.call_later(SEND_SECONDS / _LOOKS, self.look)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         self._looks += self._sending
         if self._looks <= _LOOKS:
             self._wait()

@@ -86,12 +86,12 @@ class MemberStream:
         self._on_pong = on_pong
         self.heard = clock()
         self._clock = clock
-        self._call: Any = None
+        self.call: Any = None
         self._introduced: Introduced | None = None
-        self._outgoing: deque[tuple[bytes, Callable[[], None] | None]] = deque()
+        self.outgoing: deque[tuple[bytes, Callable[[], None] | None]] = deque()
         self._wake = asyncio.Event()
         self._finished = False
-        self._read_out = asyncio.Event()
+        self.read_out = asyncio.Event()
 
     async def attach(self, attach: control.Attach) -> control.Attached:
         """Opens the stream at the first address that answers. Raises SealringError."""
@@ -101,27 +101,27 @@ class MemberStream:
             method: Any = channel.get().stream_stream(
                 METHOD, request_serializer=None, response_deserializer=parse_response
             )
-            self._call = method()
+            self.call = method()
             try:
                 async with asyncio.timeout(ATTACH_SECONDS / len(self.target.channels)):
-                    self._introduced = await self._prove(channel)
-                    await write_first(self._call, _message(attach=attach))
-                    return self._attached(await self._call.read())
+                    self._introduced = await self.prove(channel)
+                    await write_first(self.call, _message(attach=attach))
+                    return self._attached(await self.call.read())
             except TimeoutError:
                 failed = EpochEnded("a member did not answer in time", reason="MEMBER_SILENT")
                 continue
             except grpc.RpcError as error:
                 failed = from_rpc_error(error)
             except asyncio.InvalidStateError:
-                failed = await self._failure()
+                failed = await self.failure()
             if failed.code != "UNAVAILABLE":
                 break
         raise failed
 
-    async def _prove(self, channel: PeerChannel) -> Introduced:
+    async def prove(self, channel: PeerChannel) -> Introduced:
         """The member proves itself, then this gateway does. Raises Unauthenticated (NO_PROOF, BAD_PROOF)."""
         return await introduce(
-            self._call, _message, Purpose.SCHEDULE, self.target.id, self._identity, channel, self._verifier
+            self.call, _message, Purpose.SCHEDULE, self.target.id, self._identity, channel, self._verifier
         )
 
     async def _verifier(self, _: proof_pb2.ProofAnswer) -> VerifyProof:
@@ -136,24 +136,24 @@ class MemberStream:
             return attached
         raise _over(response, self.target.id)
 
-    async def _failure(self) -> SealringError:
+    async def failure(self) -> SealringError:
         with contextlib.suppress(grpc.RpcError):
-            await self._call.read()
-        code = await self._call.code()
+            await self.call.read()
+        code = await self.call.code()
         if code is grpc.StatusCode.OK:
             return EpochEnded("the member ended the stream", member=self.target.id)
         error = grpc.aio.AioRpcError(
             code,
-            await self._call.initial_metadata(),
-            await self._call.trailing_metadata(),
-            details=await self._call.details(),
+            await self.call.initial_metadata(),
+            await self.call.trailing_metadata(),
+            details=await self.call.details(),
         )
         return from_rpc_error(error)
 
     def send(self, message: bytes, written: Callable[[], None] | None = None) -> None:
         """Queues a message; nothing follows a goodbye. `written` is called once it is on its way."""
         if not self._finished:
-            self._outgoing.append((message, written))
+            self.outgoing.append((message, written))
             self._wake.set()
 
     def finish(self, reason: str) -> None:
@@ -167,18 +167,18 @@ class MemberStream:
         """Writes the queue until its goodbye, or until `read_all` has raised the reason of the end."""
         try:
             while True:
-                while self._outgoing:
-                    message, written = self._outgoing.popleft()
-                    await self._call.write(message)
+                while self.outgoing:
+                    message, written = self.outgoing.popleft()
+                    await self.call.write(message)
                     if written is not None:
                         written()
                 if self._finished:
-                    await self._call.done_writing()
+                    await self.call.done_writing()
                     return
                 self._wake.clear()
                 await self._wake.wait()
         except (grpc.RpcError, asyncio.InvalidStateError):  # INTERNAL; read_all reads the member's own reason
-            await self._read_out.wait()
+            await self.read_out.wait()
         except asyncio.CancelledError:
             if is_own_cancellation():
                 raise
@@ -194,9 +194,9 @@ class MemberStream:
         """Hands every response on, pongs of the head only. Raises SealringError once the stream is over."""
         try:
             while True:
-                response = await self._call.read()
+                response = await self.call.read()
                 if response is grpc.aio.EOF:
-                    raise await self._failure()
+                    raise await self.failure()
                 self.heard = self._clock()
                 kind = response.WhichOneof("message")
                 if kind == "pong":
@@ -213,12 +213,12 @@ class MemberStream:
                 raise
             raise _replaced(self.target.id) from None
         finally:
-            self._read_out.set()
+            self.read_out.set()
 
     def cancel(self) -> None:
         """Ends the call, whatever state it is in, and lets go of it: gRPC keeps a connection open for as long
         as there is an object of a call that went over it."""
-        call, self._call = self._call, None
+        call, self.call = self.call, None
         if call is not None:
             call.cancel()
 
@@ -240,15 +240,15 @@ class ControlStreams:
         """`yields`: attaching fails while no other gateway schedules."""
         self.ring = ring
         self.epoch = epoch
-        self._attach = control.Attach(ring=ring, epoch=epoch, clear_links=clear_links, yields=yields)
+        self.attach_request = control.Attach(ring=ring, epoch=epoch, clear_links=clear_links, yields=yields)
         self.guest = False
         self.out_of_memory = False
         """A member has reported a lack of memory, possibly after another member reported another end."""
         self._waiting_since: float | None = None
         self._clock = clock
         self._losses = LossWatch(len(members))
-        self._streams = [
-            MemberStream(member, identity, clock, head=rank == 0, on_pong=partial(self._pong, rank))
+        self.streams = [
+            MemberStream(member, identity, clock, head=rank == 0, on_pong=partial(self.pong, rank))
             for rank, member in enumerate(members)
         ]
         self._pings = 0
@@ -256,14 +256,14 @@ class ControlStreams:
     async def attach(self) -> list[control.Attached]:
         """Attaches to the head, and to the others unless that has another gateway already: then this one is
         its `guest`. The answers are in the order of ranks. Raises SealringError."""
-        head, *others = self._streams
-        first = await head.attach(self._attach)
+        head, *others = self.streams
+        first = await head.attach(self.attach_request)
         answers: list[control.Attached | BaseException] = [first]
         self.guest = first.guest
         if self.guest:
-            self._streams = [head]
+            self.streams = [head]
         else:  # wait for all, so that no attempt is left running when the first failure is raised
-            attaching = (stream.attach(self._attach) for stream in others)
+            attaching = (stream.attach(self.attach_request) for stream in others)
             answers += await asyncio.gather(*attaching, return_exceptions=True)
         attached = []
         for rank, answer in enumerate(answers):
@@ -275,11 +275,11 @@ class ControlStreams:
         return attached
 
     def send_all(self, message: bytes) -> None:
-        for stream in self._streams:
+        for stream in self.streams:
             stream.send(message)
 
     def send_head(self, message: bytes, written: Callable[[], None] | None = None) -> None:
-        self._streams[0].send(message, written)
+        self.streams[0].send(message, written)
 
     def expect(self) -> None:
         """The ring owes an answer; STALL_SECONDS count from the first call since `answered`."""
@@ -294,12 +294,12 @@ class ControlStreams:
         """Runs until the epoch is over, says goodbye, and raises the SealringError that says why."""
         now = self._clock()
         streams = []
-        for stream in self._streams:
+        for stream in self.streams:
             stream.heard = now
             streams.append(asyncio.ensure_future(stream.read_all(handle)))
             streams.append(asyncio.ensure_future(stream.write_all()))
-        renewing = [asyncio.ensure_future(stream.renew_all()) for stream in self._streams]
-        watch = asyncio.ensure_future(self._watch())
+        renewing = [asyncio.ensure_future(stream.renew_all()) for stream in self.streams]
+        watch = asyncio.ensure_future(self.watch())
         reason = "LEAVING"
         try:
             parts = (watch, *renewing, *streams)
@@ -322,7 +322,7 @@ class ControlStreams:
 
     async def _part(self, streams: Sequence[asyncio.Future[None]], reason: str) -> None:
         """A cancelled read or write cancels its call, so goodbyes come before anything is cancelled."""
-        for stream in self._streams:
+        for stream in self.streams:
             stream.finish(reason)
         try:
             await asyncio.wait(streams, timeout=GOODBYE_SECONDS)
@@ -334,10 +334,10 @@ class ControlStreams:
 
     def cancel(self) -> None:
         """Ends every call."""
-        for stream in self._streams:
+        for stream in self.streams:
             stream.cancel()
 
-    def _pong(self, rank: int, pong: control.Pong) -> None:
+    def pong(self, rank: int, pong: control.Pong) -> None:
         """Raises EpochEnded (RECORD_LOST)."""
         lost = self._losses.heard(
             rank,
@@ -351,10 +351,10 @@ class ControlStreams:
                 "a record was sent on a link and did not arrive",
                 hint="an attacker on the path or a faulty network drops what the members send",
                 reason="RECORD_LOST",
-                member=self._streams[lost].target.id,
+                member=self.streams[lost].target.id,
             )
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
         """Raises EpochEnded for a member that is silent, and for a ring that makes no step."""
         while True:
             self._pings += 1
@@ -362,7 +362,7 @@ class ControlStreams:
             self.send_all(ping.SerializeToString())
             await asyncio.sleep(PING_SECONDS)
             now = self._clock()
-            for rank, stream in enumerate(self._streams):
+            for rank, stream in enumerate(self.streams):
                 if now - stream.heard > PONG_SECONDS:
                     raise EpochEnded(
                         f"the member of rank {rank} has not answered for {PONG_SECONDS:g} s",

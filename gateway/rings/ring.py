@@ -126,20 +126,20 @@ class Ring:
         self.serving: ServingEpoch | None = None
         self._metrics = metrics
         self._clock = clock
-        self._answers: dict[str, Answer] = {}
+        self.answers: dict[str, Answer] = {}
         self._sent = Sent()  # while another gateway schedules
         self._context = 0  # of the epoch that is attached
         self.capabilities: Sequence[str] = ()
         """Abilities of the model beside answering, as the head reports them; empty before the first epoch."""
 
-        self._unstarted: dict[int, Answer] = {}  # of rows given to the head, until their first step
+        self.unstarted: dict[int, Answer] = {}  # of rows given to the head, until their first step
         self._event = 0.0
         self._unsent = 0  # bytes for guests that are not on their way
         self._streams: ControlStreams | None = None
         self._formable = formable
         self._down_since = formable()
         self._over = 0  # the last epoch that was used and lost
-        self._yields = False  # in the next one
+        self.yields = False  # in the next one
         self._on_lost = on_lost
         self._refused = refused or Refused()
         self._secret = os.urandom(32)
@@ -149,7 +149,7 @@ class Ring:
         self._routed_hits = metrics.routed_hits.labels(deployment)
         self._drafted = metrics.drafted.labels(deployment)
         self._accepted = metrics.accepted.labels(deployment)
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
     @property
     def attached(self) -> bool:
@@ -176,76 +176,76 @@ class Ring:
             self.leave()
             return
         self.serving = serving
-        running = self._task is not None and not self._task.done()
+        running = self.task is not None and not self.task.done()
         if serving.epoch == self._over or (current is not None and running):
             return
         self._leave_session()
-        previous, self._task = self._task, None
+        previous, self.task = self.task, None
         if previous is not None:
             previous.cancel()
-        self._task = asyncio.get_running_loop().create_task(self._run(serving, previous))
+        self.task = asyncio.get_running_loop().create_task(self.run(serving, previous))
 
     def leave(self) -> None:
         """Leaves the epoch, which the coordinator has ended; another may come."""
         self._leave_session()
         self.serving = None
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     def _leave_session(self) -> None:
         """Ends the epoch at once: its task says goodbye to the members, and new requests wait for the
         next."""
         if self._streams is not None:
-            self._end(self._streams, LEFT)
+            self.end(self._streams, LEFT)
 
     async def close(self) -> None:
         """Leaves for good; requests must have been taken away or fail."""
         self.leave()
-        if self._task is not None:
-            await asyncio.wait((self._task,))
+        if self.task is not None:
+            await asyncio.wait((self.task,))
         self.fail_all(Unavailable("the ring is gone", hint="try again", reason="RING_GONE"))
 
     def submit(self, request: Request, answer: Answer) -> None:
-        self._answers[request.id] = answer
+        self.answers[request.id] = answer
         answer.timings.routed = time.perf_counter()
         if self._streams is not None and self._streams.guest:
             self._forward(self._streams, request)
         else:
-            self._perform(self.scheduler.submit(request, self._clock()))
+            self.perform(self.scheduler.submit(request, self._clock()))
 
     def cancel(self, request_id: str) -> None:
         """Ends a request that may or may not be here."""
-        if self._answers.pop(request_id, None) is None:
+        if self.answers.pop(request_id, None) is None:
             return
         if request_id in self._sent:
             cancelled = self._sent.cancel(request_id)
             self._send_head(control.ScheduleRequest(forward=cancelled))
         else:
-            self._perform(self.scheduler.cancel(request_id))
+            self.perform(self.scheduler.cancel(request_id))
 
     def take_waiting(self) -> list[tuple[Request, Answer]]:
         """Gives up the requests that wait, for another ring. Those of guests are forgotten:
         their gateways bring them again, and their ids are of this ring alone."""
-        taken = [(request, self._answers.pop(request.id)) for request in self.scheduler.drain()]
+        taken = [(request, self.answers.pop(request.id)) for request in self.scheduler.drain()]
         return [(request, answer) for request, answer in taken if ":" not in request.id]
 
     def tick(self) -> None:
         """Fails requests whose own deadlines have passed. Must be called about every second."""
         self._formable()  # a clock that counts looks
-        self._perform(self.scheduler.expire(self._clock()))
+        self.perform(self.scheduler.expire(self._clock()))
 
     def fail_all(self, error: SealringError) -> None:
-        self._perform(self.scheduler.end_epoch(EpochEnded(error.message, hint=error.hint)))
+        self.perform(self.scheduler.end_epoch(EpochEnded(error.message, hint=error.hint)))
         for _, answer in self.take_waiting():
             answer.fail(error)
 
-    async def _run(self, serving: ServingEpoch, previous: asyncio.Task[None] | None) -> None:
+    async def run(self, serving: ServingEpoch, previous: asyncio.Task[None] | None) -> None:
         if previous is not None:
             await asyncio.wait((previous,))
             previous = None  # which holds all that its epoch had
         backoff = Backoff()
         loop = asyncio.get_running_loop()
-        yields, self._yields = self._yields, False
+        yields, self.yields = self.yields, False
         until = self._clock() + YIELD_SECONDS
         while True:
             started = loop.time()
@@ -268,12 +268,12 @@ class Ring:
         reason = ""
         try:
             attached = await streams.attach()
-            self._begin(serving, streams, attached)
+            self.begin(serving, streams, attached)
             stages = len(serving.members)
             log.info(
                 "ring_attached", **which, stages=stages, min_trust=serving.min_trust, guest=streams.guest
             )
-            await streams.run(self._handle)
+            await streams.run(self.handle)
         except SealringError as error:
             reason = error.reason
             member = error.metadata.get("member", "")
@@ -283,17 +283,17 @@ class Ring:
         except Exception as error:
             log.error("ring_lost", **which, exc_info=error)
         finally:
-            used = self._end(streams, reason)
+            used = self.end(streams, reason)
             self._settle(out_of_memory=streams.out_of_memory)
             streams.cancel()
         return used
 
-    def _begin(
+    def begin(
         self, serving: ServingEpoch, streams: ControlStreams, attached: Sequence[control.Attached]
     ) -> None:
         self._streams, self._context, self._unsent = streams, serving.context, 0
         self.capabilities = capabilities_of(attached[0].capabilities) if attached else []
-        self._unstarted.clear()
+        self.unstarted.clear()
         if streams.guest:
             for request in self.scheduler.drain():
                 self._forward(streams, request, again=True)
@@ -301,9 +301,9 @@ class Ring:
         facts = ring_facts(serving, attached)
         if facts.speculate and not facts.speculates:
             log.warning("ring_cannot_speculate", ring=self.name, stages=facts.stages)
-        self._perform(self.scheduler.attach(facts))
+        self.perform(self.scheduler.attach(facts))
 
-    def _end(self, streams: ControlStreams, reason: str) -> bool:
+    def end(self, streams: ControlStreams, reason: str) -> bool:
         if self._streams is not streams:
             return False
         self._streams = None
@@ -316,14 +316,14 @@ class Ring:
         # requests are dropped, except the suspect: `_settle` may have to refuse it. Then forwarded requests
         # are queued here again. Last, other rings may take what waits: nothing that comes later would be
         # moved.
-        self._perform(self.scheduler.end_epoch(epoch_ended(reason)))
-        for request_id in [each for each in self._answers if ":" in each]:
+        self.perform(self.scheduler.end_epoch(epoch_ended(reason)))
+        for request_id in [each for each in self.answers if ":" in each]:
             if request_id != self.scheduler.suspect:
                 self.cancel(request_id)  # the guests bring them again
         worked_on, waiting = self._sent.clear()
         prefilled = any(not request.progress.new_tokens for request in worked_on)
-        self._yields |= prefilled and reason not in _WITHOUT_SCHEDULER
-        self._perform(self.scheduler.give_back(worked_on, waiting, epoch_ended(reason)))
+        self.yields |= prefilled and reason not in _WITHOUT_SCHEDULER
+        self.perform(self.scheduler.give_back(worked_on, waiting, epoch_ended(reason)))
         self._on_lost(self)
         return used
 
@@ -332,7 +332,7 @@ class Ring:
         `GOODBYE_SECONDS`."""
         suspect = self.scheduler.suspect
         if suspect:
-            self._perform(self.scheduler.settled(out_of_memory=out_of_memory))
+            self.perform(self.scheduler.settled(out_of_memory=out_of_memory))
             if ":" in suspect:
                 self.cancel(suspect)
             self._on_lost(self)
@@ -347,10 +347,10 @@ class Ring:
         request = self._sent.take(forwarded, self._context)
         if request is None:
             return
-        answer, event = self._answers[request.id], forwarded.event
+        answer, event = self.answers[request.id], forwarded.event
         match forwarded.WhichOneof("what"), event.WhichOneof("event"):
             case "problem", _:
-                self._answers.pop(request.id).fail(from_problem(forwarded.problem))
+                self.answers.pop(request.id).fail(from_problem(forwarded.problem))
             case "event", "started":
                 if not request.progress.started:
                     request.progress.started, event.started.request_id = True, request.id
@@ -362,7 +362,7 @@ class Ring:
                 if answer.unread > FREE_UNREAD:
                     self._bound_unread(request.id, answer)
             case "event", "finished":
-                self._answers.pop(request.id).finished(event.finished)
+                self.answers.pop(request.id).finished(event.finished)
 
     def _serve_guest(self, forward: control.Forward) -> None:
         """Takes a request of a gateway that does not schedule this ring, or cancels one. Raises InvalidInput
@@ -371,7 +371,7 @@ class Ring:
             raise InvalidInput("the head does not read the answers to its guests", reason="HEAD_BEHIND")
         asked = f"{forward.guest}:{forward.number}"
         if forward.cancel:
-            every = [each for each in self._answers if each.startswith(f"{forward.guest}:")]
+            every = [each for each in self.answers if each.startswith(f"{forward.guest}:")]
             for request_id in [asked] if forward.number else every:
                 self.cancel(request_id)
             return
@@ -381,9 +381,9 @@ class Ring:
         except SealringError as error:
             answer.fail(error)
         else:
-            if asked in self._answers:
+            if asked in self.answers:
                 return
-            held = sum(each.asked for each in self._answers.values())
+            held = sum(each.asked for each in self.answers.values())
             if held and held + answer.asked > ALL_ASKED:
                 answer.fail(ResourceExhausted("guests have too much waiting", reason="QUEUE_FULL"))
                 return
@@ -400,7 +400,7 @@ class Ring:
 
         self._send_head(control.ScheduleRequest(forwarded=forwarded), on_its_way)
 
-    def _handle(self, response: control.ScheduleResponse) -> None:
+    def handle(self, response: control.ScheduleResponse) -> None:
         streams = self._streams
         if streams is None:
             return
@@ -410,7 +410,7 @@ class Ring:
                 self._take_forwarded(response.forwarded)
             return
         if kind == "pong":
-            self._perform(self.scheduler.steps_executed(response.pong.steps))
+            self.perform(self.scheduler.steps_executed(response.pong.steps))
             return
         now = self._clock()
         self._event = time.perf_counter()
@@ -419,21 +419,21 @@ class Ring:
             return
         streams.answered()
         if kind == "done":
-            self._perform(self.scheduler.step_done(response.done, now))
+            self.perform(self.scheduler.step_done(response.done, now))
         elif kind == "opened":
             opened = response.opened
-            if opened.row in self._unstarted:
-                self._unstarted[opened.row].timings.answered = self._event
-                self._unstarted[opened.row].waits()
-            self._perform(self.scheduler.row_opened(opened))
+            if opened.row in self.unstarted:
+                self.unstarted[opened.row].timings.answered = self._event
+                self.unstarted[opened.row].waits()
+            self.perform(self.scheduler.row_opened(opened))
         elif kind == "refused":
             refused = response.refused
-            self._unstarted.pop(refused.row, None)
-            self._perform(self.scheduler.row_refused(refused.row, from_problem(refused.problem)))
+            self.unstarted.pop(refused.row, None)
+            self.perform(self.scheduler.row_refused(refused.row, from_problem(refused.problem)))
         if self.scheduler.expects_answer:
             streams.expect()
 
-    def _perform(self, actions: list[Action]) -> None:
+    def perform(self, actions: list[Action]) -> None:
         todo = deque(actions)
         while todo:
             action = todo.popleft()
@@ -442,7 +442,7 @@ class Ring:
                     self._announce(step)
                 case Deliver(pieces):
                     for piece in pieces:
-                        answer = self._answers.get(piece[0].id)
+                        answer = self.answers.get(piece[0].id)
                         if answer is not None:  # else it was given up
                             answer.delta(*piece[1:])
                             if answer.unread > FREE_UNREAD:
@@ -450,14 +450,14 @@ class Ring:
                 case OpenRow():
                     todo.extend(self._open(action))
                 case DiscardRow(row):
-                    self._unstarted.pop(row, None)
+                    self.unstarted.pop(row, None)
                     self._send_head(control.ScheduleRequest(discard=control.DiscardRow(row=row)))
                 case Begin(request, prompt_tokens):
                     self._begun(request, prompt_tokens)
                 case Finish(request, finished):
                     self._finish(request, finished)
                 case Fail(request, error):
-                    if (failed := self._answers.pop(request.id, None)) is not None:
+                    if (failed := self.answers.pop(request.id, None)) is not None:
                         failed.fail(error)
 
     def _announce(self, step: control.Step) -> None:
@@ -473,8 +473,8 @@ class Ring:
     def _first_chunk(self, chunk: control.Chunk) -> None:
         self._queries.inc(chunk.prompt_tokens)
         self._hits.inc(chunk.start)
-        if chunk.row in self._unstarted:
-            answer = self._unstarted.pop(chunk.row)
+        if chunk.row in self.unstarted:
+            answer = self.unstarted.pop(chunk.row)
             answer.timings.announce(self._event)
             answer.computed()
 
@@ -490,9 +490,9 @@ class Ring:
             return self.scheduler.row_refused(action.row, links_in_clear(serving.deployment))
         if self._streams is not None:
             self._streams.expect()
-        answer = self._answers[request.id]
+        answer = self.answers[request.id]
         answer.opened()
-        self._unstarted[action.row] = answer
+        self.unstarted[action.row] = answer
         answer.timings.opened = time.perf_counter()
         envelope, choices = request.envelope, request.choices
         if action.resume is not None:
@@ -525,7 +525,7 @@ class Ring:
 
     def _begun(self, request: Request, prompt_tokens: int) -> None:
         serving = self.serving
-        self._answers[request.id].started(
+        self.answers[request.id].started(
             inference.Started(
                 request_id=request.id,
                 model=request.deployment,
@@ -541,19 +541,19 @@ class Ring:
         self._accepted.inc(finished.accepted_tokens)
         if request.routing_key and finished.cached_tokens:
             self._routed_hits.inc()
-        if (answer := self._answers.pop(request.id, None)) is not None:
+        if (answer := self.answers.pop(request.id, None)) is not None:
             answer.finished(finished)
 
     def _bound_unread(self, request_id: str, answer: Answer) -> list[Action]:
         """Gives up an answer whose reader is too far behind. If only all readers together are, that is the
         answer with most unread: a client that reads pays for no other one."""
         if answer.unread <= MAX_UNREAD:
-            if sum(each.unread for each in self._answers.values()) <= ALL_UNREAD:
+            if sum(each.unread for each in self.answers.values()) <= ALL_UNREAD:
                 return []
-            request_id = max(self._answers, key=lambda each: self._answers[each].unread)
-            answer = self._answers[request_id]
+            request_id = max(self.answers, key=lambda each: self.answers[each].unread)
+            answer = self.answers[request_id]
         log.warning("reader_behind", request_id=request_id, ring=self.name)
-        del self._answers[request_id]
+        del self.answers[request_id]
         answer.give_up(
             ResourceExhausted(
                 "the client is too far behind in reading its answer",

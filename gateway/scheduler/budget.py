@@ -58,21 +58,21 @@ class PrefillBudget:
         self._costs = costs
         self._stages = stages
         sizes = _FINE if fine else [size for size, _ in costs.tokens]
-        self._sizes = [size for size in sizes if size < largest] + [largest]
-        self._decodes = self._chunks = 1.0  # times what the table says that they take
+        self.sizes = [size for size in sizes if size < largest] + [largest]
+        self.decode_factor = self.chunk_factor = 1.0  # times what the table says that they take
         self._ends = 0.0
         self._size = self._left = 0  # tokens of a step, and steps to come before the round ends
 
     def measure(self, seconds: float, steps: int, prefill: float, rows: int, lanes: int) -> None:
         """Records a measured round: `seconds` in all, with `steps` prefill steps that the table puts at
         `prefill` seconds together, while `rows` rows ran in `lanes` lanes."""
-        own = self._round(rows, lanes)
+        own = self.round_seconds(rows, lanes)
         if steps:
-            more = self._with(own, lanes, steps, prefill / steps) - own
+            more = self.round_with(own, lanes, steps, prefill / steps) - own
             # idle stages may hide a part of a chunk; plans do not rely on it
-            self._chunks = max(1.0, _nearer(self._chunks, (seconds - own) / more))
+            self.chunk_factor = max(1.0, _nearer(self.chunk_factor, (seconds - own) / more))
         else:
-            self._decodes = max(0.1, _nearer(self._decodes, self._decodes * seconds / own))
+            self.decode_factor = max(0.1, _nearer(self.decode_factor, self.decode_factor * seconds / own))
 
     def alone(self, prompts: int, tokens: int) -> int:
         """Tokens of a chunk while nothing decodes, for `prompts` prompts of `tokens` tokens each.
@@ -80,8 +80,8 @@ class PrefillBudget:
         One prompt is through soonest; several have their first tokens soonest in the mean.
         """
         part = 0.5 if prompts > 1 else 1.0
-        cuts = reversed(self._cuts(prompts, tokens))
-        return min(cuts, key=lambda cut: self._alone(cut, part)).size
+        cuts = reversed(self.cuts(prompts, tokens))
+        return min(cuts, key=lambda cut: self.alone_seconds(cut, part)).size
 
     def take(self, rounds: float, rows: int, lanes: int, prompts: int, tokens: int, waiting: int) -> int:
         """Tokens of the prefill step to announce now; 0 for no step.
@@ -91,29 +91,29 @@ class PrefillBudget:
         """
         if rounds >= self._ends - _WHOLE:
             self._ends = 1 + (self._ends if rounds - self._ends < 1 else rounds)
-            self._size, self._left = self._best(rows, lanes, prompts, tokens, waiting)
+            self._size, self._left = self.best(rows, lanes, prompts, tokens, waiting)
         if not self._left:
             return 0
         self._left -= 1
         return self._size
 
-    def _best(self, rows: int, lanes: int, prompts: int, tokens: int, waiting: int) -> tuple[int, int]:
+    def best(self, rows: int, lanes: int, prompts: int, tokens: int, waiting: int) -> tuple[int, int]:
         """Tokens of a chunk, and steps in a round."""
-        cuts = self._cuts(prompts, tokens)
-        own = self._round(rows, lanes)
+        cuts = self.cuts(prompts, tokens)
+        own = self.round_seconds(rows, lanes)
         crowd = max(1.0, CROWD * (prompts + waiting - 1) / rows)
-        alone = min(self._alone(cut) for cut in cuts) / crowd
+        alone = min(self.alone_seconds(cut) for cut in cuts) / crowd
 
         def miss(plan: tuple[Cut, int]) -> float:
             cut, steps = plan
-            longer = self._with(own, lanes, steps, cut.seconds)
+            longer = self.round_with(own, lanes, steps, cut.seconds)
             return max(longer / own / MOST, ceil(cut.steps / steps) * longer / alone / PROMPT)
 
         steps = [1 << power for power in range(MANY.bit_length())]
         cut, best = min(((cut, each) for cut in cuts for each in steps), key=miss)
         return cut.size, best
 
-    def _with(self, own: float, lanes: int, steps: int, each: float) -> float:
+    def round_with(self, own: float, lanes: int, steps: int, each: float) -> float:
         """Seconds of a round of `own` seconds with `steps` prefill steps of `each` seconds.
 
         A prefill step that takes longer than a decode step delays the step behind it in every stage again.
@@ -121,22 +121,22 @@ class PrefillBudget:
         turn = own / max(lanes, self._stages)
         return max(own + steps * each, (self._stages - 1) * each + turn)
 
-    def _cuts(self, prompts: int, tokens: int) -> list[Cut]:
+    def cuts(self, prompts: int, tokens: int) -> list[Cut]:
         """The ways to cut `prompts` prompts of `tokens` tokens each."""
-        shorter = sum(size < tokens for size in self._sizes)
-        chunk, times = self._costs.chunk, self._chunks
+        shorter = sum(size < tokens for size in self.sizes)
+        chunk, times = self._costs.chunk, self.chunk_factor
         return [
             Cut(size, prompts * ceil(tokens / size), times * chunk(min(size, tokens)))
-            for size in self._sizes[: shorter + 1]
+            for size in self.sizes[: shorter + 1]
         ]
 
-    def _alone(self, cut: Cut, part: float = 1.0) -> float:
+    def alone_seconds(self, cut: Cut, part: float = 1.0) -> float:
         """Seconds until prompts that have the ring to themselves are prefilled, or the given part of them."""
         return (part * cut.steps + self._stages - part) * cut.seconds
 
-    def _round(self, rows: int, lanes: int) -> float:
+    def round_seconds(self, rows: int, lanes: int) -> float:
         """Seconds of a round without prefill."""
-        return self._decodes * max(lanes, self._stages) * self._costs.decode(rows / lanes)
+        return self.decode_factor * max(lanes, self._stages) * self._costs.decode(rows / lanes)
 
 
 def _nearer(times: float, seen: float) -> float:

@@ -29,14 +29,14 @@ class Ledger:
     the first too long for the memory."""
 
     def __init__(self, ring: RingFacts) -> None:
-        self._members = ring.members
+        self.members = ring.members
         self._distinct = tuple(dict.fromkeys(ring.members))  # few: members of a long ring are mostly alike
         self._max_rows = ring.max_rows
         self._regular = ring.lanes
         self.lanes = max(2, ring.lanes)
         self._sizes: list[Counter[int]] = [Counter() for _ in range(self.lanes)]  # of each lane's rows
         self._held: dict[int, tuple[int, int]] = {}  # row -> its lane and size
-        self._tokens = 0
+        self.tokens = 0
         self.kept_tokens = 0
         self._kept = 0
         self.capacity = self._capacity()
@@ -44,7 +44,7 @@ class Ledger:
     def _capacity(self) -> int:
         """Tokens of the longest row that fits when it is alone."""
         room = _UNBOUNDED
-        for member in self._members:
+        for member in self.members:
             left = member.kv_budget - member.kv_bytes_per_row
             if left < 0:
                 return 0
@@ -61,7 +61,7 @@ class Ledger:
 
     def usage(self) -> float:
         """The reserved part of the budget on the member that is fullest, 0 to 1."""
-        used = [(_bytes(each, self._tokens, self.rows), each.kv_budget) for each in self._distinct]
+        used = [(_bytes(each, self.tokens, self.rows), each.kv_budget) for each in self._distinct]
         return max((part / budget for part, budget in used if budget), default=0.0)
 
     def place(self, tokens: int) -> int | None:
@@ -76,7 +76,7 @@ class Ledger:
 
     def reserve(self, row: int, lane: int, tokens: int) -> None:
         size = rounded(tokens)
-        self._tokens += self._growth(lane, size)
+        self.tokens += self._growth(lane, size)
         self._sizes[lane][size] += 1
         self._held[row] = lane, size
 
@@ -104,7 +104,7 @@ class Ledger:
         sizes[size] -= 1
         if not sizes[size]:
             del sizes[size]
-        self._tokens -= self._growth(lane, size)
+        self.tokens -= self._growth(lane, size)
         return lane, size
 
     def grow(self, row: int, tokens: int) -> bool:
@@ -126,15 +126,15 @@ class Ledger:
     def has_room(self, tokens: int = 0) -> bool:
         """Whether rows, kept prefixes and one more prefix of `tokens` tokens (0: none) fit on every
         member."""
-        return self._holds(self._tokens + self.kept_tokens + tokens, self.rows + self._kept + (tokens > 0))
+        return self._holds(self.tokens + self.kept_tokens + tokens, self.rows + self._kept + (tokens > 0))
 
     def fits(self, tokens: int) -> bool:
         """Whether one more row of `tokens` tokens fits beside the others if no prefix is kept."""
-        return self._holds(self._tokens + tokens, self.rows + 1)
+        return self._holds(self.tokens + tokens, self.rows + 1)
 
     def kept_bytes(self) -> list[int]:
         """Bytes of kept prefixes per member, in the order of ranks."""
-        return [_bytes(member, self.kept_tokens, self._kept) for member in self._members]
+        return [_bytes(member, self.kept_tokens, self._kept) for member in self.members]
 
     def _growth(self, lane: int, size: int) -> int:
         """Tokens by which a lane grows when a row of this size joins."""

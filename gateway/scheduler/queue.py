@@ -32,7 +32,7 @@ class FairQueue:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._keys: OrderedDict[str, list[_Entry]] = OrderedDict()  # in the order of their turns
+        self.turns: OrderedDict[str, list[_Entry]] = OrderedDict()  # in the order of their turns
         self._entries: dict[str, _Entry] = {}
         self._number = itertools.count(1)
 
@@ -53,17 +53,17 @@ class FairQueue:
     def push_front(self, request: Request) -> None:
         """Puts a request that was taken back in front; the queue's length does not matter."""
         self._add(request, -math.inf, -next(self._number))
-        self._keys.move_to_end(request.key, last=False)
+        self.turns.move_to_end(request.key, last=False)
 
     def _add(self, request: Request, due: float, order: int) -> None:
         entry = self._entries[request.id] = (due, order, request)
-        insort(self._keys.setdefault(request.key, []), entry)
+        insort(self.turns.setdefault(request.key, []), entry)
 
     def ahead(self, request: Request, now: float) -> int:
         """The number of requests that would be taken before one that comes `now`."""
-        ahead = before = bisect_right(self._keys.get(request.key, []), (_due(request, now), math.inf))
+        ahead = before = bisect_right(self.turns.get(request.key, []), (_due(request, now), math.inf))
         turns = before + 1
-        for key, waiting in self._keys.items():
+        for key, waiting in self.turns.items():
             if key == request.key:
                 turns = before  # those behind its own key have had one turn less
             else:
@@ -80,20 +80,20 @@ class FairQueue:
 
     def pop_but(self, keys: Container[str]) -> Request | None:
         """The request that is due first of the next key not in `keys`; None if no other key waits."""
-        key = next((each for each in self._keys if each not in keys), None)
+        key = next((each for each in self.turns if each not in keys), None)
         if key is None:
             return None
-        self._keys.move_to_end(key)
-        return self.remove(self._keys[key][0][2].id)
+        self.turns.move_to_end(key)
+        return self.remove(self.turns[key][0][2].id)
 
     def remove(self, request_id: str) -> Request:
         """Takes a request out. Raises KeyError when it does not wait."""
         entry = self._entries.pop(request_id)
         key = entry[2].key
-        waiting = self._keys[key]
+        waiting = self.turns[key]
         del waiting[bisect_left(waiting, entry)]
         if not waiting:
-            del self._keys[key]
+            del self.turns[key]
         return entry[2]
 
     def displace(self, key: str) -> Request | None:
@@ -102,8 +102,8 @@ class FairQueue:
         None when `key` itself would then have no less than that one has, or when what would go has
         already been accepted by the head once.
         """
-        most = max(self._keys.values(), key=len, default=[])
-        if len(self._keys.get(key, ())) + 1 >= len(most):
+        most = max(self.turns.values(), key=len, default=[])
+        if len(self.turns.get(key, ())) + 1 >= len(most):
             return None
         last = most[-1][2]
         return None if last.progress.resumes else self.remove(last.id)

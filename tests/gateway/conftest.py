@@ -250,7 +250,7 @@ class ActedCertificates(membership_grpc.CertificatesServicer):
         peer = cluster.peer(cluster.gateway, Role.GATEWAY)
         certificate = cluster.ca.issue(request.csr, peer, lifetime=3600, now=time.time())
         chain, root = to_pem(certificate), encode_chain(cluster.root.chain)
-        sign = by_roster_keys([cluster._roster_signer], Label.RENEWAL)
+        sign = by_roster_keys([cluster.roster_signer], Label.RENEWAL)
         return membership.RenewResponse(
             certificate_chain=chain, root_metadata=root, proof=sign(renewal(request.csr, chain, root))
         )
@@ -266,14 +266,14 @@ class ActedCluster:
         self.ca = ClusterCA.create(folder / "ca", CLUSTER, now=now)
         self.state_dir = folder / "gateway"
         self._root_signer = Ed25519Signer.generate()
-        self._roster_signer = Ed25519Signer.generate()
+        self.roster_signer = Ed25519Signer.generate()
         self.root = sign_root(
             RootMetadata(
                 cluster=CLUSTER,
                 version=1,
                 root_keys=(self._root_signer.public_key,),
                 root_threshold=1,
-                roster_keys=(self._roster_signer.public_key,),
+                roster_keys=(self.roster_signer.public_key,),
                 roster_threshold=1,
                 authorities=(self.ca.certificate,),
                 issued=int(now) - 60,
@@ -283,7 +283,7 @@ class ActedCluster:
         )
         self.members = [SoftwareSigner.generate() for _ in range(size)]
         self.gateway = SoftwareSigner.load_or_create(self.state_dir / IDENTITY_KEY)
-        self.coordinator = ActedCoordinator(self._roster_signer, self.gateway)
+        self.coordinator = ActedCoordinator(self.roster_signer, self.gateway)
         self.version = 0
         self.previous = NO_PREVIOUS
         self._servers: list[Server] = []
@@ -407,7 +407,7 @@ class ActedCluster:
             gateways=(Gateway(member_id(self.gateway.public_key), self.gateway.public_key),),
         )
         complete = complete_roster(dataclasses.replace(draft, **changes))
-        envelope = sign_roster(complete, [self._roster_signer])
+        envelope = sign_roster(complete, [self.roster_signer])
         self.previous = check_roster(envelope, self.root, now=now).hash
         return envelope
 

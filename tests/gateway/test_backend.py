@@ -1,4 +1,4 @@
-"""What of a request the rings are told."""
+"""Requests as the backend gives them to the rings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a gateway is, from its folder."""
+"""A gateway's identity, from its folder."""
 
 from __future__ import annotations
 

@@ -12,17 +12,16 @@ from sealring.mesh.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("field", "low", "default", "high"),
+    ("field", "low", "high"),
     [
-        ("key_requests_per_second", 1e-9, 100, 1e6),
-        ("key_requests_at_once", 1, 512, 100_000),
-        ("peer_requests_per_second", 1e-9, 200, 1e6),
-        ("queue_limit", 1, 256, 100_000),
-        ("drain_timeout", 0, 30, 600),
+        ("key_requests_per_second", 1e-9, 1e6),
+        ("key_requests_at_once", 1, 100_000),
+        ("peer_requests_per_second", 1e-9, 1e6),
+        ("queue_limit", 1, 100_000),
+        ("drain_timeout", 0, 600),
     ],
 )
-def test_numbers_have_their_default_and_limits(field: str, low: float, default: float, high: float) -> None:
-    assert getattr(GatewaySettings(), field) == default
+def test_numbers_have_limits(field: str, low: float, high: float) -> None:
     for value in (low, high):
         assert getattr(GatewaySettings(**{field: value}), field) == value
     for value in (low - 1, high + 1):

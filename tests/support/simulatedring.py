@@ -104,7 +104,7 @@ class SimulatedRing:
         self._step = costs.step_ms / 1e3 / stages
         self._row = costs.row_ms / 1e3 / stages
         self._prefill = costs.prefill_ms / 1e3 / stages
-        self._token = costs.token_us / 1e6 / stages
+        self.token_seconds = costs.token_us / 1e6 / stages
         self._change = costs.change_ms / 1e3 / stages
         self._link = costs.link_ms / 1e3 if stages > 1 else 0.0
         self._free = [0.0] * stages
@@ -171,7 +171,7 @@ class SimulatedRing:
         self.steps += 1
         self._rows.step(step)
         tokens = sum(chunk.end - chunk.start for chunk in step.prefill.chunks)
-        cost = self._cost(step, tokens)
+        cost = self.cost(step, tokens)
         at = self.now + ANNOUNCE_SECONDS
         if step.HasField("decode"):
             at = max(at, self._lane_ready.get(step.decode.lane, 0.0))
@@ -194,10 +194,10 @@ class SimulatedRing:
         self.sampled += len(done.outputs)
         self._at(at + ANNOUNCE_SECONDS, "done", done)
 
-    def _cost(self, step: control.Step, tokens: int) -> float:
+    def cost(self, step: control.Step, tokens: int) -> float:
         """Seconds in one stage."""
         if tokens:
-            return self._prefill + self._token * tokens
+            return self._prefill + self.token_seconds * tokens
         if step.HasField("decode"):
             changes = self._change * bool(step.changes)
             return self._step + self._row * len(self._rows.lanes[step.decode.lane]) + changes

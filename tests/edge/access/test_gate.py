@@ -1,4 +1,4 @@
-"""Who is let in: keys right, wrong, revoked, expired; hashes made seldom; limits before them."""
+"""Admission: keys right, wrong, revoked, expired; hashes made seldom; limits before them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_every_refusal_is_the_same(keys: KeyFile, checks: Checks) -> None:
     text, record = keys.create([Scope.INFERENCE])
     revoked, other = keys.create([Scope.INFERENCE])
     keys.revoke(other.id)
-    expired = KeyFile(keys._file.parent, clock=lambda: 5.0).create([Scope.INFERENCE], seconds=10)[0]
+    expired = KeyFile(keys.file.parent, clock=lambda: 5.0).create([Scope.INFERENCE], seconds=10)[0]
     gate = Gate(keys, clock=clock)
     flipped = text[:-1] + ("a" if text[-1] != "a" else "b")
     mixed = f"srk_{record.id}_{revoked.rpartition('_')[2]}"
@@ -187,8 +187,8 @@ async def test_a_key_that_was_wrong_is_not_remembered(keys: KeyFile, checks: Che
     for expected in (1, 2, 3):
         await refused(gate, wrong)
         assert checks.count == expected
-    assert not gate._remembered
-    assert not gate._checks
+    assert not gate.remembered
+    assert not gate.checks
 
 
 async def test_keys_are_taken_up_and_revoked_while_it_runs(keys: KeyFile, checks: Checks) -> None:
@@ -223,7 +223,7 @@ async def test_a_key_that_is_revoked_during_its_check_is_refused(
 
 async def test_expiry_ends_a_remembered_key(keys: KeyFile, checks: Checks) -> None:
     wall = Time()
-    text = KeyFile(keys._file.parent, clock=wall).create([Scope.INFERENCE], seconds=60)[0]
+    text = KeyFile(keys.file.parent, clock=wall).create([Scope.INFERENCE], seconds=60)[0]
     gate = Gate(keys, wall=wall)
     await enter(gate, text)
     wall.now += 60
@@ -232,18 +232,18 @@ async def test_expiry_ends_a_remembered_key(keys: KeyFile, checks: Checks) -> No
 
 async def test_a_key_file_that_goes_bad_or_away_lets_nobody_in(keys: KeyFile, checks: Checks) -> None:
     text = keys.create([Scope.INFERENCE])[0]
-    good = keys._file.read_bytes()
+    good = keys.file.read_bytes()
     gate = Gate(keys)
     await enter(gate, text)
-    keys._file.write_bytes(b"{}")
+    keys.file.write_bytes(b"{}")
     assert (await refused(gate, text)).reason == "INVALID_API_KEY"
     with pytest.raises(ConfigError):
         Gate(keys)
-    keys._file.unlink()
+    keys.file.unlink()
     assert (await refused(gate, text)).reason == "INVALID_API_KEY"
     assert (await refused(gate, None)).reason == "INVALID_API_KEY"
-    keys._file.write_bytes(good)
-    keys._file.chmod(0o600)
+    keys.file.write_bytes(good)
+    keys.file.chmod(0o600)
     await enter(gate, text)
 
 
@@ -282,7 +282,7 @@ async def test_too_many_hashes_at_once(
     done = await asyncio.gather(*(enter(gate, text) for text in texts), return_exceptions=True)
     refusals = [each for each in done if isinstance(each, ResourceExhausted)]
     assert [each.metadata["retry_after"] for each in refusals] == ["2"] * 5
-    assert not gate._checks
+    assert not gate.checks
     assert all([await enter(gate, text) for text in texts])
 
 
@@ -353,7 +353,7 @@ async def test_use_is_written_down(keys: KeyFile, checks: Checks) -> None:
     assert noted % 3600 == 0
     assert 0 <= wall.now - noted < 3600
     await enter(gate, text)
-    keys._file.write_bytes(b"")
+    keys.file.write_bytes(b"")
     await gate.flush()
 
 
@@ -365,7 +365,7 @@ async def test_no_key_reaches_a_log(
     await enter(gate, text)
     await refused(gate, text[:-1])
     await refused(gate, text[:-1] + "a" if text[-1] != "a" else text[:-1] + "b")
-    keys._file.write_bytes(text.encode())
+    keys.file.write_bytes(text.encode())
     await refused(gate, text)
     out, err = capfd.readouterr()
     told = out + err + capture_logs()
@@ -400,14 +400,14 @@ async def test_a_remembered_key_counts_for_nothing_once_it_stands_otherwise(
     async with gate.admit("peer", f"Bearer {text}", USE):
         pass
     for changed in ({"hash": f"{HASH}{'b' * 22}${'b' * 43}"}, None):
-        known = gate._records.pop(record.id)
+        known = gate.records.pop(record.id)
         if changed is not None:
-            gate._records[record.id] = known.model_copy(update=changed)
+            gate.records[record.id] = known.model_copy(update=changed)
         with pytest.raises(Unauthenticated):
             async with gate.admit("peer", f"Bearer {text}", USE):
                 pass
-        assert not gate._remembered
-        gate._records[record.id] = known
+        assert not gate.remembered
+        gate.records[record.id] = known
         async with gate.admit("peer", f"Bearer {text}", USE):
             pass
 
@@ -442,12 +442,12 @@ async def test_uses_are_written_down_once_and_where_there_are_any(fails: Excepti
             raise fails
 
     gate: Any = Gate(None)
-    gate._used = {"key": 7}
+    gate.used = {"key": 7}
     await gate.flush()  # without a file there is nowhere to
-    gate._file = SimpleNamespace(note_use=note_use)
+    gate.file = SimpleNamespace(note_use=note_use)
     await gate.flush()
     assert noted == []
-    gate._used = {"key": 9}
+    gate.used = {"key": 9}
     for _ in range(2):
         await gate.flush()
     assert noted == [{"key": 9}]

@@ -279,7 +279,7 @@ async def test_who_asks_is_known_while_a_call_is_served(streams: bool) -> None:
     interceptor = GateInterceptor(gate)
     requests: Any = ()
     if streams:
-        assert [event async for event in interceptor._stream(several, USE, one=False)(requests, context)]
+        assert [event async for event in interceptor.stream(several, USE, one=False)(requests, context)]
     else:
-        await interceptor._call(one, USE, one=False)(requests, context)
+        await interceptor.call(one, USE, one=False)(requests, context)
     assert seen == ["some key"]

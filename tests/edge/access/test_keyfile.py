@@ -177,7 +177,7 @@ def test_files_that_are_not_ours_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_a_file_of_keys_is_said_without_what_it_holds() -> None:
-    for model in (keyfile._Content, keyfile.KeyRecord):
+    for model in (keyfile.Content, keyfile.KeyRecord):
         with pytest.raises(ValueError) as caught:
             model.model_validate({"keys": ["a secret"], "id": "a secret"})
         assert "a secret" not in str(caught.value)

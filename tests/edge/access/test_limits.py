@@ -17,7 +17,7 @@ def test_under_way() -> None:
             raise ZeroDivisionError
         with under_way.more("a"):
             pass
-    assert not under_way._counts
+    assert not under_way.counts
 
 
 def test_several_count_as_many_and_as_no_more_than_can_ever_be() -> None:

@@ -57,7 +57,7 @@ def client(port: int, key: str, **options: Any) -> openai.AsyncOpenAI:
 async def test_openai_with_right_and_wrong_keys(backend: Any, keys: KeyFile) -> None:
     text, record = keys.create([Scope.INFERENCE])
     wrong = text[:-1] + ("a" if text[-1] != "a" else "b")
-    expired = KeyFile(keys._file.parent, clock=lambda: 5.0).create([Scope.INFERENCE], seconds=1)[0]
+    expired = KeyFile(keys.file.parent, clock=lambda: 5.0).create([Scope.INFERENCE], seconds=1)[0]
     async with serving(backend, keys) as port, client(port, text) as right:
         answer = await right.chat.completions.create(model="demo", messages=MESSAGES, user="somebody")
         assert answer.choices[0].message.content == "Hello – ☃"
@@ -276,8 +276,8 @@ def test_a_gateway_that_starts_again_gets_its_port_again() -> None:
     """Though connections of the one before have not quite gone."""
     server = HttpServer(lambda *_: None)  # type: ignore[arg-type]
     server.listen("127.0.0.1:0")
-    assert server._socket is not None
-    with server._socket as bound:
+    assert server.bound is not None
+    with server.bound as bound:
         assert bound.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
         assert not bound.getblocking()
 
@@ -332,7 +332,7 @@ async def test_grpc_is_told_of_a_changed_certificate_once(
 
 
 def certificate_of(tls: EdgeTls, trusted: Path) -> bytes:
-    """What a client that speaks HTTP/2 as well is shown, as DER."""
+    """The certificate, as DER, for a client that can speak HTTP/2 as well."""
     ways = ssl.MemoryBIO(), ssl.MemoryBIO()
     trust = ssl.create_default_context(cafile=str(trusted))
     trust.set_alpn_protocols(["h2", "http/1.1"])

@@ -207,9 +207,9 @@ async def test_a_writer_that_waits_for_its_answer_and_not_its_client_goes_on(
     async def send(message: Any) -> None: ...
 
     writer = _Writer(send)
-    watch = writer._watch
-    looks, look = [], watch._look
-    watch._look = lambda: (looks.append(True), look())[1]  # type: ignore[method-assign]
+    watch = writer.watch
+    looks, look = [], watch.look
+    watch.look = lambda: (looks.append(True), look())[1]  # type: ignore[method-assign]
     with writer:
         await writer.write(b"a")
         while len(looks) < 3:
@@ -248,14 +248,14 @@ async def test_a_stream_that_tells_nothing_is_pinged(
             return loop.call_later(3600, look)
 
     writer = _Writer(send, ping)
-    writer._loop = Clock  # type: ignore[assignment]
+    writer.loop = Clock  # type: ignore[assignment]
     with writer:
         await writer.write(b"a")
         if sending:
-            writer._watch.begin()
+            writer.watch.begin()
         now[0] += quiet
-        writer._beat.cancel()
-        writer._keep_alive()
+        writer.beat.cancel()
+        writer.keep_alive()
         await asyncio.sleep(0)
         assert [one["body"] for one in sent[1:]] == told
         assert all(one["more_body"] for one in sent)
@@ -266,7 +266,7 @@ async def test_a_ping_that_nobody_takes_breaks_nothing() -> None:
     async def send(message: Any) -> None:
         raise OSError("gone")
 
-    await _Writer(send, b":\n")._send_ping()
+    await _Writer(send, b":\n").send_ping()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The outermost layer by itself: how many, how much, and what is read of who is refused."""
+"""The outermost layer by itself: counts, bytes, and the part of a refused body that is read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_so_many_requests_are_under_way_and_no_more(monkeypatch: pytest.Mo
     assert [one.status for one in sent[:2]] == [200, 200]
     await outer(scope(), nothing, again := Sent())
     assert again.status == 200
-    assert (outer._under_way, dict(outer._held)) == (0, {})
+    assert (outer.under_way, dict(outer.held)) == (0, {})
 
 
 async def test_every_answer_has_an_id_and_its_type_is_not_guessed() -> None:
@@ -97,12 +97,11 @@ async def test_no_key_holds_more_than_is_left_for_others(monkeypatch: pytest.Mon
         outer = Guard(app, Gate(None), PATHS)
         await outer(scope(), nothing, sent := Sent())
         assert sent.status == status, sizes
-        assert not outer._held
+        assert not outer.held
 
 
 async def test_of_who_is_refused_so_much_is_read_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (guard._DRAIN_BYTES, guard._BODY_OF_TRIFLE) == (8 << 20, 1 << 16)
-    monkeypatch.setattr(guard, "_DRAIN_BYTES", 10)
+    monkeypatch.setattr(guard, "DRAIN_BYTES", 10)
     for size, count in ((5, 2), (3, 4), (9, 2), (10, 1)):
         reads = []
 

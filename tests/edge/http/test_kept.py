@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: who asks again is told the same answer."""
+"""`Idempotency-Key`: the same request again gets the same answer."""
 
 import asyncio
 import secrets

@@ -17,7 +17,7 @@ from sealring.mesh.errors import ConfigError
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with who asks, and by what scheme."""
+    """Answers with the client's address and the scheme."""
     told = f"{scope['client'][0]} {scope['scheme']}".encode()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]})
     await send({"type": "http.response.body", "body": told})
@@ -96,8 +96,8 @@ async def test_a_server_that_cannot_begin_says_why(tmp_path: Path) -> None:
     class Taken(HttpServer):
         def listen(self, address: str) -> int:
             port = super().listen(address)
-            assert self._socket is not None
-            self._socket.close()
+            assert self.bound is not None
+            self.bound.close()
             return port
 
     server = Taken(app)

@@ -1,4 +1,4 @@
-"""Answers that are kept for who asks again: whole, computed once, and bounded in number, time and size."""
+"""Kept answers: whole, computed once, and bounded in number, time and size."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ async def test_the_oldest_answers_make_room(
         await texts(answers.events("", str(number), b"", lambda: told("x" * 1000)))
         await asyncio.sleep(0)
         if not number:
-            size = answers._kept["", "0"].size
+            size = answers.kept["", "0"].size
             monkeypatch.setattr(kept, "KEPT_BYTES", 3 * size - lacking)
     assert size > 1000
-    assert [key for _, key in answers._kept] == left
+    assert [key for _, key in answers.kept] == left
 
 
 async def test_many_short_answers_are_no_more_than_few_long_ones() -> None:
-    """What Python takes for each, with what it holds: a hundred of them are counted as what they take."""
+    """A hundred answers count about the memory that Python takes for them."""
     answers = KeptAnswers()
     await texts(answers.events("", "first", b"", lambda: told("a")))
     tracemalloc.start()
@@ -88,7 +88,7 @@ async def test_many_short_answers_are_no_more_than_few_long_ones() -> None:
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    counted = sum(one.size for one in answers._kept.values())
+    counted = sum(one.size for one in answers.kept.values())
     assert taken / 2 < counted < 4 * taken
 
 
@@ -144,14 +144,14 @@ async def test_what_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         await anext(reader)
     late = answers.events("", "0", b"", told)
     assert (await anext(late)).delta.text == "a"
-    entries = list(answers._kept.values())
+    entries = list(answers.kept.values())
     for reader in (*readers, late):
         await reader.aclose()
     await asyncio.sleep(0)
     assert [one.task.cancelled() for one in entries].count(True) == 2, "more than may be left"
     left = next(one for one in entries if not one.task.cancelled())
     left.task.cancel()  # as its timer does
-    name = next(iter(answers._kept))
+    name = next(iter(answers.kept))
     with pytest.raises(Cancelled):
         await texts(answers.events(*name, b"", told))
 
@@ -175,7 +175,7 @@ def ends_in(entry: Any) -> int | None:
 async def test_an_answer_runs_out_while_nobody_reads_it_and_some_time_after_its_end() -> None:
     answers, hold = KeptAnswers(), asyncio.Event()
     first = answers.events("", "k", b"", lambda: told("a", "b", hold=hold))
-    entry = answers._kept["", "k"]
+    entry = answers.kept["", "k"]
     assert ends_in(entry) == 3, "until it is read for the first time"
     await anext(first)
     assert ends_in(entry) is None
@@ -195,7 +195,7 @@ async def test_an_answer_runs_out_while_nobody_reads_it_and_some_time_after_its_
     assert ends_in(entry) == 7, "reading it again keeps it no longer"
     for _ in range(LOOKS):
         entry.timer.look()
-    assert answers._kept == {}
+    assert answers.kept == {}
 
 
 @pytest.mark.usefixtures("hours")
@@ -205,10 +205,10 @@ async def test_what_makes_room_does_not_end_an_answer_that_takes_its_key_anew(
     monkeypatch.setattr(kept, "KEPT_BYTES", 0)
     answers = KeptAnswers()
     reader = answers.events("", "k", b"", lambda: told("a"))
-    entry = answers._kept["", "k"]
+    entry = answers.kept["", "k"]
     assert await texts(reader) == ["a"]
     await asyncio.sleep(0)
-    assert (answers._kept, ends_in(entry)) == ({}, None)
+    assert (answers.kept, ends_in(entry)) == ({}, None)
 
 
 async def test_readers_leave_no_task_behind() -> None:
@@ -234,7 +234,7 @@ async def test_a_key_is_short_and_prints(key: str) -> None:
     answers = KeptAnswers()
     with pytest.raises(InvalidInput) as raised:
         answers.events("", key, b"", told)
-    assert (raised.value.reason, answers._kept) == ("BAD_IDEMPOTENCY_KEY", {})
+    assert (raised.value.reason, answers.kept) == ("BAD_IDEMPOTENCY_KEY", {})
 
 
 async def test_a_key_is_its_callers_alone() -> None:

@@ -55,9 +55,9 @@ def open_streams(cluster: Any, before: tuple[str, ...] = ()) -> tuple[ControlStr
 def test_what_streams_are_before_anything_was_heard() -> None:
     plain = ControlStreams("ring-0", 4, [], None)  # type: ignore[arg-type]
     assert (plain.guest, plain.out_of_memory) == (False, False)
-    assert plain._attach == control_pb2.Attach(ring="ring-0", epoch=4)
+    assert plain.attach_request == control_pb2.Attach(ring="ring-0", epoch=4)
     asked = ControlStreams("ring-0", 4, [], None, clear_links=True, yields=True)  # type: ignore[arg-type]
-    assert asked._attach == control_pb2.Attach(ring="ring-0", epoch=4, clear_links=True, yields=True)
+    assert asked.attach_request == control_pb2.Attach(ring="ring-0", epoch=4, clear_links=True, yields=True)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ async def test_streams_that_have_ended_hold_no_call(make_cluster: Any) -> None:
     cluster = await make_cluster(1)
     streams, channels = open_streams(cluster)
     await streams.attach()
-    call = weakref.ref(streams._streams[0]._call)
+    call = weakref.ref(streams.streams[0].call)
     streams.cancel()
 
     def let_go() -> bool:
@@ -119,9 +119,9 @@ async def test_a_member_that_ends_the_stream_while_it_is_written_to_tells_why(ma
     cluster = await make_cluster(1)
     streams, channels = open_streams(cluster)
     await streams.attach()
-    (stream,) = streams._streams
+    (stream,) = streams.streams
     stream.cancel()
-    stream._call = TornCall()
+    stream.call = TornCall()
     with pytest.raises(SealringError) as raised:
         async with asyncio.timeout(200):
             await streams.run(lambda response: None)
@@ -130,7 +130,7 @@ async def test_a_member_that_ends_the_stream_while_it_is_written_to_tells_why(ma
 
 
 async def test_a_channel_that_is_replaced_ends_the_epoch_with_a_reason(make_cluster: Any) -> None:
-    """Its certificate has ended; nobody was told why the ring was lost, once."""
+    """The certificate has ended; once, the error had no reason then."""
     cluster = await make_cluster(2)
     streams, channels = open_streams(cluster)
     assert len(await streams.attach()) == 2
@@ -228,8 +228,8 @@ def played(*calls: Call) -> tuple[ControlStreams, Time]:
     clock = Time()
     targets = [MemberTarget(f"m{rank}", b"", ()) for rank in range(len(calls))]
     streams = ControlStreams("ring-0", 4, targets, None, clear_links=True, yields=True, clock=clock)  # type: ignore[arg-type]
-    for stream, call in zip(streams._streams, calls, strict=True):
-        stream._call = call
+    for stream, call in zip(streams.streams, calls, strict=True):
+        stream.call = call
     return streams, clock
 
 
@@ -301,9 +301,9 @@ async def test_a_member_is_attached_to_at_the_first_address_that_answers(
             raise opened[-1].error
 
     streams, _ = played(Call())
-    (stream,) = streams._streams
-    stream._call = None
-    stream._prove = prove  # type: ignore[method-assign]
+    (stream,) = streams.streams
+    stream.call = None
+    stream.prove = prove  # type: ignore[method-assign]
     stream.target = MemberTarget("m0", b"", tuple(channel(call) for call in calls))
     if reason:
         with pytest.raises(SealringError) as caught:
@@ -320,7 +320,7 @@ async def test_a_member_is_attached_to_at_the_first_address_that_answers(
 async def test_why_a_call_has_ended_is_told_though_it_cannot_be_read() -> None:
     call = Ended(refusal(grpc.StatusCode.ABORTED), grpc.StatusCode.ABORTED)
     streams, _ = played(call)
-    assert (await streams._streams[0]._failure()).code == "ABORTED"
+    assert (await streams.streams[0].failure()).code == "ABORTED"
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -335,7 +335,7 @@ async def test_a_call_that_is_cancelled_was_replaced_unless_it_is_this_task(own:
             raise asyncio.CancelledError
 
     streams, _ = played(Cancelled())
-    (stream,) = streams._streams
+    (stream,) = streams.streams
     stream.send(b"")
     writing = asyncio.ensure_future(stream.write_all())
     await asyncio.wait((writing,))
@@ -361,13 +361,13 @@ async def test_what_members_say_is_handed_on_pongs_of_the_head_only(
 ) -> None:
     streams, clock = played(Call(PONG, DONE, last), Call(PONG, DONE, last))
     clock.now += 3
-    for stream, heard in zip(streams._streams, (["pong", "done"], ["done"]), strict=True):
+    for stream, heard in zip(streams.streams, (["pong", "done"], ["done"]), strict=True):
         told: list[Any] = []
         with pytest.raises(EpochEnded) as caught:
             await stream.read_all(lambda response, told=told: told.append(response.WhichOneof("message")))
         assert (caught.value.reason, caught.value.metadata["member"]) == (reason, stream.target.id)
         assert (told, stream.heard) == (heard, clock.now)
-        assert stream._read_out.is_set()
+        assert stream.read_out.is_set()
 
 
 async def test_a_goodbye_is_the_last_thing_that_is_said() -> None:
@@ -378,7 +378,7 @@ async def test_a_goodbye_is_the_last_thing_that_is_said() -> None:
     discard = control_pb2.ScheduleRequest(discard=control_pb2.DiscardRow(row=2)).SerializeToString()
     streams.send_all(step)
     streams.send_head(discard, lambda: written.append(len(head.written)))
-    for stream in streams._streams:
+    for stream in streams.streams:
         stream.finish("LEAVING")
         stream.send(step)
         async with asyncio.timeout(200):
@@ -429,7 +429,7 @@ async def test_members_attach_to_what_they_were_asked_for(rank: int, ring: str, 
         assert asked == (control_pb2.Attach(ring="ring-0", epoch=4, clear_links=True, yields=True),)
         return next(given)
 
-    for stream in streams._streams:
+    for stream in streams.streams:
         stream.attach = attach  # type: ignore[method-assign]
     given = iter(answers)
     assert await streams.attach() == answers
@@ -442,25 +442,25 @@ async def test_members_attach_to_what_they_were_asked_for(rank: int, ring: str, 
 async def test_members_that_are_silent_and_rings_that_stall_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After just so many seconds of the streams's own clock; what was answered in between starts anew."""
+    """The limits run by the streams' own clock; an answer in between starts them again."""
 
     async def found(streams: ControlStreams, clock: Time, *, silent: int | None = None) -> tuple[str, float]:
         begun = clock.now
 
         async def rest(seconds: float) -> None:
             clock.now += seconds
-            for rank, stream in enumerate(streams._streams):
+            for rank, stream in enumerate(streams.streams):
                 if rank != silent:
                     stream.heard = clock.now
 
         with monkeypatch.context() as patched, pytest.raises(EpochEnded) as caught:
             patched.setattr(asyncio, "sleep", rest)
-            await streams._watch()
+            await streams.watch()
         return caught.value.reason, clock.now - begun
 
     streams, clock = played(Call(), Call())
     assert await found(streams, clock, silent=1) == ("MEMBER_SILENT", control.PONG_SECONDS + 1)
-    sent = [control_pb2.ScheduleRequest.FromString(message) for message, _ in streams._streams[1]._outgoing]
+    sent = [control_pb2.ScheduleRequest.FromString(message) for message, _ in streams.streams[1].outgoing]
     assert [message.ping.sequence for message in sent] == [1, 2, 3, 4, 5, 6]
     streams, clock = played(Call())
     streams.expect()
@@ -475,11 +475,11 @@ async def test_a_record_that_is_lost_ends_the_epoch_and_names_who_sent_it() -> N
     streams, clock = played(Call(), Call(), Call())
     sent = control_pb2.Pong(records_sent=7)
     waits = control_pb2.Pong(records_received=6, waiting_ms=3000)
-    streams._pong(1, sent)
-    streams._pong(2, waits)
+    streams.pong(1, sent)
+    streams.pong(2, waits)
     clock.now += 3
     with pytest.raises(EpochEnded) as caught:
-        streams._pong(2, waits)
+        streams.pong(2, waits)
     assert (caught.value.reason, caught.value.metadata["member"]) == ("RECORD_LOST", "m1")
 
 

@@ -1,4 +1,4 @@
-"""What goes between two gateways of one ring: a request and its answer are on either side what they were."""
+"""Messages between two gateways of one ring: a request and its answer are the same on both sides."""
 
 import math
 from array import array
@@ -89,8 +89,7 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
 def test_the_other_gateway_knows_what_goes_on_after_a_fault(
     again: bool, attempts: int, claimed: int, told: tuple[int, int]
 ) -> None:
-    """By what the guest has seen: of what a client claims it only knows that there is something, and that it
-    is a claim."""
+    """It counts the guest's own attempts. Of a client's claim it knows only that it is one."""
     asked = ask(attempts=attempts, claimed=claimed)
     answer = GuestAnswer(lambda told, written: None, 3, 1, Refused())
     request = answer.request(Sent().add(asked, 0.0, again=again), "demo", CONTEXT)
@@ -143,11 +142,11 @@ def test_an_answer_that_has_ended_or_was_cancelled_leaves_nothing() -> None:
     told = Told()
     sent, asked = Sent(), ask()
     for over in (True, False):
-        answer = GuestAnswer(told, 1, sent._last + 1, Refused())
-        answer.request(sent.add(asked, 0.0), "demo", CONTEXT)
+        forward = sent.add(asked, 0.0)
+        answer = GuestAnswer(told, 1, forward.number, Refused())
+        answer.request(forward, "demo", CONTEXT)
         answer.computed()
         assert sent.take(told[-1], CONTEXT) is asked
-        assert sent._worked_on
         answer.delta("a", b"", 1)
         assert told[-1].event.delta == inference.Delta(text="a", tokens=1)
         if over:
@@ -155,7 +154,8 @@ def test_an_answer_that_has_ended_or_was_cancelled_leaves_nothing() -> None:
             assert sent.take(told[-1], CONTEXT) is asked
         else:
             sent.cancel(asked.id)
-        assert (asked.id in sent, sent._worked_on) == (False, set())
+        assert (asked.id in sent, len(sent)) == (False, 0)
+    assert sent.clear() == ([], [])
 
 
 def test_a_request_that_was_never_tried_says_so() -> None:

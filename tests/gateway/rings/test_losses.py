@@ -1,4 +1,4 @@
-"""What counts as a lost record, and what is only slow."""
+"""Lost records, and records that are only slow."""
 
 import pytest
 from hypothesis import given

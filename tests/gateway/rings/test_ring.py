@@ -1,4 +1,4 @@
-"""What a ring's scheduler is told of an epoch, and what becomes of requests over one or more of them."""
+"""The facts of an epoch for the scheduler, and the fate of requests over one or more epochs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Session:
 def test_what_the_model_can_do_is_the_heads_word_as_far_as_it_is_known() -> None:
     ring = Ring("ring-0", "model", identity=None, queue_limit=9, metrics=Metrics(), on_lost=lambda lost: None)  # type: ignore[arg-type]
     told = control.Attached(kv_budget=4096, capabilities=["thinking", "tools", "x" * 99, "tools"])
-    ring._begin(SERVING, Session(), [told, control.Attached(kv_budget=4096, capabilities=["y"])])  # type: ignore[arg-type]
+    ring.begin(SERVING, Session(), [told, control.Attached(kv_budget=4096, capabilities=["y"])])  # type: ignore[arg-type]
     assert ring.capabilities == ["tools", "thinking"]
 
 
@@ -86,33 +86,33 @@ async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epo
     """Also while its streams are still being closed."""
     ring = Ring("ring-0", "model", identity=None, queue_limit=9, metrics=Metrics(), on_lost=lambda lost: None)  # type: ignore[arg-type]
     ring.serving = SERVING
-    ring._begin(SERVING, Session(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
+    ring.begin(SERVING, Session(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
     clear, sealed = inference.Envelope(clear=inference.Prompt(text="ask")), inference.Envelope(sealed=b"s")
     begun, hidden, later = Answer(), Answer(), Answer()
     ring.submit(Request("begun", "key", 5, clear, "model"), begun)
     ring.submit(Request("hidden", "key", 5, sealed, "model"), hidden)
     for row in (1, 2):
         opened = control.RowOpened(row=row, prompt_tokens=2, max_tokens=5)
-        ring._handle(control.ScheduleResponse(opened=opened))
+        ring.handle(control.ScheduleResponse(opened=opened))
     output = control.RowOutput(row=1, text="so far", tokens=1, token=77)
-    ring._handle(control.ScheduleResponse(done=control.StepDone(step=1, outputs=[output])))
+    ring.handle(control.ScheduleResponse(done=control.StepDone(step=1, outputs=[output])))
     output = control.RowOutput(row=2, sealed=b"so far", tokens=1)
-    ring._handle(control.ScheduleResponse(done=control.StepDone(step=2, outputs=[output])))
+    ring.handle(control.ScheduleResponse(done=control.StepDone(step=2, outputs=[output])))
     ring.leave()
     ring.submit(Request("later", "key", 1, inference.Envelope(), "model"), later)
     assert ring.scheduler.load().waiting == 2
-    assert not later._over
+    assert not later.over
     with pytest.raises(EpochEnded, match="the coordinator ended") as caught:
         _ = [event async for event in hidden]
     assert caught.value.hint == "send the request again"
     members = Members()
     ring.serving = SERVING
-    ring._begin(SERVING, members, [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
+    ring.begin(SERVING, members, [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
     again = members.head[0].open
     assert (again.request_id, again.max_tokens) == ("begun", 5)
     assert again.envelope.clear == inference.Prompt(text="ask", resume=inference.Resume(tokens=[77]))
     assert not clear.clear.HasField("resume")
-    assert not begun._over
+    assert not begun.over
 
 
 async def test_a_head_that_was_given_a_prompt_owes_an_answer() -> None:
@@ -127,7 +127,7 @@ async def test_a_head_that_was_given_a_prompt_owes_an_answer() -> None:
 
     ring = Ring("ring-0", "model", identity=None, queue_limit=9, metrics=Metrics(), on_lost=lambda lost: None)  # type: ignore[arg-type]
     ring.serving = SERVING
-    ring._begin(SERVING, Owing(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
+    ring.begin(SERVING, Owing(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
     ring.submit(Request("one", "key", 5, inference.Envelope(), "model"), Answer())
     assert owed == ["expected", "sent"]
 
@@ -189,7 +189,7 @@ class Serving:
         if serving is not None:
             self.ring.serving = serving
             attached = [control.Attached(kv_bytes_per_token=1, kv_budget=4096)]
-            self.ring._begin(serving, self.members, attached)  # type: ignore[arg-type]
+            self.ring.begin(serving, self.members, attached)  # type: ignore[arg-type]
 
     def _lost(self, lost: Ring) -> None:
         self.lost += 1
@@ -203,7 +203,7 @@ class Serving:
         return answer
 
     def hear(self, **message: Any) -> None:
-        self.ring._handle(control.ScheduleResponse(**message))
+        self.ring.handle(control.ScheduleResponse(**message))
 
     def opened(self, row: int, prompt: int = 2) -> None:
         self.hear(opened=control.RowOpened(row=row, prompt_tokens=prompt, max_tokens=5))
@@ -251,8 +251,8 @@ async def test_an_answer_from_beginning_to_end() -> None:
         ring.counted(name) for name in ("prefix_cache_queries", "prefix_cache_hits", "routed_by_key_hits")
     ]
     assert counted == [100, 0, 0]
-    assert not ring.ring._answers
-    assert not ring.ring._unstarted
+    assert not ring.ring.answers
+    assert not ring.ring.unstarted
 
 
 async def test_several_answers_tell_how_each_ended_and_kept_tokens_who_led_to_them() -> None:
@@ -269,7 +269,7 @@ async def test_several_answers_tell_how_each_ended_and_kept_tokens_who_led_to_th
             accepted_tokens=3,
             choices=ends,
         )
-        ring.ring._perform([Finish(request, finished)])
+        ring.ring.perform([Finish(request, finished)])
         assert (await read(answer))[-1].finished == finished
     assert ring.counted("routed_by_key_hits") == 1
     assert ring.counted("spec_decode_num_draft_tokens") == 21
@@ -315,12 +315,12 @@ async def test_the_head_is_told_what_nobody_waits_for_and_tells_what_it_will_not
     problem = to_problem(InvalidInput("too long", reason="PROMPT_TOO_LONG"))
     ring.hear(refused=control.RowRefused(row=2, problem=problem))
     assert (await failure(refused)).reason == "PROMPT_TOO_LONG"
-    assert not ring.ring._unstarted
+    assert not ring.ring.unstarted
 
 
 def test_a_step_of_nothing_but_changes_is_owed_an_answer_too() -> None:
     ring = Serving()
-    ring.ring._perform([AnnounceStep(control.Step(number=1))])
+    ring.ring.perform([AnnounceStep(control.Step(number=1))])
     assert ([step.number for step in ring.members.steps], ring.members.owed) == ([1], 1)
 
 
@@ -359,7 +359,7 @@ async def test_a_ring_that_serves_is_waited_for_and_a_request_no_longer_than_it_
     patient = ring.ask("one", patience=20.0)
     ring.ring.tick()
     assert ring.ring.patient
-    assert not patient._over
+    assert not patient.over
     ring.now += 20
     ring.ring.tick()
     assert (await failure(patient)).reason == "DEADLINE_PASSED"
@@ -370,16 +370,16 @@ class Streams(Members):
 
     def __init__(self, epoch: int, ends: list[Exception | None], held: asyncio.Event | None) -> None:
         super().__init__()
-        self.epoch, self._ends, self._held = epoch, ends, held
+        self.epoch, self.ends, self._held = epoch, ends, held
         self.cancelled = self.out_of_memory = False
 
     async def attach(self) -> list[control.Attached]:
-        if self._ends and self._ends[0] is not None and not isinstance(self._ends[0], EpochEnded):
-            raise self._ends.pop(0)  # type: ignore[misc]
+        if self.ends and self.ends[0] is not None and not isinstance(self.ends[0], EpochEnded):
+            raise self.ends.pop(0)  # type: ignore[misc]
         return [control.Attached(kv_bytes_per_token=1, kv_budget=4096)]
 
     async def run(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
-        if self._ends and (end := self._ends.pop(0)) is not None:
+        if self.ends and (end := self.ends.pop(0)) is not None:
             if self._held is not None:
                 await self._held.wait()
             raise end
@@ -398,7 +398,7 @@ class Epochs:
         self.yielded: list[bool] = []
         self.held: asyncio.Event | None = None
         """Until it is set, no run ends."""
-        self._ends = list(ends)
+        self.ends = list(ends)
         self._sleep = asyncio.sleep
         monkeypatch.setattr(ring_module, "ControlStreams", self._session)
         monkeypatch.setattr(asyncio, "sleep", self._rest)
@@ -406,7 +406,7 @@ class Epochs:
     def _session(
         self, ring: str, epoch: int, members: Any, identity: Any, *, clear_links: bool, yields: bool
     ) -> Streams:
-        self.made.append(Streams(epoch, self._ends, self.held))
+        self.made.append(Streams(epoch, self.ends, self.held))
         self.yielded.append(yields)
         return self.made[-1]
 
@@ -443,7 +443,7 @@ async def test_an_epoch_that_was_used_and_lost_is_not_gone_back_to(monkeypatch: 
     await epochs.settle()
     assert (len(epochs.made), epochs.rested, ring.ring.attached, ring.lost) == (1, [], False, 1)
     assert ring.counted("epochs_ended") == 1
-    assert not answer._over
+    assert not answer.over
     ring.ring.serve(dataclasses.replace(SERVING, epoch=5))
     await epochs.settle()
     assert ring.ring.attached
@@ -468,7 +468,7 @@ async def test_a_prompt_for_which_there_is_no_memory_fails_whoever_tells_first_o
     epochs.made[0].out_of_memory = scarce
     await epochs.settle()
     assert (ring.moved, ring.lost) == (["later"] if scarce else ["later", "large"], 2)
-    assert not answers[1]._over
+    assert not answers[1].over
     if scarce:
         assert (await failure(answers[0])).reason == "OUT_OF_MEMORY"
     await ring.ring.close()
@@ -520,7 +520,7 @@ async def test_a_guest_is_told_that_its_prompt_had_no_memory_when_it_brings_it_a
     epochs.made[0].out_of_memory = True
     epochs.held.set()
     await epochs.settle()
-    assert not own._over
+    assert not own.over
     assert ring.ring.scheduler.load().waiting == 1, "the guest brings its own again"
     ring.ring.serve(dataclasses.replace(SERVING, epoch=5))
     await epochs.settle()
@@ -558,7 +558,7 @@ async def test_a_guest_whose_prompt_may_be_to_blame_lets_who_knows_it_schedule_a
     epochs.held.set()
     await epochs.settle()
     assert [made.epoch for made in epochs.made] == [4, 4], "it may come back to one that was not used"
-    epochs._ends += [FailedPrecondition("nobody", reason="NOBODY_SCHEDULES")] * 6
+    epochs.ends += [FailedPrecondition("nobody", reason="NOBODY_SCHEDULES")] * 6
     monkeypatch.setattr(ring.ring, "_clock", lambda: sum(epochs.rested))
     ring.ring.serve(dataclasses.replace(SERVING, epoch=5))
     await epochs.settle()
@@ -579,17 +579,17 @@ async def test_an_epoch_is_attached_to_once_and_another_one_in_its_place(
     other = dataclasses.replace(SERVING, epoch=1, members=(MemberTarget("m1", b"", ()),))
     ring = Serving().ring
     assert ring.attached
-    monkeypatch.setattr(ring, "_run", run)
+    monkeypatch.setattr(ring, "run", run)
     ring.serve(SERVING)  # its task is not there, or has ended by a fault: it is begun anew
     await asyncio.sleep(0)
-    assert ring._task is not None
+    assert ring.task is not None
     assert not ring.attached
     for serving in (SERVING, other, other):
         ring.serve(serving)
         await asyncio.sleep(0)
     assert begun == [4, 1]
-    ring._task.cancel()
-    await asyncio.wait((ring._task,))
+    ring.task.cancel()
+    await asyncio.wait((ring.task,))
     ring.serve(other)
     await asyncio.sleep(0)
     assert begun == [4, 1, 1]
@@ -664,7 +664,7 @@ def guest() -> tuple[Serving, Answer]:
     waited = ring.ask("one", floor=3)
     ring.members.guest = True
     ring.ring.serving = SERVING
-    ring.ring._begin(SERVING, ring.members, [])  # type: ignore[arg-type]
+    ring.ring.begin(SERVING, ring.members, [])  # type: ignore[arg-type]
     return ring, waited
 
 
@@ -701,7 +701,7 @@ async def test_a_guest_forwards_what_it_is_asked_and_tells_what_it_is_told() -> 
         ("b", False),
     ]
     assert (await failure(second)).reason == "MEMBERS_SAY_NO"
-    assert not ring.ring._answers
+    assert not ring.ring.answers
 
 
 def test_a_guest_says_whom_nobody_waits_for_and_keeps_what_waits_over_an_epoch() -> None:
@@ -710,9 +710,9 @@ def test_a_guest_says_whom_nobody_waits_for_and_keeps_what_waits_over_an_epoch()
     for _ in range(2):
         ring.ring.cancel("one")
     assert [message.forward for message in ring.members.head[2:]] == [control.Forward(number=1, cancel=True)]
-    assert ring.ring._end(ring.members, "MEMBER_LEFT") is False  # type: ignore[arg-type]
+    assert ring.ring.end(ring.members, "MEMBER_LEFT") is False  # type: ignore[arg-type]
     assert ring.ring.scheduler.load().waiting == 1
-    assert list(ring.ring._answers) == ["two"]
+    assert list(ring.ring.answers) == ["two"]
 
 
 def test_requests_of_guests_are_served_until_they_take_them_back() -> None:
@@ -726,17 +726,17 @@ def test_requests_of_guests_are_served_until_they_take_them_back() -> None:
 
     for guest_and_number in ((7, 1), (7, 2), (8, 1), (7, 1)):
         ring.hear(forward=forward(*guest_and_number))
-    assert list(ring.ring._answers) == ["7:1", "7:2", "8:1"]
+    assert list(ring.ring.answers) == ["7:1", "7:2", "8:1"]
     assert ring.ring.scheduler.load().waiting == 3
     ring.hear(forward=control.Forward(guest=7, number=1, cancel=True))
-    assert list(ring.ring._answers) == ["7:2", "8:1"]
+    assert list(ring.ring.answers) == ["7:2", "8:1"]
     ring.hear(forward=control.Forward(guest=7, cancel=True))
-    assert list(ring.ring._answers) == ["8:1"]
+    assert list(ring.ring.answers) == ["8:1"]
     ring.hear(forward=forward(8, 2, "other"))
     refused = ring.members.head[-1].forwarded
     assert (refused.guest, refused.number, refused.problem.reason) == (8, 2, "BAD_MESSAGE")
-    ring.ring._end(ring.members, "MEMBER_LEFT")  # type: ignore[arg-type]
-    assert not ring.ring._answers, "their gateways bring them again"
+    ring.ring.end(ring.members, "MEMBER_LEFT")  # type: ignore[arg-type]
+    assert not ring.ring.answers, "their gateways bring them again"
 
 
 @pytest.mark.parametrize(
@@ -754,7 +754,7 @@ def test_a_ring_that_is_to_speculate_and_cannot_says_so(
     serving = dataclasses.replace(SERVING, speculate=speculate)
     attached = [control.Attached(kv_bytes_per_token=1, kv_budget=4096, prefixes=prefixes)] * 2
     with structlog.testing.capture_logs() as logs:
-        ring.ring._begin(serving, ring.members, attached)  # type: ignore[arg-type]
+        ring.ring.begin(serving, ring.members, attached)  # type: ignore[arg-type]
     assert ("ring_cannot_speculate" in [one["event"] for one in logs]) is said
 
 
@@ -771,16 +771,16 @@ async def test_an_epoch_is_begun_when_the_one_before_is_over_and_left_to_another
 
     monkeypatch.setattr(ring.ring, "_attend", attend)
     monkeypatch.setattr(ring_module, "Backoff", partial(Backoff, 0.0))
-    ring.ring._yields = True
+    ring.ring.yields = True
     previous: Any = asyncio.ensure_future(ended.wait())
-    running = asyncio.ensure_future(ring.ring._run(SERVING, previous))
+    running = asyncio.ensure_future(ring.ring.run(SERVING, previous))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not asked
     ended.set()
     await running
     assert asked == [True, True, False]
-    assert not ring.ring._yields
+    assert not ring.ring.yields
 
 
 class Stepped(Serving):
@@ -819,7 +819,7 @@ async def test_an_answer_whose_reader_is_too_far_behind_is_given_up(monkeypatch:
     told = asyncio.create_task(read(reads))
     for row in (1, 2):
         ring.opened(row)
-    while not slow._over:
+    while not slow.over:
         ring.step("x" * 2000)
         assert slow.unread <= 7000
         for _ in range(3):
@@ -845,7 +845,7 @@ async def test_all_readers_of_a_ring_have_one_bound(monkeypatch: pytest.MonkeyPa
     for _ in range(8):
         ring.step("x" * 2000)
         assert sum(answer.unread for answer in answers) <= 9000
-    assert {answer._over for answer in answers} == {True, False}
+    assert {answer.over for answer in answers} == {True, False}
 
 
 async def test_who_reads_is_not_given_up_for_those_who_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -872,14 +872,14 @@ def test_what_guests_bring_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPat
     request = inference.GenerateRequest(model="model", envelope=prompt, max_tokens=5)
     for number in range(1, 9):
         ring.hear(forward=control.Forward(guest=number, number=1, key=str(number), request=request))
-    assert len(ring.ring._answers) == 4
+    assert len(ring.ring.answers) == 4
     refused = [one.forwarded for one in ring.members.head if one.forwarded.HasField("problem")]
     assert [(one.guest, one.problem.reason) for one in refused] == [
         (guest, "QUEUE_FULL") for guest in range(5, 9)
     ]
     ring.hear(forward=control.Forward(guest=1, number=1, cancel=True))
     ring.hear(forward=control.Forward(guest=9, number=1, request=request))
-    assert "9:1" in ring.ring._answers
+    assert "9:1" in ring.ring.answers
 
 
 def test_a_head_that_brings_guests_and_takes_no_answer_ends_the_epoch(
@@ -893,7 +893,7 @@ def test_a_head_that_brings_guests_and_takes_no_answer_ends_the_epoch(
 
     reading, deaf = Serving(), Serving()
     deaf.members = Deaf()
-    deaf.ring._begin(SERVING, deaf.members, [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
+    deaf.ring.begin(SERVING, deaf.members, [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
     for number in range(1, 50):
         reading.hear(forward=control.Forward(guest=1, number=number))
     assert len(reading.members.head) == 49

@@ -26,7 +26,7 @@ from sealring.v1 import membership_pb2 as membership
 
 
 class FakeRing:
-    """As gateway.rings.ring.Ring, as far as requests are given to it; counts who asks how busy it is."""
+    """A gateway.rings.ring.Ring that takes requests; it counts the calls of `load`."""
 
     looked_at = 0
 

@@ -263,7 +263,7 @@ async def test_rosters_and_rings_are_passed_on_and_refused_rosters_are_not(
 
 
 async def test_a_roster_for_which_there_is_no_room_is_used_when_there_is(watching: Watching) -> None:
-    """The coordinator is told of both; a newer one takes the place of an older."""
+    """Both are reported to the coordinator; a newer roster takes the place of an older."""
     await serving(watching)
     for envelope in (b"late", b"later"):
         watching.keeper.refused[envelope] = RosterError("no space", reason="ROSTER_STATE_UNWRITABLE")
@@ -300,7 +300,7 @@ def _raise(error: Exception) -> Any:
 
 
 async def test_another_who_answers_does_not_make_the_gateway_end(watching: Watching) -> None:
-    """Whatever it says: that it cannot prove who it is, or that this gateway is not enrolled."""
+    """Neither by a wrong proof, nor by the error that this gateway is not enrolled."""
     await serving(watching)
     status = to_status(PermissionDenied("no", reason="EVICTED")).SerializeToString()
     evicted = grpc.aio.Metadata(("grpc-status-details-bin", status))

@@ -18,7 +18,7 @@ GPU = Costs(step_ms=11.4, row_ms=0.1, prefill_ms=12.0, token_us=24.0, link_ms=1.
 
 
 def beside(ring: WatchedRing, rows: int, prompts: list[int]) -> tuple[list[float], list[float], float]:
-    """Gaps of so many streams without the prompts and beside them, and the seconds until all are through."""
+    """Gaps of `rows` streams without the prompts and beside them, and the seconds until all are prefilled."""
     ring.stream(rows)
     begun = ring.now
     for number, prompt in enumerate(prompts):
@@ -67,8 +67,8 @@ def test_streams_keep_their_pace_beside_prompts_that_get_on(
 def test_a_wrong_table_and_noise_are_made_up_for(costs: Costs, wrong: float) -> None:
     noise = random.Random(1)
     ring = WatchedRing(2, costs, rows_in_turn=costs is SLOW)
-    exact = ring._cost
-    ring._cost = lambda step, tokens: (  # type: ignore[method-assign]
+    exact = ring.cost
+    ring.cost = lambda step, tokens: (  # type: ignore[method-assign]
         exact(step, tokens) * noise.lognormvariate(0, 0.15) * (wrong if tokens else 1.0)
     )
     quiet, busy, seconds = beside(ring, 4, [1500])
@@ -78,7 +78,7 @@ def test_a_wrong_table_and_noise_are_made_up_for(costs: Costs, wrong: float) -> 
 
 @pytest.mark.parametrize(("stages", "prompt", "times"), [(2, 1041, 1.6), (3, 1041, 2.2), (3, 4112, 2.6)])
 def test_a_prompt_alone_fills_the_pipeline(stages: int, prompt: int, times: float) -> None:
-    """On so many stages it is through so many times as fast as on one."""
+    """On `stages` stages it is prefilled at least `times` times as fast as on one."""
     assert alone(1, SLOW, [prompt], True) >= times * alone(stages, SLOW, [prompt], True)
 
 
@@ -139,21 +139,21 @@ COSTS = StepCosts(rows=((1, 0.01), (16, 0.02)), tokens=((1, 0.01), (64, 0.02), (
 
 
 def test_chunks_have_lengths_that_were_timed_or_any_where_rows_go_in_turn() -> None:
-    assert PrefillBudget(COSTS, 100, 1)._sizes == [1, 64, 100]
-    assert PrefillBudget(COSTS, 64, 1)._sizes == [1, 64]
+    assert PrefillBudget(COSTS, 100, 1).sizes == [1, 64, 100]
+    assert PrefillBudget(COSTS, 64, 1).sizes == [1, 64]
     fine = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192]
-    assert PrefillBudget(COSTS, 200, 1, True)._sizes == [*fine, 200]
-    assert PrefillBudget(COSTS, 9999, 1, True)._sizes[-4:] == [3072, 4096, 6144, 9999]
+    assert PrefillBudget(COSTS, 200, 1, True).sizes == [*fine, 200]
+    assert PrefillBudget(COSTS, 9999, 1, True).sizes[-4:] == [3072, 4096, 6144, 9999]
 
 
 def test_ways_to_cut_prompts_and_how_long_each_takes_alone() -> None:
     budget = PrefillBudget(COSTS, 256, 3)
     third = pytest.approx(0.02 + 0.06 * 36 / 192)
-    assert budget._cuts(2, 100) == [(1, 200, 0.01), (64, 4, 0.02), (256, 2, third)]
-    assert [cut.size for cut in budget._cuts(1, 64)] == [1, 64]
-    assert [cut.steps for cut in budget._cuts(3, 65)] == [195, 6, 3]
-    assert budget._alone(Cut(64, 4, 2.0)) == 12.0
-    assert budget._alone(Cut(64, 4, 2.0), 0.5) == 9.0
+    assert budget.cuts(2, 100) == [(1, 200, 0.01), (64, 4, 0.02), (256, 2, third)]
+    assert [cut.size for cut in budget.cuts(1, 64)] == [1, 64]
+    assert [cut.steps for cut in budget.cuts(3, 65)] == [195, 6, 3]
+    assert budget.alone_seconds(Cut(64, 4, 2.0)) == 12.0
+    assert budget.alone_seconds(Cut(64, 4, 2.0), 0.5) == 9.0
     flat = PrefillBudget(StepCosts(tokens=((1, 0.01), (64, 0.01), (256, 0.01))), 256, 1)
     assert flat.alone(1, 64) == 64
     assert flat.alone(1, 1000) == 256
@@ -165,37 +165,39 @@ def test_ways_to_cut_prompts_and_how_long_each_takes_alone() -> None:
 
 def test_what_rounds_take_corrects_the_table_a_little_each() -> None:
     budget = PrefillBudget(COSTS, 256, 2)
-    assert budget._round(2, 2) == pytest.approx(0.02)
-    assert budget._round(2, 1) == pytest.approx(2 * COSTS.decode(2))
-    assert budget._round(9, 3) == pytest.approx(3 * COSTS.decode(3))
+    assert budget.round_seconds(2, 2) == pytest.approx(0.02)
+    assert budget.round_seconds(2, 1) == pytest.approx(2 * COSTS.decode(2))
+    assert budget.round_seconds(9, 3) == pytest.approx(3 * COSTS.decode(3))
     budget.measure(0.04, 0, 0.0, 2, 2)
-    assert budget._decodes == pytest.approx(1.1)
+    assert budget.decode_factor == pytest.approx(1.1)
     budget.measure(1e9, 0, 0.0, 2, 2)
-    assert budget._decodes == pytest.approx(1.1 + 0.1 * (10 - 1.1)), "one slow moment is ten times at most"
+    assert budget.decode_factor == pytest.approx(1.1 + 0.1 * (10 - 1.1)), (
+        "one slow moment is ten times at most"
+    )
     for _ in range(99):
         budget.measure(0.0, 0, 0.0, 2, 2)
-    assert budget._decodes == 0.1
-    assert budget._chunks == 1.0
+    assert budget.decode_factor == 0.1
+    assert budget.chunk_factor == 1.0
     budget = PrefillBudget(COSTS, 256, 2)
     budget.measure(0.10, 2, 0.04, 2, 2)  # 0.08 s more instead of 0.04
-    assert (budget._chunks, budget._decodes) == (pytest.approx(1.1), 1.0)
-    assert budget._cuts(1, 1) == [(1, 1, pytest.approx(0.011))]
+    assert (budget.chunk_factor, budget.decode_factor) == (pytest.approx(1.1), 1.0)
+    assert budget.cuts(1, 1) == [(1, 1, pytest.approx(0.011))]
     for _ in range(9):
         budget.measure(0.0, 2, 0.04, 2, 2)
-    assert budget._chunks == 1.0, "what idle stages hide is not counted on"
+    assert budget.chunk_factor == 1.0, "what idle stages hide is not counted on"
 
 
 def test_a_chunk_that_takes_longer_than_a_decode_step_holds_up_every_stage() -> None:
     budget = PrefillBudget(COSTS, 256, 5)
-    assert budget._with(0.05, 1, 1, 1.0) == pytest.approx(4 * 1.0 + 0.01)
-    assert budget._with(0.05, 1, 8, 1.0) == pytest.approx(8.05)
-    assert budget._with(0.06, 6, 1, 0.02) == pytest.approx(4 * 0.02 + 0.01)
-    assert budget._with(0.06, 6, 2, 0.001) == pytest.approx(0.062)
+    assert budget.round_with(0.05, 1, 1, 1.0) == pytest.approx(4 * 1.0 + 0.01)
+    assert budget.round_with(0.05, 1, 8, 1.0) == pytest.approx(8.05)
+    assert budget.round_with(0.06, 6, 1, 0.02) == pytest.approx(4 * 0.02 + 0.01)
+    assert budget.round_with(0.06, 6, 2, 0.001) == pytest.approx(0.062)
 
 
 def test_a_round_has_its_steps_and_the_next_begins_where_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     budget, load = PrefillBudget(COSTS, 256, 1), (1, 1, 1, 9, 0)
-    monkeypatch.setattr(budget, "_best", lambda *load: (7, 2))
+    monkeypatch.setattr(budget, "best", lambda *load: (7, 2))
 
     def taken(rounds: float) -> list[int]:
         return [budget.take(rounds, *load) for _ in range(3)]
@@ -216,7 +218,7 @@ def test_a_crowd_is_so_many_prompts_for_each_row_that_runs() -> None:
     budget = PrefillBudget(StepCosts(rows=((1, 0.01),), tokens=((1, 0.01), (256, 0.05))), 256, 1)
 
     def steps(rows: int, prompts: int, waiting: int) -> int:
-        size, steps = budget._best(rows, 1, prompts, 4096, waiting)
+        size, steps = budget.best(rows, 1, prompts, 4096, waiting)
         assert size == 256
         return steps
 

@@ -1,4 +1,4 @@
-"""What steps cost by what stages have timed."""
+"""The cost table, made from the times of stages."""
 
 from __future__ import annotations
 

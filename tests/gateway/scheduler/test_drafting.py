@@ -29,9 +29,8 @@ PLAIN = float(STAGES)
 def spent(
     depth: Depth, tokens: int, right: int, dear: float = 1.0, costs: StepCosts = COSTS, likely: float = 0.9
 ) -> float:
-    """How fast an answer comes of which so many drafts are right and then one is wrong, one run at a time,
-    against one without, of a head that always says that guesses are likely. Runs take `dear` times what the
-    table says."""
+    """Speed of an answer with one run at a time, against one without drafts. `right` drafts are right, then
+    one is wrong; the head reports `likely` always. Runs take `dear` times the table's seconds."""
     seconds, said, late = 0.0, 0, False
     depth.begin()
     while said < tokens:
@@ -89,7 +88,7 @@ def test_an_answer_that_stops_repeating_goes_on_without() -> None:
 
 
 def test_a_ring_that_was_slow_for_a_while_is_tried_again() -> None:
-    """After so many answers without a run that what was seen is doubted, however bad it was."""
+    """After enough answers without a run the measured chains are doubted, however bad they were."""
     depth = Depth(COSTS, STAGES)
     for _ in range(9):
         spent(depth, 30, right=0, dear=9.0)
@@ -130,7 +129,7 @@ def test_one_slow_run_changes_nothing() -> None:
 
 
 def turns(tokens: int, right: float, source: random.Random) -> list[int]:
-    """Of 64 tokens in turn, each the next one with that probability and else any."""
+    """Tokens of 64, each the next in turn with probability `right` and else any."""
     said = [0]
     while len(said) < tokens:
         said.append((said[-1] + 1) % 64 if source.random() < right else source.randrange(64))

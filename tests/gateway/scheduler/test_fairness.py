@@ -189,10 +189,10 @@ def test_nothing_is_overtaken_by_what_comes_much_later(
         queue.push(request, now)
         came[request.id] = now
         if taken:
-            before = {key: len(waiting) for key, waiting in queue._keys.items()}
+            before = {key: len(waiting) for key, waiting in queue.turns.items()}
             first = queue.pop()
             assert first.key == next(iter(before)), "turns do not depend on priorities"
-            for _, _, other in queue._keys.get(first.key, []):
+            for _, _, other in queue.turns.get(first.key, []):
                 ahead = max(AHEAD_SECONDS, -first.priority * STEP_SECONDS)
                 assert came[first.id] <= came[other.id] + other.priority * STEP_SECONDS + ahead + 1e-6
 

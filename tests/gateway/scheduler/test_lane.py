@@ -106,7 +106,7 @@ def test_rows_near_their_limit_ask_for_more() -> None:
 
 
 def test_a_lanes_step_brings_tokens_and_a_prefill_step_only_a_prompts_last() -> None:
-    """Who takes one for the other lets steps be done out of order."""
+    """A planner that confuses them takes steps as done out of order."""
     lane, first = lane_of(row(1)), [row(2)]
     steps = [Announced(1, which, first=began) for which in (lane, None) for began in ([], first)]
     assert [step.sampled for step in steps] == [True, True, False, True]

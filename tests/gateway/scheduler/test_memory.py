@@ -35,7 +35,7 @@ def padded_bytes(ring: RingFacts, held: dict[int, tuple[int, int]]) -> list[int]
 
 def member_bytes(ledger: Ledger) -> list[int]:
     """Reserved bytes per member, in the order of ranks."""
-    return [_bytes(member, ledger._tokens, ledger.rows) for member in ledger._members]
+    return [_bytes(member, ledger.tokens, ledger.rows) for member in ledger.members]
 
 
 @given(members, operations)

@@ -1,4 +1,4 @@
-"""Whose chunk is next, and how long it is."""
+"""The next chunk: its row and its length."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ COSTS = StepCosts(rows=((1, 1e-3),), tokens=((1, 2e-6), (10, 1.1e-5), (100, 1.01
 
 
 class Driver:
-    """A ring that answers when it is told to; every answer is as long as it may be. A decode step takes it a
-    millisecond, a prompt token a microsecond."""
+    """A ring that answers on command, each answer as long as it may be. A decode step takes a millisecond, a
+    prompt token a microsecond."""
 
     def __init__(
         self,
@@ -628,7 +628,7 @@ def ends_epochs(driver: Driver, kind: str) -> int:
 def test_what_ends_every_epoch_is_given_up_and_nothing_else(
     kind: str, place: int, stages: int, max_rows: int
 ) -> None:
-    """Whatever is computed beside it, or waits. Of an answer each epoch brings a token, with its prefill."""
+    """Others are computed beside it, or wait. Each epoch brings a token of an answer, with its prefill."""
     driver = Driver(stages, max_rows=max_rows, chunk=64)
     driver.ask("running", max_tokens=500)
     driver.done(9)
@@ -774,7 +774,7 @@ def test_steps_that_cannot_be_done_end_the_epoch(number: int) -> None:
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("limit", [1, 2, 20])
 def test_a_head_that_tells_of_too_few_tokens_ends_the_epoch(limit: int, silent: bool, others: int) -> None:
-    """Lest the row outgrows what is reserved for it, or is never done."""
+    """Otherwise the row would outgrow its memory, or never be done."""
     driver = Driver(2)
     driver.ask("a", max_tokens=limit)
     for number in range(2 * others):

@@ -139,7 +139,7 @@ class ModelRing:
             assert prefills <= self.facts.stages + AHEAD + 3 * MANY  # lanes are two steps ahead at most
 
     def right(self, step: ResolvedStep) -> tuple[int, ...]:
-        """As many as count: some drafts are right, and none behind a wrong one."""
+        """Tokens that count: some drafts are right, and none behind a wrong one."""
         (row,) = step.rows
         if row in self.wrong:
             return ()
@@ -364,7 +364,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
 
     def resumed(self, request: Request, resume: inference.Resume) -> int:
-        """As the head checks it: an answer goes on with just what its client was told."""
+        """Checks, as the head does, that an answer continues the tokens that its client has."""
         tokens = self.tokens.get((request.id, resume.choice), 0)
         said = [token_of(request.id, resume.choice, number) for number in range(1, tokens + 1)]
         assert list(resume.tokens) == said
@@ -482,7 +482,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     }
 
     def check_eviction(self, ring: ModelRing, row: int) -> None:
-        """Of a request that has ended, or of one of its answers that has."""
+        """Checks that the row's request, or its choice, has ended."""
         request = ring.known[row]
         if request.id in self.open_requests:
             assert request.choices > 1

@@ -10,7 +10,7 @@ from sealring.v1 import inference_pb2 as inference
 
 
 def served(ring: SimulatedRing, requests: int, tokens: int) -> float:
-    """Tokens per second of so many requests at once."""
+    """Tokens per second of `requests` requests at once."""
     for number in range(requests):
         ring.submit(Request(f"r{number}", "k", tokens, inference.Envelope()))
     ring.run()

@@ -1,11 +1,11 @@
-"""What the scheduler does in some situations, step by step, against what it did when that was last looked at.
+"""Steps of the scheduler in some situations, against those that were last reviewed.
 
 A change of the scheduler that is meant to change this writes it anew and shows the difference in review:
 
     PYTHONPATH=tests/support python -m tests.gateway.scheduler.test_transcripts
 
 A line holds the steps between two that change rows: `p64` a prefill of 64 tokens (`p8+8` of two rows), a
-number so many decode steps; then the step's changes: `+3/1` row 3 joins lane 1, `-3` is evicted.
+number that many decode steps; then the step's changes: `+3/1` row 3 joins lane 1, `-3` is evicted.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def _slower(ring: Told, streams: int, prompt: int) -> Told:
     ring.stream(streams, tokens=20)
     ring.ask("long", prompt, 2)
     ring.run(until=lambda: sum(map(sum, ring.chunks[streams:])) > prompt // 2)
-    ring._token *= 4
+    ring.token_seconds *= 4
     ring.run(until=lambda: "long" in ring.arrivals)
-    ring._token /= 8
+    ring.token_seconds /= 8
     ring.ask("next", prompt, 2)
     ring.run(until=lambda: "next" in ring.arrivals)
     return ring
