@@ -240,6 +240,15 @@ def test_what_costs_too_much_is_refused_without_being_compiled_here(schema: Sche
     made.try_out(grammar_for(NUMBER))
 
 
+def test_a_one_of_that_overlaps_is_refused_with_what_to_write_instead() -> None:
+    schema = grammar_for({"oneOf": [{"type": "integer"}, {"type": "number"}]})
+    for refuse in (grammars().try_out, grammars().compile):
+        with pytest.raises(InvalidInput, match="oneOf") as caught:
+            refuse(schema)
+        assert "anyOf" in caught.value.hint
+        assert "coerce" not in str(caught.value)
+
+
 @pytest.mark.parametrize("schema", [{"not": {}}, {"type": "string", "pattern": "("}])
 def test_a_trial_tells_why_a_schema_cannot_be_used(schema: Schema) -> None:
     said = set()
