@@ -72,6 +72,10 @@ LONG_BYTES = 256 << 10
 MAX_TOLD_BYTES = 900 << 10
 """What one message tells of a prompt's log-probabilities: a sealed one holds 1 MiB."""
 
+MAX_OUTPUT_BYTES = 960 << 10
+"""What one output tells at once: a sealed one has 1 MiB with its padding. A tool call is told when it
+ends, and a model may go on with one for as long as it likes."""
+
 MAX_WITHHELD = 4 * MAX_STOP_CHARACTERS
 """Tokens with log-probabilities that wait for whether a stop string goes on, four for each of its characters.
 Tokens that have no text, as special ones, could be any number, and all of them are told with each further
@@ -594,7 +598,7 @@ class Front:
     def _output(
         self, row: int, opened: OpenRow, token: int, logprobs: TokenLogprobs | None
     ) -> control.RowOutput:
-        """Raises Internal (GRAMMAR_FAILED), ResourceExhausted (TOO_MANY_LOGPROBS)."""
+        """Raises Internal (GRAMMAR_FAILED), ResourceExhausted (TOO_MANY_LOGPROBS, OUTPUT_TOO_LARGE)."""
         answer = opened.answer
         output = control.RowOutput(row=row)
         if logprobs is not None:
@@ -623,6 +627,9 @@ class Front:
             if answer.finish:  # the last token was not computed on
                 output.prefixes = opened.names.extend(np.array(opened.generated, np.uint32).tobytes())
             opened.generated.append(token)
+        if output.ByteSize() > MAX_OUTPUT_BYTES:
+            answer.finish = inference.FINISH_REASON_STOP
+            raise _too_large()
         return output
 
 
@@ -735,6 +742,15 @@ def _too_long_to_tell() -> ResourceExhausted:
         hint="send a shorter prompt, or ask for fewer likely tokens beside each",
         reason="TOO_MANY_LOGPROBS",
         param="logprobs",
+    )
+
+
+def _too_large() -> ResourceExhausted:
+    return ResourceExhausted(
+        "the answer has a tool call that is too long to be told at once",
+        hint="send the request again, or with a lower max_tokens",
+        reason="OUTPUT_TOO_LARGE",
+        param="max_tokens",
     )
 
 

@@ -520,6 +520,19 @@ def test_what_is_told_of_a_prompt_is_bounded(desk: Desk, monkeypatch: pytest.Mon
     assert not desk.events.get(timeout=200).done.outputs
 
 
+def test_what_comes_at_once_after_long_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row ends, and others go on: a sealed output that is larger ends the epoch."""
+    desk.open(1, text_prompt("x", stop=["a" * 30]))
+    desk.open(2, text_prompt("x"))
+    monkeypatch.setattr(front_module, "MAX_OUTPUT_BYTES", 30)
+    for _ in range(25):
+        assert desk.deliver({1: ord("a")})[1][0] == ""
+    step = ResolvedStep(99, bytes(32), (), (), 0, (1, 2), (1, 2))
+    desk.front.deliver(step, [ord("b")] * 2, {})
+    assert desk.events.get(timeout=200).refused.problem.reason == "OUTPUT_TOO_LARGE"
+    assert [(one.row, one.text) for one in desk.events.get(timeout=200).done.outputs] == [(2, "b")]
+
+
 def test_tokens_without_text_are_not_withheld_for_ever(folder: Path) -> None:
     """The row that brings them ends, and no epoch: a gateway takes no output that is so large."""
     without_text = VOCABULARY - 1
