@@ -32,6 +32,16 @@ log = structlog.get_logger()
 _MAX_PATIENCE_SECONDS = 600
 
 
+def _member_channel(address: str, store: TlsStore, server_name: str) -> PeerChannel:
+    """A channel to a member with a fixed receive window.
+
+    gRPC keeps some hundred bytes for each message that was received and not read. A window that follows the
+    measured bandwidth let a member that floods cost a busy gateway 0.5 GiB (tests/trust/test_floods.py). A
+    longer message opens the window for its own length.
+    """
+    return PeerChannel(address, store, server_name, (("grpc.http2.bdp_probe", 0),))
+
+
 class Rings:
     """Attaches to an epoch where roster and coordinator agree on it.
 
@@ -51,7 +61,7 @@ class Rings:
         awake: Clock = awake_clock,
         wall: Callable[[], float] = time.time,
         make_ring: Callable[..., Ring] = Ring,
-        make_channel: Callable[[str, TlsStore, str], PeerChannel] = PeerChannel,
+        make_channel: Callable[[str, TlsStore, str], PeerChannel] = _member_channel,
     ) -> None:
         self._formable = PausableClock(awake)
         """Runs while the coordinator is connected: without it no ring can form."""

@@ -141,7 +141,11 @@ class PeerChannel:
     Call `get` for every RPC and do not store the result. Use it from one event loop only.
     """
 
-    def __init__(self, address: str, store: TlsStore, server_name: str) -> None:
+    def __init__(
+        self, address: str, store: TlsStore, server_name: str, options: Sequence[tuple[str, int]] = ()
+    ) -> None:
+        """`options` are gRPC's, beside those of `channel_options`."""
+        self._options = options
         self.address = self._first = address
         self._store = store
         self._server_name = server_name
@@ -161,7 +165,9 @@ class PeerChannel:
             self._generation = generation
             self.key_hash = key_hash(material.certificate)
             self._channel = grpc.aio.secure_channel(
-                self.address, channel_credentials(material), options=channel_options(self._server_name)
+                self.address,
+                channel_credentials(material),
+                options=[*channel_options(self._server_name), *self._options],
             )
         return self._channel
 

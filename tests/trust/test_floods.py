@@ -19,7 +19,6 @@ from sealring.cli.local.cluster import LocalCluster
 
 pytestmark = CLUSTER
 FLOODING = Path(__file__).with_name("flooding_node.py")
-BODY = {"model": "demo", "messages": [{"role": "user", "content": "count"}], "stream": True, "max_tokens": 64}
 BOUND = 128 << 20
 """Bytes that any one member may cost its gateway."""
 
@@ -58,7 +57,7 @@ async def test_a_flood_costs_the_gateway_little(attacked: tuple[Ring, Path], att
         httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=LIMIT_SECONDS) as http,
         asyncio.TaskGroup() as group,
     ):
-        readers = [group.create_task(_begin(http)) for _ in range(4)]
+        readers = [group.create_task(_begin(http, attack)) for _ in range(4)]
         for _ in range(LOOKS):
             asked = time.monotonic()
             assert (await http.get("/health/live")).status_code == 200
@@ -78,8 +77,10 @@ async def test_a_flood_costs_the_gateway_little(attacked: tuple[Ring, Path], att
     assert (await ring.reply(chat("still there"), 8)).completion_tokens == 8
 
 
-async def _begin(http: httpx.AsyncClient) -> None:
-    """A client that asks, and reads nothing of the answer."""
+async def _begin(http: httpx.AsyncClient, attack: str) -> None:
+    """A client that asks, and reads nothing of the answer. Its prompt is new: the gateway refuses one that an
+    earlier attack let end five epochs."""
+    body = {"model": "demo", "messages": [{"role": "user", "content": f"count {attack}"}], "max_tokens": 64}
     with contextlib.suppress(httpx.HTTPError):
-        async with http.stream("POST", "/v1/chat/completions", json=BODY):
+        async with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}):
             await asyncio.Event().wait()

@@ -269,7 +269,7 @@ async def test_what_is_not_possible_is_refused_by_name(client, reference):
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"extra_body": {"repetition_penalty": -1}}, "repetition_penalty"),
-        ({"extra_body": {"guided_json": {}}}, "guided_json"),
+        ({"extra_body": {"guided_regex": "a+"}}, "guided_regex"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
