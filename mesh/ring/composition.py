@@ -166,8 +166,8 @@ class ResolvedStep:
 
 
 class _Unused:
-    """Numbers of which each can be taken once, in any order; those of the lowest gaps go first where gaps
-    are too many."""
+    """Numbers that can each be taken once, in any order. Beyond MAX_GAPS gaps, the numbers of the lowest gaps
+    can no longer be taken."""
 
     def __init__(self) -> None:
         self._highest = 0

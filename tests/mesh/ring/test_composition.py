@@ -326,7 +326,7 @@ def test_rows_begin_in_any_order_of_their_numbers_and_never_twice(rows: list[tup
 
 
 def test_rows_that_never_begin_take_bounded_memory() -> None:
-    """Of every second number; the lowest ones are given up then, and later ones may still begin."""
+    """Gaps at every second number: the lowest are given up beyond a bound, and later rows may still begin."""
     composition, number = make(), 0
 
     def begun(row: int) -> None:
