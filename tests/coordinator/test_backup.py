@@ -53,7 +53,7 @@ class Site:
         return self.now
 
     def run(self, settings: CoordinatorSettings, *, rosters: int) -> int:
-        """A run of a coordinator that signs so many rosters, and an epoch with each; the last epoch."""
+        """A run of a coordinator that signs `rosters` rosters, and an epoch with each; the last epoch."""
         store = Store.open(settings.state_dir)
         keys = ClusterKeys.load(settings, now=self.now)
         publisher = RosterPublisher(store, keys, settings, clock=self.clock)
@@ -247,7 +247,7 @@ def archive(path: Path, *entries: tuple[str, bytes], link: str = "") -> None:
 
 
 def promise(name: str, size: int) -> bytes:
-    """The beginning of an archive of one file of so many bytes."""
+    """The beginning of an archive of one file of `size` bytes."""
     entry = tarfile.TarInfo(name)
     entry.size = size
     return entry.tobuf() + bytes(512)

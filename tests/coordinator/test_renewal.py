@@ -203,7 +203,7 @@ async def test_who_was_thrown_out_gets_nothing(desk: Desk, banned: bool) -> None
 
 
 async def test_a_stranger_learns_nothing_of_who_is_enrolled(desk: Desk) -> None:
-    """Of a key that is enrolled, one that was banned and one that never was, it hears the same."""
+    """A stranger gets the same reply for a key that is enrolled, banned or unknown."""
     stranger, enrolled, banned = Machine(), desk.enrol(), desk.enrol()
     member = desk.store.members.get(banned.id)
     desk.store.members.revoke(Revocation.of(member, int(desk.now), banned=True))
@@ -357,7 +357,7 @@ class InBetween(membership_pb2_grpc.RenewalServicer):
 async def test_who_is_on_the_path_with_the_authoritys_key_gets_nothing_through(
     cluster: Any, answers: bool, reason: str
 ) -> None:
-    """What the machine signs names the key that it was shown, so it is of no use at the coordinator."""
+    """The machine's signature names the server key that it was shown: the coordinator refuses it."""
     await cluster.join("alpha")
     folder = cluster.folder / "alpha"
     expire(folder, cluster.coordinator.keys.ca)

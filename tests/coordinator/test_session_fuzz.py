@@ -170,7 +170,7 @@ async def test_whatever_a_member_says_nobody_else_is_touched(
 
 
 async def test_the_fuzzing_reaches_what_it_should(serving: tuple[Cluster, FakeNode]) -> None:
-    """The same way with things of which is known what becomes of them."""
+    """Messages with known outcomes take the same path."""
     cluster, _ = serving
     beat = MemberMessage(heartbeat=membership_pb2.Heartbeat(memory_total=1)).SerializeToString()
     huge = MemberMessage(heartbeat=membership_pb2.Heartbeat(memory_total=1 << 60)).SerializeToString()

@@ -75,7 +75,7 @@ async def test_it_has_what_the_coordinator_has_and_takes_over(
     await until_promoted(standby)
     again = await start_cluster(state_dir=standby.state_dir)
     try:
-        with pytest.raises(ConfigError) as caught:  # the first is told, and stops
+        with pytest.raises(ConfigError) as caught:  # the first learns of it, and stops
             async with asyncio.timeout(200):
                 await cluster.coordinator.failed()
         assert caught.value.reason == "DEPOSED"

@@ -295,7 +295,7 @@ def test_the_audit_log_is_a_chain(store: Store) -> None:
 
 
 def test_an_entry_of_the_audit_log_is_bound_to_the_one_before(store: Store) -> None:
-    """By what others verify, too: the words that are hashed do not change from release to release."""
+    """Other programs verify it: the hashed words do not change from release to release."""
     assert store.audit.head() == (0, bytes(32))
     previous = bytes(32)
     for number, at in enumerate((7.9, 8.0), 1):
@@ -359,7 +359,7 @@ def test_an_operators_word_drops_nothing(store: Store) -> None:
 
 @pytest.mark.parametrize("through", ["1", "01", "-9", "1" * 30, "one"])
 def test_a_forged_entry_drops_none_of_the_newest(store: Store, through: str) -> None:
-    """Whoever writes to the database may write it in the coordinator's name."""
+    """A program that may write to the database could write it in the coordinator's name."""
     for number in range(6):
         store.audit.append(NOW, "operator", "do", f"thing-{number}", {})
     second = store.audit.entries(after=1, limit=1)[0]

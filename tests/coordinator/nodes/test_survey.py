@@ -221,7 +221,7 @@ async def test_a_plan_that_cannot_be_compared_has_no_table(gone: bool) -> None:
 
 
 async def test_commits_with_the_same_files_are_one_model() -> None:
-    """What one member says of a commit's files holds for others that have it and do not know them."""
+    """One member's statement of a commit's files holds for others at that commit that state none."""
     made = make([member(number) for number in range(4)], [session(number) for number in range(4)])
     answers = answer(0) | answer(1) | answer(2) | answer(3)
     for number, (letter, files) in enumerate([("c", "1"), ("d", "1"), ("c", ""), ("e", "2")]):

@@ -58,7 +58,7 @@ def member(number: int, memory: int, *, trust: int = 10, obstacle: str = "") -> 
 
 
 def busy(number: int, memory: int, taken: int) -> Candidate:
-    """One of which another deployment's ring takes so much."""
+    """A member of which another deployment's ring takes `taken` bytes."""
     return dataclasses.replace(member(number, memory), shares=("big-0",), taken=taken)
 
 
@@ -122,7 +122,7 @@ def test_a_plan_says_why_it_is_so() -> None:
 
 
 def test_a_slow_member_gets_fewer_layers_and_the_plan_says_so() -> None:
-    """Where all were seen with this model; never more than fit, and by hand as it was said."""
+    """If all were measured with this model: never more layers than fit, and a split by hand as given."""
     speeds = Speeds()
     first = plan(spec(stages=3), profile(), THREE).rings[0].stages
     for stage, microseconds in zip(first, (10_000, 35_000, 10_000), strict=True):

@@ -98,7 +98,7 @@ def test_what_a_better_cable_brings_is_told_with_how_to_have_it() -> None:
 
 
 def test_more_machines_are_told_to_serve_more_rows() -> None:
-    """Where memory bounds the rows; the plan itself takes as few machines as hold the model."""
+    """If memory bounds the rows. The plan itself takes as few machines as hold the model."""
     answer = asked({"machines": [MAC | {"count": 4, "usable_gib": 12}], "network": SLOW})
     one, wide = answer.shapes.shapes[0], max(answer.shapes.shapes, key=lambda each: each.full_batch)
     assert (one.planned, len(one.groups)) == (True, 1)
@@ -339,7 +339,7 @@ def test_a_plan_that_does_not_fit_any_more_has_no_table() -> None:
 
 
 def timed(rate: float, *sizes: int) -> Estimate:
-    """Of groups of so many machines."""
+    """A shape of groups of these sizes."""
     groups = [TensorGroup(tuple(members("9 9 9 9")[:size]), 2) for size in sizes]
     return Estimate(tuple(groups), 1, (1,) * sum(sizes), rate, rate, (0.001, 0.002, 0.003))
 

@@ -362,7 +362,7 @@ def test_a_closed_ring_stays_closed() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of any events, against a model of what has been told to the members."""
+    """Any order of any events, against a model of what members were sent."""
 
     def __init__(self) -> None:
         super().__init__()

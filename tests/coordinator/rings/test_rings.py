@@ -95,8 +95,7 @@ async def test_three_members_form_a_ring(cluster: Cluster) -> None:
 async def test_a_tensor_ring_whose_group_does_not_come_up_becomes_a_pipeline_and_others_stay(
     cluster: Cluster,
 ) -> None:
-    """Also where the other rank, which lost its peer, is the first to say that the epoch is over, and where
-    the next has begun by then."""
+    """Also if the other rank, which lost its peer, reports first, and the next epoch has begun by then."""
     nodes = {one.id: one for one in [await cluster.node(f"node-{number}") for number in range(4)]}
     asked = {"strategy": "tensor", "clear_links": True, "or_pipeline": True, "replicas": 2}
     for node in nodes.values():
@@ -268,7 +267,7 @@ async def test_an_epoch_number_is_never_used_twice_even_after_a_restart(
 
 
 async def test_rings_that_outlived_the_coordinator_go_on(cluster: Cluster, start_cluster: Any) -> None:
-    """Nothing of them is told to a gateway before they are known to serve."""
+    """Gateways see none of them before they are known to serve."""
     nodes = await three(cluster)
     await deploy(cluster)
     await deploy(cluster, name="small", stages=2)

@@ -162,7 +162,7 @@ async def test_planning_changes_nothing(cluster: Cluster) -> None:
 
 
 async def test_a_plan_tells_what_other_shapes_would_bring(cluster: Cluster) -> None:
-    """Rates come with the first ring that loads the model; of several replicas nothing is told."""
+    """Rates come with the first ring that loads the model; a deployment of several replicas has no table."""
     for name in ("alpha", "beta"):
         await cluster.node(name)
     request = admin_pb2.PlanDeploymentRequest(spec=create().spec)
@@ -421,7 +421,7 @@ async def test_a_caller_without_a_certificate_gets_nowhere(cluster: Cluster) -> 
 
 
 def handled(method: str, service: Any, request: Any) -> Any:
-    """What a handler of the Admin service does for an operator who may call it."""
+    """What a handler of the Admin service does for an operator that may call it."""
     return getattr(AdminService, method).__wrapped__(service, request, "chief")
 
 

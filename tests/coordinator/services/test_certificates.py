@@ -1,4 +1,4 @@
-"""What a renewal has to look like; who is renewed is tried over real streams (`test_renewal.py`)."""
+"""The form of a renewal request; `test_renewal.py` has renewals over real streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open streams: which member is there, who takes whose place, who is thrown out."""
+"""Open streams of members: replaced ones, and those that end with an eviction."""
 
 from __future__ import annotations
 

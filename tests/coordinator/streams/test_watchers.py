@@ -1,4 +1,4 @@
-"""What gateways are told: the newest of each ring, whatever their number and however slowly they read."""
+"""The events for gateways: the newest of each ring, whatever their number and however slowly they read."""
 
 from __future__ import annotations
 
