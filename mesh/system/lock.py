@@ -40,8 +40,9 @@ def lock_state(folder: Path) -> Iterator[None]:
 def require_own_state(folder: Path, *, line: str = "sealring") -> None:
     """Require that a state folder, or the nearest existing folder above it, belongs to this account or root.
 
-    Files have mode 0600: a service could not read one that root makes in its folder. `line` is the command in
-    the hint. Raises PermissionDenied (OTHERS_STATE).
+    Files have mode 0600: a service could not read one that root makes in its folder. Root may use the folder
+    of a number without an account, as containers mount them. `line` is the command in the hint. Raises
+    PermissionDenied (OTHERS_STATE).
     """
     for place in (folder, *folder.absolute().parents):
         try:
@@ -51,6 +52,9 @@ def require_own_state(folder: Path, *, line: str = "sealring") -> None:
         if owner in (0, os.geteuid()):
             return
         name = _account(owner)
+        if name is None and os.geteuid() == 0:
+            return
+        name = name or f"#{owner}"
         raise PermissionDenied(
             f"{place} belongs to the account {name}, which could not read what another one puts there",
             hint=f"run it as that account: sudo -H -u {name} {line} ...",
@@ -58,11 +62,11 @@ def require_own_state(folder: Path, *, line: str = "sealring") -> None:
         )
 
 
-def _account(number: int) -> str:
+def _account(number: int) -> str | None:
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
-        return f"#{number}"
+        return None
 
 
 def state_in_use(folder: Path) -> Conflict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,8 @@ def test_root_writes_nothing_into_a_services_folder(here: Any, home: Path, line:
     state = home / "service"
     state.mkdir()
     (state / "member.json").write_text("{}")
-    os.chown(state, 64_001, -1)
+    os.chown(state, pwd.getpwnam("nobody").pw_uid, -1)
     refused = here(*line.split(), "--state-dir", str(state))
     assert (refused.status, "[OTHERS_STATE]" in refused.err, refused.out) == (6, True, "")
-    assert f"sudo -H -u #64001 sealring {line}" in refused.err
+    assert f"sudo -H -u nobody sealring {line}" in refused.err
     assert [file.name for file in state.iterdir()] == ["member.json"]
