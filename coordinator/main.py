@@ -15,7 +15,6 @@ from sealring.coordinator.members.challenges import Challenges
 from sealring.coordinator.members.enrolment import Enrolment
 from sealring.coordinator.members.expulsion import Expulsion
 from sealring.coordinator.nodes.diagnoses import Diagnoses
-from sealring.coordinator.nodes.messages import NodeMessages
 from sealring.coordinator.nodes.models import Models
 from sealring.coordinator.nodes.profiles import Profiles
 from sealring.coordinator.nodes.questions import Questions
@@ -34,6 +33,7 @@ from sealring.coordinator.services.admin import AdminService
 from sealring.coordinator.services.certificates import CertificatesService, RenewalService
 from sealring.coordinator.services.enrolment import EnrolmentService
 from sealring.coordinator.services.membership import MembershipService
+from sealring.coordinator.services.node_messages import NodeMessages
 from sealring.coordinator.services.scheduling import SchedulingService
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.standby.copies import Copies

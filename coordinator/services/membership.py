@@ -9,9 +9,9 @@ from typing import Any
 import structlog
 
 from sealring.coordinator.auth.access import Access
-from sealring.coordinator.nodes.messages import NodeMessages
 from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.roster.publisher import RosterPublisher
+from sealring.coordinator.services.node_messages import NodeMessages
 from sealring.coordinator.streams.proofs import Proofs
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.clock import monotonic_clock

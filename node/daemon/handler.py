@@ -98,7 +98,7 @@ class CoordinatorHandler:
 
     async def _profile(self, request: membership_pb2.ProfileRequest) -> None:
         answer = membership_pb2.ProfileResult(id=request.id)
-        with _problem_in(answer, "profile_failed"):
+        with _problem_in(answer, "profile"):
             answer.profile.CopyFrom(await self._models.profile(request))
         self._send(membership_pb2.MemberMessage(profile=answer))
 
@@ -109,14 +109,14 @@ class CoordinatorHandler:
 
     async def _diagnose(self, question: membership_pb2.DiagnosisQuestion) -> None:
         answer = membership_pb2.DiagnosisAnswer(id=question.id, asked=time.time_ns())
-        with _problem_in(answer, "report_failed"):
+        with _problem_in(answer, "report"):
             answer.report = await self._diagnosis.report()
         answer.answered = time.time_ns()
         self._send(membership_pb2.MemberMessage(diagnosis=answer))
 
     async def _change_model(self, request: membership_pb2.ChangeModel) -> None:
         answer = membership_pb2.ModelChanged(id=request.id)
-        with _problem_in(answer, "model_not_changed"):
+        with _problem_in(answer, "model change"):
             await self._models.change(request)
         self._send(membership_pb2.MemberMessage(model_changed=answer))
 
@@ -170,11 +170,11 @@ class CoordinatorHandler:
 
 
 @contextmanager
-def _problem_in(answer: Any, event: str) -> Iterator[None]:
-    """Puts an error of the block into the answer's `problem`; logs as `event` one outside the error tree."""
+def _problem_in(answer: Any, what: str) -> Iterator[None]:
+    """Puts an error of the block into the answer's `problem`; logs one outside the error tree."""
     try:
         yield
     except Exception as error:
         if not isinstance(error, SealringError):
-            log.error(event, exc_info=error)
+            log.error("answer_failed", what=what, exc_info=error)
         answer.problem.CopyFrom(to_problem(error))

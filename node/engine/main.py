@@ -59,7 +59,7 @@ _HINTS = {"device_stuck": "the GPU does not finish a step; if it happens again, 
 
 
 def hung(loaded: Loaded, epoch: StageEpoch | None) -> str | None:
-    """The log event of a thread that will never go on, because of a prompt or the device; else None."""
+    """The reason why a thread will never go on: a prompt or the device; None while all go on."""
     if loaded.front is not None and loaded.front.stuck:
         return "prompt_unreadable"
     if epoch is not None and epoch.device_seconds() > loaded.patience:
@@ -177,7 +177,7 @@ class Engine:
     def _pong(self, sequence: int) -> engine.EnginePong:
         epoch = self._epoch
         if self._loaded is not None and (hangs := hung(self._loaded, epoch)) is not None:
-            log.error(hangs, hint=_HINTS.get(hangs))
+            log.error("engine_hangs", thread=hangs, hint=_HINTS.get(hangs))
             os._exit(1)  # nothing else ends threads that wait for a device
         drafted, accepted = epoch.drafts if epoch is not None else (0, 0)
         return engine.EnginePong(

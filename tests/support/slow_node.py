@@ -7,23 +7,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sealring.node.daemon import engine_process as daemon_engine
+from sealring.node.daemon.engine_process import ENGINE_MODULE, EngineProcess
 from sealring.node.daemon.supervisor import Child
 
 ENGINE = Path(__file__).with_name("slow_engine.py")
-GENUINE = ["-m", daemon_engine.ENGINE_MODULE]
+start = EngineProcess.start.__func__  # type: ignore[attr-defined]
 
 
-class SlowChild(Child):
-    @classmethod
-    async def spawn(cls, name: str, arguments: Sequence[str], **options: Any) -> Child:
-        if list(arguments[:2]) == GENUINE:
-            arguments = [str(ENGINE), *arguments[2:]]
-        return await super().spawn(name, arguments, **options)
+async def spawn_slow(name: str, arguments: Sequence[str], **options: Any) -> Child:
+    assert list(arguments[:2]) == ["-m", ENGINE_MODULE]
+    return await Child.spawn(name, [str(ENGINE), *arguments[2:]], **options)
+
+
+async def start_slow(cls: type[EngineProcess], **options: Any) -> EngineProcess:
+    started: EngineProcess = await start(cls, spawn=spawn_slow, **options)
+    return started
 
 
 if __name__ == "__main__":
-    daemon_engine.Child = SlowChild  # type: ignore[misc]
+    EngineProcess.start = classmethod(start_slow)  # type: ignore[method-assign, assignment]
     from sealring.cli.__main__ import main
 
     sys.argv = ["sealring", *sys.argv[1:]]

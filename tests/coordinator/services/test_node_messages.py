@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sealring.coordinator.nodes.messages import NodeMessages
+from sealring.coordinator.services.node_messages import NodeMessages
 from sealring.coordinator.store import StoredMember
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.key_type import KeyType
