@@ -136,7 +136,7 @@ _UNREADABLE = object()
 
 
 class Matcher:
-    """Of one row at the tail. Used by the compute thread."""
+    """The grammar of one row at the tail, as far as its answer has come. The compute thread uses it."""
 
     def __init__(self, made: Future[Any], answered: Sequence[int]) -> None:
         self._made = made

@@ -79,7 +79,7 @@ def grammar_of(
 
 
 class _Writer:
-    """Of one grammar, rule by rule."""
+    """Writes one grammar, rule by rule."""
 
     def __init__(
         self, form: Format, special: Mapping[int, str], chat: inference.Chat, held: frozenset[int]

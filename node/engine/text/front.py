@@ -271,7 +271,7 @@ class Front:
 
     @property
     def capabilities(self) -> list[str]:
-        """What the model can do beside answering, once it is loaded (mesh.prompt.tools.CAPABILITIES)."""
+        """The model's abilities beside answering, by its template (mesh.prompt.tools.CAPABILITIES)."""
         form = self._loaded_tokenizer().format
         return ["tools"] * (form.call is not None) + ["thinking"] * (form.thinking is not None)
 

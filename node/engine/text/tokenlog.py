@@ -44,11 +44,11 @@ class TokenLog:
         self._held.append((start, end, entry))
 
     def held(self) -> list[inference.TokenLogprob]:
-        """The tokens that are not told yet."""
+        """The tokens that were not sent yet."""
         return [entry for _, _, entry in self._held]
 
     def take(self, told: int) -> list[inference.TokenLogprob]:
-        """The tokens to be told once so many characters of the answer are."""
+        """Removes and returns the tokens to send with the first `told` characters of the answer."""
         taken = []
         while self._held and self._held[0][1] <= told:
             taken.append(self._held.popleft()[2])
