@@ -27,7 +27,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.rpc.problem import from_problem
 from sealring.mesh.system.files import write_atomic
 from sealring.node.daemon.supervisor import Child, variables
-from sealring.node.models.asking import ModelAsker, Needs
+from sealring.node.models.asking import NOT_GIVEN, ModelAsker, Needs
 from sealring.node.models.fetch import WANTED
 from sealring.node.models.folders import HUB_ID, NAME, local_model, models_in, not_found, unreadable
 from sealring.node.models.kept import check_commit, commit_of, is_part, note_of
@@ -299,18 +299,48 @@ class Fetcher:
             def progress(done: int, size: int) -> None:
                 pull.done, pull.size = done, size
 
-            if self._asker is None or not await self._asker.fetch(name, partial, progress, needs, commit):
-                await self._from_hub(name, partial, pull, needs, commit)
+            refused: Unavailable | None = None
+            given = False
+            if self._asker is not None:
+                try:
+                    given = await self._asker.fetch(name, partial, progress, needs, commit)
+                except Unavailable as error:
+                    if error.reason != NOT_GIVEN:
+                        raise
+                    refused = error
+            if not given:
+                await self._from_hub(name, partial, pull, needs, commit, refused)
             found = await asyncio.to_thread(partial.publish)
         await self.look()
         log.info("model_fetched", model=name, size=pull.size)
         return found
 
     async def _from_hub(
+        self,
+        name: str,
+        partial: PartialModel,
+        pull: Pull,
+        needs: Needs | None,
+        commit: str,
+        refused: Unavailable | None,
+    ) -> None:
+        """Fetches from the hub what no member has, or what members have and do not give: `refused`."""
+        if HUB_ID.fullmatch(name) is None:
+            raise refused or not_found(name, "no member has it; the hub's models are named org/name")
+        if refused is None:
+            await self._parts_from_hub(name, partial, pull, needs, commit)
+            return
+        log.warning("members_passed_over", model=name, why=refused.message)
+        try:
+            await self._parts_from_hub(name, partial, pull, needs, commit)
+        except (NotFound, Unavailable) as error:
+            raise Unavailable(
+                f"{refused.message}; the hub: {error.message}", hint=refused.hint, reason=refused.reason
+            ) from None
+
+    async def _parts_from_hub(
         self, name: str, partial: PartialModel, pull: Pull, needs: Needs | None, commit: str
     ) -> None:
-        if HUB_ID.fullmatch(name) is None:
-            raise not_found(name, "no member has it; the hub's models are named org/name")
         options = ["--commit", commit] if commit else []
         if needs is None:
             await self._ask_hub(name, pull, *options)

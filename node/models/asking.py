@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import structlog
 
+from sealring.mesh.clock import awake_clock
 from sealring.mesh.errors import ModelError, SealringError, Unavailable
 from sealring.mesh.names import is_commit, is_sha256
 from sealring.mesh.pki.certificates import PeerIdentity, Role
@@ -40,6 +41,14 @@ need not read their files, which takes minutes."""
 _PIECE_SECONDS = 60.0
 _BUSY_SECONDS = 2.0
 _BUSY = ("MODELS_BUSY", "RATE_LIMITED")
+PATIENCE_SECONDS = 300.0
+"""Longest wait for members that only say that they are busy. A busy member serves four streams of 1 GiB at a
+time: over gigabit Ethernet it has a free slot after 40 s, over Wi-Fi after 200 s."""
+
+_STILL_BUSY = SealringError("those that have it stay busy")
+NOT_GIVEN = "MODEL_NOT_GIVEN"
+"""Reason of the error for members that give no missing part at all."""
+
 _SHOWN = 4
 
 Progress = Callable[[int, int], None]
@@ -86,9 +95,10 @@ class ModelAsker:
     ) -> bool:
         """Fills `partial` with a model, or with the ranges that `needs` returns.
 
-        False if no member has any part, or only parts of another commit than `commit`. Waits while all
-        members are busy. Raises ModelError (MODEL_VERSIONS_DIFFER) if members have different models of this
-        name, Unavailable (MODEL_NOT_FETCHED), and what `PartialModel` and `needs` raise.
+        False if no member has any part, or only parts of another commit than `commit`. Raises ModelError
+        (MODEL_VERSIONS_DIFFER) if members have different models of this name, Unavailable (MODEL_NOT_GIVEN)
+        if the members gave no missing part, also as all of them stayed busy, Unavailable (MODEL_NOT_FETCHED)
+        if they gave some, and what `PartialModel` and `needs` raise.
         """
         async with AsyncExitStack() as channels:
             givers = await self._givers(model, commit, channels)
@@ -119,9 +129,10 @@ class ModelAsker:
     async def _givers(self, model: str, commit: str, channels: AsyncExitStack) -> list[_Giver]:
         """Members with parts of the model, none of another commit, all with the same manifest.
 
-        Busy members are asked again if no other has it. Raises ModelError (MODEL_VERSIONS_DIFFER).
+        Busy members are asked again if no other has it. Raises ModelError (MODEL_VERSIONS_DIFFER),
+        Unavailable (MODEL_NOT_GIVEN).
         """
-        members = self._members()
+        members, until = self._members(), awake_clock() + PATIENCE_SECONDS
         while True:
             asked = await self._ask_all(members, model, commit, channels)
             givers = [one for one in asked if isinstance(one, _Giver)]
@@ -129,6 +140,8 @@ class ModelAsker:
             if found or True not in asked:
                 break
             members = [member for member, one in zip(members, asked, strict=True) if one is True]
+            if awake_clock() >= until:
+                raise _not_given(model, _STILL_BUSY, gave=False)
             await asyncio.sleep(_BUSY_SECONDS)
         by_digest: dict[str, list[str]] = {}
         for giver in found:
@@ -208,14 +221,15 @@ def _has_all(answer: _Giver | bool, commit: str) -> bool:
 
 async def _fill(model: str, givers: Sequence[_Giver], partial: PartialModel, progress: Progress) -> None:
     """Fetches missing parts from one giver after the other. A giver that fails is not asked again, unless it
-    is busy or its connection broke after some parts had arrived.
+    is busy, for a limited time, or its connection broke after some parts had arrived.
 
-    Raises Unavailable (MODEL_NOT_FETCHED), and what `PartialModel.add` raises.
+    Raises Unavailable (MODEL_NOT_GIVEN, MODEL_NOT_FETCHED), and what `PartialModel.add` raises.
     """
     left, error = list(givers), SealringError("they do not have all of it")
+    at_first, until = partial.done, awake_clock() + PATIENCE_SECONDS
     progress(partial.done, partial.size)
     while any(partial.missing()):
-        later = []
+        later, round_began = [], partial.done
         for giver in left:
             before = partial.done
             try:
@@ -232,14 +246,23 @@ async def _fill(model: str, givers: Sequence[_Giver], partial: PartialModel, pro
                 else:
                     error = failed
         left = later
+        if partial.done > round_began:
+            until = awake_clock() + PATIENCE_SECONDS
+        elif left and awake_clock() >= until:
+            left, error = [], _STILL_BUSY
         if left:
             await asyncio.sleep(_BUSY_SECONDS)
         elif any(partial.missing()):
-            raise Unavailable(
-                f"no member passes all of {model} on: {error.message}",
-                hint="try again: parts that have arrived are kept",
-                reason="MODEL_NOT_FETCHED",
-            )
+            raise _not_given(model, error, gave=partial.done > at_first)
+
+
+def _not_given(model: str, error: SealringError, *, gave: bool) -> Unavailable:
+    """The error for members that do not give all of a model; `gave` if they gave some parts."""
+    return Unavailable(
+        f"no member passes all of {model} on: {error.message}",
+        hint="try again: parts that have arrived are kept",
+        reason="MODEL_NOT_FETCHED" if gave else NOT_GIVEN,
+    )
 
 
 def _note(member: RosterMember, raised: BaseException) -> SealringError:

@@ -84,6 +84,17 @@ async def test_what_no_member_has_comes_from_the_hub(hub: LocalHub, tmp_path: Pa
     assert not PartialModel(tmp_path / "fetched", "org/model").path.exists()
 
 
+async def test_what_members_have_and_do_not_give_comes_from_the_hub(hub: LocalHub, tmp_path: Path) -> None:
+    members = Members()
+    members.error = Unavailable("all are busy", reason="MODEL_NOT_GIVEN")
+    fetcher = make(tmp_path, members)
+    assert (await fetcher.fetch("org/model") / "model.safetensors").read_bytes() == b"weights"
+    for name, also in (("org/other", "; the hub: there is no model org/other"), ("other", "")):
+        with pytest.raises(Unavailable) as raised:
+            await fetcher.fetch(name)
+        assert (raised.value.message, raised.value.reason) == (f"all are busy{also}", "MODEL_NOT_GIVEN")
+
+
 async def test_a_whole_model_of_another_commit_than_is_deployed_is_refused(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

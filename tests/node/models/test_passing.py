@@ -620,7 +620,7 @@ async def test_a_model_that_nobody_gives_whole(world: World, monkeypatch: pytest
     world.members[0].write = write
     with pytest.raises(Unavailable) as raised:
         await world.asker().fetch("org/model", world.partial(), ignore)
-    assert raised.value.reason == "MODEL_NOT_FETCHED"
+    assert raised.value.reason == "MODEL_NOT_GIVEN"
 
 
 async def test_a_full_disk_is_said_before_anything_comes(
@@ -764,3 +764,31 @@ async def test_a_busy_member_is_asked_again(world: World) -> None:
     with busy(member, OTHERS):
         await member.giver.refused.wait()
     assert await fetching
+
+
+class Occupied(models_pb2_grpc.ModelsServicer):
+    """A member that always says that it is busy."""
+
+    async def Describe(self, request: Any, context: Any) -> Any:
+        raise ResourceExhausted("busy", reason="MODELS_BUSY")
+
+
+async def test_members_that_stay_busy_are_passed_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next member is asked, and without one the fetch ends, so that the hub can be asked."""
+    monkeypatch.setattr("sealring.node.models.asking.PATIENCE_SECONDS", 0.0)
+    mute = world.cluster.party()
+    server = Server([(models_pb2_grpc.add_ModelsServicer_to_server, Occupied(), SERVICE)])
+    mute.address = f"127.0.0.1:{server.listen('127.0.0.1:0', server_credentials(mute.store()))}"
+    await server.start()
+    for name in ("a", "b"):
+        make_model(world.tmp_path / name / "model")
+    giver, other = [await world.add(name) for name in ("a", "b")]
+    for parties in ([mute], [mute, giver.party]):
+        _, world.roster = world.cluster.roster(members=[world.own, *parties])
+        with busy(giver, OTHERS), pytest.raises(Unavailable) as raised:
+            await world.asker().fetch("org/model", world.partial(), ignore)
+        assert raised.value.reason == "MODEL_NOT_GIVEN"
+    _, world.roster = world.cluster.roster(members=[world.own, mute, giver.party, other.party])
+    with busy(giver, OTHERS):
+        assert await world.asker().fetch("org/model", world.partial(), ignore)
+    await server.stop(0)
