@@ -53,7 +53,8 @@ class Children:
         """
         self._log_dir = log_dir
         self._environment = _inherited() | dict(environment or {})
-        self._command = command
+        self.command = command
+        """What is started from now on, before the arguments."""
         self._children: dict[str, Child] = {}
         self._watchers: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] | None = None
@@ -83,7 +84,7 @@ class Children:
         with log.open("ab") as out:
             begins = out.tell()
             process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *self.command,
                 *arguments,
                 "--die-with-parent-fd",
                 str(self._read_end),
@@ -100,12 +101,27 @@ class Children:
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
 
+    def child(self, name: str) -> Child:
+        """A component as it was started last, whether it runs or not."""
+        return self._children[name]
+
+    def expect_end(self, name: str) -> asyncio.subprocess.Process:
+        """The process of a component, whose end is no failure from now on."""
+        process = self._children[name].process
+        self._expected.add(process.pid)
+        return process
+
     async def kill_one(self, name: str) -> None:
-        """SIGKILL to one component, as a crash would be; it does not count as ended by itself."""
-        child = self._children[name]
-        self._expected.add(child.process.pid)
-        _signal(child, signal.SIGKILL)
-        await child.process.wait()
+        """SIGKILL to one component, as a crash or a power cut would be."""
+        process = self.expect_end(name)
+        _signal(self._children[name], signal.SIGKILL)
+        await process.wait()
+
+    async def stop_one(self, name: str) -> None:
+        """SIGTERM to one component, as a supervisor does; returns when it has ended."""
+        process = self.expect_end(name)
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
 
     async def failed(self) -> None:
         """Raises Unavailable (COMPONENT_ENDED) with its log's last lines once a component ends by itself, or

@@ -60,7 +60,8 @@ class Cluster:
         self.state_dir = state_dir.absolute()
         self.admin: Admin
         self._say = say
-        self._children: Children
+        self.children: Children
+        """The running components, from the block's beginning on."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -68,7 +69,7 @@ class Cluster:
         logs, temporary = self.state_dir / "logs", self.state_dir / "tmp"
         for folder in (logs, temporary):
             folder.mkdir(mode=0o700, exist_ok=True)
-        self._children = Children(logs, environment={"TMPDIR": str(temporary)})
+        self.children = Children(logs, environment={"TMPDIR": str(temporary)})
         return self
 
     async def __aexit__(
@@ -77,12 +78,12 @@ class Cluster:
         try:
             await self._stack.aclose()
         finally:
-            stopping = asyncio.ensure_future(self._children.stop())
+            stopping = asyncio.ensure_future(self.children.stop())
             while not stopping.done():
                 try:
                     await asyncio.shield(stopping)
                 except asyncio.CancelledError:
-                    self._children.kill()
+                    self.children.kill()
 
     @property
     def node_names(self) -> list[str]:
@@ -92,12 +93,12 @@ class Cluster:
     @property
     def grpc_address(self) -> str:
         """host:port of the gateway's Inference service."""
-        return str(self._settings("gateway")["grpc_listen"])
+        return str(self.settings_of("gateway")["grpc_listen"])
 
     @property
     def http_url(self) -> str:
         """The URL of the gateway's HTTP edge, without a path."""
-        return f"http://{self._settings('gateway')['http_listen']}"
+        return f"http://{self.settings_of('gateway')['http_listen']}"
 
     @property
     def operator_bundle(self) -> Path:
@@ -107,19 +108,19 @@ class Cluster:
     @property
     def processes(self) -> dict[str, int]:
         """The process id of each component."""
-        return self._children.pids
+        return self.children.pids
 
     @property
     def logs(self) -> dict[str, Path]:
         """The log file of each component."""
-        return self._children.logs
+        return self.children.logs
 
-    def _settings(self, name: str) -> dict[str, Any]:
+    def settings_of(self, name: str) -> dict[str, Any]:
         """What one component is set to, `state_dir` included."""
         raise NotImplementedError
 
     def _state_dir(self, name: str) -> Path:
-        return Path(self._settings(name)["state_dir"])
+        return Path(self.settings_of(name)["state_dir"])
 
     def _environment(self, name: str) -> dict[str, str]:
         """More variables of a component's environment."""
@@ -133,49 +134,43 @@ class Cluster:
         """
         self._say("starting the coordinator")
         self.write_configs()
-        await self._start_coordinator()
+        await self.start_coordinator()
         self._say(f"enrolling {self._count_nodes()} and a gateway")
-        await self._or_failure(self._enrol_all())
+        await self._or_failure(self.enrol_all())
         self._say("starting the nodes and the gateway")
-        await asyncio.gather(
-            *(self.start_node(name) for name in self.node_names),
-            self._start("gateway", "gateway"),
-        )
-        await self._or_failure(self._wait_for_nodes())
+        await asyncio.gather(*(self.start_one(name) for name in (*self.node_names, "gateway")))
+        await self._or_failure(self.wait_for_nodes())
 
-    async def kill_node(self, name: str) -> None:
-        """Kills a node's daemon as a power cut would; `start_node` starts it again."""
-        await self._children.kill_one(name)
-
-    async def start_node(self, name: str) -> None:
-        """Starts the daemon of an enrolled node."""
-        await self._start(name, "node")
-
-    async def _start(self, name: str, component: str) -> None:
-        command = [*self._config(name), component, "run"]
-        await self._children.start(name, command, self._environment(name))
+    async def start_one(self, name: str) -> None:
+        """Starts an enrolled component, also one that has ended."""
+        component = "node" if name in self.node_names else name
+        command = [*self.config_of(name), component, "run"]
+        await self.children.start(name, command, self._environment(name))
 
     async def wait_for_end(self) -> None:
         """Returns never; raises Unavailable (COMPONENT_ENDED) when a component ends by itself."""
-        await self._children.failed()
+        await self.children.failed()
 
     def _count_nodes(self) -> str:
         return "one node" if len(self.node_names) == 1 else f"{len(self.node_names)} nodes"
 
-    async def _start_coordinator(self) -> None:
+    async def start_coordinator(self) -> None:
+        """Starts the coordinator, whose keys are made first if there are none, and connects `admin` to it."""
         from sealring.coordinator.init import init
         from sealring.coordinator.settings import CoordinatorSettings
         from sealring.mesh.member.state import is_enrolled
 
-        settings = CoordinatorSettings(**self._settings("coordinator"))
+        settings = CoordinatorSettings(**self.settings_of("coordinator"))
         if not is_enrolled(self.operator_bundle):
             await asyncio.to_thread(_make_whole, settings, init)
-        await self._start("coordinator", "coordinator")
+        await self.start_one("coordinator")
         await self._or_failure(self._wait_for_bundle(settings.main_address()))
-        self.admin = await self._stack.enter_async_context(
-            connect(self.operator_bundle, seconds=_ADMIN_SECONDS)
-        )
-        await self._or_failure(self._wait_for_coordinator())
+        await self.administer(self.operator_bundle)
+        await self._or_failure(self.wait_for_coordinator())
+
+    async def administer(self, bundle: Path) -> None:
+        """Connects `admin` to the coordinator of an operator bundle."""
+        self.admin = await self._stack.enter_async_context(connect(bundle, seconds=_ADMIN_SECONDS))
 
     async def _wait_for_bundle(self, address: str) -> None:
         """Until the bundle leads to the coordinator's main `address`, which may have changed since the last
@@ -192,10 +187,11 @@ class Cluster:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _wait_for_coordinator(self) -> None:
+    async def wait_for_coordinator(self) -> None:
+        """Returns when the coordinator answers."""
         await self.admin.call("ListJoinTokens", wait_for_ready=True)
 
-    async def _enrol_all(self) -> None:
+    async def enrol_all(self) -> None:
         """Enrols the components that are in no roster, or that have an old address of the coordinator."""
         from sealring.mesh.pki.root import decode_chain, verify_root_chain
         from sealring.mesh.roster.reader import check_roster
@@ -206,9 +202,7 @@ class Cluster:
         roster = check_roster(answer.roster, root, now=now)
         good = {one.id for one in roster.members} | {one.id for one in roster.gateways}
         new = [one for one in self.names if one != "coordinator" and not self._is_in(one, bundle, good)]
-        await asyncio.gather(
-            *(self._enrol_gateway() if name == "gateway" else self._enrol_node(name) for name in new)
-        )
+        await asyncio.gather(*(self.enrol(name) for name in new))
 
     def _is_in(self, name: str, bundle: MachineState, good: set[str]) -> bool:
         """Whether a component is one of these members, and knows where the coordinator is now."""
@@ -220,23 +214,26 @@ class Cluster:
         state = load_machine_state(folder)
         return state.peer.id in good and state.coordinator == bundle.coordinator
 
-    async def _enrol_node(self, name: str) -> None:
-        from sealring.node.join import join
-        from sealring.node.settings import NodeSettings
+    async def enrol(self, name: str) -> None:
+        """Enrols a node or the gateway with a token of its own."""
+        if name == "gateway":
+            from sealring.gateway.join import join as join_gateway
+            from sealring.gateway.settings import GatewaySettings
 
-        await join(NodeSettings(**self._settings(name)), await self._token("ROLE_NODE"))
+            token = await self.join_token("ROLE_GATEWAY")
+            await join_gateway(GatewaySettings(**self.settings_of(name)), token)
+        else:
+            from sealring.node.join import join as join_node
+            from sealring.node.settings import NodeSettings
 
-    async def _enrol_gateway(self) -> None:
-        from sealring.gateway.join import join
-        from sealring.gateway.settings import GatewaySettings
+            await join_node(NodeSettings(**self.settings_of(name)), await self.join_token("ROLE_NODE"))
 
-        settings = GatewaySettings(**self._settings("gateway"))
-        await join(settings, await self._token("ROLE_GATEWAY"))
-
-    async def _token(self, role: str) -> str:
+    async def join_token(self, role: str) -> str:
+        """A new join token for one component of a role."""
         return str((await self.admin.call("CreateJoinToken", role=role, note="this machine")).token)
 
-    async def _wait_for_nodes(self) -> None:
+    async def wait_for_nodes(self) -> None:
+        """Returns when all nodes are online. Raises DeadlineExceeded (NODES_NOT_ONLINE)."""
         from sealring.mesh.member.state import load_machine_state
         from sealring.v1 import admin_pb2
 
@@ -260,7 +257,7 @@ class Cluster:
     async def _or_failure(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, unless a component ends first."""
         task = asyncio.ensure_future(work)
-        failure = asyncio.ensure_future(self._children.failed())
+        failure = asyncio.ensure_future(self.children.failed())
         try:
             await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -282,9 +279,10 @@ class Cluster:
         folder.mkdir(mode=0o700, exist_ok=True)
         for name in self.names:
             section = "node" if name in self.node_names else name
-            write_atomic(settings_file_of(self.state_dir, name), as_toml(section, self._settings(name)))
+            write_atomic(settings_file_of(self.state_dir, name), as_toml(section, self.settings_of(name)))
 
-    def _config(self, name: str) -> list[str]:
+    def config_of(self, name: str) -> list[str]:
+        """The words of the command that lead to a component's settings file."""
         return ["--config", str(settings_file_of(self.state_dir, name))]
 
 
@@ -333,7 +331,8 @@ class LocalCluster(Cluster):
         self.name = name
         self._extra = settings or {}
         self._gpus = gpus
-        self._ports: dict[str, int] = {}
+        self.ports: dict[str, int] = {}
+        """By component, from `choose_ports` on; `join` and `gateway-http` are ports of their own."""
 
     async def deploy(self, **spec: Any) -> Any:
         """Deploys the model and waits until the gateway offers it; the deployment as Admin describes it.
@@ -388,10 +387,10 @@ class LocalCluster(Cluster):
         return {"CUDA_VISIBLE_DEVICES": str(self.node_names.index(name) % self._gpus)}
 
     def write_configs(self) -> None:
-        self._choose_ports()
+        self.choose_ports()
         super().write_configs()
 
-    def _choose_ports(self) -> None:
+    def choose_ports(self) -> None:
         """Free ports, kept for the next time, because members remember where the coordinator is.
 
         Raises ConfigError (BAD_CLUSTER_FILE).
@@ -400,7 +399,7 @@ class LocalCluster(Cluster):
         names = ["coordinator", "join", "gateway", "gateway-http", *self.node_names]
         try:
             kept = json.loads(file.read_text()) if file.exists() else {}
-            self._ports = {name: int(kept[name]) for name in names if name in kept}
+            self.ports = {name: int(kept[name]) for name in names if name in kept}
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
                 f"{file} was not written by a local cluster: {type(error).__name__}",
@@ -408,13 +407,13 @@ class LocalCluster(Cluster):
                 reason="BAD_CLUSTER_FILE",
             ) from None
         for name in names:
-            while name not in self._ports:
+            while name not in self.ports:
                 port = free_port(_HOST)
-                if port not in self._ports.values():
-                    self._ports[name] = port
-        write_atomic(file, json.dumps(self._ports).encode())
+                if port not in self.ports.values():
+                    self.ports[name] = port
+        write_atomic(file, json.dumps(self.ports).encode())
 
-    def _settings(self, name: str) -> dict[str, Any]:
+    def settings_of(self, name: str) -> dict[str, Any]:
         """The settings of one component, on free ports of loopback and below the state folder."""
         section = "node" if name in self.node_names else name
         own: dict[str, dict[str, Any]] = {
@@ -444,4 +443,4 @@ class LocalCluster(Cluster):
 
     def address(self, name: str) -> str:
         """host:port of coordinator, join, gateway, gateway-http, or of a node by its name."""
-        return f"{_HOST}:{self._ports[name]}"
+        return f"{_HOST}:{self.ports[name]}"

@@ -40,7 +40,7 @@ class Machine(Cluster):
         self.names = list(settings)
         self._chosen = settings
 
-    def _settings(self, name: str) -> dict[str, Any]:
+    def settings_of(self, name: str) -> dict[str, Any]:
         return dict(self._chosen[name])
 
 
@@ -83,7 +83,7 @@ class OtherMachine(Machine):
         """
         self.write_configs()
         (self._state_dir("node") / DOING).unlink(missing_ok=True)  # of the last time
-        await self.start_node("node")
+        await self.start_one("node")
         await self._or_failure(self._wait_until_it_listens())
 
     def looks(self) -> tuple[str, str]:
@@ -105,7 +105,7 @@ class OtherMachine(Machine):
         return f"the coordinator at {state.coordinator} {answers}", "; ".join(places) or NOTHING
 
     async def _wait_until_it_listens(self) -> None:
-        address = parse_address(self._settings("node")["listen"])
+        address = parse_address(self.settings_of("node")["listen"])
         deadline = time.monotonic() + _START_SECONDS
         while not await asyncio.to_thread(listens, *address):
             if time.monotonic() > deadline:

@@ -25,7 +25,7 @@ from answering import Answer, Told, ask_clear
 from harness import STANDBY, Lacking, Place
 from ringtest import LIMIT_SECONDS
 
-from sealring.cli.calls.operator import connect, read_bundle
+from sealring.cli.calls.operator import read_bundle
 from sealring.coordinator.standby.follow import promote
 from sealring.v1 import membership_pb2
 
@@ -39,7 +39,7 @@ async def kill(place: Place, *part: str) -> None:
     if name is None:
         (await place.process(part)).kill()
         return
-    await place.cluster._children.kill_one(name)
+    await place.cluster.children.kill_one(name)
     await asyncio.sleep(SUPERVISOR_SECONDS)
     await place.start(name)
 
@@ -49,7 +49,7 @@ async def gone(place: Place, *part: str) -> None:
     name = place.component(part)
     assert name is not None
     before = await place.ring.status()
-    await place.cluster._children.kill_one(name)
+    await place.cluster.children.kill_one(name)
     while (now := await place.ring.status()).epoch == before.epoch or not serves(now):
         await asyncio.sleep(0.2)
     await place.start(name)
@@ -178,7 +178,7 @@ async def scarce(place: Place, *part: str) -> None:
 async def restarted(place: Place, name: str) -> None:
     """Once no answer is under way."""
     await place.ring.idle()
-    await place.cluster._children.kill_one(name)
+    await place.cluster.children.kill_one(name)
     await place.start(name)
 
 
@@ -292,7 +292,7 @@ async def readonly(place: Place, *words: str) -> str:
     *part, seconds = words
     name = str(place.component(tuple(part)))
     disk = place.disk(name)
-    await place.cluster._children.kill_one(name)
+    await place.cluster.children.kill_one(name)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     try:
         return await _starts(place, name, float(seconds))
@@ -317,7 +317,7 @@ async def taken(place: Place, *words: str) -> str:
     *part, seconds = words
     name = str(place.component(tuple(part)))
     host, _, port = place.addresses[name].rpartition(":")
-    await place.cluster._children.kill_one(name)
+    await place.cluster.children.kill_one(name)
     program = f"import socket, time; s = socket.create_server(('{host}', {port})); time.sleep(60)"
     squatter = subprocess.Popen([*place.entering(name), sys.executable, "-c", program])
     try:
@@ -364,7 +364,7 @@ async def copied(place: Place, *words: str) -> str:
 async def wrong(place: Place, *part: str) -> str:
     """A node is killed, and started from a build with which it cannot work, until its operator is told so."""
     name, own = str(place.component(part)), place.cluster.build
-    await place.cluster._children.kill_one(name)
+    await place.cluster.children.kill_one(name)
     place.cluster.build = foreign.__file__
     try:
         await place.start(name)
@@ -373,7 +373,7 @@ async def wrong(place: Place, *part: str) -> str:
                 await asyncio.sleep(0.2)
     finally:
         place.cluster.build = own
-        await place.cluster._children.kill_one(name)
+        await place.cluster.children.kill_one(name)
         await place.start(name)
     return trouble[:160]
 
@@ -385,8 +385,7 @@ async def usurp(place: Place, *words: str) -> None:
     """
     *part, seconds = words
     cluster, bundle = place.cluster, place.standby.state_dir / "operator"
-    old = cluster._children._children["coordinator"].process
-    cluster._children._expected.add(old.pid)
+    old = cluster.children.expect_end("coordinator")
     with place.relay(tuple(part)) as relay:
         relay.blocked.update(("in", "out"))
         await asyncio.sleep(float(seconds))
@@ -396,7 +395,7 @@ async def usurp(place: Place, *words: str) -> None:
                 await asyncio.sleep(0.1)
         await asyncio.sleep(float(seconds))
         assert old.returncode is None, "it was told by nobody"
-    cluster.admin = await cluster._stack.enter_async_context(connect(bundle))
+    await cluster.administer(bundle)
     async with asyncio.timeout(LIMIT_SECONDS):
         assert await old.wait() != 0
     assert "DEPOSED" in cluster.logs["coordinator"].read_text()
@@ -410,7 +409,7 @@ async def _trouble(place: Place, name: str) -> str:
 async def _starts(place: Place, name: str, seconds: float) -> str:
     """What comes of a start that should fail; a component that runs all the same is killed, after so long."""
     await place.start(name)
-    child = place.cluster._children._children[name]
+    child = place.cluster.children.child(name)
     said = ""
     async with asyncio.timeout(LIMIT_SECONDS):
         while child.process.returncode is None and "_started" not in said:
@@ -418,7 +417,7 @@ async def _starts(place: Place, name: str, seconds: float) -> str:
             said = child.log.read_bytes()[child.begins :].decode()
     if child.process.returncode is None:
         await asyncio.sleep(seconds)
-        await place.cluster._children.kill_one(name)
+        await place.cluster.children.kill_one(name)
         return f"it started: {_last(said)}"
     return f"exit {child.process.returncode}: {_last(said)}"
 

@@ -164,7 +164,7 @@ class Place:
                 await asyncio.sleep(0.005)
 
     async def start(self, name: str) -> None:
-        await self.cluster._start(name, "node" if name in self.cluster.node_names else name)
+        await self.cluster.start_one(name)
 
     async def lasting(self, seconds: float) -> None:
         """Here no longer than until the ring is known to be down."""
@@ -318,7 +318,7 @@ async def _starting(place: Place, case: Case) -> None:
     for each in case.acts:
         part = each.split()[1:]
         if (name := place.component(part[:2] if part[0] in MODULES else part[:1])) is not None:
-            await place.cluster._children.kill_one(name)
+            await place.cluster.children.kill_one(name)
             await place.start(name)
             await asyncio.sleep(0.3)
         else:
@@ -381,11 +381,11 @@ class SeparateCluster(LocalCluster):
     def address(self, name: str) -> str:
         own = {"join": "coordinator"}.get(name, name)
         host = "127.0.0.1" if name.startswith("gateway") else self.hosts[own]
-        return f"{host}:{self._ports[name]}"
+        return f"{host}:{self.ports[name]}"
 
-    def _settings(self, name: str) -> dict[str, Any]:
+    def settings_of(self, name: str) -> dict[str, Any]:
         ring = {"ring_host": self.hosts[name]} if name in self.node_names else {}
-        return super()._settings(name) | ring
+        return super().settings_of(name) | ring
 
     def _environment(self, name: str) -> dict[str, str]:
         if name not in self.clocks:
@@ -401,12 +401,12 @@ class SeparateCluster(LocalCluster):
         space = self.spaces.get(name, "")
         return ["nsenter", f"--net=/run/netns/{space}"] if space else []
 
-    async def _start(self, name: str, component: str) -> None:
+    async def start_one(self, name: str) -> None:
         if name not in self._disks:
             self._disks.add(name)
             await asyncio.to_thread(_own_disk, self.state_dir / name)
-        self._children._command = (*self.entering(name), sys.executable, self.build)
-        await super()._start(name, component)
+        self.children.command = (*self.entering(name), sys.executable, self.build)
+        await super().start_one(name)
 
 
 def faketime() -> Path:
@@ -436,7 +436,7 @@ class SeparatePlace(Place):
 
     @property
     def addresses(self) -> dict[str, str]:
-        return {name: self.cluster.address(name) for name in self.cluster._ports}
+        return {name: self.cluster.address(name) for name in self.cluster.ports}
 
     def space(self, name: str) -> str:
         return self.cluster.spaces.get(name, "")
@@ -461,13 +461,13 @@ class SeparatePlace(Place):
 
     def command(self, name: str) -> list[str]:
         component = "node" if name in self.cluster.node_names else name
-        words = [*self.cluster._config(name), component, "run"]
+        words = [*self.cluster.config_of(name), component, "run"]
         return [*self.entering(name), sys.executable, hasty.__file__, *words]
 
     @contextmanager
     def twin(self, name: str) -> Iterator[list[str]]:
         """The command for a copy of a component, at another port of the same machine."""
-        config, folder = Path(self.cluster._config(name)[1]), self.cluster.state_dir / "twin"
+        config, folder = Path(self.cluster.config_of(name)[1]), self.cluster.state_dir / "twin"
         other, address = config.with_name("twin.toml"), self.addresses[name]
         subprocess.run(["cp", "-a", self.disk(name), folder], check=True)
         said = config.read_text().replace(str(self.disk(name)), str(folder))
@@ -486,7 +486,7 @@ class SeparatePlace(Place):
 
     async def prepare(self, case: Case) -> None:
         if case.standby:
-            self.cluster._children._command = (*self.entering("standby"), sys.executable, self.cluster.build)
+            self.cluster.children.command = (*self.entering("standby"), sys.executable, self.cluster.build)
             self.standby = await follow(self.cluster, STANDBY)
         for each in case.acts:
             kind, *part = each.split()
@@ -497,7 +497,7 @@ class SeparatePlace(Place):
                     faketime()
                     self.cluster.clocks[name] = self.cluster.state_dir.parent / f"clock-{name}"
                     self.turn(name, 0)
-                    await self.cluster._children.kill_one(name)
+                    await self.cluster.children.kill_one(name)
                     await self.start(name)
 
 

@@ -51,7 +51,7 @@ async def test_a_cluster_that_was_off_for_three_certificate_lifetimes_serves(tmp
     fetching = {"node": {"allow_downloads": True}}
     async with LocalCluster(state, "shared", nodes=2, settings=fetching) as cluster:
         found(cluster)
-        cluster._children._command = (sys.executable, str(SLOW_NODE))
+        cluster.children.command = (sys.executable, str(SLOW_NODE))
         async with started(cluster, stages=2) as first:
             before = await slow_engines_are_waited_for(first)
         note = note_of(state / "node-1" / "models" / "shared")

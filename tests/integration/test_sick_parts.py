@@ -30,8 +30,8 @@ class Sick(LocalCluster):
 
     dead = ""
 
-    def _settings(self, name: str) -> dict[str, Any]:
-        found = super()._settings(name)
+    def settings_of(self, name: str) -> dict[str, Any]:
+        found = super().settings_of(name)
         return found | ({"advertise": [self.dead, self.address(name)]} if name in self.node_names else {})
 
 
@@ -63,7 +63,7 @@ async def test_nodes_with_sick_parts_serve(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as dead:
         Sick.dead = f"127.0.0.1:{dead.getsockname()[1]}"
         async with Sick(tmp_path / "state", "shared", nodes=2, settings=settings) as cluster:
-            cluster._children._command = (
+            cluster.children.command = (
                 *unprivileged(),
                 *(sys.executable, macs_tools.__file__, str(tools.root)),
             )
@@ -82,8 +82,8 @@ async def test_nodes_with_sick_parts_serve(tmp_path: Path) -> None:
                 since = max(challenged_at(cluster))
                 await eventually(lambda: min(challenged_at(cluster)) > since)
                 tools.once(BOOT, SLOW)
-                await cluster.kill_node("node-0")
-                await cluster.start_node("node-0")
+                await cluster.children.kill_one("node-0")
+                await cluster.start_one("node-0")
                 await eventually(lambda: tools.asked(BOOT) == 3)
                 since = max(challenged_at(cluster))
                 await eventually(lambda: min(challenged_at(cluster)) > since + 1)

@@ -44,8 +44,7 @@ async def take_over(cluster: LocalCluster, ring: Ring, listen: str) -> None:
     before = await ring.serving()
     expected = await ring.ask(QUESTION, 200)
     standby = await follow(cluster, listen)
-    process = cluster._children._children["coordinator"].process
-    cluster._children._expected.add(process.pid)
+    process = cluster.children.expect_end("coordinator")
     deposed = psutil.Process(process.pid)
     deposed.send_signal(signal.SIGSTOP)  # as silent as one behind a cable that is cut
     answered = asyncio.create_task(ring.ask(QUESTION, 200))

@@ -15,7 +15,7 @@ async def arrangements(tmp_path_factory):
     """Three nodes, which serve one model after the other."""
     folder = tmp_path_factory.mktemp("real") / "state"
     async with LocalCluster(folder, MODEL, nodes=3, settings=HASTY) as cluster:
-        cluster._children._command = (sys.executable, hasty.__file__)
+        cluster.children.command = (sys.executable, hasty.__file__)
         share_kernels(folder)
         await cluster.start()
         async with Arrangements(cluster) as arrangements:

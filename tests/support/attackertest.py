@@ -86,13 +86,10 @@ async def replaced(ring: Ring, name: str) -> None:
     """Enrols and starts a node or the gateway anew, in the place of one that was thrown out."""
     cluster = ring.cluster
     shutil.rmtree(cluster.state_dir / name)
-    if name == "gateway":
-        await cluster._enrol_gateway()
-        await cluster._children.start("gateway", [*cluster._config("gateway"), "gateway", "run"])
-    else:
-        await cluster._enrol_node(name)
-        await cluster.start_node(name)
-        await cluster._wait_for_nodes()
+    await cluster.enrol(name)
+    await cluster.start_one(name)
+    if name != "gateway":
+        await cluster.wait_for_nodes()
 
 
 async def targets(ring: Ring) -> list[dict[str, str]]:

@@ -41,8 +41,8 @@ def expire(folder: Path, ca: ClusterCA, *, ago: float = 4 * DAY) -> None:
 
 def found(cluster: LocalCluster) -> None:
     """Makes the coordinator's keys as of ten days ago, before the cluster is started for the first time."""
-    cluster._choose_ports()
-    init(CoordinatorSettings(**cluster._settings("coordinator")), clock=lambda: time.time() - 10 * DAY)
+    cluster.choose_ports()
+    init(CoordinatorSettings(**cluster.settings_of("coordinator")), clock=lambda: time.time() - 10 * DAY)
 
 
 def expire_all(coordinator: Path, members: list[Path], *, ago: float = 4 * DAY) -> None:

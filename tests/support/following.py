@@ -14,7 +14,7 @@ from sealring.mesh.system.addresses import free_port
 async def follow(cluster: LocalCluster, listen: str) -> CoordinatorSettings:
     """Starts the standby, as docs/operators.md says; returns when it has followed the coordinator once."""
     host = listen.rpartition(":")[0]
-    own = cluster._settings("coordinator")
+    own = cluster.settings_of("coordinator")
     changed = {
         "state_dir": str(cluster.state_dir / "standby"),
         "listen": listen,
@@ -29,7 +29,7 @@ async def follow(cluster: LocalCluster, listen: str) -> CoordinatorSettings:
     file.write_bytes(as_toml("coordinator", own | changed))
     database = settings.state_dir / "coordinator.db"
     before = database.stat().st_ino
-    await cluster._children.start("standby", ["--config", str(file), "coordinator", "run"])
+    await cluster.children.start("standby", ["--config", str(file), "coordinator", "run"])
     await cluster.admin.call("CreateJoinToken", role="ROLE_NODE", note="something to copy")
     while database.stat().st_ino == before:
         await asyncio.sleep(0.1)

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -108,14 +107,6 @@ class Ring:
                         raise
                     await asyncio.sleep(0.2)
 
-    async def stop(self, name: str) -> None:
-        """One of its components, as a supervisor stops it."""
-        children = self.cluster._children
-        process = children._children[name].process
-        children._expected.add(process.pid)
-        process.send_signal(signal.SIGTERM)
-        await process.wait()
-
     async def status(self) -> Any:
         """The first ring, as the coordinator sees it."""
         answer = await self.cluster.admin.call("ListDeployments")
@@ -192,7 +183,7 @@ HASTY = {"coordinator": {"replace_after": "24h", "drain_timeout": "3s"}}
 async def serving(folder: Path, size: int, **spec: Any) -> AsyncIterator[Ring]:
     """A cluster of so many nodes that serves the demo model over all of them, or as `spec` has it."""
     async with LocalCluster(folder, MODEL, nodes=size, name="demo", settings=HASTY) as cluster:
-        cluster._children._command = (sys.executable, hasty.__file__)
+        cluster.children.command = (sys.executable, hasty.__file__)
         async with started(cluster, **({"stages": size} | spec)) as ring:
             yield ring
 
@@ -200,12 +191,12 @@ async def serving(folder: Path, size: int, **spec: Any) -> AsyncIterator[Ring]:
 @contextmanager
 def built(ring: Ring, module: ModuleType) -> Iterator[None]:
     """What is started meanwhile runs this module."""
-    children = ring.cluster._children
-    own, children._command = children._command, (sys.executable, str(module.__file__))
+    children = ring.cluster.children
+    own, children.command = children.command, (sys.executable, str(module.__file__))
     try:
         yield
     finally:
-        children._command = own
+        children.command = own
 
 
 @asynccontextmanager

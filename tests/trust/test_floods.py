@@ -32,7 +32,7 @@ async def attacked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tu
     attack = folder / "attack"
     attack.touch()
     async with LocalCluster(folder / "state", MODEL, nodes=2, name="demo", settings=HASTY) as cluster:
-        cluster._children._command = (sys.executable, str(FLOODING), str(attack))
+        cluster.children.command = (sys.executable, str(FLOODING), str(attack))
         async with started(cluster, stages=2) as ring:
             yield ring, attack
 

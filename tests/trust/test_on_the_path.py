@@ -86,8 +86,8 @@ class TappedCluster(LocalCluster):
         self.ring_path = Switchboard()
         self.daemons: dict[str, Proxy] = {}
 
-    def _settings(self, name: str) -> dict[str, Any]:
-        settings = super()._settings(name)
+    def settings_of(self, name: str) -> dict[str, Any]:
+        settings = super().settings_of(name)
         if name in self.node_names:
             if name not in self.daemons:
                 self.daemons[name] = Proxy(parse_address(settings["listen"]))
@@ -96,7 +96,7 @@ class TappedCluster(LocalCluster):
 
     async def __aenter__(self) -> TappedCluster:
         await super().__aenter__()
-        self._children._command = (sys.executable, str(HERE / "onpath_node.py"), str(self.ring_path.port))
+        self.children.command = (sys.executable, str(HERE / "onpath_node.py"), str(self.ring_path.port))
         return self
 
     def close(self) -> None:

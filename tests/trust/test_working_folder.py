@@ -37,7 +37,7 @@ async def test_what_demo_and_up_start_is_sealring(planted: Path) -> None:
     children = Children(planted)
     try:
         await children.start("node", ["node", "run", "--no-such-option"])
-        await children._children["node"].process.wait()
+        await children.child("node").process.wait()
     finally:
         await children.stop()
     assert marks(planted) == []

@@ -242,8 +242,8 @@ async def test_a_port_in_use_is_named(run: Run, cluster: LocalCluster, tmp_path:
 async def test_a_component_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> None:
     async with LocalCluster(tmp_path / "state", MODEL, nodes=1) as cluster:
         with socket.socket() as taken:
-            cluster._choose_ports()
-            taken.bind(("127.0.0.1", cluster._ports["gateway-http"]))
+            cluster.choose_ports()
+            taken.bind(("127.0.0.1", cluster.ports["gateway-http"]))
             taken.listen()
             with pytest.raises(Unavailable) as caught:
                 await cluster.start()
@@ -258,7 +258,7 @@ async def test_a_cluster_is_checked_before_it_starts(tmp_path: Path) -> None:
         LocalCluster(tmp_path, MODEL, nodes=0)
     (tmp_path / "ports.json").write_text("[")
     with pytest.raises(ConfigError) as caught:
-        LocalCluster(tmp_path, MODEL)._choose_ports()
+        LocalCluster(tmp_path, MODEL).choose_ports()
     assert caught.value.reason == "BAD_CLUSTER_FILE"
 
 

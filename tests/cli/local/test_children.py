@@ -102,7 +102,7 @@ async def test_every_node_has_a_gpu_by_turns(tmp_path: Path, monkeypatch: pytest
     for gpus, expected in ((2, [{"CUDA_VISIBLE_DEVICES": number} for number in "010"]), (0, [{}, {}, {}])):
         async with LocalCluster(tmp_path, "model", gpus=gpus) as cluster:
             for name in cluster.node_names:
-                await cluster.start_node(name)
+                await cluster.start_one(name)
         assert [given[name] for name in cluster.node_names] == expected
 
 

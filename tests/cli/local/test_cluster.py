@@ -72,22 +72,19 @@ async def test_who_waits_for_a_start_is_told_each_part_of_it(tmp_path: Path) -> 
         def _count_nodes(self) -> str:
             return "2 nodes"
 
-        async def _start_coordinator(self) -> None:
+        async def start_coordinator(self) -> None:
             said.append("(coordinator)")
 
-        async def _enrol_all(self) -> None:
+        async def enrol_all(self) -> None:
             said.append("(enrolled)")
 
         async def _or_failure(self, work: Any) -> Any:
             return await work
 
-        async def start_node(self, name: str) -> None:
+        async def start_one(self, name: str) -> None:
             said.append(f"({name})")
 
-        async def _start(self, name: str, *_: Any, **__: Any) -> None:
-            said.append(f"({name})")
-
-        async def _wait_for_nodes(self) -> None:
+        async def wait_for_nodes(self) -> None:
             said.append("(online)")
 
     await Quick(tmp_path / "state", say=said.append).start()
@@ -133,22 +130,22 @@ def test_a_cluster_has_so_many_nodes(tmp_path: Path, nodes: int, fine: bool) -> 
 
 def test_ports_are_kept_because_members_remember_them(tmp_path: Path) -> None:
     small, large = (LocalCluster(tmp_path, "model", nodes=nodes) for nodes in (1, 3))
-    small._choose_ports()
-    large._choose_ports()
+    small.choose_ports()
+    large.choose_ports()
     names = ["coordinator", "join", "gateway", "gateway-http", "node-0", "node-1", "node-2"]
-    assert list(large._ports) == names
-    assert len(set(large._ports.values())) == len(names)
-    assert {name: large._ports[name] for name in small._ports} == small._ports
-    assert json.loads((tmp_path / PORTS).read_text()) == large._ports
+    assert list(large.ports) == names
+    assert len(set(large.ports.values())) == len(names)
+    assert {name: large.ports[name] for name in small.ports} == small.ports
+    assert json.loads((tmp_path / PORTS).read_text()) == large.ports
     assert (large.grpc_address, large.http_url) == (
-        f"127.0.0.1:{large._ports['gateway']}",
-        f"http://127.0.0.1:{large._ports['gateway-http']}",
+        f"127.0.0.1:{large.ports['gateway']}",
+        f"http://127.0.0.1:{large.ports['gateway-http']}",
     )
     assert large.operator_bundle == tmp_path / "coordinator" / "operator"
     for content in ("[", "7", '{"gateway": "x"}', '{"gateway": null}'):
         (tmp_path / PORTS).write_text(content)
         with pytest.raises(ConfigError) as raised:
-            large._choose_ports()
+            large.choose_ports()
         assert raised.value.reason == "BAD_CLUSTER_FILE"
 
 
@@ -159,9 +156,9 @@ def test_each_component_is_set_to_what_it_shares_with_no_other(
     monkeypatch.setattr(module.psutil, "virtual_memory", lambda: memory[0])
     extra = {"node": {"listen": "127.0.0.1:1"}, "gateway": {"queue_limit": 5}}
     plain, made = (LocalCluster(tmp_path, "m", nodes=2, settings=one) for one in (None, extra))
-    made._choose_ports()
-    plain._choose_ports()
-    assert plain._settings("coordinator") == {
+    made.choose_ports()
+    plain.choose_ports()
+    assert plain.settings_of("coordinator") == {
         "state_dir": str(tmp_path / "coordinator"),
         "listen": plain.address("coordinator"),
         "join_listen": plain.address("join"),
@@ -174,12 +171,12 @@ def test_each_component_is_set_to_what_it_shares_with_no_other(
         "software_identity_allowed": True,
         "memory_limit": int((1 << 30) * 0.75) // 2,
     }
-    assert plain._settings("node-1") == node
-    assert made._settings("node-1") == node | {"listen": "127.0.0.1:1"}
-    assert made._settings("gateway") == plain._settings("gateway") | {"queue_limit": 5}
-    assert set(plain._settings("gateway")) == {"state_dir", "name", "grpc_listen", "http_listen"}
+    assert plain.settings_of("node-1") == node
+    assert made.settings_of("node-1") == node | {"listen": "127.0.0.1:1"}
+    assert made.settings_of("gateway") == plain.settings_of("gateway") | {"queue_limit": 5}
+    assert set(plain.settings_of("gateway")) == {"state_dir", "name", "grpc_listen", "http_listen"}
     memory[0].total = 1 << 20
-    assert plain._settings("node-0")["memory_limit"] == 64 << 20, "an engine needs as much at least"
+    assert plain.settings_of("node-0")["memory_limit"] == 64 << 20, "an engine needs as much at least"
 
 
 def test_a_process_sees_every_gpu_unless_nodes_share_them(tmp_path: Path) -> None:
@@ -197,9 +194,9 @@ def test_each_component_finds_what_it_is_set_to(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     found = {file.stem: tomllib.loads(file.read_text()) for file in folder.iterdir()}
     assert found == {
-        "coordinator": {"coordinator": made._settings("coordinator")},
-        "gateway": {"gateway": made._settings("gateway")},
-        "node-0": {"node": made._settings("node-0")},
+        "coordinator": {"coordinator": made.settings_of("coordinator")},
+        "gateway": {"gateway": made.settings_of("gateway")},
+        "node-0": {"node": made.settings_of("node-0")},
     }
 
 
@@ -216,7 +213,7 @@ async def test_who_is_no_member_or_looks_elsewhere_is_enrolled_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined: bool, peer: str, coordinator: str, there: bool
 ) -> None:
     made: Any = LocalCluster(tmp_path, "m", nodes=2)
-    made._choose_ports()
+    made.choose_ports()
     state = SimpleNamespace(peer=SimpleNamespace(id=peer), coordinator=coordinator)
     roster = SimpleNamespace(members=[SimpleNamespace(id="good")], gateways=[SimpleNamespace(id="edge")])
     gateway = SimpleNamespace(peer=SimpleNamespace(id="edge"), coordinator="a:1")
@@ -247,11 +244,11 @@ async def test_who_is_no_member_or_looks_elsewhere_is_enrolled_anew(
     monkeypatch.setattr("sealring.node.join.join", join)
     monkeypatch.setattr("sealring.gateway.join.join", join)
     made.admin = SimpleNamespace(call=call)
-    await made._enrol_all()
+    await made.enrol_all()
     assert sorted(enrolled) == ([] if there else ["ROLE_NODE", "ROLE_NODE", "node-0", "node-1"])
     roster.gateways.clear()
     enrolled.clear()
-    await made._enrol_all()
+    await made.enrol_all()
     assert {"ROLE_GATEWAY", "gateway"} <= set(enrolled)
 
 
@@ -261,7 +258,7 @@ async def test_a_coordinator_is_made_once_and_then_started(
 ) -> None:
     did: list[Any] = []
     made: Any = LocalCluster(tmp_path, "m", nodes=1)
-    made._choose_ports()
+    made.choose_ports()
 
     async def start(name: str, command: list[str], environment: dict[str, str]) -> None:
         did.append((name, *command[-2:], environment))
@@ -277,13 +274,13 @@ async def test_a_coordinator_is_made_once_and_then_started(
         did.append((bundle, seconds))
         yield SimpleNamespace(call=call)
 
-    made._children = Parts()
-    made._children.start = start
+    made.children = Parts()
+    made.children.start = start
     made._wait_for_bundle = wait
     monkeypatch.setattr("sealring.mesh.member.state.is_enrolled", lambda folder: enrolled)
     monkeypatch.setattr(module, "_make_whole", lambda settings, init: did.append("made"))
     monkeypatch.setattr(module, "connect", connected)
-    await made._start_coordinator()
+    await made.start_coordinator()
     assert did == [
         *([] if enrolled else ["made"]),
         ("coordinator", "coordinator", "run", {}),
@@ -299,7 +296,7 @@ async def test_the_bundle_is_waited_for_until_it_leads_to_the_coordinator(
 ) -> None:
     expired = ConfigError("x", reason="OPERATOR_CERTIFICATE_EXPIRED")
     made = LocalCluster(tmp_path, "m")
-    made._choose_ports()
+    made.choose_ports()
     answers: list[Any] = []
 
     def read_bundle(folder: Path) -> Any:
@@ -326,7 +323,7 @@ async def test_nodes_are_waited_for_until_all_are_online(
 ) -> None:
     said: list[str] = []
     made: Any = LocalCluster(tmp_path, "m", nodes=2, say=said.append)
-    made._choose_ports()
+    made.choose_ports()
     monkeypatch.setattr(
         "sealring.mesh.member.state.load_machine_state",
         lambda folder: SimpleNamespace(peer=SimpleNamespace(id=f"id of {folder.name}")),
@@ -341,11 +338,11 @@ async def test_nodes_are_waited_for_until_all_are_online(
         return admin_pb2.ListNodesResponse(nodes=[gone, *there])
 
     made.admin = SimpleNamespace(call=call)
-    await made._wait_for_nodes()
+    await made.wait_for_nodes()
     assert said == ["0 of 2 nodes are online", "1 of 2 nodes are online"]
     looks[:] = [["id of node-1"]]
     with pytest.raises(DeadlineExceeded) as raised:
-        await made._wait_for_nodes()
+        await made.wait_for_nodes()
     assert raised.value.message == "not online after 60 s: node-0"
     assert clock.now == pytest.approx(65, abs=2)
 
@@ -373,7 +370,7 @@ class Parts:
 
 async def test_work_goes_on_unless_a_component_ends_first(tmp_path: Path) -> None:
     made: Any = LocalCluster(tmp_path, "m")
-    made._children = parts = Parts()
+    made.children = parts = Parts()
 
     async def work(value: Any = 7, *, ends: bool = False, waits: bool = False) -> Any:
         if ends:
@@ -406,7 +403,7 @@ async def test_who_cannot_wait_for_the_end_kills_and_still_leaves_nobody(tmp_pat
             assert (tmp_path / "state" / folder).stat().st_mode & 0o777 == 0o700
     async with made:
         pass  # folders that are there already are used
-    made._children = parts = Parts()
+    made.children = parts = Parts()
     leaving = asyncio.ensure_future(made.__aexit__(None, None, None))
     while "stop" not in parts.did:
         await asyncio.sleep(0)
@@ -420,7 +417,7 @@ async def test_a_model_is_deployed_once(tmp_path: Path, monkeypatch: pytest.Monk
     said: list[str] = []
     asked: list[Any] = []
     made: Any = LocalCluster(tmp_path, "/models/m", nodes=1, name="mine", say=said.append)
-    made._children = Parts()
+    made.children = Parts()
 
     async def call(method: str, **fields: Any) -> Any:
         asked.append((method, fields))
@@ -451,8 +448,8 @@ async def test_the_gateway_is_waited_for_until_it_offers_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, keys: bool
 ) -> None:
     made: Any = LocalCluster(tmp_path, "m")
-    made._choose_ports()
-    made._children = SimpleNamespace(logs={"gateway": "gateway.log"})
+    made.choose_ports()
+    made.children = SimpleNamespace(logs={"gateway": "gateway.log"})
     refused = grpc.aio.AioRpcError(
         grpc.StatusCode.UNAUTHENTICATED if keys else grpc.StatusCode.UNAVAILABLE,
         grpc.aio.Metadata(),

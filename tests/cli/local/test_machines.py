@@ -147,8 +147,8 @@ async def test_who_joins_again_when_up_starts_again(
         return SimpleNamespace(roster=b"", root_metadata=b"")
 
     machine.admin = SimpleNamespace(call=call)
-    machine._enrol_node = machine._enrol_gateway = enrol
-    await machine._enrol_all()
+    machine.enrol = enrol
+    await machine.enrol_all()
     assert joined == [name] * again
 
 
@@ -166,7 +166,7 @@ async def test_a_node_is_waited_for_until_it_listens_or_for_long_enough(
     monkeypatch.setattr(machines, "listens", listens)
     monkeypatch.setattr(machines, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     machine: Any = OtherMachine(tmp_path, {"node": {"listen": "127.0.0.1:7"}})
-    machine._children = SimpleNamespace(logs={"node": "node.log"})
+    machine.children = SimpleNamespace(logs={"node": "node.log"})
     for answers_at in (1, 3):
         looks.clear()
         await machine._wait_until_it_listens()
@@ -185,14 +185,14 @@ async def test_a_node_starts_without_what_it_did_the_last_time(
     machine: Any = OtherMachine(tmp_path, {"node": {"listen": "127.0.0.1:7", "state_dir": str(tmp_path)}})
     note_doing(tmp_path, Doing(True, {}))
 
-    async def start_node(name: str) -> None:
+    async def start_one(name: str) -> None:
         did.append((name, (tmp_path / DOING).exists()))
 
     async def or_failure(work: Any) -> None:
         did.append("waits")
         work.close()
 
-    machine.start_node, machine._or_failure = start_node, or_failure
+    machine.start_one, machine._or_failure = start_one, or_failure
     for _ in range(2):
         await machine.start()
     assert did == [("node", False), "waits"] * 2

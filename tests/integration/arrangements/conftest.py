@@ -18,7 +18,7 @@ async def arrangements(tmp_path_factory):
     settings = HASTY | {"node": {"hybrid_sealing_key": True}}
     folder = tmp_path_factory.mktemp("arrangements") / "state"
     async with LocalCluster(folder, MODEL, nodes=3, settings=settings) as cluster:
-        cluster._children._command = (sys.executable, hasty.__file__)
+        cluster.children.command = (sys.executable, hasty.__file__)
         share_kernels(folder)
         await cluster.start()
         key, _ = KeyFile(folder / "gateway").create([Scope.INFERENCE, Scope.READ])

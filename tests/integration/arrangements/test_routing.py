@@ -142,7 +142,7 @@ async def test_a_ring_that_leaves_and_comes_back_without_memory(rings):
         assert len({one.ring.id for one in answers}) == 2
         lost = answers[0].ring
         node = rings.node_of(lost.members[0].id)
-        await rings.cluster.kill_node(node)
+        await rings.cluster.children.kill_one(node)
         try:
             later = await answers_to(8)
             for number, home in homes.items():
@@ -150,12 +150,12 @@ async def test_a_ring_that_leaves_and_comes_back_without_memory(rings):
                 assert answer.ring != lost.id
                 assert home == lost.id or answer.cached >= 64
             with built(rings, scarce):
-                await rings.cluster.start_node(node)
+                await rings.cluster.start_one(node)
             await rings.offered(2)
             await refused_for_memory(rings, lost.id)
         finally:
-            await rings.cluster.kill_node(node)
-            await rings.cluster.start_node(node)
+            await rings.cluster.children.kill_one(node)
+            await rings.cluster.start_one(node)
             await rings.offered(2)
     assert {one.text for one in later} == {answers[0].text}
     assert lost.id not in {one.ring.id for one in later}

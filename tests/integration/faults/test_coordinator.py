@@ -38,8 +38,8 @@ async def test_answers_go_on_while_it_is_away_and_when_it_is_back(broken: Ring) 
         for _ in range(2):
             group.create_task(ask_all_the_time())
             await begun.get()
-        await broken.cluster._children.kill_one("coordinator")
-        await broken.cluster._start("coordinator", "coordinator")
+        await broken.cluster.children.kill_one("coordinator")
+        await broken.cluster.start_one("coordinator")
         while await online(broken) < 3:
             await asyncio.sleep(0.1)
         back.set()

@@ -36,12 +36,12 @@ async def second(place):
         "grpc_listen": f"127.0.0.1:{free_port('127.0.0.1')}",
         "http_listen": f"127.0.0.1:{free_port('127.0.0.1')}",
     }
-    await join(GatewaySettings(**settings), await cluster._token("ROLE_GATEWAY"))
+    await join(GatewaySettings(**settings), await cluster.join_token("ROLE_GATEWAY"))
     file = cluster.state_dir / "config" / f"{NAME}.toml"
     file.write_bytes(as_toml("gateway", settings))
 
     async def start():
-        await cluster._children.start(NAME, ["--config", str(file), "gateway", "run"])
+        await cluster.children.start(NAME, ["--config", str(file), "gateway", "run"])
 
     seen = SimpleNamespace(
         http_url=f"http://{settings['http_listen']}", grpc_address=settings["grpc_listen"], start=start
@@ -53,7 +53,7 @@ async def second(place):
         await wait_ready(channel)
         await ring.offered(1)
         yield ring
-    await cluster._children.kill_one(NAME)
+    await cluster.children.kill_one(NAME)
 
 
 async def wait_ready(channel):
@@ -70,15 +70,15 @@ async def test_answers_go_on_without_the_gateway_that_schedules(place, second):
         assert as_guest.items() <= expected.items(), "as a guest"
 
         async def kill():
-            await broken.cluster._children.kill_one("gateway")
+            await broken.cluster.children.kill_one("gateway")
 
         taken_over = await ask_all(second, client, Told(60, kill), **EACH)
         assert taken_over.items() <= expected.items(), "as who takes over"
-    await broken.cluster._start("gateway", "gateway")
+    await broken.cluster.start_one("gateway")
     await broken.serving()
 
     async def kill_second():
-        await broken.cluster._children.kill_one(NAME)
+        await broken.cluster.children.kill_one(NAME)
 
     answers = {name: Answer() for name in SEALED}
     async with broken.sealing(gateway=addresses) as client, asyncio.timeout(2 * LIMIT_SECONDS):
@@ -98,9 +98,9 @@ async def test_gateways_that_are_restarted_one_after_the_other_fail_no_request(p
     async def restart():
         for name, start, address in (
             (NAME, second.cluster.start, addresses[0]),
-            ("gateway", partial(broken.cluster._start, "gateway", "gateway"), addresses[1]),
+            ("gateway", partial(broken.cluster.start_one, "gateway"), addresses[1]),
         ):
-            await broken.stop(name)
+            await broken.cluster.children.stop_one(name)
             await start()
             async with grpc.aio.insecure_channel(address) as channel:
                 await wait_ready(channel)

@@ -20,8 +20,8 @@ async def test_what_is_kept_outlives_a_carrier_and_not_an_engine(broken):
     again = await ask(broken, messages)
     assert (again.text, again.cached) == (first.text, kept)
     assert broken.part("node-1", ENGINE).pid == engine, "it has its weights"
-    await broken.cluster.kill_node("node-2")
-    await broken.cluster.start_node("node-2")
+    await broken.cluster.children.kill_one("node-2")
+    await broken.cluster.start_one("node-2")
     await broken.reply(chat("Hello!"), 1)
     again = await ask(broken, messages)
     assert (again.text, again.cached) == (first.text, 0)

@@ -18,7 +18,7 @@ async def test_a_prompt_without_memory_fails_alone(place):
     sealed = Answer()
     try:
         await place.ring.idle()
-        await place.cluster.kill_node(name)
+        await place.cluster.children.kill_one(name)
         with built(ring, scarce):
             await place.start(name)
         await place.ready()
@@ -27,7 +27,7 @@ async def test_a_prompt_without_memory_fails_alone(place):
         await ask_sealed(place.client, "long prompt", sealed, Told())
         await place.ready()
     finally:
-        await place.cluster.kill_node(name)
+        await place.cluster.children.kill_one(name)
         await place.start(name)
         await place.ready()
     assert answers.pop("long prompt").error == sealed.error == "OUT_OF_MEMORY"

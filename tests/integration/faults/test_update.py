@@ -21,8 +21,8 @@ async def node_called(ring: Ring, name: str) -> Any:
 
 
 async def update_coordinator(ring: Ring) -> None:
-    await ring.stop("coordinator")
-    await ring.cluster._start("coordinator", "coordinator")
+    await ring.cluster.children.stop_one("coordinator")
+    await ring.cluster.start_one("coordinator")
 
 
 async def update_node(ring: Ring, name: str, *, meanwhile: Any = None) -> None:
@@ -33,8 +33,8 @@ async def update_node(ring: Ring, name: str, *, meanwhile: Any = None) -> None:
         await meanwhile
     while (await node_called(ring, name)).rings:
         await asyncio.sleep(0.1)
-    await ring.stop(name)
-    await ring.cluster.start_node(name)
+    await ring.cluster.children.stop_one(name)
+    await ring.cluster.start_one(name)
     while (await node_called(ring, name)).manifest != updated.MANIFEST.hex():
         await asyncio.sleep(0.1)
     await admin.call("DrainNode", id=node.id, undo=True)
@@ -52,8 +52,8 @@ async def test_everything_is_updated_and_no_request_fails(broken: Ring) -> None:
             replies.append(await broken.ask(QUESTION, 200))
             await asyncio.sleep(1)  # what is updated needs the processor more
 
-    genuine = broken.cluster._children._command
-    broken.cluster._children._command = (sys.executable, updated.__file__)
+    genuine = broken.cluster.children.command
+    broken.cluster.children.command = (sys.executable, updated.__file__)
     try:
         async with asyncio.timeout(3 * LIMIT_SECONDS), asyncio.TaskGroup() as group:
             for _ in range(2):
@@ -72,7 +72,7 @@ async def test_everything_is_updated_and_no_request_fails(broken: Ring) -> None:
         audit = await broken.cluster.admin.call("ListAuditLog", newest=True)
         assert [one.action for one in audit.entries].count("reattest_node") == 3
     finally:
-        broken.cluster._children._command = genuine
+        broken.cluster.children.command = genuine
         await broken.cluster.admin.call("DeleteDeployment", name=broken.model)
         await broken.cluster.deploy(stages=3)  # as it was found
         await broken.serving()

@@ -64,7 +64,7 @@ async def test_nobody_believes_who_poses_as_the_coordinator(victim: Ring, how: s
     cluster = victim.cluster
     processes = {name: pid for name, pid in cluster.processes.items() if name != "coordinator"}
     before = await victim.status()
-    await cluster._children.kill_one("coordinator")
+    await cluster.children.kill_one("coordinator")
     arguments = {
         "authority": str(authority(victim)),
         "cluster": load_machine_state(cluster.operator_bundle).peer.cluster,
@@ -81,6 +81,6 @@ async def test_nobody_believes_who_poses_as_the_coordinator(victim: Ring, how: s
         assert (await victim.ask(chat("What is the capital of France?"), 20)).completion_tokens > 0
     assert set(heard) == {("SESSION", "offer"), ("WATCH", "offer")}
     assert {name: pid for name, pid in cluster.processes.items() if name != "coordinator"} == processes
-    await cluster._children.start("coordinator", [*cluster._config("coordinator"), "coordinator", "run"])
-    await cluster._wait_for_coordinator()
+    await cluster.start_one("coordinator")
+    await cluster.wait_for_coordinator()
     assert (await victim.serving()) == before

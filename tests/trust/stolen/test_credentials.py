@@ -37,8 +37,8 @@ async def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[L
     folder = tmp_path_factory.mktemp("elsewhere") / "state"
     async with LocalCluster(folder, MODEL, nodes=1) as cluster:
         cluster.write_configs()
-        await cluster._start_coordinator()
-        await cluster._enrol_all()
+        await cluster.start_coordinator()
+        await cluster.enrol_all()
         yield cluster
 
 
@@ -87,8 +87,8 @@ async def test_a_token_of_another_cluster_is_refused(
     victim: Ring, elsewhere: LocalCluster, tmp_path: Path
 ) -> None:
     """As it is it does not match the root; with the victim's root in it, the coordinator does not know it."""
-    theirs = JoinToken.parse(await elsewhere._token("ROLE_GATEWAY"))
-    ours = JoinToken.parse(await victim.cluster._token("ROLE_GATEWAY"))
+    theirs = JoinToken.parse(await elsewhere.join_token("ROLE_GATEWAY"))
+    ours = JoinToken.parse(await victim.cluster.join_token("ROLE_GATEWAY"))
     as_it_is = dataclasses.replace(theirs, addresses=ours.addresses)
     mixed = dataclasses.replace(as_it_is, root_sha256=ours.root_sha256)
     for number, (token, reason) in enumerate(((as_it_is, "ROOT_PIN"), (mixed, "JOIN_REFUSED"))):
@@ -109,7 +109,7 @@ async def test_an_evicted_nodes_keys_open_nothing_and_its_streams_close(victim: 
     spare = next(node for node in (await nodes(victim)).values() if not node.rings)
     stolen = tmp_path / "stolen"
     shutil.copytree(victim.cluster.state_dir / spare.name, stolen)
-    await victim.cluster.kill_node(spare.name)
+    await victim.cluster.children.kill_one(spare.name)
     now = await victim.status()
     await evicted_while_open(victim, stolen, spare.id, ("Session", "Handshake"), "BanNode")
     tried = await attack_with(victim, stolen)
@@ -134,7 +134,7 @@ async def test_a_removed_gateways_keys_open_nothing_and_its_streams_close(
     shutil.copytree(victim.cluster.state_dir / "gateway", stolen)
     identifier = load_machine_state(stolen).peer.id
     scheduled = await victim.serving()
-    await victim.cluster.kill_node("gateway")
+    await victim.cluster.children.kill_one("gateway")
     before = await formed(victim, scheduled.epoch + 1)
     ended = await evicted_while_open(victim, stolen, identifier, ("Follow", "Schedule"), "EvictNode")
     assert sum("Schedule" in one["ended"] for one in ended) >= 2

@@ -121,7 +121,7 @@ async def test_an_evicted_gateway_is_cut_off(victim):
 
 
 async def ends(ring, name: str) -> None:
-    ended = ring.cluster._children._children[name].process
+    ended = ring.cluster.children.child(name).process
     async with asyncio.timeout(LIMIT_SECONDS):
         assert await ended.wait() == 0, "a supervisor would start it again"
 
