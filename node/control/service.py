@@ -50,6 +50,10 @@ passed on to it while it has less than half of that to read."""
 MAX_GUEST_BYTES = 8 << 20
 """Unread bytes of each of 16 guests before its stream ends."""
 
+MAX_TAKEN_BACK = 4096
+"""Requests that one guest takes back while the scheduling gateway is behind, which holds half as many of all
+guests (gateway.rings.ring.ALL_ASKED). More of them end the guest's stream, which cancels all that it sent."""
+
 _MESSAGE_BYTES = 128
 """Estimated memory of a queued message beside its own bytes."""
 
@@ -133,6 +137,7 @@ class GatewayStream:
         self._head = epoch.plan.rank == 0
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._unread = 0  # bytes of it
+        self._taken_back: dict[int, dict[int, None]] = {}  # by guest, while this gateway is behind
         self._looking: asyncio.Task[None] | None = None
         self._over = False
 
@@ -171,13 +176,36 @@ class GatewayStream:
 
     def guest_left(self, guest: int) -> None:
         """Cancels the requests that a guest has forwarded."""
+        self._taken_back.pop(guest, None)
         self.pass_on(forward=control_pb2.Forward(guest=guest, cancel=True))
+
+    def take_back(self, guest: int, number: int) -> None:
+        """Cancels a request that a guest has forwarded, once this gateway is not behind.
+
+        Raises ResourceExhausted (GUEST_TOO_FAST) for more than MAX_TAKEN_BACK that wait.
+        """
+        waiting = self._taken_back.setdefault(guest, {})
+        waiting[number] = None
+        if len(waiting) > MAX_TAKEN_BACK:
+            raise ResourceExhausted("a guest takes back too many requests", reason="GUEST_TOO_FAST")
+        self._pass_on_taken_back()
+
+    def _pass_on_taken_back(self) -> None:
+        while self._taken_back and not self.behind:
+            guest, numbers = next(iter(self._taken_back.items()))
+            if numbers:
+                self.pass_on(
+                    forward=control_pb2.Forward(guest=guest, number=numbers.popitem()[0], cancel=True)
+                )
+            else:
+                del self._taken_back[guest]
 
     async def answer(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Writes everything that is queued, until the stream is finished."""
         while (message := await self._waiting.get()) is not None:
             await write(message)
             self._unread -= len(message) + _MESSAGE_BYTES
+            self._pass_on_taken_back()
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
         """Takes requests until the gateway ends its stream. An invalid one ends the epoch; one of a guest
@@ -244,7 +272,9 @@ class GatewayStream:
     def _forward(self, forward: control_pb2.Forward) -> None:
         """Passes a request to the scheduling gateway; refuses it if that is gone or behind."""
         scheduler, forward.guest = self._epoch.gateway, self.guest
-        if scheduler is not None and not scheduler.behind:
+        if scheduler is not None and forward.cancel:
+            scheduler.take_back(self.guest, forward.number)
+        elif scheduler is not None and not scheduler.behind:
             scheduler.pass_on(forward=forward)
         elif not forward.cancel:
             error = ResourceExhausted("the gateway that schedules is behind", reason="QUEUE_FULL")

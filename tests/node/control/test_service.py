@@ -583,18 +583,62 @@ async def test_messages_are_passed_on_while_their_reader_keeps_up() -> None:
     assert (len(written), stream.behind) == (2, False)
 
 
-async def test_a_guest_that_does_not_read_has_to_go_by_itself() -> None:
-    desk = Desk(0)
-    guest = stream_of(desk, max_guest=1000)
-    guest.guest = 1
+async def read(stream: control.GatewayStream) -> list[control_pb2.ScheduleResponse]:
+    """Everything that a stream has for its gateway, in order."""
     written: list[control_pb2.ScheduleResponse] = []
-    for _ in range(5):
-        guest.pass_on(forwarded=control_pb2.Forwarded(problem=membership_pb2.Problem(message="x" * 300)))
 
     async def write(message: bytes) -> None:
         written.append(unpacked(message))
 
-    await guest.answer(write)
+    await stream.answer(write)
+    return written
+
+
+async def test_a_guests_cancel_arrives_though_the_scheduling_gateway_was_behind() -> None:
+    """Each once, however often it is sent; a guest that leaves takes back everything at once."""
+    desk = Desk(0)
+    scheduler, staying, leaving = stream_of(desk, max_waiting=8000), stream_of(desk), stream_of(desk)
+    for stream in (scheduler, staying, leaving):
+        desk.epoch.attach(stream)
+    scheduler.pass_on(forward=control_pb2.Forward(guest=1, number=4, key="x" * 4500))
+    for guest, number in ((staying, 4), (staying, 9), (staying, 4), (leaving, 1)):
+        guest.take(packed(forward=control_pb2.Forward(number=number, cancel=True)))
+    desk.epoch.detach(leaving)
+    reading = asyncio.create_task(read(scheduler))
+    await until(lambda: not scheduler.behind)
+    scheduler.say_goodbye("over")
+    cancels = [one.forward for one in await reading if one.forward.cancel]
+    assert sorted((one.guest, one.number) for one in cancels) == [(1, 4), (1, 9), (2, 0)]
+
+
+async def test_a_guest_that_takes_back_more_than_can_be_held_has_to_go() -> None:
+    desk = Desk(0)
+    scheduler, guest = stream_of(desk, max_waiting=1 << 20), stream_of(desk)
+    for stream in (scheduler, guest):
+        desk.epoch.attach(stream)
+    scheduler.pass_on(forward=control_pb2.Forward(guest=1, number=1, key="x" * 600_000))
+
+    taken: list[int] = []
+
+    async def flood() -> Any:
+        for number in range(1, 2 * control.MAX_TAKEN_BACK):
+            taken.append(number)
+            yield packed(forward=control_pb2.Forward(number=number, cancel=True))
+
+    await guest.read(flood())
+    assert (len(taken), desk.faults) == (control.MAX_TAKEN_BACK + 1, [])
+    desk.epoch.detach(guest)
+    scheduler.say_goodbye("over")
+    assert [one.forward.number for one in await read(scheduler) if one.forward.cancel] == [0]
+
+
+async def test_a_guest_that_does_not_read_has_to_go_by_itself() -> None:
+    desk = Desk(0)
+    guest = stream_of(desk, max_guest=1000)
+    guest.guest = 1
+    for _ in range(5):
+        guest.pass_on(forwarded=control_pb2.Forwarded(problem=membership_pb2.Problem(message="x" * 300)))
+    written = await read(guest)
     assert [one.WhichOneof("message") for one in written] == ["forwarded", "forwarded", "goodbye"]
     assert (written[-1].goodbye.reason, desk.faults) == ("GATEWAY_SLOW", [])
 
