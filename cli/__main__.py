@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.start import forbid_core_files
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from typer.models import TyperInfo
 from sealring.cli.terminal import exit_codes
 from sealring.cli.terminal.output import say
 from sealring.mesh.errors import SealringError
-from sealring.mesh.system.lean import collect_seldom, hide_rich
+from sealring.mesh.system.start import collect_seldom, hide_rich
 
 _NAMES = (
     *("demo", "up", "join", "deploy", "chat", "proxy", "connect"),

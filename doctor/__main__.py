@@ -5,7 +5,7 @@ The input is JSON: the daemon's settings, and in hex a DiagnoseResponse with the
 
 from __future__ import annotations
 
-from sealring.mesh.system.lean import collect_seldom, hide_rich
+from sealring.mesh.system.start import collect_seldom, hide_rich
 
 if __name__ == "__main__":
     hide_rich()  # before structlog
@@ -19,7 +19,7 @@ from sealring.doctor.local import examine
 from sealring.doctor.report import encode
 from sealring.doctor.system import System
 from sealring.doctor.view import read_view
-from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.start import forbid_core_files
 from sealring.node.settings import NodeSettings
 from sealring.v1 import diagnosis_pb2
 

@@ -1,4 +1,4 @@
-"""Sleep, Low Power Mode and heat, which make a Mac leave the ring or slow it down."""
+"""Sleep, Low Power Mode, heat and power cuts, which make a Mac leave the ring or slow it down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sealring.doctor.report import Finding, note, ok, unknown, warning
 from sealring.doctor.system import System
 from sealring.doctor.view import View
 
-PMSET = "/usr/bin/pmset"
+PMSET, FDESETUP = "/usr/bin/pmset", "/usr/bin/fdesetup"
 _SETTING = re.compile(r"^\s*([A-Za-z][A-Za-z ]{0,40}?)\s+([0-9]{1,9})(?:\s+\(.*\))?\s*$")
 _SPEED = re.compile(r"CPU_(?:Speed|Scheduler)_Limit\s*=\s*([0-9]{1,9})")
 _LEVEL = re.compile(
@@ -30,6 +30,12 @@ def parse_thermal(text: str) -> bool | None:
         return True
     known = speeds or levels or "warning level has been recorded" in text
     return False if known else None
+
+
+def parse_filevault(text: str) -> bool | None:
+    """From `fdesetup status`; while it encrypts or decrypts, what it says first counts."""
+    first = text.strip().partition("\n")[0]
+    return {"FileVault is On": True, "FileVault is Off": False}.get(first.partition(".")[0].partition(",")[0])
 
 
 def check(system: System, view: View) -> Iterator[Finding]:
@@ -54,6 +60,36 @@ def check(system: System, view: View) -> Iterator[Finding]:
             "power.nap", "Power Nap is on", "it wakes a sleeping Mac for Apple's services, not for a ring"
         )
     yield _heat(system)
+
+
+def check_restarts(system: System, view: View) -> Iterator[Finding]:
+    """FileVault and starting by itself, which are at odds with each other."""
+    settings = parse_settings(system.run(PMSET, "-g").text)
+    if settings.get("autorestart") == 0:
+        yield warning(
+            "restarts.power",
+            "this Mac stays off after a power cut",
+            "its ring waits until somebody presses the button",
+            "let it start by itself",
+            f"sudo {PMSET} -a autorestart 1",
+        )
+    elif "autorestart" in settings:
+        yield ok("restarts.power", "this Mac starts by itself after a power cut")
+    answer = system.run(FDESETUP, "status")
+    on = parse_filevault(answer.text)
+    if on is None:
+        why = answer.why or "fdesetup answered in words that are not known here"
+        yield unknown("restarts.filevault", "FileVault", why, f"{FDESETUP} status")
+    elif on:
+        yield note(
+            "restarts.filevault",
+            "FileVault is on: after a restart no service runs before somebody unlocks the disk",
+            "trust above software needs it, but a ring of such Macs does not survive a power cut by itself",
+            "before a restart that you plan, let it unlock once",
+            f"sudo {FDESETUP} authrestart",
+        )
+    else:
+        yield ok("restarts.filevault", "FileVault is off: services start without a person")
 
 
 def _sleep(settings: dict[str, int]) -> Finding:

@@ -23,6 +23,8 @@ ALLOW = (
 )
 AS_SERVICE = "sudo sealring service install node"
 
+_ENOUGH_FILES = 2048
+
 
 def loopback_only(addresses: Sequence[str]) -> bool:
     """Whether all of these addresses lead to the machine itself."""
@@ -77,6 +79,24 @@ def check(system: System, view: View) -> Iterator[Finding]:
         yield ok("reach.coordinator", "the daemon has a session with the coordinator")
     yield from _peers(system, view, view.connections)
     yield from _own_addresses(view)
+
+
+def check_open_files(system: System, view: View) -> Iterator[Finding]:
+    """The daemon's limit on open files and connections, or else that of this process: 256 if a terminal of
+    macOS starts it."""
+    limit = view.file_limit or system.file_limit()
+    if limit < 0:
+        yield ok("files.limit", "any number of files may be open")
+    elif limit >= _ENOUGH_FILES:
+        yield ok("files.limit", f"up to {limit} files may be open")
+    else:
+        yield warning(
+            "files.limit",
+            f"only {limit} files may be open",
+            "connections count as files; beyond the limit they are refused at random",
+            "raise it in the shell that starts the daemon; launchd's property list of sealring does so",
+            "ulimit -n 8192",
+        )
 
 
 def _peers(system: System, view: View, connections: Sequence[Connection]) -> Iterator[Finding]:

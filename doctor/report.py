@@ -133,6 +133,31 @@ def worst(findings: Iterable[Finding]) -> Severity:
     return max((one.severity for one in findings), key=order.index, default=Severity.OK)
 
 
+def lines(findings: Iterable[Finding]) -> list[str]:
+    """The worst first, and of one kind in the order in which they were found."""
+    order = list(Severity)
+    shown: list[str] = []
+    for one in sorted(findings, key=lambda found: -order.index(found.severity)):
+        shown.append(f"{one.severity:8} {one.what}")
+        if one.why:
+            shown.append(f"         why: {one.why}")
+        if one.fix:
+            shown.append(f"         do:  {one.fix}")
+        if one.command:
+            shown.append(f"           $ {one.command}")
+    return shown
+
+
+def summary(findings: Iterable[Finding]) -> str:
+    """How many of each kind, such as: 1 problem, 2 warnings, 3 notes, 12 ok."""
+    counts = dict.fromkeys(reversed(Severity), 0)
+    for one in findings:
+        counts[one.severity] += 1
+    words = {Severity.PROBLEM: "problem", Severity.WARNING: "warning", Severity.NOTE: "note"}
+    parts = [f"{counts[kind]} {word}{'' if counts[kind] == 1 else 's'}" for kind, word in words.items()]
+    return ", ".join([*parts, f"{counts[Severity.OK]} ok"])
+
+
 def encode(report: Report) -> bytes:
     """One line of JSON; of very many findings the last are left out, and a note says so."""
     cut = note("report.cut", "the report was too long, and some findings are left out")

@@ -27,7 +27,7 @@ from sealring.cli.terminal.output import (
     say,
 )
 from sealring.mesh.errors import InvalidInput, NotFound
-from sealring.mesh.ring.deployment_limits import (
+from sealring.mesh.ring.limits import (
     MAX_CONTEXT,
     MAX_PREFILL_CHUNK,
     MAX_REPLICAS,

@@ -46,8 +46,7 @@ def doctor(
         findings = _cluster(context, as_json=as_json)
     else:
         findings = _machine(context, state_dir, as_json=as_json)
-    from sealring.doctor.report import Severity, worst
-    from sealring.doctor.show import summary
+    from sealring.doctor.report import Severity, summary, worst
 
     say(summary(findings))
     if worst(findings) is Severity.PROBLEM:
@@ -92,8 +91,7 @@ def examine_machine(context: typer.Context, state_dir: Path | None) -> Report:
 
 
 def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -> list[Finding]:
-    from sealring.doctor.report import plain
-    from sealring.doctor.show import lines
+    from sealring.doctor.report import lines, plain
 
     report = examine_machine(context, state_dir)
     if as_json:
@@ -105,8 +103,7 @@ def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -
 
 def _cluster(context: typer.Context, *, as_json: bool) -> list[Finding]:
     from sealring.doctor.cluster import examine
-    from sealring.doctor.report import plain
-    from sealring.doctor.show import lines, summary
+    from sealring.doctor.report import lines, plain, summary
 
     with progress("asking every node"):
         nodes = run_admin(context, _nodes)

@@ -5,7 +5,7 @@ Run as a module it reads what to do from standard input, secrets included, and p
 
 from __future__ import annotations
 
-from sealring.mesh.system.lean import collect_seldom, hide_rich
+from sealring.mesh.system.start import collect_seldom, hide_rich
 
 if __name__ == "__main__":
     hide_rich()  # before structlog
@@ -23,7 +23,7 @@ from typing import Any
 
 from sealring.cli.setup.choices import Wishes, choose_other
 from sealring.mesh.errors import ConfigError
-from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answer, result_of
 
 _MAX_BYTES = 1 << 20

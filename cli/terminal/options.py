@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.settings.units import parse_duration, show_duration
 from sealring.mesh.trust.levels import TrustLevel
+from sealring.mesh.units import parse_duration, show_duration
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on standard output")]
 JoinTokenText = Annotated[

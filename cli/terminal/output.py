@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sealring.mesh.system.lean import show_rich
+from sealring.mesh.system.start import show_rich
 from sealring.mesh.trust.levels import level_of
 
 if TYPE_CHECKING:

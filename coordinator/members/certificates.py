@@ -8,7 +8,7 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredMember
 from sealring.mesh.clock import Clock
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.member.proof import by_roster_keys, refusal, renewal
 from sealring.mesh.pki.certificates import PeerIdentity, to_pem
 from sealring.v1 import membership_pb2

@@ -27,7 +27,7 @@ from sealring.coordinator.store import Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.crypto.identity import MAX_SIGNATURE_BYTES
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import AttestationError, InvalidInput, SealringError
 from sealring.mesh.trust.apple import APPLE_ROOT, Device, verify_device
 from sealring.mesh.trust.attestation import (

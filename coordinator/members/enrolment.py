@@ -17,15 +17,13 @@ from sealring.mesh.crypto.identity import (
     member_id,
     verify,
 )
-from sealring.mesh.crypto.key_type import KeyType
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import AttestationError, InvalidInput, PermissionDenied
 from sealring.mesh.member.bootstrap import TOKEN_SECRET_BYTES
 from sealring.mesh.member.enrolment import join_content
 from sealring.mesh.names import check_name
 from sealring.mesh.pki.authority import MAX_CSR_BYTES
-from sealring.mesh.pki.certificates import Role
-from sealring.mesh.pki.roles import ROLES
+from sealring.mesh.pki.certificates import ROLES, Role
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.trust.apple import APPLE_ROOT, MAX_CERTIFICATE_BYTES, MAX_CHAIN, verify_device
 from sealring.mesh.trust.attestation import (

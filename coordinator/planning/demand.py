@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from sealring.mesh.errors import ModelError
 from sealring.mesh.names import is_commit, is_sha256
-from sealring.mesh.ring.deployment_limits import MAX_CONTEXT, MAX_LAYERS
+from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS
 from sealring.v1 import model_pb2
 
 HEADROOM_PERCENT = 10

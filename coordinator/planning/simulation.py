@@ -18,7 +18,7 @@ from sealring.coordinator.planning.shapes import Parts, shape_table
 from sealring.coordinator.planning.specs import RANKS, check_spec
 from sealring.coordinator.planning.speeds import Rate
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.deployment_limits import MAX_CONTEXT, MAX_LAYERS
+from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS
 from sealring.mesh.roster.model import TENSOR
 from sealring.v1 import admin_pb2, model_pb2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sealring.mesh.crypto.identity import check_member_id
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.names import check_deployment_name
-from sealring.mesh.ring.deployment_limits import (
+from sealring.mesh.ring.limits import (
     BACKENDS,
     MAX_CONTEXT,
     MAX_LAYERS,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sealring.coordinator.planning.demand import read_bytes
-from sealring.mesh.ring.deployment_limits import MAX_ROWS
+from sealring.mesh.ring.limits import MAX_ROWS
 from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 
 SLOW = 2.0

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.reach import Backoff
 from sealring.v1 import membership_pb2
 
 FIRST_BACKOFF = 0.2

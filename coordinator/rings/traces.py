@@ -15,8 +15,8 @@ from sealring.coordinator.nodes.offset import Offset
 from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.rings.views import RingViews
 from sealring.mesh.errors import Conflict, DeadlineExceeded, InvalidInput, SealringError
+from sealring.mesh.ring.limits import MAX_SPANS
 from sealring.mesh.rpc.problem import from_problem, to_problem
-from sealring.mesh.rpc.traces import MAX_SPANS
 from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage
 

@@ -25,8 +25,7 @@ from sealring.mesh.clock import Clock
 from sealring.mesh.crypto.identity import check_member_id
 from sealring.mesh.errors import InvalidInput, ResourceExhausted
 from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.pki.certificates import Role, to_pem
-from sealring.mesh.pki.roles import PROTO_ROLES, ROLES
+from sealring.mesh.pki.certificates import PROTO_ROLES, ROLES, Role, to_pem
 from sealring.v1 import admin_pb2, admin_pb2_grpc
 
 DEFAULT_TOKEN_SECONDS = 600

@@ -13,7 +13,7 @@ from sealring.coordinator.members.certificates import Issuer
 from sealring.coordinator.store import Store
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.crypto.identity import member_id, verify
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.member.renewal import renewal_content
 from sealring.mesh.pki.authority import MAX_CSR_BYTES

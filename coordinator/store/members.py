@@ -11,7 +11,7 @@ from typing import Self
 
 from sealring.coordinator.store.database import Database
 from sealring.mesh.crypto.encoding import pack_fields
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import NotFound
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.trust.levels import TrustLevel

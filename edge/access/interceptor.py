@@ -14,7 +14,7 @@ import grpc.aio
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Caller, Gate, presented
 from sealring.edge.access.keys import Scope
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.rpc.interceptor import welcome_caller
+from sealring.mesh.rpc.interceptor import arity, welcome_caller
 from sealring.mesh.rpc.limits import grpc_peer_name
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -53,13 +53,10 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         if found is None:
             return None
         scopes = _SCOPES.get(handler_call_details.method, ANY)
-        arity = (
-            "stream" if found.request_streaming else "unary",
-            "stream" if found.response_streaming else "unary",
-        )
-        call = getattr(found, "_".join(arity))
+        requests, responses = arity(found)
+        call = getattr(found, f"{requests}_{responses}")
         guard = self.stream if found.response_streaming else self.call
-        make: Callable[..., Handler] = getattr(grpc, f"stream_{arity[1]}_rpc_method_handler")
+        make: Callable[..., Handler] = getattr(grpc, f"stream_{responses}_rpc_method_handler")
         return make(
             guard(call, scopes, one=not found.request_streaming),
             request_deserializer=found.request_deserializer,

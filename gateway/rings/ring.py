@@ -47,8 +47,8 @@ from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_names import Names, split
 from sealring.mesh.roster.rules import links_in_clear
-from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import from_problem
+from sealring.mesh.rpc.reach import Backoff
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

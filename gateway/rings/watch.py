@@ -24,8 +24,8 @@ from sealring.mesh.member.introduction import (
     write_first,
 )
 from sealring.mesh.member.roster_keeper import RosterKeeper, removed
-from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.reach import Backoff
 from sealring.mesh.rpc.tls import TURN_SECONDS, PeerChannel, is_own_cancellation
 from sealring.mesh.system.processes import first_of
 from sealring.v1 import membership_pb2 as membership

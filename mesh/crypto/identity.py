@@ -18,8 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from sealring.mesh.crypto.encoding import FormatError, decode_base32, encode_base32
-from sealring.mesh.crypto.key_type import KeyType
-from sealring.mesh.crypto.labels import Label, signing_input
+from sealring.mesh.crypto.keys import KeyType, Label, signing_input
 from sealring.mesh.errors import ConfigError, InvalidInput, Unauthenticated
 from sealring.mesh.system.files import create_exclusive, read_secret
 

@@ -12,7 +12,7 @@ import structlog
 
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.identity import Signer
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import CertificateError, SealringError
 from sealring.mesh.member.proof import check_proof, of_coordinator, refusal, renewal
 from sealring.mesh.member.renewal import renew_by_identity

@@ -16,14 +16,12 @@ import grpc.aio
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.encoding import encode_base32, pack_fields
 from sealring.mesh.crypto.identity import Signer, member_id
-from sealring.mesh.crypto.key_type import KeyType
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member.bootstrap import JoinToken, find_coordinator
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState, own_material, save_machine_state
 from sealring.mesh.names import check_name
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
-from sealring.mesh.pki.roles import PROTO_ROLES, ROLES
+from sealring.mesh.pki.certificates import PROTO_ROLES, ROLES, LeafKey, PeerIdentity, Role
 from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
 from sealring.mesh.roster.memory import RosterStateFile
 from sealring.mesh.roster.model import Roster

@@ -28,7 +28,7 @@ from typing import TypeAlias
 from sealring.mesh.crypto.dsse import Ed25519Signer, check_threshold, parse_envelope, sign_envelope
 from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.crypto.identity import Signer, verify
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import FailedPrecondition, RosterError, SealringError, Unauthenticated
 from sealring.mesh.pki.root import RootMetadata
 from sealring.mesh.rpc.protocol import check_release, own_release

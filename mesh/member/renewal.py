@@ -17,7 +17,7 @@ import grpc.aio
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.crypto.identity import Signer
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import FailedPrecondition
 from sealring.mesh.member.bootstrap import fetch_leaf, verify_coordinator_leaf
 from sealring.mesh.pki.certificates import key_hash

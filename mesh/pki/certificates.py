@@ -23,6 +23,7 @@ from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.crypto.identity import private_pem
 from sealring.mesh.errors import CertificateError, InvalidInput
 from sealring.mesh.names import check_name
+from sealring.v1 import membership_pb2
 
 ROOT_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.59999.7283.1")
 """Private OID: the chain of root metadata envelopes in the coordinator's leaf (see
@@ -39,6 +40,12 @@ class Role(enum.StrEnum):
     MEMBER = "member"
     GATEWAY = "gateway"
     OPERATOR = "operator"
+
+
+PROTO_ROLES = {Role.MEMBER: membership_pb2.ROLE_NODE, Role.GATEWAY: membership_pb2.ROLE_GATEWAY}
+"""The protocol's numbers of the roles with which machines join."""
+
+ROLES: dict[int, Role] = {number: role for role, number in PROTO_ROLES.items()}
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.hpke import (
 
 from sealring.mesh.clock import SKEW_SECONDS, Clock, wall_clock
 from sealring.mesh.crypto.encoding import FormatError, pack_fields, unpack_fields
-from sealring.mesh.crypto.uncopyable import Uncopyable
+from sealring.mesh.crypto.keys import Uncopyable
 from sealring.mesh.errors import EnvelopeError, InvalidInput, ResourceExhausted
 from sealring.mesh.names import MAX_DEPLOYMENT_NAME
 

@@ -16,7 +16,7 @@ from sealring.mesh.crypto.encoding import (
     parse_json_object,
 )
 from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES, SEALING_KEY_SIZES
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.crypto.suites import Suite, parse_suites
 from sealring.mesh.errors import RosterError, SealringError
 from sealring.mesh.names import check_deployment_name, check_name

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sealring.mesh.clock import SKEW_SECONDS
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.crypto.suites import Suite
 from sealring.mesh.errors import NotFound
 from sealring.mesh.trust.levels import TrustLevel

@@ -68,7 +68,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if found is None:
             return None
         method = handler_call_details.method
-        kind = f"{_arity(found.request_streaming)}_{_arity(found.response_streaming)}"
+        kind = "_".join(arity(found))
         decode = _decoder(
             found.request_deserializer, streaming=found.request_streaming, counting=self._counting
         )
@@ -94,8 +94,10 @@ def welcome_caller() -> None:
     _WELCOME.get()()
 
 
-def _arity(streaming: bool) -> str:
-    return "stream" if streaming else "unary"
+def arity(handler: Any) -> tuple[str, str]:
+    """gRPC's words, "unary" or "stream", for a handler's requests and for its responses."""
+    requests, responses = handler.request_streaming, handler.response_streaming
+    return "stream" if requests else "unary", "stream" if responses else "unary"
 
 
 def _encoder(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:

@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES
-from sealring.mesh.rpc.door import Door
+from sealring.mesh.rpc.connections import ConnectionWatch
 from sealring.mesh.rpc.heads import bound_heads
 from sealring.mesh.rpc.interceptor import ErrorInterceptor
 from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
@@ -30,10 +30,11 @@ class Port:
     """The limits of a server's port, for any caller.
 
     `connections` is the total, and `share` the part of one address, not counting connections over which a
-    caller with a certificate has called (`mesh/rpc/door.py`). A connection has at most `streams` at once;
-    clients queue further calls by themselves. A message has at most `message` bytes and, with `counting`, at
-    most as many fields as `mesh/rpc/wire.py` allows. A connection ends after `idle` seconds without a call,
-    and after `age` seconds with calls; 0: never. With `reflects`, callers may list the services.
+    caller with a certificate has called (`mesh/rpc/connections.py`). A connection has at most `streams` at
+    once; clients queue further calls by themselves. A message has at most `message` bytes and, with
+    `counting`, at most as many fields as `mesh/rpc/wire.py` allows. A connection ends after `idle` seconds
+    without a call, and after `age` seconds with calls; 0: never. With `reflects`, callers may list the
+    services.
     """
 
     connections: int = 2048
@@ -112,12 +113,12 @@ class Server:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
         bound_heads()
-        self._door = Door(port.share)
+        self._watch = watch = ConnectionWatch(port.share)
         self._port = 0
         self._watching: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
             interceptors=[
-                ErrorInterceptor(counting=port.counting, vouch=self._door.vouch, welcome=self._door.welcome),
+                ErrorInterceptor(counting=port.counting, vouch=watch.vouch, welcome=watch.welcome),
                 *interceptors,
             ],
             options=[*SERVER_OPTIONS, *port.options, *options],
@@ -158,7 +159,7 @@ class Server:
             await starting
             await self._server.stop(None)
             raise
-        self._watching = asyncio.create_task(self._door.watch(self._port))
+        self._watching = asyncio.create_task(self._watch.watch(self._port))
         await self.set_serving(True)
 
     async def set_serving(self, serving: bool) -> None:

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from sealring.mesh.errors import SealringError
 from sealring.mesh.names import check_name
-from sealring.mesh.settings.units import parse_duration, parse_size, show_duration, show_size
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.trust.levels import TrustLevel
+from sealring.mesh.units import parse_duration, parse_size, show_duration, show_size
 
 
 @dataclass(frozen=True)

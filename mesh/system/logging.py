@@ -2,7 +2,8 @@
 
 No argument of a log call is trusted to be free of content. Fields with sensitive names are dropped, bytes
 become lengths, objects become type names, and an exception becomes its type and its frames. Only errors of
-our own tree, whose messages hold no content by rule, and those of MLX (`mlx_words.py`) keep their text.
+our own tree, whose messages hold no content by rule, and those of MLX, which name
+parts, sizes, shapes, files and devices but never the values of a computation, keep their text.
 
 Handlers of the standard library write the lines, and never stop or block the process that logs. Their lock is
 reentrant, which is needed: Python runs finalizers at any moment, and one may log while its own thread writes
@@ -16,6 +17,7 @@ import enum
 import io
 import logging
 import os
+import re
 import sys
 import threading
 import traceback
@@ -29,7 +31,6 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from sealring.mesh.errors import ConfigError, SealringError
-from sealring.mesh.system import mlx_words
 
 LEVELS = ("debug", "info", "warning", "error")
 SENSITIVE = frozenset(
@@ -53,6 +54,13 @@ _OURS = "sealring"
 """The standard library's logger that our own events go through."""
 
 _KEPT_OF_LIBRARIES = ("exc_info", "_record", "_from_structlog")
+MLX_MESSAGE = (
+    r"\[(?:METAL|malloc|ring|jaccl|nccl|(?:cuda|metal|load|gpu|distributed|Compile|Event)[\w:]{0,60}"
+    r"|\w{1,60}::eval(?:_cpu|_gpu)?)\] ?[ -~]{0,200}"
+)
+"""A regular expression for a message of MLX up to the end of its line: a part in brackets, then text."""
+
+_OF_MLX = re.compile(MLX_MESSAGE)
 _MAX_STRING = 500
 _MAX_ITEMS = 8
 _MAX_FRAMES = 20
@@ -221,7 +229,14 @@ def _error_name(error: BaseException) -> str:
         return f"{error.reason}: {error}"[:_MAX_STRING]
     if isinstance(error, OSError) and error.errno is not None:
         return f"{type(error).__name__} errno {error.errno}"
-    return mlx_words.named(error)
+    return name_with_mlx_message(error)
+
+
+def name_with_mlx_message(error: BaseException) -> str:
+    """The error's type, and its message if it is one of MLX's own."""
+    name = type(error).__name__
+    own = _OF_MLX.match(str(error)) if type(error) is RuntimeError else None
+    return f"{name}: {own[0].rstrip()}" if own is not None else name
 
 
 def _exception_of(info: object) -> BaseException | None:

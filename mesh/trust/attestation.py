@@ -21,8 +21,7 @@ from sealring.mesh.crypto.encoding import (
     parse_json_object,
 )
 from sealring.mesh.crypto.identity import PUBLIC_KEY_BYTES, SEALING_KEY_SIZES, Signer, verify
-from sealring.mesh.crypto.key_type import KeyType
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import AttestationError, SealringError
 from sealring.mesh.trust.apple import Device
 from sealring.mesh.trust.levels import TrustLevel, ceiling

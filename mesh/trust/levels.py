@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import AttestationError
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 
-from sealring.mesh.system.lean import defer_asyncio, hide_rich
+from sealring.mesh.system.start import defer_asyncio, hide_rich
 
 if __name__ == "__main__":
     hide_rich()  # before structlog
@@ -30,8 +30,8 @@ import structlog
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system.addresses import parse_address
-from sealring.mesh.system.coredumps import forbid_core_files
 from sealring.mesh.system.logging import configure, end_with_any_thread
+from sealring.mesh.system.start import forbid_core_files
 from sealring.node.carrier.neighbours import meet
 from sealring.node.carrier.pump import Counters, Pump
 from sealring.node.carrier.ring import RingGroup

@@ -15,7 +15,7 @@ import re
 
 import structlog
 
-from sealring.mesh.system.mlx_words import SENTENCE
+from sealring.mesh.system.logging import MLX_MESSAGE
 
 log = structlog.get_logger()
 
@@ -23,12 +23,12 @@ _CHUNK = 16384
 _MAX_LINE = 8192
 _MAX_EVENT = 200
 _PLACE = re.compile(r'\s*File "[^"]{1,300}", line \d{1,7}, in [\w<>.]{1,80}')
-_RUNTIME_ERROR = re.compile(rf"RuntimeError: {SENTENCE}")
+_RUNTIME_ERROR = re.compile(rf"RuntimeError: {MLX_MESSAGE}")
 _EXCEPTION = re.compile(r"((?:\w+\.){0,6}\w{0,80}(?:Error|Exception|Exit|Interrupt|Ended|Input|Exhausted))\b")
 _STAMP = r"(?:\d{4}-\d\d-\d\d [\d:.+-]{1,24} [\w.-]{1,40}\[[\da-fx:]{1,24}\] )?"
 """The prefix of macOS for a line of the system's log on standard error."""
 _ABI = r"libc\+\+abi: terminating(?:(?: [a-z]{1,20}){0,5} of type [\w:]{1,80}|(?: [a-z]{1,20}){0,5})"
-_MLX = re.compile(rf"{_STAMP}(?:{_ABI}[: ]{{1,2}}|  what\(\):  )?{SENTENCE}")
+_MLX = re.compile(rf"{_STAMP}(?:{_ABI}[: ]{{1,2}}|  what\(\):  )?{MLX_MESSAGE}")
 _MACOS = re.compile(
     rf"{_STAMP}(?:{_ABI}|Fatal Python error: [\w ]{{1,80}}"
     r"|objc\[\d{1,7}\]: Class \w{1,80} is implemented in both [ -~]{1,300}"
@@ -38,7 +38,7 @@ _MACOS = re.compile(
 )
 """Lines of C++, Python, the Objective-C runtime, the linker, and Metal with its compiler."""
 _ERROR = re.compile(
-    rf"[A-Z][A-Z0-9_]{{2,60}}(?=: )|RuntimeError: {SENTENCE}\Z|\w{{1,80}}(?: errno \d{{1,5}})?\Z"
+    rf"[A-Z][A-Z0-9_]{{2,60}}(?=: )|RuntimeError: {MLX_MESSAGE}\Z|\w{{1,80}}(?: errno \d{{1,5}})?\Z"
 )
 _FRAME = re.compile(r"  [^\s\"']{1,300}:\d{1,7} [\w<>.]{1,80}\Z")
 _MAX_FRAMES = 20

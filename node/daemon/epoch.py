@@ -24,7 +24,7 @@ from sealring.mesh.errors import (
     InvalidInput,
     SealringError,
 )
-from sealring.mesh.ring.deployment_limits import JACCL
+from sealring.mesh.ring.limits import JACCL
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system.addresses import parse_address
 from sealring.node.daemon.carrier_process import LinkFigures

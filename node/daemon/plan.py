@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput
 from sealring.mesh.names import is_commit, is_sha256
-from sealring.mesh.ring.deployment_limits import BACKENDS, MAX_PREFILL_CHUNK, MAX_ROWS
+from sealring.mesh.ring.limits import BACKENDS, MAX_PREFILL_CHUNK, MAX_ROWS
 from sealring.mesh.roster.model import Ring, RingMember, Roster
 from sealring.mesh.rpc.protocol import check_speaks
 from sealring.node.link.params import LinkParams

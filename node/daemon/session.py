@@ -24,8 +24,8 @@ from sealring.mesh.member.introduction import (
     throws_out,
 )
 from sealring.mesh.roster.difference import whole_roster
-from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.reach import Backoff
 from sealring.mesh.rpc.tls import TURN_SECONDS, PeerChannel, is_own_cancellation
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 

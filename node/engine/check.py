@@ -20,7 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine import nvidia
 from sealring.node.engine.apart import answer
 from sealring.node.engine.check_runs import (

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from sealring.mesh.errors import ModelError
-from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answers
 from sealring.node.engine.check import check, read_configurations
 from sealring.node.engine.staging import build_skeleton

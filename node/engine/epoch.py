@@ -35,7 +35,7 @@ from sealring.mesh.ring.composition import (
     ResolvedStep,
     Settling,
 )
-from sealring.mesh.system import mlx_words
+from sealring.mesh.system.logging import name_with_mlx_message
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Lanes, Row
 from sealring.node.engine.prefixes import Prefixes
@@ -253,7 +253,7 @@ class StageEpoch:
             )
         else:
             failed = StageFailed(
-                f"the code of {spec.model_type} failed {where} ({mlx_words.named(error)})",
+                f"the code of {spec.model_type} failed {where} ({name_with_mlx_message(error)})",
                 hint="the engine's log says where; if `sealring model check` fails too, it cannot be served",
             )
         failed.__cause__ = error

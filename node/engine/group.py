@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from sealring.mesh.errors import EpochEnded
-from sealring.mesh.ring.deployment_limits import JACCL
+from sealring.mesh.ring.limits import JACCL
 from sealring.node.engine.staging.shards import Group
 from sealring.v1.engine_pb2 import JoinGroup
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 
-from sealring.mesh.system.lean import defer_asyncio, hide_rich
+from sealring.mesh.system.start import defer_asyncio, hide_rich
 
 if __name__ == "__main__":
     hide_rich()  # before structlog
@@ -32,7 +32,7 @@ import structlog
 from sealring.mesh.errors import Conflict, FailedPrecondition, Internal, InvalidInput
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system import logging
-from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine import device, nvidia
 from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.folder import Loaded, load, profile_message, ranges_message

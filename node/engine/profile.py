@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from sealring.mesh.errors import ModelError
-from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answer
 from sealring.node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
 from sealring.node.engine.staging.caches import trimmable

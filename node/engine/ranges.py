@@ -22,7 +22,7 @@ from typing import Any
 import mlx.core as mx
 
 from sealring.mesh.errors import ModelError
-from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answer
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect

@@ -17,7 +17,7 @@ import threading
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.helper import Helper, serve
 
 SECONDS = 0.15

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.trust.attestation import Posture
 

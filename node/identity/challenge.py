@@ -9,8 +9,7 @@ import structlog
 
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.identity import Signer
-from sealring.mesh.crypto.key_type import KeyType
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import SealringError
 from sealring.mesh.trust.attestation import NONCE_BYTES, Statement, sign_statement
 from sealring.node.identity.attestor import Attestor

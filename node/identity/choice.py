@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import AttestationError, Unavailable
 from sealring.mesh.trust.apple import Device, verify_device
 from sealring.mesh.trust.attestation import Posture, Statement, derive_level

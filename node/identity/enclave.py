@@ -25,8 +25,7 @@ from typing import IO
 import structlog
 
 from sealring.mesh.crypto.identity import load_public_key, member_id, verify
-from sealring.mesh.crypto.key_type import KeyType
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import SealringError, Unavailable
 
 log = structlog.get_logger()

@@ -9,7 +9,7 @@ fetched: no code comes with a model.
 
 from __future__ import annotations
 
-from sealring.mesh.system.lean import collect_seldom, hide_rich
+from sealring.mesh.system.start import collect_seldom, hide_rich
 
 if __name__ == "__main__":
     hide_rich()  # before structlog
@@ -30,7 +30,7 @@ import structlog
 from sealring.mesh.errors import ModelError, SealringError, Unavailable
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system import logging
-from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.start import forbid_core_files
 from sealring.node.models.folders import not_found
 from sealring.node.models.hub import Repository
 from sealring.node.models.kept import (

@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Iterable
 
-from sealring.mesh.rpc.traces import MAX_SPANS
+from sealring.mesh.ring.limits import MAX_SPANS
 from sealring.v1 import trace_pb2
 
 LENGTH = 4096

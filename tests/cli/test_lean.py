@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import gc, sys
-from sealring.mesh.system.lean import hide_rich, show_rich
+from sealring.mesh.system.start import hide_rich, show_rich
 hide_rich()
 import structlog
 {then}
@@ -41,7 +41,7 @@ print(sys.modules["rich"] is rich)
 def test_what_a_start_made_is_not_looked_through_again() -> None:
     code = """
 from sealring.cli.local.processes import starting
-from sealring.mesh.system.lean import collect_seldom
+from sealring.mesh.system.start import collect_seldom
 collect_seldom()
 try:
     with starting():
@@ -57,7 +57,7 @@ def test_deferred_asyncio_is_whole_when_it_is_used() -> None:
     code = """
 for name in [name for name in sys.modules if name.split(".")[0] in {"asyncio", "structlog"}]:
     del sys.modules[name]
-from sealring.mesh.system.lean import defer_asyncio
+from sealring.mesh.system.start import defer_asyncio
 defer_asyncio()
 import structlog
 print("asyncio.events" in sys.modules)

@@ -17,8 +17,8 @@ from sealring.cli.main import Commands
 from sealring.cli.terminal import exit_codes
 from sealring.mesh import errors
 from sealring.mesh.errors import ConfigError, SealringError
-from sealring.mesh.ring.deployment_limits import MAX_PREFILL_CHUNK, MAX_ROWS
-from sealring.mesh.system import coredumps
+from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK, MAX_ROWS
+from sealring.mesh.system import start
 
 HEAVY = (
     "grpc",
@@ -313,7 +313,7 @@ def test_the_module_runs_the_command_and_leaves_ctrl_c_as_it_was(
 
     monkeypatch.setattr(signal, "getsignal", lambda _: at)
     monkeypatch.setattr(signal, "signal", put)
-    monkeypatch.setattr(coredumps, "forbid_core_files", lambda: did.append("no cores"))
+    monkeypatch.setattr(start, "forbid_core_files", lambda: did.append("no cores"))
     monkeypatch.setattr(main_module, "main", lambda: did.append("run"))
     monkeypatch.delitem(sys.modules, module.__name__)
     runpy.run_module("sealring.cli", run_name="__main__")

@@ -19,8 +19,7 @@ from sealring.coordinator.init import init
 from sealring.coordinator.main import Coordinator
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.key_type import KeyType
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import ModelError, SealringError
 from sealring.mesh.member.enrolment import Enrolled, NodeEvidence, enrol
 from sealring.mesh.member.proof import Purpose

@@ -23,8 +23,7 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredMember
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.key_type import KeyType
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
 from sealring.mesh.member.proof import by_roster_keys, check_proof, of_coordinator, refusal, renewal

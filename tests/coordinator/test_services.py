@@ -14,7 +14,7 @@ from sealring.coordinator import main
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.member.proof import CallerProof, Connection, HeldRoster, Purpose
 from sealring.mesh.member.state import IDENTITY_KEY, MachineState, load_machine_state, parse_pem_leaf

@@ -25,7 +25,7 @@ from sealring.coordinator.store import (
 from sealring.coordinator.store.audit import AuditLog
 from sealring.coordinator.store.database import Database
 from sealring.mesh.audit import Beginning, verify_chain
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import (
     AlreadyExists,
     ConfigError,

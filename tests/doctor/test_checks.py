@@ -20,13 +20,12 @@ from sealring.doctor import (
     memory,
     power,
     rdma,
-    restarts,
     thunderbolt,
     trust,
     versions,
 )
-from sealring.doctor.files import check as check_files
 from sealring.doctor.reach import check as check_reach
+from sealring.doctor.reach import check_open_files
 from sealring.doctor.report import Severity
 from sealring.doctor.storage import check as check_storage
 from sealring.doctor.system import Answer, Folder
@@ -49,7 +48,7 @@ def test_a_machine_that_tells_nothing_is_all_unknown_and_never_a_crash(view: Vie
     assert all(one.why for one in unknown)
 
 
-@pytest.mark.parametrize("check", [power, restarts, rdma, firewall, interpreter, memory, thunderbolt])
+@pytest.mark.parametrize("check", [power, rdma, firewall, interpreter, memory, thunderbolt])
 def test_what_could_not_be_told_says_why(view: View, check: Any) -> None:
     """A command that is not there, one that fails, and one whose words nobody here knows, are told apart."""
     whys = []
@@ -177,11 +176,11 @@ def test_power(view: View, name: str, expected: dict[str, Severity]) -> None:
             "/usr/bin/fdesetup": "FileVault is On.\n",
         }
     )
-    found = by_id([*power.check(system, view), *restarts.check(system, view)])
+    found = by_id([*power.check(system, view), *power.check_restarts(system, view)])
     shown = {identifier: one.severity for identifier, one in found.items()}
     assert shown == {"power.heat": Severity.OK, "restarts.filevault": Severity.NOTE, **expected}
     assert "power cut" in found["restarts.filevault"].why
-    open_disk = by_id(restarts.check(FakeSystem({"/usr/bin/fdesetup": "FileVault is Off.\n"}), view))
+    open_disk = by_id(power.check_restarts(FakeSystem({"/usr/bin/fdesetup": "FileVault is Off.\n"}), view))
     assert open_disk["restarts.filevault"].severity is Severity.OK
 
 
@@ -410,10 +409,10 @@ def test_versions(view: View) -> None:
     ],
 )
 def test_files(view: View, limit: int, severity: Severity, what: str) -> None:
-    found = by_id(check_files(FakeSystem(file_limit=limit), view))["files.limit"]
+    found = by_id(check_open_files(FakeSystem(file_limit=limit), view))["files.limit"]
     assert (found.severity, found.what) == (severity, what)
     told = replace(view, file_limit=4096)
-    assert by_id(check_files(FakeSystem(file_limit=limit), told))["files.limit"].severity is Severity.OK
+    assert by_id(check_open_files(FakeSystem(file_limit=limit), told))["files.limit"].severity is Severity.OK
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from doctortest import FakeSystem, by_id
 from sealring.doctor import certificates, clocks, daemon, reach, storage, trust
 from sealring.doctor.report import Connection, Severity
 from sealring.doctor.view import View
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at

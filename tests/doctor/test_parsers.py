@@ -16,7 +16,6 @@ from sealring.doctor import (
     memory,
     power,
     rdma,
-    restarts,
     storage,
     thunderbolt,
     versions,
@@ -30,7 +29,7 @@ PARSERS: list[Callable[[str], object]] = [
     firewall.parse_apps,
     power.parse_settings,
     power.parse_thermal,
-    restarts.parse_filevault,
+    power.parse_filevault,
     memory.parse_number,
     thunderbolt.parse_profile,
     thunderbolt.parse_hardware_ports,
@@ -171,7 +170,7 @@ def test_heat(text: str, hot: bool | None) -> None:
     ],
 )
 def test_filevault(text: str, on: bool | None) -> None:
-    assert restarts.parse_filevault(text) is on
+    assert power.parse_filevault(text) is on
 
 
 def test_thunderbolt_ports() -> None:

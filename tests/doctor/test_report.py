@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sealring.doctor import show
 from sealring.doctor.daemon import with_daemon
 from sealring.doctor.report import (
     MAX_REPORT_BYTES,
@@ -24,9 +23,11 @@ from sealring.doctor.report import (
     Severity,
     decode,
     encode,
+    lines,
     note,
     ok,
     problem,
+    summary,
     unknown,
     warning,
     worst,
@@ -173,7 +174,7 @@ def test_facts_alone_may_be_too_long_and_end_it_all_the_same() -> None:
 
 def test_the_worst_comes_first() -> None:
     found = [ok("a", "fine"), warning("b", "odd", "because"), problem("c", "bad", "why", "mend it", "mend")]
-    assert show.lines([*found, unknown("d", "the sky", "dark")]) == [
+    assert lines([*found, unknown("d", "the sky", "dark")]) == [
         "problem  bad",
         "         why: why",
         "         do:  mend it",
@@ -184,7 +185,7 @@ def test_the_worst_comes_first() -> None:
         "         why: dark",
         "ok       fine",
     ]
-    assert show.summary(found) == "1 problem, 1 warning, 0 notes, 1 ok"
+    assert summary(found) == "1 problem, 1 warning, 0 notes, 1 ok"
 
 
 def test_the_longest_address_that_a_member_may_announce_spoils_no_report() -> None:

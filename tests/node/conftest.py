@@ -11,7 +11,7 @@ import pytest
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState, save_machine_state
 from sealring.mesh.pki.authority import ClusterCA

@@ -26,7 +26,7 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredToken
 from sealring.coordinator.store.integrity import check_stored
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki.certificates import Role
 from sealring.v1 import admin_pb2

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from sealring.cli.__main__ import main as command
-from sealring.mesh.system.lean import collect_seldom, hide_rich
+from sealring.mesh.system.start import collect_seldom, hide_rich
 
 SECONDS = 0.5
 

@@ -13,7 +13,7 @@ import pytest
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES, Suite
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.root import RootMetadata, sign_root

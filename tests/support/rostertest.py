@@ -10,7 +10,7 @@ from typing import Any
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root

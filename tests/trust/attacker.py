@@ -24,7 +24,7 @@ import grpc.aio
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member.proof import (
     CalledProof,

@@ -27,7 +27,7 @@ from sealring.api.completions import ask_completion
 from sealring.edge.http.body import parse_object
 from sealring.mesh.crypto.dsse import parse_envelope, sign_envelope
 from sealring.mesh.crypto.identity import SoftwareSigner, load_public_key, member_id, verify
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.crypto.suites import Suite
 from sealring.mesh.errors import SealringError, Unauthenticated
 from sealring.mesh.member.bootstrap import JoinToken, verify_coordinator_leaf

@@ -16,7 +16,7 @@ from sealring.mesh.crypto import suites
 from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
 from sealring.mesh.crypto.encoding import pack_fields, unpack_fields
 from sealring.mesh.crypto.identity import encode_public_key, member_id
-from sealring.mesh.crypto.labels import Label, signing_input
+from sealring.mesh.crypto.keys import Label, signing_input
 from sealring.mesh.crypto.suites import Group, Suite
 from sealring.mesh.member import proof
 from sealring.mesh.member.bootstrap import JoinToken

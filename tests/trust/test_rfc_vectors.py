@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from sealring.mesh.crypto import dsse, identity
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.crypto.suites import Suite, _x25519
 from sealring.mesh.errors import HandshakeError, Unauthenticated
 from sealring.mesh.prompt import sealed as envelope

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealring.mesh.crypto import dsse, identity
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.crypto.suites import Group, InitiatorShare, Suite, _x25519, respond_to_share
 from sealring.mesh.errors import HandshakeError, InvalidInput, Unauthenticated
 from sealring.mesh.prompt.sealed import RequestInfo, seal_request

@@ -22,7 +22,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sealring.mesh.errors import ModelError, SealringError
-from sealring.mesh.system.coredumps import forbid_core_files
+from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.helper import serve
 from sealring.node.engine.text.rendering import Messages, Tools, refused
 

@@ -187,9 +187,9 @@ async def test_nodes_are_asked_a_few_at_once_and_those_that_are_offline_not_at_a
 
 def test_a_daemon_asks_on_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     did = list[str]()
-    monkeypatch.setattr("sealring.mesh.system.lean.hide_rich", lambda: did.append("lean"))
-    monkeypatch.setattr("sealring.mesh.system.lean.collect_seldom", lambda: did.append("seldom"))
-    monkeypatch.setattr("sealring.mesh.system.coredumps.forbid_core_files", lambda: did.append("no cores"))
+    monkeypatch.setattr("sealring.mesh.system.start.hide_rich", lambda: did.append("lean"))
+    monkeypatch.setattr("sealring.mesh.system.start.collect_seldom", lambda: did.append("seldom"))
+    monkeypatch.setattr("sealring.mesh.system.start.forbid_core_files", lambda: did.append("no cores"))
     monkeypatch.setattr(system, "System", lambda: FakeSystem(platform="linux"))
     told = diagnosis_pb2.DiagnoseResponse(file_limit=1).SerializeToString().hex()
     asked = json.dumps({"settings": {"state_dir": str(tmp_path), "name": "mini"}, "daemon": told}).encode()

@@ -111,9 +111,9 @@ def test_as_a_module_it_reads_what_to_do_and_prints_what_came_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     did: list[Any] = []
-    monkeypatch.setattr("sealring.mesh.system.lean.hide_rich", lambda: did.append("lean"))
-    monkeypatch.setattr("sealring.mesh.system.lean.collect_seldom", lambda: did.append("seldom"))
-    monkeypatch.setattr("sealring.mesh.system.coredumps.forbid_core_files", lambda: did.append("no cores"))
+    monkeypatch.setattr("sealring.mesh.system.start.hide_rich", lambda: did.append("lean"))
+    monkeypatch.setattr("sealring.mesh.system.start.collect_seldom", lambda: did.append("seldom"))
+    monkeypatch.setattr("sealring.mesh.system.start.forbid_core_files", lambda: did.append("no cores"))
 
     def answer(work: Any) -> int:
         with pytest.raises(ConfigError):

@@ -21,7 +21,7 @@ from sealring.cli.terminal.output import (
     progress,
     say,
 )
-from sealring.mesh.system.lean import show_rich
+from sealring.mesh.system.start import show_rich
 from sealring.mesh.units import size
 from sealring.v1 import admin_pb2, inference_pb2, membership_pb2
 

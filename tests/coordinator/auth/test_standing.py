@@ -14,7 +14,7 @@ from sealring.coordinator.auth import standing
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredMember
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.trust.levels import SCORES, TrustLevel
 

@@ -7,7 +7,7 @@ import pytest
 from sealring.coordinator.nodes.description import describe_node
 from sealring.coordinator.store import StoredMember
 from sealring.coordinator.streams.sessions import NodeSession
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.pki.certificates import Role
 from sealring.v1 import admin_pb2
 from sealring.v1.membership_pb2 import Heartbeat, HeldModel

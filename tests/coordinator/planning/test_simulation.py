@@ -18,7 +18,7 @@ from sealring.coordinator.planning.simulation import (
     _parts,
 )
 from sealring.coordinator.planning.speeds import Rate
-from sealring.mesh.ring.deployment_limits import MAX_CONTEXT, MAX_LAYERS
+from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS
 
 FILE: dict[str, Any] = {
     "model": {"layers": 3, "layer_bytes": 10, "kv_bytes_per_token": 5, "handoff_bytes_per_token": 8},

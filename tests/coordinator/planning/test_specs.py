@@ -10,7 +10,7 @@ from sealring.coordinator.planning import specs
 from sealring.coordinator.planning.specs import check_spec
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.deployment_limits import (
+from sealring.mesh.ring.limits import (
     MAX_CONTEXT,
     MAX_LAYERS,
     MAX_PREFILL_CHUNK,

@@ -16,8 +16,8 @@ from sealring.coordinator.nodes.offset import Offset
 from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.rings.traces import Traces, check_trace
 from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.ring.limits import MAX_SPANS
 from sealring.mesh.rpc.problem import to_problem
-from sealring.mesh.rpc.traces import MAX_SPANS
 from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredRoster
 from sealring.mesh.audit import read_head
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import FailedPrecondition, RosterError, Unavailable
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.roster import codec

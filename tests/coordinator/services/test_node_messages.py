@@ -14,7 +14,7 @@ import pytest
 from sealring.coordinator.services.node_messages import NodeMessages
 from sealring.coordinator.store import StoredMember
 from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.trust.attestation import sign_sealing_key

@@ -13,7 +13,7 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.coordinator.store.integrity import check_stored
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.pki.certificates import Role
 

@@ -23,8 +23,8 @@ from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Load
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.ring.composition import Composition, ResolvedStep
-from sealring.mesh.rpc.backoff import Backoff
 from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.reach import Backoff
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

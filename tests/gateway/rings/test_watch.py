@@ -14,7 +14,7 @@ import pytest
 from sealring.gateway.rings import watch as watch_module
 from sealring.gateway.rings.watch import Watch
 from sealring.mesh.errors import HandshakeError, PermissionDenied, RosterError, SealringError, Unavailable
-from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.reach import Backoff
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import to_status
 from sealring.v1 import membership_pb2 as membership

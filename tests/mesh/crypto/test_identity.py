@@ -22,7 +22,7 @@ from sealring.mesh.crypto.identity import (
     member_id,
     verify,
 )
-from sealring.mesh.crypto.labels import signing_input
+from sealring.mesh.crypto.keys import signing_input
 from sealring.mesh.errors import ConfigError, InvalidInput, Unauthenticated
 
 SIGNER = SoftwareSigner.generate()

@@ -15,7 +15,7 @@ import pytest
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner, verify
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import PermissionDenied, SealringError, Unauthenticated, Unavailable
 from sealring.mesh.member import certificate_keeper
 from sealring.mesh.member.certificate_keeper import CertificateKeeper

@@ -16,16 +16,14 @@ from hypothesis import strategies as st
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id, verify
-from sealring.mesh.crypto.key_type import KeyType
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.member import enrolment
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
-from sealring.mesh.pki.roles import ROLES
+from sealring.mesh.pki.certificates import ROLES, LeafKey, PeerIdentity, Role, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
 from sealring.mesh.roster.codec import complete_roster, sign_roster
 from sealring.mesh.roster.model import NO_PREVIOUS, Roster, RosterMember

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import FailedPrecondition, SealringError, Unauthenticated
 from sealring.mesh.member.proof import (
     CalledProof,

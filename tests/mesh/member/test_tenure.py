@@ -13,7 +13,7 @@ import pytest
 
 from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import PermissionDenied, SealringError
 from sealring.mesh.member.proof import (
     CalledProof,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sealring.mesh.crypto.dsse import encode_envelope, parse_envelope, sign_envelope
 from sealring.mesh.crypto.encoding import canonical_json
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import NotFound, RosterError
 from sealring.mesh.roster.codec import (
     MAX_PAYLOAD_BYTES,

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from sealring.mesh.crypto.encoding import encode_base64, pack_fields
 from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.key_type import KeyType
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import AttestationError
 from sealring.mesh.trust.apple import Device
 from sealring.mesh.trust.attestation import (

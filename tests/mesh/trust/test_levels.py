@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.mesh.crypto.key_type import KeyType
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import AttestationError
 from sealring.mesh.trust.levels import SCORES, TrustLevel, ceiling, described, parse_level
 

@@ -18,7 +18,7 @@ import pytest_asyncio
 from prooftest import answer_offer, identity, introduce
 
 from sealring.mesh.crypto.identity import private_pem
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import PermissionDenied, SealringError
 from sealring.mesh.member.proof import Purpose, by_roster_keys, renewal
 from sealring.mesh.member.state import IDENTITY_KEY

@@ -16,7 +16,7 @@ from sealring.mesh.member.proof import Purpose, SignProof, by_roster_keys, of_id
 from sealring.mesh.pki.certificates import PeerIdentity, Role, role_server_name
 from sealring.mesh.roster.codec import PAYLOAD_TYPE
 from sealring.mesh.roster.difference import roster_update
-from sealring.mesh.rpc.backoff import Backoff
+from sealring.mesh.rpc.reach import Backoff
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore, server_credentials
 from sealring.mesh.system.addresses import free_port

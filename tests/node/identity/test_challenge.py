@@ -10,7 +10,7 @@ import pytest
 from macs_tools import FILEVAULT, Tools
 
 from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import AttestationError, Unavailable
 from sealring.mesh.trust.attestation import Expected, verify_statement
 from sealring.node.identity import challenge as module

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.mesh.crypto.identity import SoftwareSigner, private_pem, verify
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import ConfigError
 from sealring.node.identity.key import ENCLAVE_KEY, load_signer, make_signer, read_device_chain
 from sealring.node.settings import NodeSettings

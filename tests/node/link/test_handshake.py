@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sealring.mesh.crypto.encoding import pack_fields, unpack_fields
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.labels import Label
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.crypto.suites import DEFAULT_SUITES, InitiatorShare, Suite
 from sealring.mesh.errors import HandshakeError, InvalidInput, NotFound, RecordError
 from sealring.node.link import handshake

@@ -59,7 +59,7 @@ def start(
     home.mkdir(exist_ok=True)
     ours, theirs = socket_pair()
     code = (
-        "from sealring.mesh.system.lean import collect_seldom, hide_rich; collect_seldom(); hide_rich()\n"
+        "from sealring.mesh.system.start import collect_seldom, hide_rich; collect_seldom(); hide_rich()\n"
         "from sealring.node.models import fetch; fetch.KEEP_SECONDS = 0; fetch.main()"
     )
     with theirs:

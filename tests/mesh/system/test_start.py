@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from sealring.mesh.system.lean import defer_asyncio, hide_rich, show_rich
+from sealring.mesh.system.start import defer_asyncio, hide_rich, show_rich
+
+CHILD = """
+import resource, sys
+print(*resource.getrlimit(resource.RLIMIT_CORE))
+print(open("/proc/self/coredump_filter").read() if sys.platform == "linux" else 0)
+"""
+PARENT = f"""
+import subprocess, sys
+from sealring.mesh.system.start import forbid_core_files
+forbid_core_files()
+sys.exit(subprocess.run([sys.executable, "-c", {CHILD!r}]).returncode)
+"""
+
+
+def test_neither_a_process_nor_its_children_leave_memory_in_core_files() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PARENT], capture_output=True, text=True, timeout=200, check=True
+    )
+    limits, kinds = done.stdout.split("\n")[:2]
+    assert limits == "0 0"
+    assert int(kinds, 16) == 0
 
 
 def test_rich_is_hidden_and_shown_unless_somebody_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

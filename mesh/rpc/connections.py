@@ -44,7 +44,7 @@ _End: TypeAlias = tuple[str, int]
 """Address and port."""
 
 
-class Door:
+class ConnectionWatch:
     """Watches the connections of one listening port."""
 
     def __init__(self, share: int, *, clock: Clock = monotonic_clock) -> None:

@@ -21,7 +21,7 @@ from patience import PATIENCE_SECONDS
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
 from sealring.mesh.rpc import server as rpc
-from sealring.mesh.rpc.door import LATE_SECONDS, Door
+from sealring.mesh.rpc.connections import LATE_SECONDS, ConnectionWatch
 from sealring.mesh.rpc.server import JOINING, Port, Server
 from sealring.mesh.rpc.tls import (
     TlsMaterial,
@@ -61,23 +61,23 @@ def is_open(end: socket.socket) -> bool:
 def test_beyond_an_addresss_share_the_late_go_and_then_the_newest(listening: socket.socket) -> None:
     """A connection with a certificate's call is never counted again."""
     now = 0.0
-    door, port = Door(SHARE, clock=lambda: now), listening.getsockname()[1]
+    watch, port = ConnectionWatch(SHARE, clock=lambda: now), listening.getsockname()[1]
     with contextlib.ExitStack() as stack:
 
         def some(number: int) -> list[socket.socket]:
             made = []
             for _ in range(number):
                 made.append(connected(listening, stack))
-                door.look(port)
+                watch.look(port)
             return made
 
         (member,) = some(1)
-        door.vouch(f"ipv4:127.0.0.1:{member.getsockname()[1]}")
+        watch.vouch(f"ipv4:127.0.0.1:{member.getsockname()[1]}")
         first = some(SHARE)
         second = some(2)
         assert [is_open(each) for each in (*first, *second)] == [True] * SHARE + [False] * 2
         now += LATE_SECONDS + 1
-        assert door.look(port) == 0, "there is room for all that are left"
+        assert watch.look(port) == 0, "there is room for all that are left"
         third = some(2)
         assert [is_open(each) for each in (*first, *third)] == [False] * 2 + [True] * (SHARE - 2 + 2)
         assert is_open(member)
@@ -86,24 +86,24 @@ def test_beyond_an_addresss_share_the_late_go_and_then_the_newest(listening: soc
 def test_a_caller_with_a_key_goes_after_all_strangers_of_its_address(listening: socket.socket) -> None:
     """Though it has been there for long, and they have come just now."""
     now = 0.0
-    door, port = Door(SHARE, clock=lambda: now), listening.getsockname()[1]
+    watch, port = ConnectionWatch(SHARE, clock=lambda: now), listening.getsockname()[1]
     with contextlib.ExitStack() as stack:
         client = connected(listening, stack)
-        door.look(port)
-        door.welcome(f"ipv4:127.0.0.1:{client.getsockname()[1]}")
+        watch.look(port)
+        watch.welcome(f"ipv4:127.0.0.1:{client.getsockname()[1]}")
         now += LATE_SECONDS + 1
         strangers = [connected(listening, stack) for _ in range(3 * SHARE)]
-        assert door.look(port) == 3 * SHARE + 1 - SHARE
+        assert watch.look(port) == 3 * SHARE + 1 - SHARE
         now += LATE_SECONDS + 1
         strangers += [connected(listening, stack) for _ in range(SHARE)]
-        assert door.look(port) == SHARE
+        assert watch.look(port) == SHARE
         assert is_open(client)
         assert sum(map(is_open, strangers)) == SHARE - 1
 
 
 def test_a_crowd_that_takes_all_descriptors_is_shut_out(listening: socket.socket) -> None:
     """With none left to list them with."""
-    door, port = Door(SHARE), listening.getsockname()[1]
+    watch, port = ConnectionWatch(SHARE), listening.getsockname()[1]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack:
         crowd = [connected(listening, stack) for _ in range(SHARE + 2)]
@@ -115,7 +115,7 @@ def test_a_crowd_that_takes_all_descriptors_is_shut_out(listening: socket.socket
         resource.setrlimit(resource.RLIMIT_NOFILE, (filled + 1, limits[1]))
         with pytest.raises(OSError, match="Too many open files"):
             os.dup(listening.fileno())
-        assert door.look(port) == 2
+        assert watch.look(port) == 2
         assert sum(map(is_open, crowd)) == SHARE
 
 
@@ -123,26 +123,26 @@ def test_connections_of_other_ports_are_left_alone(listening: socket.socket) -> 
     with contextlib.ExitStack() as stack:
         for _ in range(SHARE + 1):
             connected(listening, stack)
-        assert Door(SHARE).look(listening.getsockname()[1] + 1) == 0
+        assert ConnectionWatch(SHARE).look(listening.getsockname()[1] + 1) == 0
 
 
 def test_an_end_that_is_vouched_for_is_forgotten_with_its_connection(listening: socket.socket) -> None:
     """Another caller may have its number next."""
-    door, port = Door(0), listening.getsockname()[1]
+    watch, port = ConnectionWatch(0), listening.getsockname()[1]
     with contextlib.ExitStack() as stack:
         first = connected(listening, stack)
         number = first.getsockname()[1]
-        door.vouch(f"ipv4:127.0.0.1:{number}")
-        door.vouch("unix:")
-        assert door.look(port) == 0
+        watch.vouch(f"ipv4:127.0.0.1:{number}")
+        watch.vouch("unix:")
+        assert watch.look(port) == 0
         reset = struct.pack("ii", 1, 0)  # so that its number is free at once
         first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-    assert door.look(port) == 0
+    assert watch.look(port) == 0
     with contextlib.ExitStack() as stack:
         again = stack.enter_context(socket.create_connection(("127.0.0.1", port), None, ("", number)))
         stack.enter_context(listening.accept()[0])
         assert again.getsockname()[1] == number
-        assert door.look(port) == 1
+        assert watch.look(port) == 1
 
 
 async def healthy(channel: grpc.aio.Channel) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.settings.units import parse_duration, parse_size, show_duration, show_size
+from sealring.mesh.units import parse_duration, parse_size, show_duration, show_size
 
 
 @pytest.mark.parametrize(

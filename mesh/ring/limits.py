@@ -1,4 +1,4 @@
-"""Limits of a deployment, shared by the command line, the coordinator and the nodes."""
+"""Limits that the command line, the coordinator and the nodes share; processes without gRPC import them."""
 
 JACCL = "jaccl"
 BACKENDS = ("ring", JACCL, "nccl")
@@ -12,3 +12,6 @@ MAX_PREFILL_CHUNK = 8192
 MAX_REPLICAS = 1000
 MAX_ROWS = 256
 MAX_STAGES = 256
+
+MAX_SPANS = 32768
+"""Spans of one process in one answer to a trace (protos/sealring/v1/trace.proto)."""
