@@ -50,14 +50,6 @@ _MAX_TICK_SECONDS = 1.0
 log = structlog.get_logger()
 
 
-@dataclasses.dataclass
-class _Open:
-    """A challenge that was sent. Looks are counted, not seconds: a process that stood still fails nobody."""
-
-    nonce: bytes
-    looks: int = 0
-
-
 class Challenges:
     """A listener of the sessions."""
 
@@ -94,7 +86,11 @@ class Challenges:
         self._serials = settings.allowed_serials
         self._tick = min(settings.challenge_timeout / _LOOKS, _MAX_TICK_SECONDS)
         self._patience = math.ceil(settings.challenge_timeout / self._tick)
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, bytes] = {}
+        """The nonces of the challenges that wait for an answer."""
+        self._looks: dict[str, int] = {}
+        """For each member, the looks at unanswered challenges since its last answer. Looks are counted, not
+        seconds: a process that stood still fails nobody."""
         self._due: dict[str, float] = {}
         self._failures: dict[str, int] = {}
 
@@ -105,8 +101,10 @@ class Challenges:
         self._send(member)
 
     def lost(self, member: str) -> None:
-        """Forgets the open challenge of a stream that broke. Failures stay, and the evidence grows old."""
-        self._open.pop(member, None)
+        """Forgets the open challenge of a stream that broke, and keeps its looks: a member cannot connect
+        again for more time. A machine that sleeps is looked at only until its stream has ended."""
+        if self._open.pop(member, None) is not None:
+            self._looks[member] += 1  # also a stream that ends between two looks
         self._due.pop(member, None)
 
     offline = lost
@@ -121,9 +119,10 @@ class Challenges:
 
     def look(self) -> None:
         """Fails the challenges that have been open for too many looks, and sends those that are due."""
-        for member, challenge in list(self._open.items()):
-            challenge.looks += 1
-            if challenge.looks > self._patience:
+        for member in self._open:
+            self._looks[member] += 1
+        for member, looks in list(self._looks.items()):
+            if looks > self._patience:
                 self._guarded(member, "SILENT")
         now = self._awake()
         for member, due in list(self._due.items()):
@@ -140,7 +139,7 @@ class Challenges:
         return self._failures.get(member, 0)
 
     def _guarded(self, member: str, why: str) -> None:
-        self._open.pop(member, None)
+        self._settle(member)
         try:
             self._failed(member, why)
         except SealringError as error:  # the database cannot be written: the next challenge decides
@@ -148,10 +147,16 @@ class Challenges:
 
     def _send(self, member: str) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
-        self._open[member] = _Open(nonce)
+        self._open[member] = nonce
+        self._looks.setdefault(member, 0)
         self._due[member] = self._awake() + self._interval
         challenge = membership_pb2.Challenge(nonce=nonce)
         self._sessions.send(member, CoordinatorMessage(challenge=challenge))
+
+    def _settle(self, member: str) -> None:
+        """Ends the wait for an answer."""
+        self._open.pop(member, None)
+        self._looks.pop(member, None)
 
     # Answers
 
@@ -160,17 +165,17 @@ class Challenges:
         sizes = (len(answer.statement) <= MAX_STATEMENT_BYTES, len(answer.signature) <= MAX_SIGNATURE_BYTES)
         if not all(sizes):
             raise InvalidInput("an answer to a challenge is too large", reason="BAD_MESSAGE")
-        challenge = self._open.get(identifier)
+        expected = self._open.get(identifier)
         member = self._store.members.find(identifier)
         try:
             nonce = decode_statement(answer.statement).nonce
-            if challenge is None or member is None or nonce != challenge.nonce:
+            if expected is None or member is None or nonce != expected:
                 log.info("challenge_answered_late", member=identifier)
                 return
-            del self._open[identifier]
-            verdict = self._judge(member, challenge.nonce, answer)
+            self._settle(identifier)
+            verdict = self._judge(member, expected, answer)
         except AttestationError as error:
-            self._open.pop(identifier, None)
+            self._settle(identifier)
             if member is not None and error.reason == "PROTECTION_LOST":
                 self._throw_out(member, error.reason)
             elif member is not None and error.reason == "MANIFEST_CHANGED":
@@ -256,9 +261,16 @@ class Challenges:
             self._rings.online(member.id)
 
     def _distrust(self, member: StoredMember, statement: bytes, why: AttestationError) -> None:
-        """Takes a member out of all rings. Its last evidence identifies the process that stays distrusted."""
+        """Takes a member out of all rings. Its last evidence identifies the process that stays distrusted.
+
+        Evidence of this process is kept if the new statement knows less: a protection that was on and is off
+        later would else pass for one that was never on.
+        """
         self._failures.pop(member.id, None)
         if member.level is not TrustLevel.NONE:
+            before, after = decode_statement(member.evidence), decode_statement(statement)
+            if before.sealing_key == after.sealing_key and has_forgotten(before, after):
+                statement = member.evidence
             changed = dataclasses.replace(member, level=TrustLevel.NONE, trust=0, evidence=statement)
             self._change(changed, "distrust_node", {"why": why.message})
 

@@ -226,6 +226,23 @@ async def test_a_lost_protection_is_out_at_once(cluster: Cluster, protection: st
     assert audit(cluster, "evict_node") == [{"why": "PROTECTION_LOST"}]
 
 
+async def test_what_a_distrusted_node_does_not_know_is_not_held_for_off(cluster: Cluster) -> None:
+    """SIP that is off after a restart was on before, whatever was unknown in between."""
+    node = await enclave_node(cluster, "alpha")
+    await quiet(cluster, node)
+    node.answers = True
+    node.said = {"manifest_hash": OTHER, "posture": dataclasses.replace(GOOD, sip=None)}
+    await challenge(cluster, node)
+    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.NONE, 0))
+    await node.stop()
+    said = {"manifest_hash": OTHER, "posture": dataclasses.replace(GOOD, sip=False)}
+    again = await started(cluster, "alpha", signer=node.signer, **said)
+    error = await again.wait_closed()
+    assert error is not None
+    assert error.reason == "EVICTED"
+    assert audit(cluster, "evict_node") == [{"why": "PROTECTION_LOST"}]
+
+
 async def does_not_know(cluster: Cluster, node: FakeNode, name: str, failed: int) -> None:
     """A challenge whose answer is that the node does not know `name`; it is the failure with that number."""
     await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
@@ -538,12 +555,14 @@ async def test_software_members_count_for_nothing_once_they_are_not_allowed(
         await strict.close()
 
 
-async def started(cluster: Cluster, name: str, *, answers: bool = True, **said: Any) -> FakeNode:
+async def started(
+    cluster: Cluster, name: str, *, answers: bool = True, signer: Any = None, **said: Any
+) -> FakeNode:
     """A session of an enrolled node that says something else from its first challenge on."""
     from tests.coordinator.conftest import FakeNode
 
     node = FakeNode(cluster.folder / name, cluster.coordinator.main_address())
-    node.answers, node.said = answers, said
+    node.answers, node.said, node.signer = answers, said, signer or node.signer
     cluster.nodes.append(node)
     await node.start()
     return node
@@ -587,9 +606,9 @@ def test_a_silent_member_fails_after_enough_looks_and_is_asked_again_when_it_is_
     examiner.look(looks)
     assert examiner.made.open == ["a", "b"]
     assert examiner.made.failures("a") == 0
-    examiner.made.lost("b")
     examiner.look(1)
-    assert (examiner.made.open, examiner.made.failures("a"), examiner.made.failures("b")) == ([], 1, 0)
+    assert (examiner.made.open, examiner.made.failures("a"), examiner.made.failures("b")) == ([], 1, 1)
+    examiner.made.lost("b")
     examiner.now = 99.9
     examiner.look(1)
     assert examiner.sent == ["a", "b"]
@@ -602,6 +621,32 @@ def test_a_silent_member_fails_after_enough_looks_and_is_asked_again_when_it_is_
     for _ in range(2):
         examiner.look(looks + 1)
     assert examiner.evicted == [("a", "SILENT")]
+
+
+@pytest.mark.parametrize("seen", [0, 5], ids=["between two looks", "shortly before the end"])
+def test_a_member_that_connects_anew_gets_no_more_time(seen: int) -> None:
+    examiner = Examiner(challenge_timeout=3.0, challenge_interval=100)  # six looks
+    for _ in range(3 * 7):
+        examiner.made.online("a")
+        examiner.look(seen)
+        examiner.made.lost("a")
+    examiner.look(1)
+    if not seen:  # failures are counted at looks: one for all of these streams
+        assert examiner.made.failures("a") == 1
+        return
+    assert examiner.evicted[0] == ("a", "SILENT")
+
+
+def test_a_machine_that_sleeps_fails_nothing_meanwhile() -> None:
+    examiner = Examiner(challenge_timeout=3.0, challenge_interval=100)
+    examiner.made.online("a")
+    examiner.look(3)
+    examiner.made.lost("a")
+    examiner.look(1000)
+    assert (examiner.made.failures("a"), examiner.made.open) == (0, [])
+    examiner.made.online("a")
+    examiner.look(2)
+    assert (examiner.made.failures("a"), examiner.made.open) == (0, ["a"])
 
 
 def test_an_answer_that_cannot_be_read_is_a_failure_and_a_large_one_is_refused() -> None:
