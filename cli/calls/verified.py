@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sealring.mesh.trust.levels import level_of
@@ -11,10 +12,25 @@ from sealring.mesh.trust.levels import level_of
 if TYPE_CHECKING:
     from sealring.cli.calls.operator import Admin
     from sealring.mesh.audit import AuditHead
+    from sealring.mesh.pki.root import RootMetadata
     from sealring.mesh.roster.model import Roster
     from sealring.v1 import admin_pb2
 
 _AUDIT_PAGE = 1000
+_READINGS = 3
+"""A second reading follows a prune between two pages. The next prune is thousands of entries away, so whoever
+needs more than a third has another trouble."""
+
+
+@dataclass(frozen=True)
+class VerifiedAudit:
+    """The numbers of the first and the last verified entry, the hash of the last, and the head that the
+    roster keys signed."""
+
+    first: int
+    last: int
+    hash: bytes
+    head: AuditHead
 
 
 async def verify_audit(
@@ -22,17 +38,34 @@ async def verify_audit(
     pin: bytes,
     since: AuditHead | None = None,
     newest: deque[admin_pb2.AuditEntry] | None = None,
-) -> tuple[int, bytes, AuditHead]:
-    """How many entries there are, the hash of the last, and what of them the roster keys signed.
+) -> VerifiedAudit:
+    """Reads the audit log page by page and verifies its chain, its beginning and its signed head.
 
     Entries before `since`, the head that an earlier call returned, are not read again; the others are added
-    to `newest`. Raises FailedPrecondition (AUDIT_BROKEN, AUDIT_UNSIGNED), RosterError (ROOT_*).
+    to `newest`. A log whose oldest entries the coordinator drops meanwhile is read again. Raises
+    FailedPrecondition (AUDIT_BROKEN, AUDIT_UNSIGNED), RosterError (ROOT_*).
     """
-    from sealring.mesh.audit import Beginning, changed_outside, check_signed, read_head, verify_chain
+    from sealring.mesh.audit import changed_outside
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
 
     answer = await admin.call("GetRoster")
     root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=time.time())
+    for _ in range(_READINGS):
+        read: deque[admin_pb2.AuditEntry] = deque(maxlen=newest.maxlen if newest is not None else 0)
+        found = await _read_audit(admin, root, since, read)
+        if found is not None:
+            if newest is not None:
+                newest.extend(read)
+            return found
+    raise changed_outside("the audit log loses entries as fast as they are read")
+
+
+async def _read_audit(
+    admin: Admin, root: RootMetadata, since: AuditHead | None, read: deque[admin_pb2.AuditEntry]
+) -> VerifiedAudit | None:
+    """As `verify_audit`, once; None if the coordinator dropped entries between two pages."""
+    from sealring.mesh.audit import Beginning, changed_outside, check_signed, read_head, verify_chain
+
     last = (since.sequence - 1, b"") if since else None
     beginning = Beginning()
     head, found = None, None
@@ -45,15 +78,18 @@ async def verify_audit(
             if [one.hash for one in page.entries[:1]] != [since.hash]:
                 raise changed_outside(f"the audit log is broken at entry {since.sequence}")
             last = (last[0], page.entries[0].previous)
+        if page.entries and page.entries[0].sequence > last[0] + 1:
+            (now,) = (await admin.call("ListAuditLog", after=0, limit=1)).entries
+            if now.sequence > begins[0] + 1:
+                return None
         last = verify_chain(page.entries, after=last)
         found = next((one.hash for one in page.entries if one.sequence == head.sequence), found)
-        if newest is not None:
-            newest.extend(page.entries)
+        read.extend(page.entries)
         if len(page.entries) < _AUDIT_PAGE:
             if since is None:
                 beginning.check()
             check_signed(found, head)
-            return *last, head
+            return VerifiedAudit(begins[0] + 1, *last, head)
 
 
 def describe_roster(found: Roster) -> dict[str, Any]:

@@ -48,11 +48,21 @@ def list_entries(
 def verify(context: typer.Context, as_json: AsJson = False) -> None:
     """Verify that no entry of the audit log was changed or cut off."""
     pin = read_bundle(load_settings(context).settings.operator).root_sha256
-    count, last, head = run_admin(context, lambda admin: verify_audit(admin, pin))
+    found = run_admin(context, lambda admin: verify_audit(admin, pin))
+    count, head = found.last - found.first + 1, found.head
     if as_json:
-        print_json({"entries": count, "head": last.hex(), "signed": head.sequence, "signed_at": head.at})
+        print_json(
+            {
+                "entries": count,
+                "first": found.first,
+                "last": found.last,
+                "head": found.hash.hex(),
+                "signed": head.sequence,
+                "signed_at": head.at,
+            }
+        )
         return
-    print_data(f"{count} entries, one chain, head {last.hex()}")
+    print_data(f"{count} entries, {found.first} to {found.last}, one chain, head {found.hash.hex()}")
     print_data(f"the roster keys signed it up to entry {head.sequence}, {moment(head.at)}")
-    if count > head.sequence:
-        print_data(f"{count - head.sequence} entries after that are not signed yet")
+    if found.last > head.sequence:
+        print_data(f"{found.last - head.sequence} entries after that are not signed yet")

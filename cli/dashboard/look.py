@@ -142,6 +142,7 @@ class Audit:
         self._pin = pin
         self._signed: AuditHead | None = None
         self._kept: list[admin_pb2.AuditEntry] = []
+        self._first = 0
 
     async def look(self) -> dict[str, Any]:
         """The newest entries, the newest first, and whether the whole chain holds up to what the roster keys
@@ -149,16 +150,18 @@ class Audit:
         signed = self._signed.sequence if self._signed else 0
         newest = deque((one for one in self._kept if one.sequence < signed), AUDIT_SHOWN)
         try:
-            count, _, head = await verify_audit(self._admin, self._pin, self._signed, newest)
+            found = await verify_audit(self._admin, self._pin, self._signed, newest)
         except SealringError as error:
             page = await self._admin.call("ListAuditLog", limit=AUDIT_SHOWN, newest=True)
             return {"entries": plain(page)["entries"][::-1], "trouble": str(error)}
+        head = found.head
         self._signed, self._kept = head, list(newest)
+        self._first = self._first or found.first
         entries = [plain(one) for one in reversed(newest)]
         return {
             "entries": entries,
             "trouble": "",
-            "count": count,
+            "count": found.last - self._first + 1,
             "signed": head.sequence,
             "signed_at": head.at,
         }

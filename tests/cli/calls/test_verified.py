@@ -12,6 +12,7 @@ import pytest
 from sealring.cli.calls import verified
 from sealring.coordinator.services.admin import MAX_AUDIT_ENTRIES
 from sealring.mesh import audit
+from sealring.mesh.audit import verify_chain
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki import root
 from sealring.v1 import admin_pb2
@@ -62,14 +63,14 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 async def test_a_log_is_read_to_its_end(checked: list[Any]) -> None:
     log: Any = Log(4, signed=3)
     newest: deque[Any] = deque()
-    count, last, head = await verified.verify_audit(log, b"pin", newest=newest)
-    assert (count, last, head.sequence) == (4, b"4", 3)
+    found = await verified.verify_audit(log, b"pin", newest=newest)
+    assert (found.first, found.last, found.hash, found.head.sequence) == (1, 4, b"4", 3)
     assert log.asked == [(0, 2), (2, 2), (4, 2)]
     assert [one.sequence for one in newest] == [1, 2, 3, 4]
     assert [after[0] for after in checked[:-1]] == [0, 2, 4]
     assert checked[-1] == (b"3", 3)
     log = Log(3, signed=1)
-    assert (await verified.verify_audit(log, b"pin"))[0] == 3
+    assert (await verified.verify_audit(log, b"pin")).last == 3
     assert log.asked == [(0, 2), (2, 2)], "a page that is not full is the last"
 
 
@@ -77,7 +78,7 @@ async def test_what_was_verified_before_is_not_read_again(checked: list[Any]) ->
     log: Any = Log(5, signed=4)
     since: Any = SimpleNamespace(sequence=3, hash=b"3")
     newest: deque[Any] = deque()
-    assert (await verified.verify_audit(log, b"pin", since, newest))[0] == 5
+    assert (await verified.verify_audit(log, b"pin", since, newest)).last == 5
     assert log.asked == [(2, 2), (4, 2)]
     assert checked == [(2, b"2"), (4, b"4"), (b"4", 4)]
     assert [one.sequence for one in newest] == [3, 4, 5]
@@ -97,10 +98,55 @@ async def test_a_log_whose_oldest_entries_were_dropped_says_so_itself(checked: l
     log.entries[2].action, log.entries[2].actor = "prune_audit", "coordinator"
     log.entries[2].details.update(through="2", hash=b"2".hex())
     log.call = partial(page_of, log)
-    assert (await verified.verify_audit(log, b"pin"))[0] == 6
+    found = await verified.verify_audit(log, b"pin")
+    assert (found.first, found.last) == (3, 6)
     log.entries[2].details["hash"] = b"3".hex()
     with pytest.raises(SealringError, match="begins after entry 2"):
         await verified.verify_audit(log, b"pin")
+
+
+@pytest.mark.parametrize("prunes", [1, 2, 9])
+async def test_a_log_that_is_pruned_between_two_pages_is_read_again(
+    checked: list[Any], monkeypatch: pytest.MonkeyPatch, prunes: int
+) -> None:
+    """One that is pruned at every reading is not believed, nor one with a hole that no prune made."""
+    monkeypatch.setattr(audit, "verify_chain", verify_chain)
+    log: Any = Log(0, signed=9)
+    chain(log, 9)
+
+    async def call(method: str, **asked: int) -> Any:
+        nonlocal prunes
+        page = await page_of(log, method, **asked)
+        if method == "ListAuditLog" and asked["limit"] > 1 and prunes:
+            prunes -= 1
+            dropped, log.entries = log.entries[2], log.entries[3:]
+            what = {"through": str(dropped.sequence), "hash": dropped.hash.hex()}
+            chain(log, 1, audit.PRUNED, "coordinator", **what)
+            chain(log, 3)
+        return page
+
+    log.call = call
+    newest: deque[Any] = deque()
+    if prunes > 2:
+        with pytest.raises(SealringError, match="as fast as"):
+            await verified.verify_audit(log, b"pin", newest=newest)
+        return
+    found = await verified.verify_audit(log, b"pin", newest=newest)
+    numbers = [one.sequence for one in log.entries]
+    assert [one.sequence for one in newest] == numbers == list(range(found.first, found.last + 1))
+    del log.entries[4]
+    with pytest.raises(SealringError, match=f"broken at entry {numbers[4]}"):
+        await verified.verify_audit(log, b"pin")
+
+
+def chain(log: Any, count: int, action: str = "do", actor: str = "operator", **details: str) -> None:
+    """Appends entries that follow from each other."""
+    for _ in range(count):
+        last = log.entries[-1] if log.entries else admin_pb2.AuditEntry(hash=audit.FIRST_PREVIOUS)
+        one = admin_pb2.AuditEntry(sequence=last.sequence + 1, previous=last.hash, actor=actor, action=action)
+        one.details.update(details)
+        one.hash = audit.entry_hash(one)
+        log.entries.append(one)
 
 
 async def page_of(log: Any, method: str, *, after: int = 0, limit: int = 0) -> Any:
