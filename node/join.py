@@ -12,7 +12,7 @@ from sealring.mesh.pki.certificates import Role
 from sealring.mesh.prompt.sealed import SealingKey
 from sealring.mesh.system.lock import lock_state
 from sealring.node.identity.attestor import measure_posture, require_software_allowed
-from sealring.node.identity.key import make_signer, read_device_chain
+from sealring.node.identity.choice import make_signer, read_device_chain
 from sealring.node.identity.manifest import manifest_hash
 from sealring.node.settings import NodeSettings
 

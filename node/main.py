@@ -22,7 +22,7 @@ from sealring.node.daemon import diagnosis
 from sealring.node.daemon.daemon import Daemon
 from sealring.node.daemon.diagnosis import DiagnosisService
 from sealring.node.identity.attestor import require_software_allowed
-from sealring.node.identity.key import load_signer
+from sealring.node.identity.choice import load_signer
 from sealring.node.link import exchange
 from sealring.node.models import giving
 from sealring.node.scratch import is_private

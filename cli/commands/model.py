@@ -77,7 +77,7 @@ def split_model(
     Copy a part into a models folder of the machine, with its holes (tar -S, rsync -S); the node takes it for
     these layers. A copy without the holes works, too, and is as long as the whole model.
     """
-    from sealring.node.models.splitting import split as write_parts
+    from sealring.node.models.partial_model import split as write_parts
 
     _check_folder(path)
     with progress(f"splitting {path}") as shown:

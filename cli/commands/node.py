@@ -120,7 +120,7 @@ def nonce(context: typer.Context, as_json: AsJson = False) -> None:
     """
     settings = load_settings(context).settings
     from sealring.mesh.trust.apple import device_nonce
-    from sealring.node.identity.key import make_signer
+    from sealring.node.identity.choice import make_signer
 
     found = device_nonce(make_signer(settings).public_key).hex()
     if as_json:

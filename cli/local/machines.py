@@ -17,7 +17,7 @@ from sealring.mesh.roster.model import Ring
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.system.addresses import listens, parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
-from sealring.node.daemon.doing import DOING, read_doing
+from sealring.node.daemon.watch import DOING, read_doing
 
 NOTHING = "this node serves nothing now"
 

@@ -12,8 +12,7 @@ from sealring.mesh.crypto.suites import TAG_BYTES
 from sealring.node.carrier.ring import RingGroup
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.records import Link
-from sealring.node.wire.channel import CarrierChannel
-from sealring.node.wire.headers import RecordHeader
+from sealring.node.wire.channel import CarrierChannel, RecordHeader
 from sealring.node.wire.timelog import TimeLog, now, process_trace, span
 from sealring.v1 import trace_pb2
 

@@ -29,7 +29,6 @@ from sealring.mesh.errors import EpochEnded, Unavailable
 from sealring.mesh.system.addresses import free_port
 from sealring.node.carrier.neighbours import Connections
 from sealring.node.wire.arena import SLOT_BYTES
-from sealring.node.wire.waiting import wait
 
 _LOOPBACK = "127.0.0.1"
 _PREVIOUS, _OWN, _NEXT = range(3)
@@ -105,7 +104,7 @@ class RingGroup:
         poll = select.poll()
         for descriptor in (self._incoming.fileno(), *others):
             poll.register(descriptor, select.POLLIN)
-        ready = {descriptor for descriptor, _ in wait(poll, timeout)}
+        ready = {descriptor for descriptor, _ in poll.poll(None if timeout is None else timeout * 1000)}
         if self._incoming.fileno() in ready:
             # Readable with nothing to read means that the other end has closed.
             try:
@@ -137,7 +136,7 @@ def bytes_received(connection: socket.socket) -> int | None:
 def _until(connection: socket.socket, event: int) -> None:
     poll = select.poll()
     poll.register(connection.fileno(), event)
-    wait(poll)
+    poll.poll()
 
 
 def _form(connections: Connections, knock: Callable[[int], None]) -> mx.distributed.Group:

@@ -17,18 +17,16 @@ from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.prompt.sealed import SealingKey
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.node.daemon.awake import Awake
-from sealring.node.daemon.background import Background
 from sealring.node.daemon.diagnosis import Diagnosis
-from sealring.node.daemon.engines import EngineKeeper
+from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
 from sealring.node.daemon.epoch import MemberEpoch
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.handler import CoordinatorHandler
-from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.daemon.model_keeper import ModelKeeper
 from sealring.node.daemon.roster_intake import RosterIntake
 from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.node.daemon.seat import Seat, Surroundings
-from sealring.node.daemon.seats import Seats
+from sealring.node.daemon.seats import Background, Seats
 from sealring.node.daemon.session import CoordinatorSession
 from sealring.node.daemon.status import NodeStatus
 from sealring.node.daemon.watch import Watch

@@ -12,12 +12,11 @@ import structlog
 from sealring.mesh.errors import NotFound, SealringError
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.rpc.problem import to_problem
-from sealring.node.daemon.background import Background
 from sealring.node.daemon.diagnosis import Diagnosis
 from sealring.node.daemon.model_keeper import ModelKeeper
 from sealring.node.daemon.plan import plan_epoch
 from sealring.node.daemon.roster_intake import RosterIntake
-from sealring.node.daemon.seats import Seats
+from sealring.node.daemon.seats import Background, Seats
 from sealring.node.daemon.status import NodeStatus
 from sealring.node.identity.challenge import Prover
 from sealring.node.wire.timelog import now

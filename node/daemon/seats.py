@@ -3,15 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import structlog
 
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, SealringError, Unavailable
 from sealring.mesh.roster.model import Roster
-from sealring.node.daemon.background import Background
 from sealring.node.daemon.epoch import MemberEpoch, Phase
 from sealring.node.daemon.plan import EpochPlan
 from sealring.node.daemon.seat import Seat
 from sealring.v1 import membership_pb2
+
+log = structlog.get_logger()
+
+
+class Background:
+    """Tasks of one daemon. The log reports each that fails. Use it from one event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work` until it ends or `stop` cancels it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def idle(self) -> None:
+        """Returns once no task is running."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+            await asyncio.sleep(0)  # lets the callbacks of the ended tasks run
+
+    async def stop(self) -> None:
+        """Cancels every task and waits for its end."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("daemon_task_failed", exc_info=error)
 
 
 class Seats:

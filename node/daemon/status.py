@@ -10,9 +10,8 @@ from sealring.mesh.crypto.identity import Signer
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.rpc.protocol import software_version
 from sealring.mesh.trust.attestation import sign_sealing_key
-from sealring.node.daemon.engines import EngineKeeper
+from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
 from sealring.node.daemon.fetching import Fetcher
-from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.daemon.seats import Seats
 from sealring.v1 import membership_pb2
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded
 from sealring.mesh.ring.composition import ResolvedStep
-from sealring.node.wire.waiting import spin_seconds
 
 
 class LocalFeedback:
@@ -81,10 +80,7 @@ class RingFeedback:
         return np.array([last[row] for row in rows], np.uint32).tobytes()
 
     def _wait(self, needed: int) -> None:
-        begun = time.monotonic()
-        until = begun + self._deadline
-        while self._arrived_step < needed and not self._over and time.monotonic() < begun + spin_seconds:
-            time.sleep(0)  # as node.wire.waiting does with a poll
+        until = time.monotonic() + self._deadline
         with self._changed:
             while self._arrived_step < needed:
                 left = until - time.monotonic()

@@ -12,7 +12,7 @@ import numpy as np
 from sealring.mesh.ring.composition import Chunk, ResolvedStep
 from sealring.node.engine.logprobs import Asking, words_of
 from sealring.node.engine.staging import ShardSpec, StageSpec, TensorSpec
-from sealring.node.wire.headers import Kind, RecordHeader
+from sealring.node.wire.channel import Kind, RecordHeader
 
 _ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2,

@@ -22,8 +22,7 @@ from sealring.mesh.clock import AwakeClock, Clock
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.transfer import SendBuffer
-from sealring.node.wire.channel import EngineChannel
-from sealring.node.wire.headers import Kind
+from sealring.node.wire.channel import EngineChannel, Kind
 from sealring.node.wire.timelog import TimeLog, now
 
 LAUNCHES = 4

@@ -26,7 +26,7 @@ from sealring.mesh.crypto.keys import Uncopyable
 from sealring.mesh.crypto.suites import NONCE_BYTES, TAG_BYTES
 from sealring.mesh.errors import RecordError
 from sealring.node.link.keys import HASH_BYTES, MAX_U64, LinkContext, SessionKeys
-from sealring.node.wire.headers import MAX_RECORD_BYTES, Kind, RecordHeader
+from sealring.node.wire.channel import MAX_RECORD_BYTES, Kind, RecordHeader
 
 REKEY_RECORDS = 1 << 20
 REKEY_BYTES = 64 << 30

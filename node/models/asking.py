@@ -22,11 +22,10 @@ from sealring.mesh.roster.model import Roster, RosterMember
 from sealring.mesh.rpc.reach import Reach
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import TlsStore
-from sealring.node.models.giving import MAX_PARTS, SERVICE
+from sealring.node.models.giving import LEAST_PIECE, MAX_PARTS, SERVICE, decode
 from sealring.node.models.kept import Parts, beginnings, headers, parts_of, runs, with_ranges
 from sealring.node.models.manifest import Manifest
 from sealring.node.models.partial_model import PartialModel
-from sealring.node.models.pieces import LEAST_PIECE, decode
 from sealring.v1 import models_pb2, models_pb2_grpc
 
 log = structlog.get_logger()

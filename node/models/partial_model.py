@@ -5,15 +5,26 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from sealring.mesh.errors import ModelError, ResourceExhausted
 from sealring.mesh.system.files import sync, sync_folder, unwritable
 from sealring.node.models.folders import NOTE, FolderState
-from sealring.node.models.kept import Note, Parts, every_part, is_hole, is_part, length_of, note_of
-from sealring.node.models.manifest import PART, Manifest, hash_part
+from sealring.node.models.kept import (
+    Note,
+    Parts,
+    beginnings,
+    every_part,
+    headers,
+    is_hole,
+    is_part,
+    length_of,
+    note_of,
+    with_ranges,
+)
+from sealring.node.models.manifest import PART, Manifest, hash_part, open_inside
 
 PARTIAL = ".partial"
 """Folder of partial models, beside the whole ones. No model's name begins with a dot."""
@@ -235,3 +246,31 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise unwritable(path, error) from None
+
+
+def split(
+    folder: Path, into: Path, stages: Sequence[Sequence[tuple[str, int, int]]], tell: Callable[[str], None]
+) -> list[tuple[Path, int]]:
+    """For each stage its folder `into/stage-K/NAME`, filled with the parts of its ranges, and their bytes.
+
+    Parts from an earlier call stay. `tell` receives lines of progress. Raises ModelError
+    (MODEL_FOLDER_UNUSABLE, MODEL_PART_DAMAGED), ResourceExhausted (DISK_FULL), ConfigError
+    (STATE_UNWRITABLE), OSError.
+    """
+    tell(f"reading {folder.name}")
+    manifest = Manifest.of(folder)
+    common = headers(manifest, beginnings(manifest), folder)
+    made = []
+    for number, ranges in enumerate(stages):
+        partial = PartialModel(into / f"stage-{number}", folder.name)
+        partial.begin(manifest, with_ranges(manifest, common, ranges))
+        for index, (file, parts) in enumerate(zip(manifest.files, partial.missing(), strict=True)):
+            descriptor = open_inside(folder, file.name)
+            try:
+                for part in sorted(parts):
+                    partial.add(index, part, [os.pread(descriptor, file.length(part), part * PART)])
+                    tell(f"stage {number}: {partial.done / max(1, partial.size):.0%}")
+            finally:
+                os.close(descriptor)
+        made.append((partial.publish(), partial.size))
+    return made

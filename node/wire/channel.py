@@ -8,6 +8,7 @@ and opens each against its announced header.
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import select
 import socket
@@ -16,13 +17,41 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from sealring.mesh.errors import EpochEnded, InvalidInput
 from sealring.node.wire.arena import SLOTS, Arena, create_arena
 from sealring.node.wire.frames import socket_pair
-from sealring.node.wire.headers import MAX_RECORD_BYTES, Kind, RecordHeader
-from sealring.node.wire.waiting import wait
+
+MAX_RECORD_BYTES = 16 << 20
+
+
+class Kind(enum.IntEnum):
+    """Content of a record."""
+
+    CONFIRM = 1
+    ACTIVATIONS = 2
+    TOKENS = 3
+    SAMPLING = 4
+    CONTROL = 5
+
+    __hash__ = int.__hash__
+
+
+class RecordHeader(NamedTuple):
+    """Properties of a record that both ends derive. They are authenticated and never sent.
+
+    `step` is the step's number, `digest` the composition digest (32 bytes), `dtype` a short ASCII name,
+    `shape` at most 8 dimensions, `length` the plaintext's length in bytes (at most 16 MiB).
+    """
+
+    kind: Kind
+    step: int
+    digest: bytes
+    dtype: str
+    shape: tuple[int, ...]
+    length: int
+
 
 MAX_DIMENSIONS = 4
 _MESSAGE = struct.Struct(">BQ32s12sB4IiI")
@@ -151,7 +180,7 @@ class MessageSocket:
     def receive(self, timeout: float | None = None) -> bytes:
         """Waits for one message. Raises EpochEnded when the other process is gone or on `shut`, and
         TimeoutError if no byte arrives within `timeout` seconds."""
-        if not wait(self._poll, timeout):
+        if not self._poll.poll(None if timeout is None else timeout * 1000):
             raise TimeoutError
         parts, missing = b"", self._size
         while missing:

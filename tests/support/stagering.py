@@ -31,7 +31,7 @@ from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.staging import Stage, random_model, random_stage
 from sealring.node.engine.warm_up import warm_up
-from sealring.node.wire.headers import RecordHeader
+from sealring.node.wire.channel import RecordHeader
 from sealring.v1 import control_pb2 as control
 
 SEED = 7

@@ -39,7 +39,7 @@ from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Shard, random_model
 from sealring.node.engine.warm_up import warm_up
-from sealring.node.wire.headers import RecordHeader
+from sealring.node.wire.channel import RecordHeader
 from sealring.v1 import control_pb2 as control
 
 

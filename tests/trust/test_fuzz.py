@@ -61,9 +61,8 @@ from sealring.node.link.keys import SessionKeys
 from sealring.node.link.params import LinkParams
 from sealring.node.link.records import Link
 from sealring.node.settings import NodeSettings
-from sealring.node.wire.channel import decode_message, encode_message
+from sealring.node.wire.channel import Kind, RecordHeader, decode_message, encode_message
 from sealring.node.wire.frames import FrameSocket
-from sealring.node.wire.headers import Kind, RecordHeader
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, links_pb2, membership_pb2, proof_pb2
 
 HARD = int(os.environ.get("SEALRING_FUZZ", "1"))

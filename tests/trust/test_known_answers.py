@@ -38,7 +38,7 @@ from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
 from sealring.node.link.keys import LinkContext, SessionKeys
 from sealring.node.link.params import LinkParams
 from sealring.node.link.records import Link
-from sealring.node.wire.headers import MAX_RECORD_BYTES, Kind, RecordHeader
+from sealring.node.wire.channel import MAX_RECORD_BYTES, Kind, RecordHeader
 from sealring.v1 import membership_pb2, proof_pb2
 
 

@@ -14,8 +14,7 @@ from sealring.node.engine import records
 from sealring.node.engine.logprobs import Asking, unpack
 from sealring.node.engine.threads import DeviceWaits, Outbox, StepTimes
 from sealring.node.engine.transfer import SendBuffer, SharedSendBuffer
-from sealring.node.wire.channel import EngineChannel
-from sealring.node.wire.headers import RecordHeader
+from sealring.node.wire.channel import EngineChannel, RecordHeader
 
 from .prompts import Prompts
 

@@ -21,7 +21,7 @@ from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.threads import StepTimes
 from sealring.node.engine.transfer import SendBuffer, Transfer
-from sealring.node.wire.headers import RecordHeader
+from sealring.node.wire.channel import RecordHeader
 
 from .exits import Exit, LinkExit
 from .sources import Input, Source, bad_chunk

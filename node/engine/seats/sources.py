@@ -22,8 +22,7 @@ from sealring.node.engine.staging import ShardSpec, StageSpec
 from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.threads import Inbox, Intake
 from sealring.node.engine.transfer import ReceiveBuffer, Transfer
-from sealring.node.wire.channel import EngineChannel
-from sealring.node.wire.headers import Kind
+from sealring.node.wire.channel import EngineChannel, Kind
 from sealring.node.wire.timelog import TimeLog
 
 from .exits import LinkExit

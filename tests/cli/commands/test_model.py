@@ -43,7 +43,7 @@ def test_parts_of_a_model_are_told_with_their_sizes(
         return [(into / stage, (number + 1) << 20) for number, stage in enumerate(stages)]
 
     monkeypatch.setattr("sealring.cli.commands.model.ask_apart", ranges)
-    monkeypatch.setattr("sealring.node.models.splitting.split", write_parts)
+    monkeypatch.setattr("sealring.node.models.partial_model.split", write_parts)
     command = ("model", "split", str(tmp_path), "--split", "2,3", "--into", str(tmp_path / "parts"))
     parts = [str(tmp_path / "parts" / stage) for stage in ("first", "second")]
     assert here(*command, "--json").data == [

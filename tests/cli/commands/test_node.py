@@ -99,7 +99,7 @@ def deny(_: Path) -> None:
 
 def test_the_nonce_is_that_of_the_identity(here: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signer = SimpleNamespace(public_key=b"key")
-    monkeypatch.setattr("sealring.node.identity.key.make_signer", lambda settings: signer)
+    monkeypatch.setattr("sealring.node.identity.choice.make_signer", lambda settings: signer)
     monkeypatch.setattr("sealring.mesh.trust.apple.device_nonce", lambda key: key + b"!")
     assert here("node", "nonce", "--state-dir", str(home)).out == b"key!".hex() + "\n"
     assert here("node", "nonce", "--state-dir", str(home), "--json").data == {"nonce": b"key!".hex()}

@@ -18,7 +18,7 @@ from sealring.cli.setup.settings_files import read_settings, settings_file_of
 from sealring.mesh.errors import DeadlineExceeded
 from sealring.mesh.member.state import ROSTER
 from sealring.mesh.roster.model import Ring, RingMember
-from sealring.node.daemon.doing import DOING, Doing, note_doing
+from sealring.node.daemon.watch import DOING, Doing, note_doing
 from sealring.v1 import admin_pb2
 
 

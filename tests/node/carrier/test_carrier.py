@@ -21,9 +21,8 @@ from sealring.node.carrier.pump import Counters
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.params import LinkParams
-from sealring.node.wire.channel import EngineChannel, create_channel
+from sealring.node.wire.channel import EngineChannel, Kind, RecordHeader, create_channel
 from sealring.node.wire.frames import FrameSocket
-from sealring.node.wire.headers import Kind, RecordHeader
 from sealring.v1 import control_pb2, engine_pb2
 
 DIGEST = bytes(range(32))

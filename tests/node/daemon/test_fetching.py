@@ -23,9 +23,8 @@ from sealring.mesh.errors import (
     Unavailable,
 )
 from sealring.node.daemon import fetching
-from sealring.node.daemon.engines import EngineKeeper
+from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
 from sealring.node.daemon.fetching import Fetcher
-from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.models import kept, manifest, partial_model
 from sealring.node.models.folders import NOTE
 from sealring.node.models.giving import ModelGiver

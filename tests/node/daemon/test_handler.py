@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import NotFound, RosterError
-from sealring.node.daemon.background import Background
 from sealring.node.daemon.handler import CoordinatorHandler
+from sealring.node.daemon.seats import Background
 from sealring.v1 import membership_pb2
 
 

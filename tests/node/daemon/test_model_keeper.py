@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from closed import make_sick
 
-from sealring.node.daemon.engines import EngineKeeper
+from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
 from sealring.node.daemon.epoch import Phase
 from sealring.node.daemon.fetching import Fetcher
-from sealring.node.daemon.memory import MemoryMeter
 from sealring.node.daemon.model_keeper import ModelKeeper
 
 

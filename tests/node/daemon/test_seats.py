@@ -1,12 +1,13 @@
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from sealring.mesh.errors import FailedPrecondition, NotFound
-from sealring.node.daemon.background import Background
 from sealring.node.daemon.epoch import Phase
-from sealring.node.daemon.seats import Seats
+from sealring.node.daemon.seats import Background, Seats
 from sealring.v1 import membership_pb2
 
 
@@ -111,3 +112,31 @@ def test_an_ended_epoch_is_not_ended_again(seats: Any) -> None:
     seat.phase = Phase.ENDED
     seats.fault(NotFound("gone", reason="SECOND"))
     assert epoch.done == ["FIRST"]
+
+
+async def test_a_task_that_fails_is_logged() -> None:
+    background = Background()
+
+    async def fails() -> None:
+        raise ValueError("a fault")
+
+    with capture_logs() as logs:
+        background.start(fails())
+        await background.idle()
+    assert [(one["event"], type(one["exc_info"])) for one in logs] == [("daemon_task_failed", ValueError)]
+
+
+async def test_tasks_end_with_the_daemon() -> None:
+    background = Background()
+    ended: list[bool] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    background.start(waits())
+    await asyncio.sleep(0)
+    await background.stop()
+    assert ended == [True]

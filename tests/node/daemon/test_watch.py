@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import FailedPrecondition
-from sealring.node.daemon.doing import DOING, Doing, read_doing
 from sealring.node.daemon.epoch import Phase
-from sealring.node.daemon.watch import Watch
+from sealring.node.daemon.watch import DOING, Doing, Watch, read_doing
 
 
 class World:

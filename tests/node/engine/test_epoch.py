@@ -36,7 +36,7 @@ from sealring.node.engine import params
 from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage, random_stage
-from sealring.node.wire.headers import Kind
+from sealring.node.wire.channel import Kind
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import trace_pb2
 

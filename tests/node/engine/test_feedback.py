@@ -8,7 +8,6 @@ import pytest
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded
 from sealring.mesh.ring.composition import ResolvedStep
-from sealring.node.engine import feedback as feedback_module
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 
 
@@ -62,28 +61,6 @@ def test_the_end_wakes_a_thread_that_waits() -> None:
     threading.Timer(0.1, feedback.end).start()
     with pytest.raises(EpochEnded):
         feedback.last((4,))
-
-
-@pytest.mark.parametrize("ends", [False, True])
-def test_a_spinning_thread_looks_no_more_than_it_has_to(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
-    waiting = RingFeedback(5.0)
-    waiting.launched(step(1, 4), None)
-    looks: list[float] = []
-
-    def look(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 2:
-            waiting.end() if ends else waiting.arrived(step(1, 4), [40])
-        assert len(looks) < 3
-
-    monkeypatch.setattr(feedback_module, "spin_seconds", 1e6)
-    monkeypatch.setattr(feedback_module.time, "sleep", look)
-    if ends:
-        with pytest.raises(EpochEnded):
-            waiting.last((4,))
-    else:
-        assert waiting.last((4,)) == np.array([40], np.uint32).tobytes()
-    assert looks == [0, 0]
 
 
 def test_only_tokens_of_rows_that_are_awaited_are_kept() -> None:

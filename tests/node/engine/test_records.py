@@ -8,7 +8,7 @@ from sealring.node.engine import records
 from sealring.node.engine.staging import StageSpec, TensorSpec
 from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.transfer import SharedSendBuffer
-from sealring.node.wire.headers import Kind
+from sealring.node.wire.channel import Kind
 
 HIDDEN = TensorSpec("hidden", "bfloat16", (3,))
 EXTRA = TensorSpec("extra", "float32", (2, 2))

@@ -12,7 +12,7 @@ from sealring.mesh.ring.composition import ResolvedStep
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.threads import LAUNCHES, DeviceWaits, Inbox, Intake, Outbox, StepTimes
 from sealring.node.engine.transfer import SharedSendBuffer
-from sealring.node.wire.headers import Kind, RecordHeader
+from sealring.node.wire.channel import Kind, RecordHeader
 
 STEP = ResolvedStep(1, bytes(32), (), (), None, (), ())
 

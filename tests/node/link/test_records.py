@@ -20,7 +20,7 @@ from sealring.mesh.errors import RecordError
 from sealring.node.link import records
 from sealring.node.link.keys import MAX_U64, SessionKeys
 from sealring.node.link.records import CONFIRMATION_BYTES, REKEY_BYTES, REKEY_RECORDS, REKEY_SECONDS, Link
-from sealring.node.wire.headers import MAX_RECORD_BYTES, Kind, RecordHeader
+from sealring.node.wire.channel import MAX_RECORD_BYTES, Kind, RecordHeader
 
 SHARED = settings(
     max_examples=50,

@@ -25,11 +25,10 @@ from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, server_cre
 from sealring.node.models import giving, kept, manifest, partial_model
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.folders import NOTE, FolderState
-from sealring.node.models.giving import SERVICE, ModelGiver, write_piece
+from sealring.node.models.giving import MAX_PIECE, SERVICE, ModelGiver, decode, encode, write_piece
 from sealring.node.models.kept import Note, every_part, note_of
 from sealring.node.models.manifest import Manifest
 from sealring.node.models.partial_model import PartialModel
-from sealring.node.models.pieces import decode, encode
 from sealring.v1 import models_pb2, models_pb2_grpc
 
 PART = 1 << 16
@@ -792,3 +791,32 @@ async def test_members_that_stay_busy_are_passed_over(world: World, monkeypatch:
     with busy(giver, OTHERS):
         assert await world.asker().fetch("org/model", world.partial(), ignore)
     await server.stop(0)
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 16383, 16384, MAX_PIECE - 1, MAX_PIECE])
+def test_a_piece_is_protobufs(size: int) -> None:
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    message = models_pb2.ModelPiece(data=data).SerializeToString()
+    assert encode(data) == message
+    assert decode(message) == data
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\x0a",
+        b"\x0a\x00",
+        b"\x0a\x02a",
+        b"\x0a\x01ab",
+        b"\x12\x01a",
+        b"\x0a\x80\x80\x80\x80\x01a",
+        b"\x0a" + b"\xff" * 9,
+        encode(b"a") + encode(b"b"),
+        models_pb2.ModelPiece(data=bytes(MAX_PIECE + 1)).SerializeToString(),
+    ],
+)
+def test_what_is_no_piece_is_refused(message: bytes) -> None:
+    with pytest.raises(ModelError) as raised:
+        decode(message)
+    assert raised.value.reason == "BAD_MODEL_PIECE"

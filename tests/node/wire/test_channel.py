@@ -14,14 +14,16 @@ from sealring.mesh.errors import EpochEnded, InvalidInput, ResourceExhausted
 from sealring.node.wire import channel
 from sealring.node.wire.arena import SLOTS
 from sealring.node.wire.channel import (
+    MAX_RECORD_BYTES,
     CarrierChannel,
     EngineChannel,
+    Kind,
+    RecordHeader,
     create_channel,
     decode_message,
     encode_message,
     split,
 )
-from sealring.node.wire.headers import MAX_RECORD_BYTES, Kind, RecordHeader
 
 
 @contextlib.contextmanager
