@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rostertest import PaperCluster
 from sealring.client import trust
 from sealring.client.trust import RosterVerifier, default_state_file, parse_root_sha256
 from sealring.mesh.crypto.encoding import encode_base32
-from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.errors import InvalidInput, RosterError, SealringError
 from sealring.mesh.pki.root import decode_chain
 from sealring.v1 import inference_pb2 as inference
 
@@ -42,7 +43,7 @@ def test_anything_else_is_refused(value: str | bytes) -> None:
     assert (caught.value.reason, caught.value.metadata["param"]) == ("BAD_ROOT_HASH", "root_sha256")
 
 
-def told(cluster: PaperCluster) -> inference.GetRosterResponse:
+def served(cluster: PaperCluster) -> inference.GetRosterResponse:
     return inference.GetRosterResponse(roster=cluster.envelope, root_metadata=cluster.root_chain)
 
 
@@ -61,26 +62,41 @@ def test_what_was_verified_is_not_verified_again(tmp_path: Path, monkeypatch: py
     with pytest.raises(SealringError):
         verifier.verify(inference.GetRosterResponse())
     chains.clear()
-    first = verifier.verify(told(cluster))
-    assert verifier.verify(told(cluster)) is first
+    first = verifier.verify(served(cluster))
+    assert verifier.verify(served(cluster)) is first
     cluster.publish()
-    second = verifier.verify(told(cluster))
+    second = verifier.verify(served(cluster))
     assert (first.version, second.version) == (1, 2)
     assert len(chains) == 1
     assert file.parent.stat().st_mode & 0o777 == 0o700
     with pytest.raises(SealringError):
         verifier.verify(inference.GetRosterResponse(root_metadata=cluster.root_chain))
-    assert verifier.verify(told(cluster)).version == 2
+    assert verifier.verify(served(cluster)).version == 2
 
 
 def test_a_root_that_is_told_in_other_bytes_is_no_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another coordinator of the cluster may have its signatures in another order."""
     cluster = PaperCluster(clock=lambda: 1_800_000_000)
     verifier = RosterVerifier(cluster.root.fingerprint, None, clock=lambda: 1_800_000_000)
-    assert verifier.verify(told(cluster)).hash == cluster.roster.hash
+    assert verifier.verify(served(cluster)).hash == cluster.roster.hash
     monkeypatch.setattr(trust, "decode_chain", lambda chain: decode_chain(cluster.root_chain))
     again = inference.GetRosterResponse(roster=cluster.envelope, root_metadata=b"in other bytes")
     assert verifier.verify(again).hash == cluster.roster.hash
+
+
+def test_a_memory_without_a_file_refuses_an_older_roster_and_is_on_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cluster = PaperCluster(clock=lambda: 1_800_000_000)
+    verifier = RosterVerifier(cluster.root.fingerprint, None, clock=lambda: 1_800_000_000)
+    old = served(cluster)
+    cluster.publish()
+    verifier.verify(served(cluster))
+    with pytest.raises(RosterError) as caught:
+        verifier.verify(old)
+    assert caught.value.reason == "ROSTER_ROLLBACK"
+    assert not any(tmp_path.rglob("*"))
 
 
 def test_programs_of_one_user_have_one_memory_of_a_cluster() -> None:

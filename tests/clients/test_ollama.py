@@ -18,9 +18,8 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 @pytest.fixture
 async def client(port: int) -> AsyncIterator[Any]:
-    made = ollama.AsyncClient(host=f"http://127.0.0.1:{port}")
-    yield made
-    await made._client.aclose()
+    async with ollama.AsyncClient(host=f"http://127.0.0.1:{port}") as made:
+        yield made
 
 
 async def test_chats_and_prompts_whole_and_streamed(client: Any, backend: Any) -> None:

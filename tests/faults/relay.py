@@ -71,7 +71,7 @@ class Relay:
                 if sender[2] == _OUTGOING or way in self.blocked or self._chance.random() < self.loss:
                     continue
                 if way == "in" and self.flips:
-                    frame = self._flipped(frame)
+                    frame = self.flipped(frame)
                 free = max(free, time.monotonic()) + len(frame) / self.rate
                 queue.append((free + self.delay, frame))
 
@@ -83,7 +83,7 @@ class Relay:
             with contextlib.suppress(OSError):
                 self._ends[end].send(queue.popleft()[1])
 
-    def _flipped(self, frame: bytes) -> bytes:
+    def flipped(self, frame: bytes) -> bytes:
         """The frame with its payload's last whole word changed, and TCP's sum (RFC 1624) as it has to be."""
         start = 14 + (frame[14] & 15) * 4
         if frame[12:14] != b"\x08\x00" or frame[23] != socket.IPPROTO_TCP:

@@ -37,9 +37,9 @@ def test_a_flipped_frame_has_the_right_sum_and_another_payload(size: int) -> Non
     struct.pack_into(">H", segment, 16, _sum(addresses, segment))
     frame = bytes(12) + b"\x08\x00" + bytes([0x45, *bytes(8), 6, 0, 0]) + addresses + bytes(segment)
     relay: Any = SimpleNamespace(flips=1, spared={2222})
-    assert Relay._flipped(relay, frame) == frame
+    assert Relay.flipped(relay, frame) == frame
     relay.spared = set()
-    changed = Relay._flipped(relay, frame)
+    changed = Relay.flipped(relay, frame)
     assert relay.flips == 0
     assert changed[54:] != frame[54:]
     assert _sum(addresses, changed[34:]) == 0

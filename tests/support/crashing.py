@@ -131,9 +131,12 @@ def between_writes(folder: Path) -> int:
         shutil.copytree(first, copy)
 
         def work(kill: Callable[[], None], copy: Path = copy, point: int = point) -> None:
+            connections: list[sqlite3.Connection] = []
+            connect = sqlite3.connect
+            sqlite3.connect = lambda *of, **how: connections.append(connect(*of, **how)) or connections[-1]
             store, publisher = opened(copy)
             at = after(point, kill)
-            store._database._connection.set_trace_callback(lambda _: at())
+            connections[0].set_trace_callback(lambda _: at())
             for number, change in enumerate(changes(store, publisher, key), 1):
                 change()
                 (copy / "done").write_text(str(number))

@@ -25,6 +25,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import importlib.util
+import inspect
 import mmap
 import os
 import resource
@@ -159,7 +160,9 @@ def _check_path(path: Any) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
     if not (name == "/proc" or name.startswith("/proc/")) or name in _ALLOWED:
         return
-    frame = sys._getframe(2)
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = frame and frame.f_back
     while frame is not None:
         file = frame.f_code.co_filename
         if f"{os.sep}psutil{os.sep}" in file or (file.startswith(_TESTS) and file != __file__):

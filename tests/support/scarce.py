@@ -28,14 +28,16 @@ def scarce() -> None:
     """An engine."""
     from sealring.node.engine import epoch, main
 
-    enough = epoch.StageEpoch._prefill
+    genuine = epoch.StageEpoch.execute
 
-    def prefill(self: Any, step: Any) -> None:
+    def execute(self: Any, step: Any) -> None:
         if any(chunk.end > TOKENS for chunk in step.chunks):
-            raise RuntimeError("[metal::malloc] Resource limit (499000) exceeded.")
-        enough(self, step)
+            self.fail(RuntimeError("[metal::malloc] Resource limit (499000) exceeded."))
+            self.drop()
+        else:
+            genuine(self, step)
 
-    epoch.StageEpoch._prefill = prefill  # type: ignore[method-assign]
+    epoch.StageEpoch.execute = execute  # type: ignore[method-assign]
     main.main()
 
 

@@ -59,15 +59,14 @@ async def with_messages(url):
 async def with_ollama(url):
     import ollama
 
-    client = ollama.AsyncClient(host=url, headers={"authorization": f"Bearer {PROXY_KEY}"})
     asked = {"model": "demo", "options": {"temperature": 0}, "tools": [TOOL]}
-    said = (await client.chat(messages=[QUESTION], **asked)).message
-    (call,) = said.tool_calls
-    result = {"role": "tool", "tool_name": "get_weather", "content": get_weather(**call.function.arguments)}
-    parts = await client.chat(messages=[QUESTION, said, result], stream=True, **asked)
-    told = "".join([part.message.content or "" async for part in parts])
-    await client._client.aclose()
-    return told
+    async with ollama.AsyncClient(host=url, headers={"authorization": f"Bearer {PROXY_KEY}"}) as client:
+        said = (await client.chat(messages=[QUESTION], **asked)).message
+        (call,) = said.tool_calls
+        content = get_weather(**call.function.arguments)
+        result = {"role": "tool", "tool_name": "get_weather", "content": content}
+        parts = await client.chat(messages=[QUESTION, said, result], stream=True, **asked)
+        return "".join([part.message.content or "" async for part in parts])
 
 
 async def test_a_custom_tools_input_keeps_to_its_grammar(ring, sealed):
