@@ -492,8 +492,8 @@ def layers_of(ring: Any, stage: Any) -> str:
 
 
 def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
-    """What every online node may hold before and after, with KV caches of all rows, and what each engine but
-    its first takes besides. The planner leaves a tenth of what is usable alone."""
+    """What every online node may hold before and after, with KV caches and logits of all rows, and what each
+    engine but its first takes besides. The planner leaves a tenth of what is usable alone."""
     stages = {stage.member: (ring, stage) for ring in plan.rings for stage in ring.stages}
     rows = []
     for node in nodes:
@@ -505,7 +505,8 @@ def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
         where = [place["ring"] for place in places]
         if node["id"] in stages:
             ring, stage = stages[node["id"]]
-            after = granted + overhead * bool(places) + stage.weight_bytes + stage.kv_budget
+            new = stage.weight_bytes + stage.kv_budget + stage.logits_bytes
+            after = granted + overhead * bool(places) + new
             where.append(f"{ring.ring} {layers_of(ring, stage)}")
         free = size(max(0, usable - after))
         rows.append([node["name"], size(usable), size(before), size(after), free, ", ".join(where)])

@@ -125,7 +125,8 @@ class Model:
 class Estimate:
     """A shape's figures. `rows` at once, of the whole context; `one_request` and `full_batch` in tokens a
     second, 0 where a machine's speed is not known or nothing takes time; `memory` bytes of each machine, in
-    order: weights and caches of all rows; `step` the seconds of a step of one row: computing, sums, hops."""
+    order: weights, and caches and logits of all rows; `step` the seconds of a step of one row: computing,
+    sums, hops."""
 
     shape: Shape
     rows: int
@@ -142,19 +143,20 @@ class Estimate:
 @dataclass(frozen=True)
 class _Part:
     """What one machine of a group has: bytes of weights and of one row's cache at the whole context, bytes
-    that a step reads, and of one row's cache that it reads."""
+    that a step reads, and of one row's cache that it reads, and bytes of one row's logits."""
 
     weights: int
     row: int
     read: int
     cache: int
+    logits: int
 
 
 def estimate(model: Model, shape: Shape, network: Network, most_rows: int) -> Estimate | None:
     """None where the shape does not hold one row. `most_rows` at once at most."""
     parts = _parts(model, shape)
     rows = min(
-        (machine.room - part.weights) // max(1, part.row)
+        (machine.room - part.weights) // max(1, part.row + part.logits)
         for group, part in zip(shape, parts, strict=True)
         for machine in group.machines
     )
@@ -162,7 +164,7 @@ def estimate(model: Model, shape: Shape, network: Network, most_rows: int) -> Es
     if rows < 1:
         return None
     memory = tuple(
-        part.weights + rows * part.row
+        part.weights + rows * (part.row + part.logits)
         for group, part in zip(shape, parts, strict=True)
         for _ in group.machines
     )
@@ -195,6 +197,7 @@ def _parts(model: Model, shape: Shape) -> list[_Part]:
                 demand.row_bytes(first, end),
                 read_bytes(model.parts[ranks], first, end),
                 model.demand(ranks, max(1, model.context // 2)).row_bytes(first, end),
+                demand.row_logits(rank, len(shape)),
             )
         )
         first = end

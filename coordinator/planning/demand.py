@@ -1,4 +1,4 @@
-"""The memory that a model needs, in bytes: weights, embedding and head, and one row's KV cache."""
+"""The memory that a model needs, in bytes: weights, embedding and head, and one row's KV cache and logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ HEADROOM_PERCENT = 10
 """Share of a member's usable memory that no plan touches: activations, allocator slack, prefill peaks. Where
 a member serves several rings, what each engine more needs of these is counted besides (`survey.py`)."""
 
+LOGITS_COPIES = 9
+"""Float32 arrays of rows x vocabulary that the tail holds at once while it samples: the peak of a step with
+`top_p`, which most clients send, is 8.5 of them beside half of one for the logits (`mx.get_peak_memory`,
+vocabulary of 151,936, 8 and 32 rows). Greedy rows need one. Penalties with every filter need 14: what is
+above 9 is in the headroom."""
+
 _MAX_BYTES = 1 << 50
+_MAX_VOCABULARY = 1 << 24
 _MAX_QUANTIZED = 8
 _MAX_WHY = 1000
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
@@ -31,13 +38,19 @@ def capacity(memory_usable: int) -> int:
 
 @dataclass(frozen=True)
 class Demand:
-    """A model at one context length: `weights` and `row` are bytes per layer, one row for the latter."""
+    """A model at one context length: `weights` and `row` are bytes per layer, one row for the latter.
+
+    `logits` are the bytes of a row's logits and their copies. `rows` is the number of rows whose logits have
+    to fit, as all may be in one step.
+    """
 
     weights: tuple[int, ...]
     row: tuple[int, ...]
     embedding: int
     head: int
     tied: bool
+    logits: int = 0
+    rows: int = 1
 
     @classmethod
     def of(
@@ -47,6 +60,7 @@ class Demand:
         kv_bits: int = 0,
         chunk: int = 0,
         slack: int = 0,
+        rows: int = 1,
     ) -> Demand:
         """The demand of a checked profile; a windowed layer holds its window and a chunk of a prompt at most.
         One whose window is no shorter than the context grows as if it had none (`node/engine/folder.py`).
@@ -61,7 +75,9 @@ class Demand:
                 kv_bytes_per_token(profile, kv_bits), profile.kv_max_tokens, profile.state_bytes, strict=True
             )
         )
-        return cls(tuple(profile.layer_bytes), row, profile.embed_bytes, profile.head_bytes, profile.tied)
+        logits = LOGITS_COPIES * 4 * profile.vocab_size
+        outer = profile.embed_bytes, profile.head_bytes, profile.tied
+        return cls(tuple(profile.layer_bytes), row, *outer, logits, rows)
 
     @cached_property
     def per_layer(self) -> list[int]:
@@ -96,16 +112,28 @@ class Demand:
         """The number of layers up to the last that fit into `room` bytes."""
         return max(0, len(self._ends) - 1 - bisect_left(self._ends, self._ends[-1] - room))
 
-    def extras(self, stages: int) -> list[int]:
-        """Bytes besides layers per rank: embedding at rank 0; head, and a tied embedding, at the tail."""
+    def outer_weights(self, stages: int) -> list[int]:
+        """Bytes of weights besides layers, per rank: embedding at rank 0; head, and a tied embedding, at the
+        tail."""
         if stages == 1:
             return [self.embedding + self.head]
         tail = self.head + (self.embedding if self.tied else 0)
         return [self.embedding, *[0] * (stages - 2), tail]
 
+    def row_logits(self, rank: int, stages: int) -> int:
+        """Bytes that a row's logits and their copies take at this rank: none before the tail."""
+        return self.logits if rank == stages - 1 else 0
+
+    def extras(self, stages: int) -> list[int]:
+        """Bytes besides layers per rank that have to fit: weights, and the logits of `rows` rows."""
+        return [
+            weights + self.rows * self.row_logits(rank, stages)
+            for rank, weights in enumerate(self.outer_weights(stages))
+        ]
+
     def weight_bytes(self, first: int, end: int, rank: int, stages: int) -> int:
         """Weights of layers [first, end) at this rank, with what comes besides."""
-        return sum(self.weights[first:end]) + self.extras(stages)[rank]
+        return sum(self.weights[first:end]) + self.outer_weights(stages)[rank]
 
     def row_bytes(self, first: int, end: int) -> int:
         """One row's cache at the full context for layers [first, end)."""
@@ -163,6 +191,8 @@ def check_profile(profile: model_pb2.ModelProfile) -> None:
         raise _bad("embedding or head size")
     if profile.max_context > MAX_CONTEXT:
         raise _bad("context")
+    if profile.vocab_size > _MAX_VOCABULARY:
+        raise _bad("vocabulary")
     if not is_sha256(profile.digest) or not _WORD.match(profile.model_type):
         raise _bad("digest or model type")
     if profile.commit and not is_commit(profile.commit):

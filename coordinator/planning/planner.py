@@ -11,8 +11,8 @@ How it chooses, when the operator leaves it open:
   speed, if one member was measured at half the speed of another with this model, or less (`speeds.py`).
 
 If a head or tail is too small for the embedding, other members are tried at both ends of the ring.
-A ring is granted memory for its weights and for as many rows of the whole context as it runs at once; plans
-of other deployments may use what that leaves of a member.
+A ring is granted memory for its weights, for as many rows of the whole context as it runs at once, and at the
+tail for their logits; plans of other deployments may use what that leaves of a member.
 """
 
 from __future__ import annotations
@@ -100,14 +100,15 @@ def _left(made: admin_pb2.DeploymentPlan, rings: Sequence[PlannedRing]) -> str:
     left_over = f"memory for {rows} sequences of that length at once, which leaves {size(left)} of "
     left_over += f"{stage.member_name} to other deployments"
     few = rows // 4
-    if not few or 4 * left >= stage.kv_budget:
+    taken = stage.kv_budget + stage.logits_bytes
+    if not few or 4 * left >= taken:
         return left_over
-    return left_over + f"; --max-rows {few} would leave {size(left + stage.kv_budget * (rows - few) // rows)}"
+    return left_over + f"; --max-rows {few} would leave {size(left + taken * (rows - few) // rows)}"
 
 
 def memory_of(stage: admin_pb2.StagePlan) -> int:
     """Bytes that a planned stage may take of its member."""
-    return stage.weight_bytes + stage.kv_budget
+    return stage.weight_bytes + stage.kv_budget + stage.logits_bytes
 
 
 def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile) -> None:
@@ -135,7 +136,7 @@ def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile
 def _demand(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, context: int, slack: int = 0
 ) -> Demand:
-    return Demand.of(profile, context, spec.kv_bits, spec.prefill_chunk, slack)
+    return Demand.of(profile, context, spec.kv_bits, spec.prefill_chunk, slack, spec.max_rows or 1)
 
 
 def _by_memory(
@@ -278,13 +279,18 @@ def _finish(
     demand = _demand(spec, profile, spec.context)
     whole = spec.strategy == TENSOR
     planned = [_ring_plan(ring_id(spec.name, index), demand, ring, whole) for index, ring in enumerate(rings)]
-    rows = (stage.kv_budget // max(1, stage.kv_bytes) for ring in planned for stage in ring.stages)
+    rows = (
+        stage.kv_budget // max(1, stage.kv_bytes + stage.logits_bytes)
+        for ring in planned
+        for stage in ring.stages
+    )
     spec.max_rows = spec.max_rows or max(1, min(DEFAULT_MAX_ROWS, *rows))
     longest = _demand(spec, profile, spec.context, _ROW_SLACK)
     for planned_ring in planned:
         for stage in planned_ring.stages:
             row = longest.row_bytes(stage.first_layer, stage.end_layer)
-            stage.kv_budget = min(stage.kv_budget, max(1, spec.max_rows * row))
+            stage.logits_bytes *= spec.max_rows
+            stage.kv_budget = min(stage.kv_budget - stage.logits_bytes, max(1, spec.max_rows * row))
         planned_ring.kv_budget = min(stage.kv_budget for stage in planned_ring.stages)
     return admin_pb2.DeploymentPlan(
         spec=spec, profile=profile, rings=planned, plan_hash=plan_hash(spec, profile, planned)
@@ -292,7 +298,8 @@ def _finish(
 
 
 def _ring_plan(name: str, demand: Demand, ring: PlannedRing, whole: bool) -> admin_pb2.RingPlan:
-    """`whole`: each of its members has all layers, as far as `demand` goes."""
+    """A ring whose stages have as `kv_budget` their member's memory besides weights, and `logits_bytes` of
+    one row. `whole`: each of its members has all layers, as far as `demand` goes."""
     stages, first = [], 0
     for rank, (member, layers) in enumerate(ring):
         end = first + layers
@@ -306,18 +313,14 @@ def _ring_plan(name: str, demand: Demand, ring: PlannedRing, whole: bool) -> adm
                 end_layer=end,
                 weight_bytes=demand.weight_bytes(first, end, *place),
                 kv_bytes=demand.row_bytes(first, end),
+                logits_bytes=demand.row_logits(*place),
                 memory_usable=member.memory_usable,
                 trust=member.trust,
             )
         )
         stages[-1].kv_budget = member.room - stages[-1].weight_bytes
         first = 0 if whole else end
-    return admin_pb2.RingPlan(
-        ring=name,
-        stages=stages,
-        min_trust=min(stage.trust for stage in stages),
-        kv_budget=min(stage.kv_budget for stage in stages),
-    )
+    return admin_pb2.RingPlan(ring=name, stages=stages, min_trust=min(stage.trust for stage in stages))
 
 
 def with_ring(

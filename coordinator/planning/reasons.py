@@ -29,7 +29,7 @@ def reasons(
     used = {member.id for ring in rings for member, _ in ring}
     spare = [member for member in able if not member.shares and member.id not in used]
     most = min((len(used) + len(spare)) // made.replicas, len(demand.weights))
-    weights = size(sum(demand.weights) + sum(demand.extras(stages)))
+    weights = size(sum(demand.weights) + sum(demand.outer_weights(stages)))
     holds = f"{weights} of weights and {size(sum(demand.row))} for a sequence of {made.context} tokens"
     if asked.split:
         lines.append(f"the split by hand fits: {holds}")

@@ -120,11 +120,14 @@ def does_not_fit(
     """No assignment fits. `largest` is the longest context that would, 0 when none does."""
     needed = demand.total(stages) * replicas
     available = sum(member.room for member in members)
-    weights = sum(demand.weights) + sum(demand.extras(stages))
+    weights = sum(demand.weights) + sum(demand.outer_weights(stages))
+    logits = f", {size(demand.logits * demand.rows)} of logits" if demand.logits else ""
     biggest = max(demand.per_layer)
     message = (
-        f"the model needs {size(needed)} ({size(weights)} of weights and {size(sum(demand.row))} for one "
-        f"sequence of {context} tokens" + (f", times {replicas} replicas" if replicas > 1 else "") + ") and "
+        f"the model needs {size(needed)} ({size(weights)} of weights{logits} and {size(sum(demand.row))} for "
+        f"one sequence of {context} tokens"
+        + (f", times {replicas} replicas" if replicas > 1 else "")
+        + ") and "
         f"{_nodes(len(members))} {size(available)} to give"
     )
     if needed <= available:

@@ -763,6 +763,7 @@ class StagePlan(_message.Message):
     MEMORY_USABLE_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
     KV_BUDGET_FIELD_NUMBER: _builtins.int
+    LOGITS_BYTES_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     member_name: _builtins.str
     rank: _builtins.int
@@ -776,6 +777,8 @@ class StagePlan(_message.Message):
     trust: _builtins.int
     kv_budget: _builtins.int
     """bytes that it may spend on KV caches: of max_rows rows at the deployment's context"""
+    logits_bytes: _builtins.int
+    """at the tail: logits of max_rows rows, and the copies that sampling makes of them"""
     def __init__(
         self,
         *,
@@ -789,10 +792,11 @@ class StagePlan(_message.Message):
         memory_usable: _builtins.int = ...,
         trust: _builtins.int = ...,
         kv_budget: _builtins.int = ...,
+        logits_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "first_layer", b"first_layer", "kv_budget", b"kv_budget", "kv_bytes", b"kv_bytes", "member", b"member", "member_name", b"member_name", "memory_usable", b"memory_usable", "rank", b"rank", "trust", b"trust", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "first_layer", b"first_layer", "kv_budget", b"kv_budget", "kv_bytes", b"kv_bytes", "logits_bytes", b"logits_bytes", "member", b"member", "member_name", b"member_name", "memory_usable", b"memory_usable", "rank", b"rank", "trust", b"trust", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

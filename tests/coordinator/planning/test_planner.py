@@ -14,7 +14,7 @@ from sealring.coordinator.planning import arrangement
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand, capacity
-from sealring.coordinator.planning.planner import CLEAR, _largest_context, _left, plan, with_ring
+from sealring.coordinator.planning.planner import CLEAR, _largest_context, _left, memory_of, plan, with_ring
 from sealring.coordinator.planning.speeds import Rate, Speeds
 from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
 from sealring.gateway.scheduler.memory import Ledger
@@ -47,7 +47,7 @@ def profile(layers: int = 9, *, layer: int = 100 * MIB, **changes: object) -> mo
         "max_context": 2048,
         "digest": "ab" * 32,
         "hidden_size": 64,
-        "vocab_size": 100,
+        "vocab_size": 0,
         "dtype": "float32",
     }
     return model_pb2.ModelProfile(**(values | changes))  # type: ignore[arg-type]
@@ -337,6 +337,7 @@ def test_bad_specifications_name_the_field(changes: dict[str, object], param: st
         {"model_type": "a b"},
         {"embed_bytes": 1 << 60},
         {"max_context": 1 << 30},
+        {"vocab_size": (1 << 24) + 1},
         {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1])]},
         {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1 << 51] * 9)]},
         {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1] * 9)] * 9},
@@ -483,9 +484,16 @@ def test_a_context_that_would_fit_is_told() -> None:
     head=st.integers(0, 10),
     tied=st.booleans(),
     context=st.integers(1, 4),
+    vocabulary=st.integers(0, 1),
 )
 def test_no_stage_exceeds_its_member_and_a_refusal_means_nothing_fits(
-    layers: list[int], memories: list[int], embedding: int, head: int, tied: bool, context: int
+    layers: list[int],
+    memories: list[int],
+    embedding: int,
+    head: int,
+    tied: bool,
+    context: int,
+    vocabulary: int,
 ) -> None:
     model = profile(
         len(layers),
@@ -494,6 +502,7 @@ def test_no_stage_exceeds_its_member_and_a_refusal_means_nothing_fits(
         head_bytes=head,
         tied=tied,
         kv_bytes_per_token=[1] * len(layers),
+        vocab_size=vocabulary,
     )
     members = [member(number, memory) for number, memory in enumerate(memories, 1)]
     demand = Demand.of(model, context)
@@ -505,7 +514,8 @@ def test_no_stage_exceeds_its_member_and_a_refusal_means_nothing_fits(
     made = plan(spec(context=context), model, members)
     for stage in made.rings[0].stages:
         assert stage.end_layer > stage.first_layer
-        assert stage.weight_bytes + stage.kv_bytes <= capacity(stage.memory_usable)
+        assert stage.kv_bytes <= stage.kv_budget
+        assert memory_of(stage) <= capacity(stage.memory_usable)
     assert made.rings[0].stages[-1].end_layer == len(layers)
     assert smallest == len(made.rings[0].stages)
 
@@ -644,6 +654,22 @@ def test_what_a_ring_is_granted_holds_a_row_of_its_whole_context(window: int) ->
     measured = {"kv_bytes_per_token": [1024] * 3, "kv_max_tokens": windows, "state_bytes": [0] * 3}
     memory = MemberMemory(*kv_bytes(measured, 0, 3, 1024, 128), made.rings[0].kv_budget)
     assert Ledger(RingFacts((memory,), max_rows=1, prefill_chunk=128)).capacity >= 1024
+
+
+def test_a_tail_that_samples_for_many_rows_gets_fewer_layers() -> None:
+    """Its logits would else not fit beside its layers."""
+    model = profile(vocab_size=150_000)
+    two = [member(number, 850 * MIB) for number in (1, 2)]
+    for rows, cut, logits in ((1, 5, 9 * 4 * 150_000), (64, 6, 64 * 9 * 4 * 150_000)):
+        made = plan(spec(stages=2, max_rows=rows, context=64), model, two)
+        head, tail = made.rings[0].stages
+        assert (ranges(made), head.logits_bytes, tail.logits_bytes) == ([(0, cut), (cut, 9)], 0, logits)
+        assert all(memory_of(stage) <= capacity(850 * MIB) for stage in (head, tail))
+    with pytest.raises(ResourceExhausted, match="of logits"):
+        plan(spec(stages=2, max_rows=256, context=64), model, two)
+    fewer = plan(spec(), model, [member(1, 2 * GIB)])
+    assert 1 < fewer.spec.max_rows < plan(spec(), profile(), [member(1, 2 * GIB)]).spec.max_rows
+    assert memory_of(fewer.rings[0].stages[0]) <= capacity(2 * GIB)
 
 
 def test_who_takes_the_memory_that_is_missing_is_told() -> None:
