@@ -45,7 +45,7 @@ async def ask_daemon(view: View) -> View:
         return view
     options = channel_options(view.state.peer.server_name)
     credentials = channel_credentials(view.state.tls)
-    for address in _addresses(view):
+    for address in addresses_to_ask(view):
         async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
             try:
                 stub = diagnosis_pb2_grpc.DiagnosisStub(channel)
@@ -56,7 +56,7 @@ async def ask_daemon(view: View) -> View:
     return view
 
 
-def _addresses(view: View) -> list[str]:
+def addresses_to_ask(view: View) -> list[str]:
     """The addresses to try: the configured one first; the roster's alone if the settings name no port."""
     host, port = parse_address(view.settings.listen)
     own = format_address(_EVERYWHERE.get(host, host), port)

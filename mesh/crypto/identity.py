@@ -145,11 +145,19 @@ def verify(public_key: bytes, label: Label, content: bytes, signature: bytes) ->
 
     Raises Unauthenticated (BAD_SIGNATURE), InvalidInput (BAD_PUBLIC_KEY).
     """
+    verify_ecdsa(public_key, signing_input(label, content), signature)
+
+
+def verify_ecdsa(public_key: bytes, message: bytes, signature: bytes) -> None:
+    """The primitive of `verify`, over a message without a label: identity keys sign no such message.
+
+    Raises Unauthenticated (BAD_SIGNATURE), InvalidInput (BAD_PUBLIC_KEY).
+    """
     key = load_public_key(public_key)
     try:
         if len(signature) > MAX_SIGNATURE_BYTES or not _is_strict_der(signature):
             raise ValueError("not strict DER")
-        key.verify(signature, signing_input(label, content), _ECDSA)
+        key.verify(signature, message, _ECDSA)
     except (InvalidSignature, ValueError):
         raise Unauthenticated("signature does not verify", reason="BAD_SIGNATURE") from None
 

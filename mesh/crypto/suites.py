@@ -115,20 +115,26 @@ def parse_suites(names: Iterable[str]) -> tuple[Suite, ...]:
 class InitiatorShare:
     """The initiator's ephemeral for one group: used for one agreement, then gone."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self._x25519: X25519PrivateKey | None = X25519PrivateKey.generate()
-        self._mlkem = MLKEM768PrivateKey.generate() if group is Group.X25519_MLKEM768 else None
-        self.public = self._x25519.public_key().public_bytes_raw()
+    def __init__(self, x25519: X25519PrivateKey, mlkem: MLKEM768PrivateKey | None = None) -> None:
+        self.group = Group.X25519 if mlkem is None else Group.X25519_MLKEM768
+        self._x25519: X25519PrivateKey | None = x25519
+        self._mlkem = mlkem
+        self.public = x25519.public_key().public_bytes_raw()
         if self._mlkem is not None:
             self.public += self._mlkem.public_key().public_bytes_raw()
+
+    @classmethod
+    def generate(cls, group: Group) -> InitiatorShare:
+        """Fresh keys for the group."""
+        hybrid = group is Group.X25519_MLKEM768
+        return cls(X25519PrivateKey.generate(), MLKEM768PrivateKey.generate() if hybrid else None)
 
     def agree(self, share: bytes) -> bytes:
         """The shared secret for the responder's share. Raises HandshakeError (BAD_SHARE, OWN_EPHEMERAL)."""
         private, self._x25519 = self._x25519, None
         if private is None or len(share) != self.group.responder_share_bytes:
             raise HandshakeError("ephemeral share has a wrong length or is used up", reason="BAD_SHARE")
-        secret = _x25519(private, share[:_X25519_BYTES])
+        secret = agree_x25519(private, share[:_X25519_BYTES])
         if self._mlkem is None:
             return secret
         try:
@@ -146,7 +152,7 @@ def respond_to_share(group: Group, share: bytes) -> tuple[bytes, bytes]:
         raise HandshakeError("ephemeral share has a wrong length", reason="BAD_SHARE")
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes_raw()
-    secret = _x25519(private, share[:_X25519_BYTES])
+    secret = agree_x25519(private, share[:_X25519_BYTES])
     if group is Group.X25519:
         return public, secret
     try:
@@ -156,7 +162,11 @@ def respond_to_share(group: Group, share: bytes) -> tuple[bytes, bytes]:
     return public + ciphertext, mlkem_secret + secret
 
 
-def _x25519(private: X25519PrivateKey, peer: bytes) -> bytes:
+def agree_x25519(private: X25519PrivateKey, peer: bytes) -> bytes:
+    """The shared secret, 32 bytes. Stricter than RFC 7748, which takes shares that are not canonical.
+
+    Raises HandshakeError (BAD_SHARE, OWN_EPHEMERAL).
+    """
     if int.from_bytes(peer, "little") >= _P25519:
         raise HandshakeError("ephemeral share is not canonical", reason="BAD_SHARE")
     if hmac.compare_digest(private.public_key().public_bytes_raw(), peer):

@@ -51,8 +51,10 @@ _MORE, _LAST = b"\x00", b"\x01"
 _U64 = struct.Struct(">Q")
 _FORGOTTEN_AT_ONCE = 1000
 
-_CLASSIC = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
-_HYBRID = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+CLASSIC = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+HYBRID = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+"""The HPKE suites of sealing keys; replies are under the first."""
+
 _PrivateKey: TypeAlias = X25519PrivateKey | MLKEM768X25519PrivateKey
 _PublicKey: TypeAlias = X25519PublicKey | MLKEM768X25519PublicKey
 
@@ -119,7 +121,7 @@ class SealingKey(Uncopyable):
             raise EnvelopeError("sealed request is too large", reason="ENVELOPE_TOO_LARGE")
         guard.check_times(info)
         try:
-            plain = (_HYBRID if self._hybrid else _CLASSIC).decrypt(sealed, self._key, info.encode())
+            plain = (HYBRID if self._hybrid else CLASSIC).decrypt(sealed, self._key, info.encode())
             reply_key, body = unpack_fields(plain, count=2, max_bytes=MAX_REQUEST_BYTES)
             if len(reply_key) != _KEY_BYTES:
                 raise FormatError("no reply key")
@@ -167,7 +169,7 @@ class ReplySealer(Uncopyable):
         stream_key = secrets.token_bytes(_KEY_BYTES)
         try:
             recipient = X25519PublicKey.from_public_bytes(reply_key)
-            self._opening: bytes | None = _CLASSIC.encrypt(stream_key, recipient, self._bound)
+            self._opening: bytes | None = CLASSIC.encrypt(stream_key, recipient, self._bound)
         except ValueError:
             raise _refused() from None
         self._aead = ChaCha20Poly1305(stream_key)
@@ -216,7 +218,7 @@ class ReplyOpener(Uncopyable):
             raise EnvelopeError("reply chunk is too large", reason="CHUNK_TOO_LARGE")
         try:
             if self._aead is None:
-                stream_key = _CLASSIC.decrypt(sealed[:opening], self._reply_key, self._bound)
+                stream_key = CLASSIC.decrypt(sealed[:opening], self._reply_key, self._bound)
                 self._aead, sealed = ChaCha20Poly1305(stream_key), sealed[opening:]
             plain = self._aead.decrypt(_nonce(self._sequence), sealed, self._bound)
         except (InvalidTag, ValueError):
@@ -322,11 +324,11 @@ class ReplayGuard:
 def _recipient(sealing_key: bytes) -> tuple[Suite, _PublicKey]:
     try:
         if len(sealing_key) == _KEY_BYTES:
-            return _CLASSIC, X25519PublicKey.from_public_bytes(sealing_key)
+            return CLASSIC, X25519PublicKey.from_public_bytes(sealing_key)
         if len(sealing_key) == _MLKEM_BYTES + _KEY_BYTES:
             mlkem = MLKEM768PublicKey.from_public_bytes(sealing_key[:_MLKEM_BYTES])
             x25519 = X25519PublicKey.from_public_bytes(sealing_key[_MLKEM_BYTES:])
-            return _HYBRID, MLKEM768X25519PublicKey(mlkem, x25519)
+            return HYBRID, MLKEM768X25519PublicKey(mlkem, x25519)
     except ValueError:
         pass
     raise InvalidInput("sealing key is malformed", reason="BAD_SEALING_KEY")

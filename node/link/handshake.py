@@ -176,7 +176,7 @@ class Initiator(_Machine):
         """Raises HandshakeError (WRONG_ROLE, WRONG_IDENTITY)."""
         super().__init__(params, signer, clock, initiates=True)
         self._suite = _suite(params)
-        self._share = InitiatorShare(self._suite.group)
+        self._share = InitiatorShare.generate(self._suite.group)
         self._hello = b""
 
     def start(self) -> bytes:

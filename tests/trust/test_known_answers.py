@@ -9,12 +9,11 @@ import struct
 import pytest
 from cryptography.hazmat.primitives import hashes, hpke
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from sealring.mesh.crypto import suites
 from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
-from sealring.mesh.crypto.encoding import pack_fields, unpack_fields
+from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.crypto.identity import encode_public_key, member_id
 from sealring.mesh.crypto.keys import Label, signing_input
 from sealring.mesh.crypto.suites import Group, Suite
@@ -26,11 +25,12 @@ from sealring.mesh.member.renewal import renewal_content
 from sealring.mesh.pki import root as rootmeta
 from sealring.mesh.pki.root import root_fingerprint
 from sealring.mesh.prompt import sealed as envelope
-from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo, SealingKey, seal_request
+from sealring.mesh.prompt.sealed import ReplayGuard, ReplyOpener, RequestInfo, SealingKey, seal_request
 from sealring.mesh.roster import codec as roster_codec
 from sealring.mesh.roster import reader as roster_reader
-from sealring.mesh.trust import attestation
+from sealring.mesh.rpc.protocol import own_release
 from sealring.mesh.trust.apple import device_nonce
+from sealring.mesh.trust.attestation import sign_sealing_key, verify_sealing_key
 from sealring.node.link import handshake as sigma
 from sealring.node.link import keys as session_module
 from sealring.node.link import records
@@ -150,7 +150,7 @@ class FixedSigner:
 
 
 def test_a_sealed_request_and_its_reply() -> None:
-    """Opened by hand, with nothing of ours but the length prefixes."""
+    """Sealed and opened by hand, with nothing of ours but the length prefixes; then by both ends."""
     suite = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
     key = SealingKey()
     bound = RequestInfo("demo", b"\x01" * 16, 1_800_000_060, b"\x07" * 32)
@@ -158,15 +158,20 @@ def test_a_sealed_request_and_its_reply() -> None:
         b"sealring/v1 envelope", b"demo", b"\x01" * 16, struct.pack(">Q", 1_800_000_060), b"\x07" * 32
     )
     assert bound.encode() == info
-    sealed, opener = seal_request(key.public_key, bound, b"body")
-    reply_key, body = unpack_fields(suite.decrypt(sealed, key._key, info), count=2, max_bytes=100)
-    assert (len(reply_key), body) == (32, b"body")
+    reply_key = X25519PrivateKey.generate()
+    plain = pack_fields(reply_key.public_key().public_bytes_raw(), b"body")
+    sealed = suite.encrypt(plain, X25519PublicKey.from_public_bytes(key.public_key), info)
     opened = key.open_request(sealed, bound, ReplayGuard(clock=lambda: 1_800_000_000.0))
+    assert opened.body == b"body"
     chunks = [opened.reply.seal(b"one"), opened.reply.seal(b"two", last=True)]
     reply_info = pack_fields(b"sealring/v1 reply", info, hashlib.sha256(sealed).digest())
-    stream = ChaCha20Poly1305(suite.decrypt(chunks[0][:80], opener._reply_key, reply_info))
+    stream = ChaCha20Poly1305(suite.decrypt(chunks[0][:80], reply_key, reply_info))
     assert stream.decrypt(bytes(12), chunks[0][80:], reply_info) == b"\x00one"
     assert stream.decrypt(bytes(11) + b"\x01", chunks[1], reply_info) == b"\x01two"
+    opener = ReplyOpener(reply_key, bound, hashlib.sha256(sealed).digest())
+    assert [opener.open(chunk) for chunk in chunks] == [(b"one", False), (b"two", True)]
+    sealed, _ = seal_request(key.public_key, bound, b"body")
+    assert key.open_request(sealed, bound, ReplayGuard(clock=lambda: 1_800_000_000.0)).body == b"body"
 
 
 def test_codes_and_bounds() -> None:
@@ -188,14 +193,11 @@ def test_codes_and_bounds() -> None:
         65536,
         16,
     )
-    assert (rootmeta._MAX_KEYS, rootmeta._MAX_AUTHORITIES, rootmeta._MAX_CERTIFICATE_BYTES) == (16, 4, 4096)
-    assert (session_module.MAX_NOTE_BYTES, session_module._CARRIER_BYTES) == (4096, 1024)
-    assert (EphemeralLedger()._capacity, roster_codec.SEALING_KEY_SIZES) == (4096, (32, 1216))
+    assert (session_module.MAX_NOTE_BYTES, roster_codec.SEALING_KEY_SIZES) == (4096, (32, 1216))
     assert (envelope.MAX_REQUEST_BYTES, envelope.MAX_CHUNK_BYTES) == (8388608, 1048576)
     assert envelope.MAX_LIFETIME_SECONDS == 300
     assert (roster_codec.MAX_MEMBERS, roster_codec.BYTES_PER_HUNDRED) == (1000, 65536)
-    assert (roster_codec._MAX_LAYERS, roster_codec._MAX_CONTEXT) == (10_000, 1 << 24)
-    assert (roster_reader.MAX_VERSION_JUMP, suites._P25519) == (2**40, 2**255 - 19)
+    assert roster_reader.MAX_VERSION_JUMP == 2**40
 
 
 def test_what_both_ends_of_a_stream_sign() -> None:
@@ -231,7 +233,16 @@ def test_what_both_ends_of_a_stream_sign() -> None:
             head = (b"sealring/v1 connection", whose, stream, b"demo", b"one", b"two", b"\x05" * 32)
             found = transcript(Connection(purpose, "demo", "one", "two", b"\x05" * 32), offer, answer, side)
             assert found == pack_fields(*head, *said)
-    assert proof._renewed(b"content", b"der") == pack_fields(b"content", hashlib.sha256(b"der").digest())
+
+
+async def test_what_a_caller_signs_with_another_certificate() -> None:
+    connection = Connection(Purpose.SCHEDULE, "demo", "one", "two", b"\x05" * 32)
+    caller = proof.CallerProof(connection, proof.HeldRoster())
+    answer = proof_pb2.ProofAnswer(nonce=b"\x03" * 32, proof=b"x", release=own_release())
+    caller.check(answer, lambda content, given: None)
+    renewal = await caller.renew(b"der", lambda content: content)
+    signed = transcript(connection, caller.offer, answer, Side.RENEWED)
+    assert renewal.proof == pack_fields(signed, hashlib.sha256(b"der").digest())
 
 
 def test_what_is_signed_when_a_machine_joins_and_when_it_renews() -> None:
@@ -255,9 +266,11 @@ def test_what_is_signed_when_a_machine_joins_and_when_it_renews() -> None:
     assert proof.renewal(b"csr", b"chain", b"root") == hashlib.sha256(answered).digest()
     refused = pack_fields(b"csr", b"", b"not enrolled", b"key")
     assert proof.refusal(b"csr", b"key") == hashlib.sha256(refused).digest()
-    assert attestation._sealing_content("demo", b"k") == pack_fields(
-        b"sealring sealing key v1", b"demo", b"k"
-    )
+    signer, sealing_key = FixedSigner(1), bytes(32)
+    bound = pack_fields(b"sealring sealing key v1", b"demo", sealing_key)
+    signature = signer.sign(Label.ATTESTATION, bound)
+    assert sign_sealing_key(signer, "demo", sealing_key) == signature
+    verify_sealing_key(signer.public_key, "demo", sealing_key, signature)
     assert device_nonce(b"key") == hashlib.sha256(b"sealring/v1 device\x00key").digest()
 
 

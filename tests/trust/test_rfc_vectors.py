@@ -10,28 +10,21 @@ from typing import Any
 
 import pytest
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.bindings._rust import openssl
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from sealring.mesh.crypto import dsse, identity
-from sealring.mesh.crypto.keys import Label
-from sealring.mesh.crypto.suites import Suite, _x25519
+from sealring.mesh.crypto.suites import Suite, agree_x25519
 from sealring.mesh.errors import HandshakeError, Unauthenticated
 from sealring.mesh.prompt import sealed as envelope
 from sealring.node.link.keys import extract
 
 Blocks = Callable[[str], list[dict[str, str]]]
-
-
-@pytest.fixture
-def unlabelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Published vectors sign the bare message: take our label off for them."""
-    monkeypatch.setattr(identity, "signing_input", lambda label, content: content)
 
 
 def test_x25519_rfc7748(blocks: Blocks) -> None:
@@ -42,10 +35,10 @@ def test_x25519_rfc7748(blocks: Blocks) -> None:
         point = bytearray.fromhex(block["input_u"])
         if point[31] & 0x80:
             with pytest.raises(HandshakeError):
-                _x25519(private, bytes(point))
+                agree_x25519(private, bytes(point))
             point[31] &= 0x7F
         if private.public_key().public_bytes_raw() != bytes(point):
-            assert _x25519(private, bytes(point)).hex() == block["output_u"]
+            assert agree_x25519(private, bytes(point)).hex() == block["output_u"]
 
 
 def test_hkdf_rfc5869(blocks: Blocks) -> None:
@@ -105,7 +98,6 @@ def test_ed25519_donna(vectors: Path) -> None:
         assert not dsse.verify_ed25519(key, content + b"x", signature)
 
 
-@pytest.mark.usefixtures("unlabelled")
 def test_ecdsa_p256_nist(blocks: Blocks) -> None:
     results = []
     for block in blocks("asymmetric/ECDSA/FIPS_186-3/SigVer.rsp"):
@@ -114,7 +106,7 @@ def test_ecdsa_p256_nist(blocks: Blocks) -> None:
         public = bytes.fromhex("04" + block["qx"].zfill(64) + block["qy"].zfill(64))
         signature = encode_dss_signature(int(block["r"], 16), int(block["s"], 16))
         try:
-            identity.verify(public, Label.JOIN, bytes.fromhex(block["msg"]), signature)
+            identity.verify_ecdsa(public, bytes.fromhex(block["msg"]), signature)
             results.append(True)
         except Unauthenticated:
             results.append(False)
@@ -137,7 +129,7 @@ def hpke_vectors(vectors: Path, name: str, kem: int) -> list[dict[str, Any]]:
 def test_hpke_rfc9180(vectors: Path) -> None:
     for vector in hpke_vectors(vectors, "test-vectors.json", 0x20):
         key = X25519PrivateKey.from_private_bytes(bytes.fromhex(vector["skRm"]))
-        check_hpke(envelope._CLASSIC, key, vector)
+        check_hpke(envelope.CLASSIC, key, vector)
 
 
 def test_hpke_hybrid(vectors: Path) -> None:
@@ -148,12 +140,15 @@ def test_hpke_hybrid(vectors: Path) -> None:
             MLKEM768PrivateKey.from_seed_bytes(expanded[:64]),
             X25519PrivateKey.from_private_bytes(expanded[64:]),
         )
-        check_hpke(envelope._HYBRID, key, vector)
+        check_hpke(envelope.HYBRID, key, vector)
 
 
 def check_hpke(suite: Any, key: Any, vector: dict[str, Any]) -> None:
+    """The vectors' messages have associated data, which ours never have: theirs is sealed anew without, under
+    the key and nonce that the vector's encapsulation has to lead to."""
     first = vector["encryptions"][0]
-    sealed = bytes.fromhex(vector["enc"] + first["ct"])
-    info, aad = bytes.fromhex(vector["info"]), bytes.fromhex(first["aad"])
-    opened = openssl.hpke._decrypt_with_aad(suite, sealed, key, info, aad)
-    assert opened == bytes.fromhex(first["pt"])
+    aead, nonce = ChaCha20Poly1305(bytes.fromhex(vector["key"])), bytes.fromhex(vector["base_nonce"])
+    plain, aad = bytes.fromhex(first["pt"]), bytes.fromhex(first["aad"])
+    assert aead.encrypt(nonce, plain, aad).hex() == first["ct"]
+    sealed = bytes.fromhex(vector["enc"]) + aead.encrypt(nonce, plain, b"")
+    assert suite.decrypt(sealed, key, bytes.fromhex(vector["info"])) == plain

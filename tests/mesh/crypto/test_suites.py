@@ -57,7 +57,7 @@ def test_aead_keys_are_32_bytes() -> None:
 
 @pytest.mark.parametrize("group", list(Group))
 def test_agreement(group: Group) -> None:
-    share = InitiatorShare(group)
+    share = InitiatorShare.generate(group)
     assert len(share.public) == group.initiator_share_bytes
     answer, secret = respond_to_share(group, share.public)
     assert len(answer) == group.responder_share_bytes
@@ -67,8 +67,8 @@ def test_agreement(group: Group) -> None:
 
 
 def test_both_secrets_of_the_hybrid_count() -> None:
-    share = InitiatorShare(Group.X25519_MLKEM768)
-    other = InitiatorShare(Group.X25519_MLKEM768)
+    share = InitiatorShare.generate(Group.X25519_MLKEM768)
+    other = InitiatorShare.generate(Group.X25519_MLKEM768)
     answer, secret = respond_to_share(share.group, share.public[:32] + other.public[32:])
     with_x25519, with_mlkem = share.agree(answer), other.agree(answer)
     assert (with_x25519[:32] != secret[:32], with_x25519[32:]) == (True, secret[32:])
@@ -81,33 +81,33 @@ def test_both_secrets_of_the_hybrid_count() -> None:
 )
 def test_low_order_and_non_canonical_points(group: Group, value: int) -> None:
     point = value.to_bytes(32, "little")
-    rest = InitiatorShare(group).public[32:]
+    rest = InitiatorShare.generate(group).public[32:]
     assert refusal(respond_to_share, group, point + rest) == "BAD_SHARE"
-    tail = respond_to_share(group, InitiatorShare(group).public)[0][32:]
-    assert refusal(InitiatorShare(group).agree, point + tail) == "BAD_SHARE"
+    tail = respond_to_share(group, InitiatorShare.generate(group).public)[0][32:]
+    assert refusal(InitiatorShare.generate(group).agree, point + tail) == "BAD_SHARE"
 
 
 @pytest.mark.parametrize("group", list(Group))
 def test_lengths_are_exact(group: Group) -> None:
-    share = InitiatorShare(group).public
+    share = InitiatorShare.generate(group).public
     for bad in (b"", share[:-1], share + b"\x00"):
         assert refusal(respond_to_share, group, bad) == "BAD_SHARE"
-        assert refusal(InitiatorShare(group).agree, bad) == "BAD_SHARE"
+        assert refusal(InitiatorShare.generate(group).agree, bad) == "BAD_SHARE"
 
 
 def test_the_own_ephemeral_is_refused() -> None:
-    share = InitiatorShare(Group.X25519)
+    share = InitiatorShare.generate(Group.X25519)
     assert refusal(share.agree, share.public) == "OWN_EPHEMERAL"
 
 
 def test_malformed_mlkem_keys_are_refused() -> None:
-    share = InitiatorShare(Group.X25519_MLKEM768).public
+    share = InitiatorShare.generate(Group.X25519_MLKEM768).public
     assert refusal(respond_to_share, Group.X25519_MLKEM768, share[:32] + b"\xff" * 1184) == "BAD_SHARE"
 
 
 def test_a_wrong_mlkem_ciphertext_gives_another_secret() -> None:
     """Implicit rejection: the handshake's MACs then fail."""
-    share = InitiatorShare(Group.X25519_MLKEM768)
+    share = InitiatorShare.generate(Group.X25519_MLKEM768)
     answer, secret = respond_to_share(share.group, share.public)
     assert share.agree(answer[:-1] + bytes([answer[-1] ^ 1])) != secret
 

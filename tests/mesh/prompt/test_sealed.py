@@ -9,6 +9,8 @@ import secrets
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,14 +19,15 @@ from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.errors import EnvelopeError, InvalidInput, RecordError, ResourceExhausted
 from sealring.mesh.names import MAX_DEPLOYMENT_NAME, check_deployment_name
 from sealring.mesh.prompt.sealed import (
+    CLASSIC,
     MAX_CHUNK_BYTES,
     MAX_LIFETIME_SECONDS,
     MAX_REQUEST_BYTES,
     ReplayGuard,
+    ReplyOpener,
     ReplySealer,
     RequestInfo,
     SealingKey,
-    _recipient,
     seal_request,
 )
 
@@ -110,7 +113,7 @@ def test_any_flipped_bit_or_cut_is_refused(guard: ReplayGuard, place: int, cut: 
 
 def test_a_sealed_request_without_a_reply_key_is_refused(guard: ReplayGuard) -> None:
     request = info()
-    suite, key = _recipient(KEY.public_key)
+    key = X25519PublicKey.from_public_bytes(KEY.public_key)
     for plain in (
         b"",
         b"x",
@@ -118,7 +121,7 @@ def test_a_sealed_request_without_a_reply_key_is_refused(guard: ReplayGuard) -> 
         pack_fields(bytes(32)),
         pack_fields(bytes(32), b"b"),
     ):
-        sealed = suite.encrypt(plain, key, request.encode())
+        sealed = CLASSIC.encrypt(plain, key, request.encode())
         assert refusal(KEY.open_request, sealed, request, guard) == "ENVELOPE_REFUSED"
 
 
@@ -267,15 +270,19 @@ def test_a_reply_cut_short_is_not_complete(guard: ReplayGuard) -> None:
     assert refusal(opener.open, sealed[:-1]) == "ENVELOPE_REFUSED"
 
 
-def test_a_chunk_whose_kind_is_unknown_is_refused(guard: ReplayGuard) -> None:
-    sealer, opener = reply_pair(guard)
-    opener.open(sealer.seal(b"x"))
-    forged = sealer._aead.encrypt((1).to_bytes(12, "big"), b"\x02x", sealer._bound)
-    assert refusal(opener.open, forged) == "ENVELOPE_REFUSED"
-    sealer, opener = reply_pair(guard)
-    opener.open(sealer.seal(b"x"))
-    empty = sealer._aead.encrypt((1).to_bytes(12, "big"), b"", sealer._bound)
-    assert refusal(opener.open, empty) == "ENVELOPE_REFUSED"
+@pytest.mark.parametrize("plain", [b"\x02x", b""])
+def test_a_chunk_whose_kind_is_unknown_is_refused(plain: bytes) -> None:
+    """Sealed by hand, with the right key under the right number."""
+    key, stream_key, request = X25519PrivateKey.generate(), bytes(32), info()
+    bound = pack_fields(b"sealring/v1 reply", request.encode(), bytes(32))
+    opening = CLASSIC.encrypt(stream_key, key.public_key(), bound)
+    for chunk, expected in ((b"\x00x", None), (plain, "ENVELOPE_REFUSED")):
+        sealed = opening + ChaCha20Poly1305(stream_key).encrypt(bytes(12), chunk, bound)
+        opener = ReplyOpener(key, request, bytes(32))
+        if expected is None:
+            assert opener.open(sealed) == (b"x", False)
+        else:
+            assert refusal(opener.open, sealed) == expected
 
 
 def test_bounds(guard: ReplayGuard) -> None:

@@ -421,7 +421,7 @@ def test_neither_end_can_settle_on_less_than_the_roster_lists_first(
     assert refusal(pair.responder(), pair.initiator(suites=(weak,)).start()) == "WRONG_SUITE"
     initiator = pair.initiator()
     initiator.start()
-    fields = [bytes([weak.code]), InitiatorShare(weak.group).public]
+    fields = [bytes([weak.code]), InitiatorShare.generate(weak.group).public]
     assert refusal(initiator, b"\x02" + pack_fields(*fields, bytes(32), bytes(300))) == "WRONG_SUITE"
 
 
