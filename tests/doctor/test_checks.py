@@ -63,24 +63,14 @@ def test_what_could_not_be_told_says_why(view: View, check: Any) -> None:
     assert not [why for why in unknown if why in (*missing, *slow) or not why]
 
 
-def test_a_check_that_fails_stops_no_other(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> Any:
-        yield from power.check(FakeSystem(), view)
-        raise RuntimeError("a fault")
-
-    monkeypatch.setitem(local.MACS, "power", ("sleep", broken))
-    found = by_id(local.examine(FakeSystem(), view).findings)
-    assert found["power.check"].why == "the check failed: RuntimeError"
-    assert "power.sleep" in found
-    assert "rdma.status" in found
-
-
-def test_facts_that_fail_are_a_finding(view: View) -> None:
+def test_a_check_that_fails_stops_no_other(view: View) -> None:
     class Broken(FakeSystem):
         def memory(self) -> int:
-            raise OSError("no")
+            raise RuntimeError("a fault")
 
-    assert "system.facts" in {one.id for one in local.examine(Broken(), view).findings}
+    found = by_id(local.examine(Broken(), view).findings)
+    assert found["memory.check"].why == "the check failed: RuntimeError"
+    assert {"power.sleep", "rdma.status", "system.facts"} <= set(found)
 
 
 def test_elsewhere_what_only_macs_have_is_one_line(view: View) -> None:
@@ -187,25 +177,20 @@ def test_power(view: View, name: str, expected: dict[str, Severity]) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ("sleep 0", {"power.sleep": "this Mac does not sleep by itself"}),
-        ("sleep 1", {"power.sleep": "this Mac sleeps after 1 min without use"}),
-        ("sleep 1\nSleepDisabled 1", {"power.sleep": "this Mac does not sleep by itself"}),
-        ("sleep 1\nSleepDisabled 0", {"power.sleep": "this Mac sleeps after 1 min without use"}),
-        ("SleepDisabled 0", {"power.sleep": "this Mac does not sleep by itself"}),
-        ("powermode 1", {"power.low_power_mode": "Low Power Mode is on"}),
+        ("sleep 0", {"power.sleep": Severity.OK}),
+        ("sleep 1", {"power.sleep": Severity.WARNING}),
+        ("sleep 1\nSleepDisabled 1", {"power.sleep": Severity.OK}),
+        ("sleep 1\nSleepDisabled 0", {"power.sleep": Severity.WARNING}),
+        ("SleepDisabled 0", {"power.sleep": Severity.OK}),
+        ("powermode 1", {"power.low_power_mode": Severity.WARNING}),
         ("lowpowermode 0\npowermode 2", {}),
         ("powernap 1", {}),
-        ("powernap 1\nsleep 0", {"power.sleep": "this Mac does not sleep by itself"}),
+        ("powernap 1\nsleep 0", {"power.sleep": Severity.OK}),
     ],
 )
-def test_power_settings(view: View, settings: str, expected: dict[str, str]) -> None:
+def test_power_settings(view: View, settings: str, expected: dict[str, Severity]) -> None:
     found = power.check(FakeSystem({"/usr/bin/pmset -g": settings}), view)
-    assert {one.id: one.what for one in found if "could not tell" not in one.what} == expected
-
-
-def test_heat(view: View) -> None:
-    system = FakeSystem({"/usr/bin/pmset -g therm": recording("therm-hot.txt")})
-    assert by_id(power.check(system, view))["power.heat"].severity is Severity.WARNING
+    assert {one.id: one.severity for one in found if "could not tell" not in one.what} == expected
 
 
 @pytest.mark.parametrize(
@@ -268,11 +253,6 @@ def test_bridges_and_their_services() -> None:
     assert enabled()
     assert enabled(services="")
     assert not enabled(flags="DOWN")
-
-
-def test_a_port_without_an_interface_is_said_and_no_failure(view: View) -> None:
-    says = {**NETWORK, "/usr/sbin/networksetup -listallhardwareports": "Hardware Port: USB\nDevice: en9\n"}
-    assert by_id(thunderbolt.check(FakeSystem(says), view))["thunderbolt.device"].severity is Severity.NOTE
 
 
 @pytest.mark.parametrize("missing", ["ifconfig", "hardwareports"])
@@ -400,17 +380,11 @@ def test_versions(view: View) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "severity", "what"),
-    [
-        (0, Severity.WARNING, "only 0 files may be open"),
-        (2047, Severity.WARNING, "only 2047 files may be open"),
-        (2048, Severity.OK, "up to 2048 files may be open"),
-        (-1, Severity.OK, "any number of files may be open"),
-    ],
+    ("limit", "severity"),
+    [(0, Severity.WARNING), (2047, Severity.WARNING), (2048, Severity.OK), (-1, Severity.OK)],
 )
-def test_files(view: View, limit: int, severity: Severity, what: str) -> None:
-    found = by_id(check_open_files(FakeSystem(file_limit=limit), view))["files.limit"]
-    assert (found.severity, found.what) == (severity, what)
+def test_open_files(view: View, limit: int, severity: Severity) -> None:
+    assert by_id(check_open_files(FakeSystem(file_limit=limit), view))["files.limit"].severity is severity
     told = replace(view, file_limit=4096)
     assert by_id(check_open_files(FakeSystem(file_limit=limit), told))["files.limit"].severity is Severity.OK
 

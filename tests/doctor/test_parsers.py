@@ -82,48 +82,6 @@ def test_what_breaks_json_readers_breaks_none(text: str) -> None:
     assert storage.parse_profile(text) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("codesign-homebrew.txt", Signature(True, "org.python.python")),
-        ("codesign-anonymous.txt", Signature(True, "")),
-        ("codesign-developer-id.txt", Signature(True, "org.python.python", team="BMM5U3QVKW")),
-        ("codesign-unsigned.txt", Signature(False)),
-        ("sw_vers.txt", None),
-    ],
-)
-def test_signatures(name: str, expected: Signature | None) -> None:
-    assert interpreter.parse_codesign(recording(name)) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "state"),
-    [
-        ("Firewall is disabled. (State = 0)\n", 0),
-        ("Firewall is enabled. (State = 1) \n", 1),
-        ("Firewall is blocking all non-essential incoming connections. (State = 2) \n", 2),
-        ("(State = 7)", None),
-    ],
-)
-def test_firewall_state(text: str, state: int | None) -> None:
-    assert firewall.parse_state(text) == state
-
-
-@pytest.mark.parametrize(
-    ("text", "blocks"),
-    [
-        ("Block all DISABLED! \n", False),
-        ("Block all ENABLED! \n", True),
-        ("Firewall has block all state set to disabled.\n", False),
-        ("Firewall has block all state set to enabled.\n", True),
-        ("Firewall is set to block all non-essential incoming connections\n", True),
-        ("", None),
-    ],
-)
-def test_block_all(text: str, blocks: bool | None) -> None:
-    assert firewall.parse_block_all(text) is blocks
-
-
 def test_firewall_apps() -> None:
     assert firewall.parse_apps(recording("firewall-apps.txt")) == {
         "/usr/libexec/remoted": True,
@@ -140,37 +98,6 @@ def test_power_settings() -> None:
     assert (mini["sleep"], mini["autorestart"], mini["sleep on power button"]) == (1, 0, 1)
     assert (laptop["sleepdisabled"], laptop["lowpowermode"]) == (1, 1)
     assert "hibernatefile" not in laptop
-
-
-@pytest.mark.parametrize(
-    ("text", "hot"),
-    [
-        (recording("therm-cool.txt"), False),
-        (recording("therm-hot.txt"), True),
-        ("CPU_Speed_Limit \t= 100\n", False),
-        ("CPU_Scheduler_Limit \t= 99\n", True),
-        ("thermal warning level set to 1\n", True),
-        ("Performance Warning Level = 0\n", False),
-        ("something else\n", None),
-    ],
-)
-def test_heat(text: str, hot: bool | None) -> None:
-    assert power.parse_thermal(text) is hot
-
-
-@pytest.mark.parametrize(
-    ("text", "on"),
-    [
-        ("FileVault is On.\n", True),
-        ("FileVault is Off.\n", False),
-        ("FileVault is On.\nDecryption in progress: Percent completed = 12.5\n", True),
-        ("FileVault is Off, but will be enabled after the next restart.\n", False),
-        ("Error: something\n", None),
-        ("", None),
-    ],
-)
-def test_filevault(text: str, on: bool | None) -> None:
-    assert power.parse_filevault(text) is on
 
 
 def test_thunderbolt_ports() -> None:
@@ -210,53 +137,70 @@ def test_no_more_ports_are_read_than_a_report_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "on"), [("enabled\n", True), ("disabled\n", False), ("RDMA is enabled.", True), ("", None)]
-)
-def test_rdma_status(text: str, on: bool | None) -> None:
-    assert rdma.parse_status(text) is on
-
-
-def test_rdma_devices() -> None:
-    assert rdma.parse_devices(recording("ibv_devices.txt")) == ("rdma_en2", "rdma_en3")
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
+    ("parse", "text", "expected"),
     [
-        ("26.2", (26, 2)),
-        ("26.10.1\n", (26, 10, 1)),
-        ("", ()),
-        ("26.x", ()),
-        ("1" * 9, ()),
-        ("1.2.3.4", (1, 2, 3, 4)),
-        ("1.2.3.4.5", ()),
+        (
+            interpreter.parse_codesign,
+            recording("codesign-homebrew.txt"),
+            Signature(True, "org.python.python"),
+        ),
+        (interpreter.parse_codesign, recording("codesign-anonymous.txt"), Signature(True, "")),
+        (
+            interpreter.parse_codesign,
+            recording("codesign-developer-id.txt"),
+            Signature(True, "org.python.python", team="BMM5U3QVKW"),
+        ),
+        (interpreter.parse_codesign, recording("codesign-unsigned.txt"), Signature(False)),
+        (interpreter.parse_codesign, recording("sw_vers.txt"), None),
+        (firewall.parse_state, "Firewall is disabled. (State = 0)\n", 0),
+        (
+            firewall.parse_state,
+            "Firewall is blocking all non-essential incoming connections. (State = 2) \n",
+            2,
+        ),
+        (firewall.parse_state, "(State = 7)", None),
+        (firewall.parse_block_all, "Block all DISABLED! \n", False),
+        (firewall.parse_block_all, "Block all ENABLED! \n", True),
+        (firewall.parse_block_all, "Firewall has block all state set to disabled.\n", False),
+        (firewall.parse_block_all, "Firewall has block all state set to enabled.\n", True),
+        (firewall.parse_block_all, "Firewall is set to block all non-essential incoming connections\n", True),
+        (firewall.parse_block_all, "", None),
+        (power.parse_thermal, recording("therm-cool.txt"), False),
+        (power.parse_thermal, recording("therm-hot.txt"), True),
+        (power.parse_thermal, "CPU_Speed_Limit \t= 100\n", False),
+        (power.parse_thermal, "CPU_Scheduler_Limit \t= 99\n", True),
+        (power.parse_thermal, "thermal warning level set to 1\n", True),
+        (power.parse_thermal, "Performance Warning Level = 0\n", False),
+        (power.parse_thermal, "something else\n", None),
+        (power.parse_filevault, "FileVault is On.\nDecryption in progress: Percent completed = 12.5\n", True),
+        (power.parse_filevault, "FileVault is Off, but will be enabled after the next restart.\n", False),
+        (power.parse_filevault, "Error: something\n", None),
+        (rdma.parse_status, "enabled\n", True),
+        (rdma.parse_status, "disabled\n", False),
+        (rdma.parse_status, "RDMA is enabled.", True),
+        (rdma.parse_status, "", None),
+        (rdma.parse_devices, recording("ibv_devices.txt"), ("rdma_en2", "rdma_en3")),
+        (rdma.parse_version, "26.10.1\n", (26, 10, 1)),
+        (rdma.parse_version, "26.x", ()),
+        (rdma.parse_version, "1" * 9, ()),
+        (rdma.parse_version, "1.2.3.4", (1, 2, 3, 4)),
+        (rdma.parse_version, "1.2.3.4.5", ()),
+        (memory.parse_number, "57344\n", 57344),
+        (memory.parse_number, "0", 0),
+        (memory.parse_number, "-1", None),
+        (memory.parse_number, "٣", None),
+        (versions.parse_sw_vers, recording("sw_vers.txt"), ("26.2", "25C56")),
+        (storage.parse_profile, json.dumps({"result": {"digest": "ab" * 32}}), "ab" * 32),
+        (storage.parse_profile, json.dumps({"result": {"digest": "$(reboot)"}}), None),
+        (storage.parse_profile, json.dumps({"problem": {}}), None),
     ],
 )
-def test_versions(text: str, version: tuple[int, ...]) -> None:
-    assert rdma.parse_version(text) == version
+def test_what_macos_prints_is_read(parse: Callable[[str], object], text: str, expected: object) -> None:
+    assert parse(text) == expected
 
 
-def test_numbers() -> None:
-    assert [memory.parse_number(text) for text in ("57344\n", "0", "", "-1", "٣")] == [
-        57344,
-        0,
-        None,
-        None,
-        None,
-    ]
-
-
-def test_sw_vers() -> None:
-    assert versions.parse_sw_vers(recording("sw_vers.txt")) == ("26.2", "25C56")
-
-
-def test_digests() -> None:
-    assert storage.parse_profile(json.dumps({"result": {"digest": "ab" * 32}})) == "ab" * 32
-    assert storage.parse_profile(json.dumps({"result": {"digest": "$(reboot)"}})) is None
-    assert storage.parse_profile(json.dumps({"problem": {}})) is None
-    assert storage.parse_profile(json.dumps({"result": {"digest": 7}})) is None
-
-
-def test_words_of_a_report_are_short_and_words() -> None:
-    assert thunderbolt._word("x" * 101) == "x" * 100
-    assert [thunderbolt._word(other) for other in (7, None, ["x"])] == ["", "", ""]
+@pytest.mark.parametrize(("word", "read"), [("x" * 101, "x" * 100), (7, ""), (None, ""), (["x"], "")])
+def test_words_of_a_report_are_short_and_words(word: object, read: str) -> None:
+    profile = json.dumps({"SPThunderboltDataType": [{"receptacle_1_tag": {"receptacle_id_key": word}}]})
+    (port,) = thunderbolt.parse_profile(profile) or ()
+    assert port.receptacle == read
