@@ -1,20 +1,26 @@
-"""A process of our own that answers an engine's questions within limits, and may be killed at any moment.
+"""Processes of our own that answer an engine's questions within limits, and may be killed at any moment.
 
 What runs there may run or grow without end: a template that came with a model, a schema that came with a
-request. A thread cannot be ended, and memory that is gone is the engine's.
+request, a parser over what a model wrote. A thread cannot be ended, and memory that is gone is the engine's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+from sealring.mesh.errors import Unavailable
 
 WALL_SECONDS = 20.0
 """For each answer, however busy the machine is: a process that is stopped, or waits, needs no processor."""
@@ -27,61 +33,112 @@ _LOOK_SECONDS = 0.02
 _ANSWER_BYTES = 24 << 20
 _PART_BYTES = 1 << 16
 
+_Process = subprocess.Popen[bytes]
 
-class Helper:
-    """One process, which is started when it is first asked, and anew once it has come to its limits.
 
-    Each start begins with the question `first`, whose answer is given to `begun`, which may raise. Used by
-    one thread at a time.
+class Helpers:
+    """Processes of one kind, at most `most` at once: started when they are first asked, and anew once one has
+    come to its limits. Any thread.
+
+    Each start begins with the question `first`, whose answer is given to `begun`, which may raise. The
+    processes end with `close`, and with this object where nobody has closed it.
     """
 
     def __init__(
-        self, module: str, *arguments: str, first: object, begun: Callable[[dict[str, Any]], None]
+        self,
+        module: str,
+        *arguments: str,
+        first: object,
+        most: int,
+        begun: Callable[[dict[str, Any]], None] = lambda answer: None,
     ) -> None:
         self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._first = first
         self._begun = begun
-        self._process: subprocess.Popen[bytes] | None = None
+        self._turn = threading.Semaphore(most)
+        self._idle: deque[_Process] = deque()
+        self._closing = weakref.finalize(self, _end_all, self._idle)
 
     def ask(self, question: object) -> dict[str, Any] | None:
-        """The answer; None where the process came to its limits. Raises what `begun` raises."""
-        try:
-            return _exchange(self._process or self._start(), question)
-        except (OSError, ValueError):
-            self.close()
-            return None
-        except BaseException:
-            self.close()
-            raise
+        """The answer; None where the process came to its limits. Waits while `most` others are asked.
+
+        Raises what `begun` raises, and Unavailable (NO_PROCESS) where the system lets none begin.
+        """
+        with self._turn:
+            idle = self._take_idle()
+            process = idle or _start(self._command)
+            answer = None
+            try:
+                if idle is None:
+                    self._begun(_exchange(process, self._first))
+                answer = _exchange(process, question)
+            except (OSError, ValueError):
+                pass
+            finally:
+                if answer is None:
+                    _end(process)
+                else:
+                    self._idle.append(process)
+            if not self._closing.alive:  # closed meanwhile
+                _end_all(self._idle)
+        return answer
+
+    def _take_idle(self) -> _Process | None:
+        """One that has not been ended from outside while it was idle."""
+        with contextlib.suppress(IndexError):
+            while (process := self._idle.pop()).poll() is not None:
+                _end(process)
+            return process
+        return None
 
     def close(self) -> None:
-        """Ends the process, and those that it has forked."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except OSError:  # its group has no other member any more
-            process.kill()
-        process.communicate()
+        """Ends the processes that are idle, and each other one when it has answered."""
+        self._closing()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+
+def _start(command: list[str]) -> _Process:
+    """Raises Unavailable (NO_PROCESS)."""
+    try:
         process = subprocess.Popen(  # noqa: S603  # our own module
-            self._command,
+            command,
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             process_group=0,
         )
-        self._process = process
-        assert process.stdin is not None
-        os.set_blocking(process.stdin.fileno(), False)  # a part of a long question is written, not waited for
-        self._begun(_exchange(process, self._first))
-        return process
+    except OSError:
+        raise no_process() from None
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)  # a part of a long question is written, not waited for
+    return process
 
 
-def _exchange(process: subprocess.Popen[bytes], question: object) -> dict[str, Any]:
+def no_process() -> Unavailable:
+    """The error of a request for which this machine could start no process. Nothing is wrong with it."""
+    return Unavailable(
+        "the head could start no process to look at the request",
+        hint="try again; if it lasts, the head's machine runs too many processes or has no memory left",
+        reason="NO_PROCESS",
+    )
+
+
+def _end(process: _Process) -> None:
+    """Ends the process, and those that it has forked."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except OSError:  # its group has no member any more
+        process.kill()
+    process.communicate()
+
+
+def _end_all(processes: deque[_Process]) -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            _end(processes.pop())
+
+
+def _exchange(process: _Process, question: object) -> dict[str, Any]:
     """Raises ValueError or OSError where the process ends or is at its limits.
 
     No thread keeps the time: at the end of memory Python waits for ever for one that could not begin.

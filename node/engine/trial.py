@@ -13,12 +13,11 @@ import os
 import resource
 import signal
 import sys
-import threading
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.start import forbid_core_files
-from sealring.node.engine.helper import Helper, serve
+from sealring.node.engine.helper import Helpers, no_process, serve
 
 SECONDS = 0.15
 """Of a processor, to compile a grammar and make its first mask: a tail's step may have to wait as long. An
@@ -65,14 +64,16 @@ class Trial:
     def __init__(self, vocabulary: int) -> None:
         """`vocabulary` is the number of tokens that a grammar may name by their ids."""
         module = "sealring.node.engine.trial"
-        self._helper = Helper(module, first={"vocabulary": vocabulary}, begun=lambda answer: None)
-        self._lock = threading.Lock()
+        self._process = Helpers(module, first={"vocabulary": vocabulary}, most=1)
 
     def run(self, grammar: str) -> None:
-        """Raises InvalidInput (BAD_GRAMMAR) for one that cannot be compiled, or costs too much."""
-        with self._lock:
-            answer = self._helper.ask({"grammar": grammar})
-        if answer is None or answer.get("ended"):
+        """Raises InvalidInput (BAD_GRAMMAR) for one that cannot be compiled, or costs too much, and
+        Unavailable (NO_PROCESS) where it cannot be tried: each fork has limits of its own, so a process that
+        does not answer is this machine's fault."""
+        answer = self._process.ask({"grammar": grammar})
+        if answer is None or answer.get("not_begun"):
+            raise no_process()
+        if answer.get("ended"):
             raise bad_grammar(
                 f"to compile it takes more than {SECONDS:g} s or {MEMORY_BYTES >> 20} MiB", limit=SECONDS
             )
@@ -81,8 +82,7 @@ class Trial:
 
     def close(self) -> None:
         """Ends the process."""
-        with self._lock:
-            self._helper.close()
+        self._process.close()
 
 
 def bad_grammar(why: str, **metadata: object) -> InvalidInput:
@@ -129,9 +129,15 @@ class _Trials:
             wrapped = llguidance.TokenizerWrapper(_Bytes())
             self._library = llguidance.LLTokenizer(wrapped, n_vocab=size, eos_token=[_BYTES])
             return {}
-        reading, writing = os.pipe()
-        if (child := os.fork()) == 0:
-            self._compile(told["grammar"], writing)
+        ends: tuple[int, ...] = ()
+        try:
+            ends = reading, writing = os.pipe()
+            if (child := os.fork()) == 0:
+                self._compile(told["grammar"], writing)
+        except OSError:
+            for end in ends:
+                os.close(end)
+            return {"not_begun": True}
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
             said = pipe.read().decode(errors="replace")

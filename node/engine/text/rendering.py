@@ -7,12 +7,11 @@ seconds and memory, and takes nothing with it.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.node.engine.helper import Helper
+from sealring.node.engine.helper import Helpers
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -20,6 +19,9 @@ Tools = Sequence[Mapping[str, Any]]
 
 SECONDS = 2
 """Of a processor, for each chat; one of 4 MB takes 0.1 s."""
+
+MOST = 8
+"""Chats that are rendered at once: more than threads read prompts, so none waits for another."""
 
 ADDRESS_BYTES = 1 << 30
 """Address space, where the system holds a process to it: a string of gigabytes is never begun there."""
@@ -32,9 +34,14 @@ class RenderingProcess:
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
-        self._first = {"source": source, "variables": dict(variables)}
-        self._idle: deque[Helper] = deque()
-        self._closed = False
+        self._children = Helpers(
+            "sealring.node.engine.text.template",
+            str(SECONDS),
+            str(ADDRESS_BYTES),
+            first={"source": source, "variables": dict(variables)},
+            most=MOST,
+            begun=_check,
+        )
         with contextlib.suppress(InvalidInput):
             if self._ask({"messages": [{"role": "user", "content": "x"}]}) is None:
                 raise ModelError(
@@ -46,7 +53,8 @@ class RenderingProcess:
     def render(
         self, messages: Messages, tools: Tools = (), arguments: Mapping[str, Any] | None = None
     ) -> str:
-        """Raises InvalidInput (CHAT_TEMPLATE_REFUSED), without the template's own words, which may quote."""
+        """Raises InvalidInput (CHAT_TEMPLATE_REFUSED), without the template's own words, which may quote, and
+        Unavailable (NO_PROCESS)."""
         text = self._ask({"messages": messages, "tools": tools, "arguments": arguments})
         if text is None:
             raise refused(f"it has {SECONDS} s for them, and so much memory")
@@ -54,30 +62,17 @@ class RenderingProcess:
 
     def close(self) -> None:
         """Ends the children that are idle, and each other one when it has answered."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().close()
+        self._children.close()
 
     def _ask(self, chat: Mapping[str, Any]) -> str | None:
         """None where the child came to its limits."""
-        try:
-            child = self._idle.pop()
-        except IndexError:
-            child = self._child()
-        answer = child.ask(chat)
-        self._idle.append(child)
-        if self._closed:
-            self.close()
+        answer = self._children.ask(chat)
         if answer is None:
             return None
         if "refused" in answer:
             raise refused()
         text: str = answer["text"]
         return text
-
-    def _child(self) -> Helper:
-        module = "sealring.node.engine.text.template"
-        return Helper(module, str(SECONDS), str(ADDRESS_BYTES), first=self._first, begun=_check)
 
 
 def _check(answer: Mapping[str, Any]) -> None:

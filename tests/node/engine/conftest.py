@@ -13,7 +13,6 @@ from mlx.utils import tree_flatten
 
 from sealring.node.engine import device
 from sealring.node.engine.staging import random_model
-from sealring.node.engine.text import rendering
 
 ARCHS = Path(__file__).parents[2] / "data" / "archs.json"
 
@@ -106,19 +105,3 @@ def model_folder(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return write
-
-
-@pytest.fixture(autouse=True)
-def templates_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The processes of chat templates end with the test that loaded them."""
-    started: list[rendering.RenderingProcess] = []
-
-    class Noted(rendering.RenderingProcess):
-        def __init__(self, *arguments: Any) -> None:
-            started.append(self)
-            super().__init__(*arguments)
-
-    monkeypatch.setattr(rendering, "RenderingProcess", Noted)
-    yield
-    for process in started:
-        process.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import resource
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ import pytest
 from schedules import make_steps
 from stagering import compute_thread, run_on
 
-from sealring.mesh.errors import FailedPrecondition, InvalidInput
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, Unavailable
 from sealring.node.engine import helper, params, trial
 from sealring.node.engine.grammar import Follower, Grammars, Masks
 from sealring.node.engine.params import RowParameters
@@ -259,19 +261,48 @@ def test_a_trial_tells_why_a_schema_cannot_be_used(schema: Schema) -> None:
     assert len(said) == 1
 
 
-def test_a_trial_that_stands_still_is_ended_and_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_stands_still_is_not_the_schemas_fault_and_the_next_one_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = trial.Trial(VOCABULARY)
     before = set(psutil.Process().children())
     made.run(grammar_for(NUMBER))
     (child,) = set(psutil.Process().children()) - before
     child.suspend()
     monkeypatch.setattr(helper, "WALL_SECONDS", 0.1)
-    with pytest.raises(InvalidInput):
+    with pytest.raises(Unavailable):
         made.run(grammar_for(NUMBER))
     monkeypatch.undo()
     made.run(grammar_for(NUMBER))
+    (child,) = set(psutil.Process().children()) - before
+    child.kill()
+    child.wait(200)
+    made.run(grammar_for(NUMBER))
     made.close()
     assert set(psutil.Process().children()) <= before
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux sets limits of another process")
+def test_a_schema_that_no_process_could_try_is_not_called_costly() -> None:
+    """Neither where the helper has no descriptors left to fork with, nor where none can be started."""
+    with contextlib.closing(trial.Trial(VOCABULARY)) as made:
+        before = set(psutil.Process().children())
+        made.run(grammar_for(NUMBER))
+        (child,) = set(psutil.Process().children()) - before
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (3, 3))
+        with pytest.raises(Unavailable) as caught:
+            made.run(grammar_for(NUMBER))
+        assert caught.value.hint
+        child.kill()
+        child.wait(200)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            with pytest.raises(Unavailable):
+                made.run(grammar_for(NUMBER))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        made.run(grammar_for(NUMBER))
 
 
 def test_the_largest_schema_of_ordinary_use_is_not_too_much() -> None:

@@ -611,9 +611,9 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
         prefixes=SimpleNamespace(turn_over=lambda ring: []),
     )
     ours, theirs = socket.socketpair()
-    with ours, theirs:
+    with ours, contextlib.closing(FrameSocket(theirs)) as frames:
         command = engine.OpenEngineEpoch(id=1, epoch=1, rank=0, size=1, kv_budget=500)
-        main.Engine(FrameSocket(theirs), None, loaded).dispatch(engine.EngineCommand(open_epoch=command))
+        main.Engine(frames, None, loaded).dispatch(engine.EngineCommand(open_epoch=command))
     assert wired == [1500]
 
 
