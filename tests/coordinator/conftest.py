@@ -60,7 +60,7 @@ def small_profile(digest: str = "ab" * 32) -> model_pb2.ModelProfile:
         max_context=512,
         digest=digest,
         hidden_size=64,
-        vocab_size=100,
+        vocab_size=1,
         dtype="float32",
     )
 
@@ -355,6 +355,8 @@ class FakeNode:
             await self.send(challenge_answer=self.answer(message.challenge.nonce))
         elif kind == "profile" and self.profiles:
             await self.tell_profile(message.profile)
+        elif kind == "change_model":
+            await self.send(model_changed=membership_pb2.ModelChanged(id=message.change_model.id))
         elif kind == "prepare" and self.prepares:
             place = message.prepare
             assert self.roster.version >= place.roster_version

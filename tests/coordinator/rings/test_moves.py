@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,11 @@ import structlog
 
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.mesh.clock import AwakeClock, Clock, monotonic_clock
+from sealring.coordinator.store import StoredDeployment, StoredMember
+from sealring.mesh.clock import AwakeClock
+from sealring.mesh.crypto.identity import KeyType
 from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError
+from sealring.mesh.pki.certificates import Role
 from sealring.v1 import admin_pb2, membership_pb2
 from tests.coordinator.rings.test_rings import DOWN, SERVING, deploy, ring_state, three
 
@@ -206,7 +210,7 @@ async def test_a_coordinator_that_is_restarted_in_a_drain_goes_on_with_it(start_
         while (session := sessions.find(leaving.id)) is None or not session.steps or session.idle:
             await sessions.next_beat()
         status = await ring_state(again, SERVING)
-        assert (status.epoch, again.coordinator.moves._drains.keys()) == (1, {leaving.id})
+        assert status.epoch == 1
         assert not any(one.HasField("end") for node in back for one in node.messages)
         back[1].busy = False
         await ring_state(again, SERVING, epoch=2)
@@ -216,7 +220,7 @@ async def test_a_coordinator_that_is_restarted_in_a_drain_goes_on_with_it(start_
         await again.close()
 
 
-# When a move is due, without a cluster
+# When a move is due and what it asks for, without a cluster
 
 RING = admin_pb2.RingPlan(
     ring="r-0", stages=[admin_pb2.StagePlan(member="a"), admin_pb2.StagePlan(member="b")]
@@ -224,154 +228,212 @@ RING = admin_pb2.RingPlan(
 
 
 class Scene:
-    """A planned ring of which `awaited` members are away, and the moves that were begun for it."""
+    """A planned ring of members a and b. `asked` and `planned` are the specifications of moves; a move waits
+    between the two until `go` is set."""
 
-    def __init__(self, *, stages: int = 0, awake: Clock = monotonic_clock) -> None:
-        self.begun: list[set[str]] = []
+    def __init__(self, *, drained: int = 0, pipeline: bool = False, **asked: Any) -> None:
+        ring = admin_pb2.RingPlan()
+        ring.CopyFrom(RING)
+        ring.pipeline = pipeline
+        spec = admin_pb2.DeploymentSpec(name="r", **asked)
+        plan = admin_pb2.DeploymentPlan(rings=[ring], spec={"name": "r", "context": 512, "max_rows": 8})
+        self.now, self.slept = 100.5, False
+        self.deployments = {"r": StoredDeployment(spec, plan, 0)}
+        self.asked: list[admin_pb2.DeploymentSpec] = []
+        self.planned: list[admin_pb2.DeploymentSpec] = []
+        self.errors: list[Exception] = []
+        self.told: list[Any] = []
+        self.log: list[dict[str, Any]] = []
         self.awaited: list[str] = []
         self.obstacles: dict[str, str] = {}
         self.offline: list[str] = []
-        self.sessions = {name: SimpleNamespace(idle={"r-0"}) for name in "abc"}
+        self.beds = {name: SimpleNamespace(idle={"r-0", "s-0"}) for name in "abc"}
         self.free = frozenset("c")
-        asked = admin_pb2.DeploymentSpec(stages=stages)
-        deployment = SimpleNamespace(name="r", asked=asked)
-        rings: Any = SimpleNamespace(
-            planned=[(deployment, RING)],
-            awaited=lambda ring: self.awaited,
-            obstacles=lambda ring: self.obstacles,
+        self.go = asyncio.Event()
+        self.go.set()
+        member = StoredMember("a", Role.MEMBER, "a", b"", KeyType.SOFTWARE, 0, draining=drained)
+        self.members = {"a": member}
+        part: Any = SimpleNamespace
+        rings = part(
             offline=self.offline.append,
+            not_moved=lambda *said: self.told.append(said),
+            keep_serving=lambda *said: self.told.append(said),
+            sync=lambda: None,
         )
-        unused: Any = None
-        survey: Any = SimpleNamespace(able=lambda deployment, ring: self.free)
-        settings = CoordinatorSettings(replace_after=30)
-        sessions: Any = self
+        views = part(awaited=lambda ring: self.awaited, obstacles=lambda ring: self.obstacles)
+        self.views = views
+        self.show()
         self.moves = Moves(
-            unused, unused, sessions, survey, rings, rings, unused, settings, clock=lambda: 0.0, awake=awake
+            part(
+                deployments=part(
+                    all=lambda: list(self.deployments.values()),
+                    get=self.deployments.__getitem__,
+                    replace=lambda one: self.deployments.update({one.name: one}),
+                ),
+                members=part(
+                    all=lambda role: list(self.members.values()),
+                    find=self.members.get,
+                    save=lambda one: self.members.update({one.id: one}),
+                ),
+                audit=part(append=lambda *said: self.log.append(said[-1])),
+            ),
+            part(change=contextlib.nullcontext),
+            self,  # type: ignore[arg-type]
+            part(able=lambda *_: self.free, check=lambda spec: spec, ask=self.ask, plan=self.plan),
+            rings,
+            views,
+            part(changing=asyncio.Lock()),
+            CoordinatorSettings(replace_after=30, drain_timeout=60),
+            clock=lambda: self.now,
+            awake=lambda: self.now,
         )
-        self.moves._spawn = self._begin  # type: ignore[method-assign,assignment]
+
+    def show(self) -> None:
+        """What is planned, as `deployments` has it now."""
+        self.views.planned = [(one, ring) for one in self.deployments.values() for ring in one.plan.rings]
+
+    async def ask(self, spec: Any, *, replacing: str) -> Any:
+        """The members that have the model, by their names; "c" has none."""
+        self.asked.append(spec)
+        await self.go.wait()
+        if self.errors and not isinstance(self.errors[0], SealringError):
+            raise self.errors.pop(0)
+        return {one: SimpleNamespace(profile=one != "c") for one in "abc"}
+
+    async def plan(self, spec: Any, answers: Any, **_: Any) -> admin_pb2.DeploymentPlan:
+        self.planned.append(admin_pb2.DeploymentSpec())
+        self.planned[-1].CopyFrom(spec)
+        if self.errors:
+            raise self.errors.pop(0)
+        return admin_pb2.DeploymentPlan(rings=[RING])
 
     def __iter__(self) -> Any:
-        return iter(self.sessions.values())
+        return iter(self.beds.values())
 
     def find(self, member: str) -> Any:
-        return self.sessions.get(member)
+        return self.beds.get(member)
 
-    def _begin(self, move: Any) -> None:
-        self.begun.append(move.cr_frame.f_locals["lost"])
-        move.close()
+    async def next_beat(self) -> None:
+        await asyncio.Event().wait()
 
-    def look(self, *times: float) -> int:
+    async def look(self, *times: float) -> int:
+        """The number of moves that were begun, after looks at these times."""
         for now in times:
+            self.now = now
             self.moves.look(now)
-        return len(self.begun)
+            await settle()
+        return len(self.asked)
 
 
-def test_who_is_away_is_given_time_and_who_was_removed_is_not() -> None:
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_who_is_away_is_given_time_and_who_was_removed_is_not() -> None:
     scene = Scene()
     scene.awaited = ["a"]
-    assert scene.look(0, 29.9) == 0
+    assert await scene.look(0, 29.9) == 0
     scene.awaited = []
-    assert scene.look(30) == 0
+    assert await scene.look(30) == 0
     scene.awaited = ["a"]
-    assert scene.look(40, 69.9) == 0
+    assert await scene.look(40, 69.9) == 0
     assert scene.offline == []
     scene.obstacles = {"b": "was evicted"}
-    assert scene.look(69.9) == 1
-    assert scene.begun == [{"b"}]
+    assert await scene.look(69.9) == 1
+    assert scene.log[-1]["leaving"] == "b"
     assert scene.offline == ["b"]
-    scene.look(70)
+    await scene.look(70)
     assert sorted(scene.offline[1:]) == ["a", "b"]
 
 
-def test_nobody_is_away_while_the_coordinator_hears_of_no_node() -> None:
+async def test_nobody_is_away_while_the_coordinator_hears_of_no_node() -> None:
     scene = Scene()
-    scene.awaited = ["a", "b"]
-    scene.sessions = {}
-    assert scene.look(0, 100) == 0
-    scene.sessions = {"c": SimpleNamespace(idle=set())}
-    assert scene.look(101, 130.9) == 0
-    assert scene.look(131) == 1
+    scene.awaited, scene.beds = ["a", "b"], {}
+    assert await scene.look(0, 100) == 0
+    scene.beds = {"c": SimpleNamespace(idle=set())}
+    assert await scene.look(101, 130.9) == 0
+    assert await scene.look(131) == 1
 
 
-def test_a_move_is_tried_again_when_other_nodes_are_there_and_from_time_to_time() -> None:
+async def test_a_move_is_tried_again_when_other_nodes_are_there_and_from_time_to_time() -> None:
     scene = Scene()
     scene.obstacles = {"a": "was evicted"}
-    assert scene.look(0, 1, 59) == 1
-    assert scene.look(60, 61) == 2
+    assert await scene.look(0, 1, 59) == 1
+    assert await scene.look(60, 61) == 2
+    scene.go.clear()
     scene.free = frozenset("cd")
-    assert scene.look(62, 63) == 3
-    scene.moves._moving.add("r-0")
-    assert scene.look(200) == 3, "it is under way"
-    scene.moves._moving.clear()
-    assert scene.look(201) == 4
+    assert await scene.look(62, 63, 200) == 3, "it is under way"
+    scene.go.set()
+    await settle()
+    assert await scene.look(201) == 4
     scene.obstacles = {}
-    assert scene.look(202) == 4
+    assert await scene.look(202) == 4
     scene.obstacles = {"a": "was evicted"}
-    assert scene.look(203) == 5, "it was well meanwhile"
+    assert await scene.look(203) == 5, "it was well meanwhile"
 
 
-def test_a_ring_grows_when_it_was_quiet_for_long_and_there_are_nodes() -> None:
+async def test_a_ring_grows_when_it_was_quiet_for_long_and_there_are_nodes() -> None:
     scene = Scene(stages=3)
     scene.free = frozenset("ab")
-    assert scene.look(0, 31) == 0
+    assert await scene.look(0, 31) == 0
     scene.free = frozenset("abc")
-    scene.sessions["b"].idle = set()
-    assert scene.look(32) == 0
-    scene.sessions["b"].idle = {"r-0"}
-    assert scene.look(33, 62.9) == 0
-    assert scene.look(63, 64) == 1
-    assert Scene(stages=2).look(0, 31) == 0
+    scene.beds["b"].idle = set()
+    assert await scene.look(32) == 0
+    scene.beds["b"].idle = {"r-0"}
+    assert await scene.look(33, 62.9) == 0
+    assert await scene.look(63, 64) == 1
+    assert await Scene(stages=2).look(0, 31) == 0
 
 
-async def test_nobody_is_lost_for_the_time_that_the_coordinator_slept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_nobody_is_lost_for_the_time_that_the_coordinator_slept() -> None:
     """Each look comes after a long sleep, of which two seconds count."""
-    now, looks = 0.0, 0
-    scene = Scene(awake=AwakeClock(lambda: now))
+    scene = Scene()
+    awake = AwakeClock(lambda: scene.now)
     scene.awaited = ["a"]
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now, looks
-        now, looks = now + 1000.0, looks + 1
-        if scene.begun or looks == 40:
-            raise asyncio.CancelledError
-
-    monkeypatch.setattr("sealring.coordinator.rings.moves.asyncio.sleep", sleep)
-    with pytest.raises(asyncio.CancelledError):
-        await scene.moves.run()
-    assert (scene.begun, looks) == ([{"a"}], 16), "30 s of being awake"
+    looks = 0
+    while not scene.asked:
+        scene.now, looks = scene.now + 1000.0, looks + 1
+        scene.moves.look(awake())
+        await settle()
+    assert looks == 16, "30 s of being awake"
 
 
 @pytest.mark.parametrize(
-    ("planned", "lost_now", "draining", "quiet", "lost", "still"),
-    [
-        (False, {"a"}, set(), True, {"a"}, False),
-        (True, {"a"}, set(), False, {"a"}, True),
-        (True, {"a", "b"}, set(), False, {"a"}, True),
-        (True, set(), {"a"}, False, {"a"}, True),
-        (True, {"b"}, {"a"}, False, {"a", "b"}, True),
-        (True, {"b"}, set(), True, {"a", "b"}, False),
-        (True, {"a"}, set(), True, set(), True),
-        (True, {"a"}, set(), False, set(), False),
-    ],
+    ("meanwhile", "goes_on"), [("nothing", True), ("back", False), ("also b", True), ("deleted", False)]
 )
-def test_a_move_goes_on_while_its_reason_holds(
-    planned: bool, lost_now: set[str], draining: set[str], quiet: bool, lost: set[str], still: bool
-) -> None:
-    other = admin_pb2.RingPlan(ring="other")
-    made = moves(
-        _views=SimpleNamespace(planned=[(None, other), (None, RING if planned else other)]),
-        _lost=lambda ring, now: set(lost_now),
-        _drains=dict.fromkeys(draining),
-        _awake=lambda: 0.0,
-        _quiet={"r-0": 1.0} if quiet else {},
-    )
-    assert made._still(RING, lost) is still
+async def test_a_move_goes_on_while_its_member_is_lost(meanwhile: str, goes_on: bool) -> None:
+    scene = Scene()
+    scene.obstacles = {"a": "was evicted"}
+    scene.go.clear()
+    assert await scene.look(0) == 1
+    if meanwhile == "back":
+        scene.obstacles = {}
+    elif meanwhile == "also b":
+        scene.obstacles["b"] = "was evicted"
+    elif meanwhile == "deleted":
+        scene.views.planned = []
+    scene.go.set()
+    await settle()
+    assert bool(scene.planned) == bool(scene.log) == goes_on
+
+
+@pytest.mark.parametrize("used", [False, True])
+async def test_a_ring_grows_only_while_it_is_quiet(used: bool) -> None:
+    scene = Scene(stages=3)
+    scene.free = frozenset("abc")
+    scene.go.clear()
+    assert await scene.look(0, 31) == 1
+    if used:
+        scene.beds["a"].idle = set()
+        await scene.look(32)
+    scene.go.set()
+    await settle()
+    assert bool(scene.planned) != used
 
 
 @pytest.mark.parametrize(
-    ("spec", "gives_way", "tries"),
+    ("asked", "lost", "tries"),
     [
         ({"stages": 3}, True, [3, 0]),
         ({"stages": 3}, False, [3]),
@@ -381,193 +443,99 @@ def test_a_move_goes_on_while_its_reason_holds(
 )
 @pytest.mark.parametrize("error", [FailedPrecondition("too few"), ResourceExhausted("too little")])
 async def test_stages_give_way_where_a_member_is_lost_and_a_tensor_rings_do_not(
-    spec: dict[str, Any], gives_way: bool, tries: list[int], error: SealringError
+    asked: dict[str, Any], lost: bool, tries: list[int], error: SealringError
 ) -> None:
-    tried: list[int] = []
-
-    async def plan(asked: Any, answers: Any, *, digest: str, replacing: str) -> Any:
-        tried.append(asked.stages)
-        assert (answers, digest, replacing) == ({}, "ab", "r-0")
-        if len(tried) == 1 + (len(tries) > 1):
-            return admin_pb2.DeploymentPlan() if len(tries) > 1 else raised()
-        raise error
-
-    def raised() -> Any:
-        raise error
-
-    made = moves(_survey=SimpleNamespace(plan=plan))
-    planning = made._plan(admin_pb2.DeploymentSpec(**spec), {}, "ab", "r-0", gives_way=gives_way)
-    if len(tries) > 1:
-        assert await planning == admin_pb2.DeploymentPlan()
-    else:
-        with pytest.raises(type(error)):
-            await planning
-    assert tried == tries
+    """A move that fails is shown as the ring's reason."""
+    scene = Scene(**asked)
+    scene.errors, scene.free = [error], frozenset("abc")
+    scene.obstacles = {"a": "was evicted"} if lost else {}
+    assert await scene.look(0, 31) == 1
+    assert [spec.stages for spec in scene.planned] == tries
+    assert bool(scene.log) == (len(tries) > 1)
+    assert scene.told == ([("r-0", error.message)] if lost and len(tries) == 1 else [])
 
 
 @pytest.mark.parametrize(
     ("members", "split", "able", "kept"),
     [
-        ("abc", [], "abc", "abc"),
-        ("abc", [], "ab", "ab"),
+        ("ab", [], "ab", "ab"),
+        ("abc", [], "abc", "ab"),
         ("abc", [], "bcd", "b"),
         ("abc", [], "d", "abc"),
         ("abd", [], "abd", "ab"),
-        ("abc", [4, 3, 2], "ab", "abc"),
+        ("abc", [4, 3, 2], "ab", "ab"),
         ("", [], "ab", ""),
     ],
 )
 async def test_a_ring_stays_on_those_of_its_named_nodes_that_can(
     members: str, split: list[int], able: str, kept: str
 ) -> None:
-    """The third of them does not have the model."""
-
-    async def plan(asked: Any, *_: Any, **__: Any) -> str:
-        return "".join(asked.members)
-
-    def may(deployment: str, ring: str) -> set[str]:
-        assert (deployment, ring) == ("demo", "r-0")
-        return set(able)
-
-    # "d" came after the survey, and was not asked
-    profiles = {one: SimpleNamespace(profile=one != "c" or able == "abc") for one in "abc"}
-    made = moves(_survey=SimpleNamespace(plan=plan, able=may))
-    spec = admin_pb2.DeploymentSpec(name="demo", members=list(members), split=split)
-    assert await made._plan(spec, profiles, "ab", "r-0", gives_way=True) == kept
-
-
-async def test_a_defect_in_one_move_of_a_drain_keeps_no_other_ring() -> None:
-    moved: list[str] = []
-
-    async def move(name: str, ring: str, *_: Any) -> None:
-        moved.append(ring)
-        raise KeyError(ring)
-
-    made = moves(
-        _moving=set(),
-        _drains={},
-        _move_ring=move,
-        _idle=lambda member: True,
-        _rings_of=lambda member: [("r", "r-0"), ("s", "s-0")],
-        _clock=lambda: 0.0,
-    )
-    with structlog.testing.capture_logs() as logs:
-        await made._drain("a", 10.0, returning=False)
-    assert moved == ["r-0", "s-0"]
-    assert [one["log_level"] for one in logs] == ["error", "error"]
-
-
-@pytest.mark.parametrize("lost", [set(), {"a"}])
-async def test_a_move_that_fails_is_told_and_is_over(lost: set[str]) -> None:
-    told: list[Any] = []
-
-    async def move(name: str, ring: str, *_: Any) -> None:
-        assert made._moving == {"other", "r-0"}
-        raise FailedPrecondition("no room", reason="DOES_NOT_FIT")
-
-    made = moves(_moving={"other"}, _move_ring=move)
-    made._rings = SimpleNamespace(not_moved=lambda *said: told.append(said))
-    with structlog.testing.capture_logs() as logs:
-        await made._move("r", "r-0", lost)
-    assert told == ([("r-0", "no room")] if lost else [])
-    assert logs == [
-        {
-            "event": "ring_not_moved",
-            "log_level": "warning" if lost else "info",
-            "ring": "r-0",
-            "reason": "DOES_NOT_FIT",
-            "why": "no room",
-        }
-    ]
-    assert made._moving == {"other"}
-
-
-async def test_a_drain_has_a_time_and_is_taken_back() -> None:
-    told: list[Any] = []
-    clock = 100.5
-
-    async def drain(member: str, seconds: float, returning: bool) -> None:
-        told.append((member, seconds, returning))
-        await asyncio.Event().wait()
-
-    stored = [SimpleNamespace(id=name, draining=until) for name, until in (("x", 100), ("y", 160), ("z", 0))]
-    made = moves(
-        _rings=SimpleNamespace(keep_serving=lambda *said: told.append(said)),
-        _store=SimpleNamespace(members=SimpleNamespace(all=lambda role: stored)),
-        _clock=lambda: clock,
-        _drain_timeout=60.0,
-        _drain=drain,
-    )
-    made.staying("a")
-    assert told == []
-    assert made.drain_end() == 161
-    made.draining("a", 161)
-    await asyncio.sleep(0)
-    assert told == [("a", True), ("a", 60.5, False)]
-    (task,) = made._tasks
-    made.staying("a")
-    assert told.pop() == ("a", False)
-    for _ in range(2):
-        await asyncio.sleep(0)
-    assert task.cancelled()
-    assert (made._tasks, made._drains) == (set(), {})
-    told.clear()
-    made.resume()
-    await asyncio.sleep(0)
-    assert told == [("y", True), ("y", 59.5, True)]
-    clock = 160.0
-    told.clear()
-    made.resume()
-    assert told == [], "its time is over"
-    await made.close()
-    assert (made._tasks, made._drains) == (set(), {})
-
-
-def moves(**parts: Any) -> Any:
-    made: Any = Moves.__new__(Moves)
-    for name, part in {"_tasks": set(), "_drains": {}, **parts}.items():
-        setattr(made, name, part)
-    return made
-
-
-async def test_a_drain_that_a_stop_interrupts_is_not_over() -> None:
-    """The next run of the coordinator resumes it."""
-    over: list[str] = []
-    moving = asyncio.Event()
-
-    async def move(*_: Any) -> None:
-        moving.set()
-        await asyncio.Event().wait()
-
-    made = moves(
-        _rings=SimpleNamespace(keep_serving=lambda *_: None),
-        _clock=lambda: 0.0,
-        _idle=lambda member: True,
-        _rings_of=lambda member: [("demo", "demo-0")],
-        _move=move,
-        _over=over.append,
-    )
-    made._begin_drain("a", 600.0)
-    async with asyncio.timeout(200):
-        await moving.wait()
-    await made.close()
-    assert (over, made._tasks) == ([], set())
+    """The node c does not have the model, and d came after it was asked."""
+    scene = Scene(members=list(members), split=split)
+    scene.free, scene.obstacles = frozenset(able), {"a": "was evicted"}
+    await scene.look(0)
+    assert "".join(scene.planned[0].members) == kept
 
 
 @pytest.mark.parametrize("pipeline", [False, True])
 @pytest.mark.parametrize("split", [[], [4, 5]])
-def test_a_ring_is_planned_anew_as_it_was_asked_for(pipeline: bool, split: list[int]) -> None:
+async def test_a_ring_is_planned_anew_as_it_was_asked_for(pipeline: bool, split: list[int]) -> None:
     """With what clients were promised, and as a pipeline where it has become one."""
-    asked = admin_pb2.DeploymentSpec(
-        name="demo", strategy="tensor", backend="ring", clear_links=True, or_pipeline=True
-    )
-    asked.replicas, asked.members[:], asked.split[:] = 2, ["a", "b"], split
-    plan = admin_pb2.DeploymentPlan(spec={"context": 512, "max_rows": 8})
-    deployment: Any = SimpleNamespace(asked=asked, plan=plan)
-    made = moves(_survey=SimpleNamespace(check=lambda spec: spec))
-    spec = made._spec(deployment, ["c", "d"], pipeline=pipeline)
+    tensor = {"strategy": "tensor", "backend": "ring", "clear_links": True, "or_pipeline": True}
+    scene = Scene(pipeline=pipeline, replicas=2, members=["c", "b"], split=split, **tensor)
+    scene.obstacles = {"a": "was evicted"}
+    await scene.look(0)
+    (spec,) = scene.asked
     assert (spec.strategy, spec.backend) == (("pipeline", "") if pipeline else ("tensor", "ring"))
     assert spec.clear_links == spec.or_pipeline == (not pipeline)
     assert (spec.replicas, spec.context, spec.max_rows) == (1, 512, 8)
-    assert list(spec.members) == (["c", "d"] if split else ["a", "b"])
-    assert (asked.strategy, asked.replicas) == ("tensor", 2), "which itself stays as it was"
+    assert list(spec.members) == (["a", "b"] if split else ["c", "b"])
+    assert scene.deployments["r"].asked.strategy == "tensor", "which itself stays as it was"
+    assert scene.deployments["r"].plan.rings[0].pipeline == pipeline
+
+
+async def test_a_defect_in_one_move_of_a_drain_keeps_no_other_ring() -> None:
+    scene = Scene()
+    other = admin_pb2.RingPlan(ring="s-0", stages=RING.stages)
+    plan = admin_pb2.DeploymentPlan(rings=[other], spec={"name": "s"})
+    scene.deployments["s"] = StoredDeployment(admin_pb2.DeploymentSpec(name="s"), plan, 0)
+    scene.show()
+    scene.errors = [KeyError("r-0")]
+    with structlog.testing.capture_logs() as logs:
+        scene.moves.draining("a", 161)
+        await settle()
+    assert [one["log_level"] for one in logs] == ["error"]
+    assert (len(scene.asked), len(scene.log)) == (2, 1)
+
+
+async def test_a_drain_has_a_time_and_is_taken_back() -> None:
+    scene = Scene()
+    scene.moves.staying("a")
+    assert scene.told == []
+    assert scene.moves.drain_end() == 161
+    scene.beds["a"].idle = set()
+    scene.moves.draining("a", 161)
+    await settle()
+    assert (scene.told, scene.asked) == ([("a", True)], []), "it computes"
+    scene.moves.staying("a")
+    await settle()
+    assert (scene.told.pop(), scene.asked) == (("a", False), [])
+    scene.moves.draining("a", 100)
+    await settle()
+    assert len(scene.asked) == 1, "its time is over"
+    await scene.moves.close()
+
+
+@pytest.mark.parametrize(("until", "resumed"), [(0, False), (100, False), (160, True)])
+async def test_a_drain_that_a_stop_interrupts_is_resumed_until_its_end(until: int, resumed: bool) -> None:
+    scene = Scene(drained=until)
+    scene.go.clear()
+    scene.moves.resume()
+    await settle()
+    assert (scene.told, len(scene.asked)) == (([("a", True)], 1) if resumed else ([], 0))
+    await scene.moves.close()
+    assert scene.members["a"].draining == until, "it is not over"
+    scene.go.set()
+    scene.moves.resume()
+    await settle()
+    assert scene.members["a"].draining == (1 if resumed else until)
