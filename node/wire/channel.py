@@ -443,6 +443,11 @@ class CarrierChannel:
         self._outgoing.shut()
         self._incoming.shut()
 
+    def close(self) -> None:
+        self.shut()
+        for part in (self._outgoing, self._incoming, self._outgoing_arena, self._incoming_arena):
+            part.close()
+
     def _read_incoming(self) -> None:
         header, slot = decode_message(self._incoming.receive())
         if slot < 0:

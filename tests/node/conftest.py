@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto.identity import SoftwareSigner, member_id, private_pem
 from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
-from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState, save_machine_state
+from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE, MachineState, save_machine_state
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
 from sealring.mesh.pki.root import RootMetadata, sign_root
@@ -33,6 +34,7 @@ DIGEST = bytes(range(32))
 class Party:
     """One identity of the cluster."""
 
+    key: ec.EllipticCurvePrivateKey
     signer: SoftwareSigner
     material: TlsMaterial
     address: str = "127.0.0.1:1"
@@ -59,8 +61,9 @@ class Cluster:
     nodes: list[Party] = field(default_factory=list)
 
     def party(self, role: Role = Role.MEMBER) -> Party:
-        signer = SoftwareSigner.generate()
-        return Party(signer, self.material(PeerIdentity(CLUSTER, role, member_id(signer.public_key))))
+        key = ec.generate_private_key(ec.SECP256R1())
+        signer = SoftwareSigner(key)
+        return Party(key, signer, self.material(PeerIdentity(CLUSTER, role, member_id(signer.public_key))))
 
     def material(self, peer: PeerIdentity, *, age: float = 0) -> TlsMaterial:
         """A certificate for an hour, made `age` seconds ago."""
@@ -120,6 +123,7 @@ class Cluster:
         folder.mkdir(parents=True, exist_ok=True)
         RosterStateFile(folder / ROSTER_STATE).create(CLUSTER)
         write_atomic(folder / ROSTER, envelope)
+        write_atomic(folder / IDENTITY_KEY, private_pem(party.key))
         save_machine_state(folder, state)
         return state
 

@@ -12,12 +12,11 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from sealring.mesh.crypto.identity import SoftwareSigner, private_pem
+from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.errors import PermissionDenied, SealringError
 from sealring.mesh.member.roster_keeper import removed
 from sealring.mesh.member.state import IDENTITY_KEY
 from sealring.mesh.system.addresses import free_port
-from sealring.mesh.system.files import write_atomic
 from sealring.mesh.system.lock import lock_state
 from sealring.node import main
 from sealring.node.main import serve
@@ -28,7 +27,6 @@ def enrolled(cluster: Any, folder: Path, coordinator: str = "127.0.0.1:1") -> An
     party = cluster.party()
     envelope, _ = cluster.roster(members=[party])
     cluster.enrol(party, folder, coordinator, envelope)
-    write_atomic(folder / IDENTITY_KEY, private_pem(party.signer._key))
     return party
 
 
@@ -67,8 +65,8 @@ async def test_what_keeps_a_node_from_starting(cluster, tmp_path: Path) -> None:
 async def test_another_identity_is_refused(cluster, tmp_path: Path) -> None:
     folder = tmp_path / "node"
     enrolled(cluster, folder)
-    other = SoftwareSigner.generate()
-    write_atomic(folder / IDENTITY_KEY, private_pem(other._key))
+    (folder / IDENTITY_KEY).unlink()
+    SoftwareSigner.load_or_create(folder / IDENTITY_KEY)
     assert await reason(settings(folder)) == "MEMBER_STATE_CORRUPT"
     (folder / IDENTITY_KEY).unlink()
     assert await reason(settings(folder)) == "MEMBER_STATE_CORRUPT"

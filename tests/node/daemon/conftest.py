@@ -17,18 +17,15 @@ import pytest
 import pytest_asyncio
 from prooftest import answer_offer, identity, introduce
 
-from sealring.mesh.crypto.identity import private_pem
 from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import PermissionDenied, SealringError
 from sealring.mesh.member.proof import Purpose, by_roster_keys, renewal
-from sealring.mesh.member.state import IDENTITY_KEY
 from sealring.mesh.pki.certificates import PeerIdentity, Role, to_pem
 from sealring.mesh.pki.root import encode_chain
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore, peer_identity, server_credentials
 from sealring.mesh.system.addresses import free_port
-from sealring.mesh.system.files import write_atomic
 from sealring.node.main import serve
 from sealring.node.settings import NodeSettings
 from sealring.v1 import control_pb2, control_pb2_grpc, membership_pb2, membership_pb2_grpc, proof_pb2
@@ -146,7 +143,6 @@ class Node:
 
     def enrol(self, coordinator: Coordinator, envelope: bytes) -> None:
         self.cluster.enrol(self.party, self.folder, coordinator.address, envelope)
-        write_atomic(self.folder / IDENTITY_KEY, private_pem(self.party.signer._key))
 
     def choose(self, **settings: Any) -> NodeSettings:
         return NodeSettings(

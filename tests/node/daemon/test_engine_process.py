@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -227,6 +228,17 @@ async def test_an_answer_that_does_not_come_is_named_and_forgotten(
     bench.says(trace=engine_pb2.TraceTaken(id=bench.script.commands[-1].trace.id))
 
 
+async def refuses_an_epoch(engine: EngineProcess) -> None:
+    with open(os.devnull) as descriptor, pytest.raises(EpochEnded) as raised:
+        await engine.open_epoch(engine_pb2.OpenEngineEpoch(epoch=1), (descriptor.fileno(),), None)  # type: ignore[arg-type]
+    assert raised.value.reason == "CHILD_ENDED"
+
+
+async def test_an_engine_that_ends_between_load_and_epoch_is_named(bench: Bench) -> None:
+    """The script has not taken its end of the socket for descriptors, as a process that has ended."""
+    await refuses_an_epoch(bench.engine)
+
+
 async def test_an_engine_that_did_not_start_takes_no_orders() -> None:
     engine = EngineProcess(lambda ended: None)
     assert (engine.alive, engine.pid) == (False, 0)
@@ -234,6 +246,7 @@ async def test_an_engine_that_did_not_start_takes_no_orders() -> None:
         engine.send_work(b"")
     with pytest.raises(EpochEnded):
         await engine.profile("/a")
+    await refuses_an_epoch(engine)
     await engine.drained()
     engine.kill()
     await engine.stop()

@@ -145,7 +145,6 @@ def test_reading_is_bounded(package: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(manifest, "_digests", {})
     found.add(manifest_hash())
     assert len(found) == 3
-    assert not any(name.endswith("lib.so") for name in manifest._digests), "too large to be read at all"
 
 
 def test_only_what_changed_is_read_again(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
