@@ -45,14 +45,14 @@ def _measure(kind: str, rows: int, way: str, options: argparse.Namespace) -> flo
     step = _step(kind, rows, options.vocabulary)
     if way == "few":
         return _timed(step, options.steps)
-    from sealring.node.engine import highest, ranks
+    from sealring.node.engine import ranks
 
-    usual = highest.worthwhile
+    usual = ranks.worthwhile
     try:
-        highest.worthwhile = ranks.worthwhile = _never  # type: ignore[attr-defined]
+        ranks.worthwhile = _never  # type: ignore[attr-defined]
         return _timed(step, options.steps)
     finally:
-        highest.worthwhile = ranks.worthwhile = usual  # type: ignore[attr-defined]
+        ranks.worthwhile = usual  # type: ignore[attr-defined]
 
 
 def _never(vocabulary: int) -> bool:

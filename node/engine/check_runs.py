@@ -18,8 +18,8 @@ from sealring.node.engine.transfer import through_record, transfer
 FIRST_CHUNK = 2
 """Tokens of a prompt's first chunk."""
 
-DECODE_STEPS = 9
-ADMIT_AT, EVICT_AT, MOVE_AT = 2, 4, 6
+DECODE_STEPS = 7
+ADMIT_AT, EVICT_AT, MOVE_AT = 1, 3, 5
 """Decode steps of the schedule, and the steps at which rows change."""
 
 

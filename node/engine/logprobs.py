@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from sealring.node.engine.highest import highest
+from sealring.node.engine.ranks import highest
 
 LOWEST = -9999.0
 """Replaces anything lower and NaN, because JSON has no infinities. OpenAI's own figure."""

@@ -46,7 +46,7 @@ class RowParameters:
     None without log-probabilities. `scored` is the prompt if it asks for log-probabilities of its tokens too.
 
     `masked` are tokens that must not occur before the answer has `masked_until` tokens, and `masked_always`
-    those that never may (node.engine.endings); both rise.
+    those that never may (node.engine.penalties); both rise.
 
     `position` counts the answer's tokens that were generated in an earlier epoch. `answered` are these
     tokens, for penalties that count them and for a grammar. `grammar` constrains the answer

@@ -1,6 +1,9 @@
-"""The lowest log-probabilities that `top_p` and `top_k` let through.
+"""The lowest log-probabilities that `top_p` and `top_k` let through, and the highest ones of a vocabulary.
 
-Usually the few highest values suffice, which are found without sorting the vocabulary (node.engine.highest).
+Usually the few highest values suffice, which `highest` finds without sorting the whole vocabulary. It cuts it
+into blocks: the `count` highest values of a row lie in the `count` blocks whose own highest values are the
+highest, so only those blocks are sorted.
+
 Whether they hold a row's whole nucleus shows only once they are computed. If not, the vocabulary is sorted,
 and for the next steps without the attempt. The look at the values costs a CPU little. A GPU would stand still
 meanwhile, so there the vocabulary is always sorted for a nucleus that no `top_k` bounds.
@@ -12,12 +15,43 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from sealring.node.engine.highest import MOST, highest, worthwhile
 from sealring.node.engine.params import RowParameters
 
+MOST = 256
+"""Most values that are found faster than by sorting the vocabulary."""
+
+_BLOCK = 32
 _NEVER = -float("inf")
 _SORTED_STEPS = 16
 """Steps for which a vocabulary is sorted at once after a nucleus that was larger."""
+
+
+def worthwhile(vocabulary: int) -> bool:
+    """Whether `highest` is less work than sorting the vocabulary."""
+    return vocabulary > 2 * MOST * _BLOCK
+
+
+def highest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
+    """The `count` highest of each row of [rows, vocabulary] and their places, uint32, both [rows, count].
+
+    The highest comes first, and of equal ones the one that comes first in the vocabulary. `count` is at most
+    MOST and at most the vocabulary.
+    """
+    rows, vocabulary = values.shape
+    if not worthwhile(vocabulary):
+        places = mx.argsort(-values, axis=-1)[:, :count]
+        return mx.take_along_axis(values, places, axis=-1), places
+    blocks = -(-vocabulary // _BLOCK)
+    missing = blocks * _BLOCK - vocabulary
+    if missing:
+        values = mx.pad(values, [(0, 0), (0, missing)], constant_values=-float("inf"))
+    table = values.reshape(rows, blocks, _BLOCK)
+    # in their order in the vocabulary, for the sake of equal values
+    chosen = mx.sort(mx.argsort(-mx.max(table, axis=-1), axis=-1)[:, :count], axis=-1)[:, :, None]
+    found = mx.take_along_axis(table, chosen, axis=1).reshape(rows, -1)
+    order = mx.argsort(-found, axis=-1)[:, :count]
+    places = (chosen * _BLOCK + mx.arange(_BLOCK, dtype=mx.uint32)).reshape(rows, -1)
+    return mx.take_along_axis(found, order, axis=-1), mx.take_along_axis(places, order, axis=-1)
 
 
 def needs_guess(row: RowParameters) -> bool:

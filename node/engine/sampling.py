@@ -1,7 +1,7 @@
 """Samples one token for every row of a lane at once, each row by its own parameters.
 
-Grammars come first (node.engine.grammar), then masked endings (node.engine.endings), then bias and penalties
-(node.engine.penalties). The filters are those of mlx_lm.sample_utils.make_sampler: on log-probabilities,
+Grammars come first (node.engine.grammar), then masked endings, bias and penalties (node.engine.penalties).
+The filters are those of mlx_lm.sample_utils.make_sampler: on log-probabilities,
 before the temperature, and in its order (top_p, min_p, top_k). Each only removes tokens, and none
 renormalises for the next. A token is drawn by inverting the cumulative distribution, in the order of the
 vocabulary, at one uniform number per row. The number depends on the row's seed and the token's position only,
@@ -19,11 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.endings import Endings
 from sealring.node.engine.grammar import Masks
 from sealring.node.engine.logprobs import Asking, Reporter, asking_of
 from sealring.node.engine.params import RowParameters
-from sealring.node.engine.penalties import History, Penalties
+from sealring.node.engine.penalties import Endings, History, Penalties
 from sealring.node.engine.ranks import Ranks, guesses, needs_guess
 
 Words = npt.NDArray[np.uint64]

@@ -93,9 +93,6 @@ QUANTIZED = ["qwen3:8", "qwen3:4", "gemma3_text:8", "llama:sliding:4"]
 UNUSUAL = ["gemma4", "gemma3n", "afm7", "minimax_m3_vl", "nemotron-nas", "kimi_k3", "deepseek_v41"]
 """They hand on more than one state, or have caches of their own making."""
 
-UNUSUAL_ALWAYS = [(family, 3) for family in UNUSUAL if family not in ("gemma3n", "kimi_k3")]
-"""Of which every run has these, in so many members."""
-
 FAMILIES = [*(family for family in SMALL if family not in ("llama:sliding", "afm7")), *QUANTIZED]
 
 

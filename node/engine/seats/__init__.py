@@ -21,8 +21,7 @@ from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.transfer import Transfer, transfer
 from sealring.node.wire.channel import EngineChannel
 
-from .exits import Exit, LinkExit, OwnExit
-from .prompts import Prompts
+from .exits import Exit, LinkExit, OwnExit, Prompts
 from .results import Alike, HandingOn, Results, Sampling
 from .sources import Alone, Head, Neighbour, ShardHead, ShardNeighbour, ShardTail, Source
 

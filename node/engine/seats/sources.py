@@ -25,8 +25,7 @@ from sealring.node.engine.transfer import ReceiveBuffer, Transfer
 from sealring.node.wire.channel import EngineChannel, Kind
 from sealring.node.wire.timelog import TimeLog
 
-from .exits import LinkExit
-from .prompts import Prompts
+from .exits import LinkExit, Prompts
 
 
 def _nothing() -> None: ...

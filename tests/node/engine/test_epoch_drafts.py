@@ -96,8 +96,9 @@ def answered(family: str, size: int, row: RowParameters, guess: list[int] | None
     return prompts
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-@pytest.mark.parametrize(("family", "size"), [("llama", 3), ("qwen3:8", 2)])
+@pytest.mark.parametrize(
+    ("family", "size", "name"), [*(("llama", 3, name) for name in PARAMETERS), ("qwen3:8", 2, "drawn")]
+)
 def test_answers_are_the_same(family: str, size: int, name: str) -> None:
     row = PARAMETERS[name]
     plain = answered(family, size, row, None, 0)

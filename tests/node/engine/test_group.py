@@ -38,7 +38,8 @@ def test_jaccl_gets_the_devices_of_this_rank_in_a_matrix_of_all(monkeypatch: pyt
         given["matrix"] = json.loads(Path(os.environ["MLX_IBV_DEVICES"]).read_text())
         raise RuntimeError("no group")
 
-    monkeypatch.setattr(os, "environ", dict(os.environ))
+    for name in ("MLX_RANK", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR"):
+        monkeypatch.setenv(name, "")  # put back as they were, at the end
     monkeypatch.setattr(mx.distributed, "is_available", lambda backend: backend == "jaccl")
     monkeypatch.setattr(mx.distributed, "init", init)
     with pytest.raises(EpochEnded, match="no group"):

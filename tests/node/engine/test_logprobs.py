@@ -18,7 +18,7 @@ def reference(logits: list[float], token: int, count: int) -> tuple[float, list[
     return logits[token] - total, [(each, logits[each] - total) for each in order[:count]]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     asks=st.lists(st.sampled_from([None, 0, 1, 5, 20]), min_size=1, max_size=6),
     vocabulary=st.integers(21, 60),

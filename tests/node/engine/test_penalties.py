@@ -1,4 +1,4 @@
-"""Bias and penalties against a reference that knows one row, its words as a list, and no arrays."""
+"""Bias and penalties against a reference that knows one row and no arrays; and endings that are masked."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def words(report: mx.array | None) -> list[int] | None:
     return None if report is None else report.tolist()  # type: ignore[no-any-return]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(row=parameters(), number=st.integers(0, 10_000))
 def test_a_token_is_the_references(row: RowParameters, number: int) -> None:
     answer, _ = alone(number, row, 12)
@@ -129,7 +129,7 @@ def uniform(seed: int, position: int) -> float:
     return (mix((mix(seed) + (position + 1) * 0x9E3779B97F4A7C15) & mask) >> 40) / 2**24
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     penalty=penalties,
     size=st.integers(1, 30),
@@ -162,7 +162,7 @@ def test_repetition_and_bias_are_mlx_lms(
         assert expected[0, tokens[-1]].item() >= mx.max(expected).item() - 1e-4
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     rows=st.lists(parameters() | st.builds(RowParameters, seed=st.integers(0, 9)), min_size=2, max_size=6),
     seed=st.integers(0, 1 << 32),
@@ -278,3 +278,66 @@ def test_rows_without_penalties_stay_in_the_models_precision(temperature: float)
     assert (alone, mx.argmax(logits.astype(mx.float32)).item()) == (0, 1)
     lane = Sampler([plain, RowParameters(presence_penalty=1.0)], [0, 0])
     assert lane(mx.concatenate([logits, logits])).tolist() == [alone, 1]
+
+
+END, STOP, OTHER = 2, 5, 7
+
+
+def ending_logits(rows: int = 1, dtype: mx.Dtype = mx.float32) -> mx.array:
+    """The end is the likeliest, then the stop, then another."""
+    row = np.zeros(9, np.float32)
+    row[[END, STOP, OTHER]] = 9, 8, 7
+    return mx.array(np.tile(row, (rows, 1))).astype(dtype)
+
+
+def asked(answered: int = 0, **fields: object) -> RowParameters:
+    sampling = inference.Sampling(**fields)  # type: ignore[arg-type]
+    return from_sampling(sampling, answered=[OTHER] * answered, ends=[END])
+
+
+def answer_of(row: RowParameters, tokens: int) -> list[int]:
+    sampler = Sampler([row], [row.position])
+    return [int(sampler(ending_logits()).item()) for _ in range(tokens)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, [END] * 4),
+        ({"min_tokens": 2}, [STOP, STOP, END, END]),
+        ({"min_tokens": 2, "stop_token_ids": [STOP]}, [OTHER, OTHER, END, END]),
+        ({"ignore_eos": True}, [STOP] * 4),
+        ({"ignore_eos": True, "min_tokens": 3, "stop_token_ids": [STOP]}, [OTHER, OTHER, OTHER, STOP]),
+        ({"min_tokens": 2, "logit_bias": {END: 100.0}}, [STOP, STOP, END, END]),
+        ({"min_tokens": 1, "presence_penalty": 0.5}, [STOP, END, END, END]),
+    ],
+)
+def test_an_end_is_not_sampled_before_its_time(fields: dict[str, object], expected: list[int]) -> None:
+    assert answer_of(asked(**fields), 4) == expected
+    assert answer_of(asked(**fields, temperature=0.05, seed=3), 4) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_rows_come_and_go_and_each_has_its_own_time(dtype: mx.Dtype) -> None:
+    late, soon, free = asked(min_tokens=4), asked(min_tokens=1), asked()
+    sampler = Sampler([late, free], [0, 0])
+    told = [sampler(ending_logits(2, dtype)).tolist()]
+    sampler.extend(Sampler([soon], [0]))
+    told += [sampler(ending_logits(3, dtype)).tolist() for _ in range(2)]
+    sampler.filter([2, 0])
+    told += [sampler(ending_logits(2, dtype)).tolist() for _ in range(2)]
+    assert told == [[STOP, END], [STOP, END, STOP], [STOP, END, END], [END, STOP], [END, END]]
+
+
+def test_an_answer_that_goes_on_after_a_fault_is_masked_as_before() -> None:
+    assert answer_of(asked(2, min_tokens=3), 2) == [STOP, END]
+    assert answer_of(asked(3, min_tokens=3), 2) == [END, END]
+
+
+@pytest.mark.parametrize("accepted", [1, 2, 3])
+def test_drafts_are_masked_by_their_own_places(accepted: int) -> None:
+    sampler = Sampler([asked(min_tokens=2)], [0])
+    tokens, _, _ = sampler.run(ending_logits(3))
+    assert tokens.tolist() == [STOP, STOP, END]
+    sampler.settle(accepted)
+    assert int(sampler(ending_logits()).item()) == (STOP if accepted < 2 else END)

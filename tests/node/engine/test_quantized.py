@@ -81,7 +81,7 @@ class Mirrored:
                         assert mx.array_equal(one, two)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(choices=st.randoms(use_true_random=False), bits=st.sampled_from([8, 4]))
 def test_rows_that_come_and_go_hold_what_they_hold_alone(choices: random.Random, bits: int) -> None:
     run = Mirrored(bits)

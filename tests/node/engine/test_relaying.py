@@ -22,8 +22,8 @@ Archs = dict[str, dict[str, Any]]
 def small(archs: Archs) -> Archs:
     """With sums still as long as those of one configuration that serves."""
     narrow = {"vocab_size": 300, "hidden_size": 256, "intermediate_size": 384}
-    kinds = {kind: archs[kind] | narrow for kind in ("qwen2", "phi3", "gemma3_text", "mixtral")}
-    return kinds | {"llama": archs["llama"] | {"vocab_size": 300}}
+    kinds = {kind: archs[kind] | narrow for kind in ("qwen2", "phi3", "mixtral")}
+    return kinds
 
 
 def linears(stage: Stage) -> list[nn.Linear]:
@@ -34,7 +34,7 @@ def relaid(stage: Stage) -> int:
     return sum(isinstance(module, RelaidLinear) for module in linears(stage))
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "phi3", "gemma3_text", "mixtral"])
+@pytest.mark.parametrize("kind", ["qwen2", "phi3", "mixtral"])
 def test_not_a_bit_differs(small: Archs, kind: str) -> None:
     plain, other = (random_stage(small[kind], 0, 2, seed=3) for _ in range(2))
     relay(other)

@@ -59,7 +59,7 @@ sampled_rows = st.builds(
 rows = st.one_of(st.builds(RowParameters), sampled_rows)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(parameters=sampled_rows, seed=st.integers(0, 10_000))
 def test_filters_keep_what_mlx_lm_keeps(parameters: RowParameters, seed: int) -> None:
     logprobs = logprobs_of(logits_of(seed))
@@ -68,7 +68,7 @@ def test_filters_keep_what_mlx_lm_keeps(parameters: RowParameters, seed: int) ->
     assert got == reference_kept(logprobs, parameters)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10_000), dtype=st.sampled_from([mx.float32, mx.bfloat16, mx.float16]))
 def test_greedy_is_the_argmax_of_mlx_lm(seed: int, dtype: mx.Dtype) -> None:
     logits = logits_of(seed, 3).astype(dtype)
@@ -76,7 +76,7 @@ def test_greedy_is_the_argmax_of_mlx_lm(seed: int, dtype: mx.Dtype) -> None:
     assert Sampler([RowParameters()] * 3, [0] * 3)(logits).tolist() == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     company=st.lists(rows, min_size=1, max_size=6), place=st.integers(0, 5), own=rows, seed=st.integers(0, 99)
 )
@@ -91,7 +91,7 @@ def test_a_row_gets_the_same_tokens_in_any_company(
         assert joined(logits)[place].item() == alone(logits[place : place + 1])[0].item()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=25)
 @given(own=sampled_rows, other=sampled_rows, seed=st.integers(0, 99), stay=st.integers(0, 130))
 def test_moving_between_lanes_changes_nothing(
     own: RowParameters, other: RowParameters, seed: int, stay: int
@@ -108,7 +108,7 @@ def test_moving_between_lanes_changes_nothing(
     assert lane(logits).item() == alone(logits).item()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(parameters=sampled_rows, seed=st.integers(0, 10_000))
 def test_only_kept_tokens_are_drawn(parameters: RowParameters, seed: int) -> None:
     logits = logits_of(seed)

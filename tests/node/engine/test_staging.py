@@ -64,7 +64,7 @@ def test_absent_parameters_have_no_storage_and_poison_results(llama: dict[str, A
     assert math.isnan(absent[0, 0].item())
 
 
-@pytest.mark.parametrize("lo", range(5))
+@pytest.mark.parametrize("lo", [0, 3])
 def test_same_parameters_whatever_the_split(llama: dict[str, Any], lo: int) -> None:
     whole = random_model(llama, seed=7)
     stage = random_stage(llama, lo, lo + 1, seed=7)
@@ -141,9 +141,10 @@ def test_chunks_of_other_lengths_than_are_computed(llama: dict[str, Any]) -> Non
     assert all(map(mx.allclose, plain[0], padded[0]))
 
 
-def test_rows_of_a_model_that_does_not_batch(llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sealring.node.engine.staging.adapters.BATCHING", frozenset())
+def test_rows_of_a_model_that_does_not_batch(llama: dict[str, Any]) -> None:
     stages = [random_stage(llama, lo, hi, seed=0) for lo, hi in ((0, 1), (1, 5))]
+    for stage in stages:
+        stage.batches = False
     single = [[stage.make_cache() for stage in stages] for _ in range(3)]
     for length, cache in zip((3, 12, 5), single, strict=True):
         greedy(stages, mx.arange(length, dtype=mx.uint32)[None], cache)

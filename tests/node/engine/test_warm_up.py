@@ -25,7 +25,7 @@ from sealring.v1 import control_pb2 as control
 
 Archs = dict[str, dict[str, Any]]
 
-NO = ["llama", "qwen3", "gpt_oss", "mixtral", "deepseek_v3", "gemma3_text", "mamba2", "gemma3n", "nanochat"]
+NO = ["gpt_oss", "mixtral", "deepseek_v3", "mamba2", "gemma3n", "nanochat"]
 
 Look = Callable[[mx.array], object]
 LOOKS: dict[str, Look] = {
@@ -126,8 +126,7 @@ def test_a_model_that_routes_by_values_waits(bounds: tuple[int, int]) -> None:
     assert event == {"event": "stage_awaits_input", "log_level": "info", "model_type": "dbrx"}
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
-@pytest.mark.parametrize("bounds", [(0, 2), (2, 5)])
+@pytest.mark.parametrize(("bounds", "dtype"), [((0, 2), mx.float32), ((2, 5), mx.bfloat16)], ids=str)
 @pytest.mark.parametrize("look", LOOKS)
 def test_whatever_evaluates_is_found(
     looking: Callable[..., Stage], look: str, bounds: tuple[int, int], dtype: mx.Dtype
@@ -222,7 +221,7 @@ def tokens_of(count: int, drawn: int) -> list[mx.array]:
     return [mx.random.randint(0, 64, (1, count), key=mx.random.key(drawn)).astype(mx.uint32)]
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma3n", "mamba2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3n", "mamba2"])
 def test_the_last_logits_are_the_same_without_the_others(archs: Archs, name: str) -> None:
     config = config_of(name) if name in SMALL else archs[name]
     stage = stage_of(config)
@@ -278,7 +277,7 @@ def test_a_cpu_makes_one_pass_more(llama: dict[str, Any]) -> None:
     assert not stage.cuts
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "kimi_linear", "rwkv7"])
+@pytest.mark.parametrize("name", ["mamba2", "kimi_linear", "rwkv7"])
 def test_rows_in_a_batch_get_what_they_get_alone(archs: Archs, name: str) -> None:
     stage = stage_of(config_of(name) if name in SMALL else archs[name])
     assert stage.gpu_code

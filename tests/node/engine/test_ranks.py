@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from sealring.node.engine.highest import MOST, highest, worthwhile
+from sealring.node.engine.ranks import MOST, highest, worthwhile
 
 
 @pytest.mark.parametrize("levels", [3, 400, 1_000_000])
