@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import ssl
 from collections.abc import Callable
@@ -42,13 +41,9 @@ def coordinator_material(
 ) -> TlsMaterial:
     key = LeafKey()
     issuer = ca or authority.ca
-    leaf = issuer.issue(
-        key.csr(),
-        PeerIdentity(cluster, role, "main"),
-        lifetime=3600,
-        now=NOW,
-        root_chain=encode_chain(authority.root.chain) if chain is None else chain,
-    )
+    root_chain = encode_chain(authority.root.chain) if chain is None else chain
+    peer = PeerIdentity(cluster, role, "main")
+    leaf = issuer.issue(key.csr(), peer, lifetime=3600, now=NOW, root_chain=root_chain)
     return TlsMaterial(key.private_pem(), leaf, (issuer.certificate,))
 
 
@@ -63,32 +58,40 @@ async def test_fetch_root_from_a_grpc_server(authority: Any, clock: Any, require
     await server.stop(None)
 
 
-async def test_nothing_is_sent_after_the_handshake_to_a_wrong_root(
-    authority: Any, make_authority: Callable[..., Any], clock: Any, tmp_path: Path
+@pytest.mark.parametrize("pinned", [True, False])
+async def test_nothing_is_sent_after_the_handshake_and_the_connection_is_closed(
+    authority: Any, make_authority: Callable[..., Any], clock: Any, tmp_path: Path, pinned: bool
 ) -> None:
+    """To a wrong root as to the right one; HTTP/2 is asked for, as gRPC does."""
     material = coordinator_material(authority)
     (tmp_path / "leaf.pem").write_bytes(material.private_key + to_pem(material.certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "leaf.pem")
-    received: list[bytes] = []
+    context.set_alpn_protocols(["h2"])
+    seen: list[object] = []
     done = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer.get_extra_info("ssl_object").selected_alpn_protocol())
         try:
-            received.append(await reader.read(1))
+            seen.append(await reader.read(1))
         except ConnectionError:
-            received.append(b"")
+            seen.append(b"")
         writer.transport.abort()
         done.set()
 
     server = await asyncio.start_server(listen, "127.0.0.1", 0, ssl=context)
     port = server.sockets[0].getsockname()[1]
-    with pytest.raises(RosterError) as error:
-        await fetch_root("127.0.0.1", port, make_authority().root.fingerprint, deadline=5, clock=clock)
-    assert error.value.reason == "ROOT_PIN"
+    pin = (authority if pinned else make_authority()).root.fingerprint
+    if pinned:
+        assert await fetch_root("127.0.0.1", port, pin, deadline=5, clock=clock) == authority.root
+    else:
+        with pytest.raises(RosterError) as error:
+            await fetch_root("127.0.0.1", port, pin, deadline=5, clock=clock)
+        assert error.value.reason == "ROOT_PIN"
     async with asyncio.timeout(200):
         await done.wait()
-    assert received == [b""]
+    assert seen == ["h2", b""]
     server.close()
 
 
@@ -124,38 +127,30 @@ def refusal(leaf: bytes, fingerprint: bytes, now: float = NOW) -> str:
     return error.value.reason
 
 
-def test_leaf_of_another_authority_is_refused(authority: Any, make_authority: Callable[..., Any]) -> None:
-    leaf = coordinator_material(authority, ca=make_authority().ca).certificate
-    assert refusal(leaf, authority.root.fingerprint) == "NOT_ISSUED_HERE"
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"role": Role.MEMBER}, "NOT_COORDINATOR"),
+        ({"cluster": "other"}, "NOT_COORDINATOR"),
+        ({"chain": b""}, "ROOT_CHAIN_LENGTH"),
+        ({"chain": b"\x00"}, "ROOT_MALFORMED"),
+        ({"chain": b"\x00\x00\x00\x05abc"}, "ROOT_MALFORMED"),
+        ({"chain": b"\x00\x00\x00\x02{}"}, "ENVELOPE_MALFORMED"),
+        ({"chain": b"\xff" * MAX_CHAIN_BYTES}, "ROOT_MALFORMED"),
+        ({"chain": b"\xff" * (MAX_CHAIN_BYTES + 1)}, "ROOT_CHAIN_LENGTH"),
+    ],
+    ids=range(8),
+)
+def test_a_leaf_that_is_no_coordinators_is_refused(authority: Any, changes: Any, reason: str) -> None:
+    leaf = coordinator_material(authority, **changes).certificate
+    assert refusal(leaf, authority.root.fingerprint) == reason
 
 
-def test_leaf_of_a_member_is_not_the_coordinator(authority: Any) -> None:
-    leaf = coordinator_material(authority, role=Role.MEMBER).certificate
-    assert refusal(leaf, authority.root.fingerprint) == "NOT_COORDINATOR"
-
-
-def test_leaf_of_another_cluster_is_refused(authority: Any) -> None:
-    leaf = coordinator_material(authority, cluster="other").certificate
-    assert refusal(leaf, authority.root.fingerprint) == "NOT_COORDINATOR"
-
-
-def test_leaf_without_root_metadata_is_refused(authority: Any) -> None:
-    key = LeafKey()
-    leaf = authority.ca.issue(key.csr(), PeerIdentity("demo", Role.COORDINATOR, "main"), lifetime=60, now=NOW)
-    assert refusal(leaf, authority.root.fingerprint) == "NO_ROOT_METADATA"
-
-
-@pytest.mark.parametrize("chain", [b"", b"\x00", b"\x00\x00\x00\x05abc", b"\x00\x00\x00\x02{}"])
-def test_leaf_with_a_broken_chain_is_refused(authority: Any, chain: bytes) -> None:
-    leaf = coordinator_material(authority, chain=chain).certificate
-    assert refusal(leaf, authority.root.fingerprint) in {
-        "ROOT_CHAIN_LENGTH",
-        "ROOT_MALFORMED",
-        "ENVELOPE_MALFORMED",
-    }
-
-
-def test_leaf_outside_its_life_is_refused(authority: Any) -> None:
+def test_a_leaf_of_another_authority_or_outside_its_life_is_refused(
+    authority: Any, make_authority: Callable[..., Any]
+) -> None:
+    other = coordinator_material(authority, ca=make_authority().ca).certificate
+    assert refusal(other, authority.root.fingerprint) == "NOT_ISSUED_HERE"
     leaf = coordinator_material(authority).certificate
     for now in (NOW - 3600, NOW + 3600 + 61):
         assert refusal(leaf, authority.root.fingerprint, now) in {"CERTIFICATE_EXPIRED", "ROOT_NOT_YET_VALID"}
@@ -279,35 +274,7 @@ async def test_the_first_address_whose_coordinator_holds_the_root_is_taken(
             await server.stop(None)
 
 
-def test_a_chain_may_fill_its_bound_and_not_pass_it(authority: Any) -> None:
-    for size, reason in ((MAX_CHAIN_BYTES, "ROOT_MALFORMED"), (MAX_CHAIN_BYTES + 1, "ROOT_CHAIN_LENGTH")):
-        leaf = coordinator_material(authority, chain=b"\xff" * size).certificate
-        assert refusal(leaf, authority.root.fingerprint) == reason
-
-
-async def test_the_connection_is_closed_and_asks_for_http2(
-    authority: Any, clock: Any, tmp_path: Path
-) -> None:
-    material = coordinator_material(authority)
-    (tmp_path / "leaf.pem").write_bytes(material.private_key + to_pem(material.certificate))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "leaf.pem")
-    context.set_alpn_protocols(["h2"])
-    asked: list[str | None] = []
-    closed = asyncio.Event()
-
-    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(writer.get_extra_info("ssl_object").selected_alpn_protocol())
-        with contextlib.suppress(ConnectionError):
-            await reader.read(1)
-        writer.transport.abort()
-        closed.set()
-
-    server = await asyncio.start_server(listen, "127.0.0.1", 0, ssl=context)
-    port = server.sockets[0].getsockname()[1]
-    root = await fetch_root("127.0.0.1", port, authority.root.fingerprint, deadline=5, clock=clock)
-    assert root == authority.root
-    async with asyncio.timeout(200):
-        await closed.wait()
-    assert asked == ["h2"]
-    server.close()
+def test_a_leaf_without_root_metadata_is_refused(authority: Any) -> None:
+    peer = PeerIdentity("demo", Role.COORDINATOR, "main")
+    leaf = authority.ca.issue(LeafKey().csr(), peer, lifetime=60, now=NOW)
+    assert refusal(leaf, authority.root.fingerprint) == "NO_ROOT_METADATA"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -214,17 +213,15 @@ async def test_what_does_not_hold_changes_nothing(
     assert machine.unchanged()
 
 
-async def test_a_full_disk_is_an_error_and_the_next_renewal_works(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(folder: Path, material: TlsMaterial) -> None:
-        raise OSError(errno.ENOSPC, "no space")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(certificate_keeper, "save_tls", full)
-        with pytest.raises(SealringError) as caught:
-            await machine.keeper.renew()
+async def test_a_file_that_cannot_be_written_is_an_error_and_the_next_renewal_works(machine: Machine) -> None:
+    certificate = machine.folder / "tls.pem"
+    kept = certificate.rename(machine.folder / "kept.pem")
+    certificate.mkdir()
+    with pytest.raises(SealringError) as caught:
+        await machine.keeper.renew()
     assert caught.value.reason == "STATE_UNWRITABLE"
+    certificate.rmdir()
+    kept.rename(certificate)
     assert machine.unchanged()
     await machine.keeper.renew()
     assert machine.store.current()[0] == 1

@@ -18,7 +18,6 @@ from sealring.mesh.ring.composition import (
     MAX_PREFIXES,
     Admission,
     Adopting,
-    Chunk,
     Composition,
     Dropping,
     Eviction,
@@ -212,28 +211,10 @@ def prefill(number: int, row: int, start: int, end: int, total: int) -> control.
     return step
 
 
-def test_chunks_of_a_prompt() -> None:
-    chunk = Chunk(3, 0, 4, False, 64)
-    assert chunk == Chunk(3, 0, 4, False, 64, prefix=0, choices=1)
-    assert (chunk.first, list(chunk.sampled), chunk.tokens) == (True, [], 4)
-    chunk = Chunk(3, 4, 6, True, 0)
-    assert (chunk.first, list(chunk.sampled), chunk.tokens) == (False, [3], 2)
-    chunk = Chunk(3, 4, 6, True, 64, prefix=1, choices=2)
-    assert (chunk.first, list(chunk.sampled), chunk.tokens) == (True, [3, 4], 2)
-
-
 def test_step_numbers_have_no_gaps() -> None:
     composition = make()
     with pytest.raises(InvalidInput, match="step 2 follows step 0"):
         composition.apply(control.Step(number=2))
-
-
-def test_a_step_without_work_only_counts() -> None:
-    composition = make()
-    resolved = composition.apply(control.Step(number=1))
-    assert resolved == ResolvedStep(1, resolved.digest, (), (), None, (), (), 0, False, False)
-    assert resolved == ResolvedStep(1, resolved.digest, (), (), None, (), ())
-    assert composition.last_step == 1
 
 
 def changed(number: int, *changes: control.Change) -> control.Step:
@@ -242,6 +223,10 @@ def changed(number: int, *changes: control.Change) -> control.Step:
 
 def admit(row: int, lane: int) -> control.Change:
     return control.Change(admit=control.Admit(row=row, lane=lane))
+
+
+def evict(row: int) -> control.Change:
+    return control.Change(evict=control.Evict(row=row))
 
 
 def decode(number: int, lane: int, **field: Any) -> control.Step:
@@ -297,7 +282,7 @@ def test_digests_are_of_rows_and_prefixes_as_other_releases_compute_them() -> No
         changed(7, control.Change(settle=control.Settle(row=1, tokens=11))),
         kept(8, drop=1),
         with_choices(9, 2, 0, 8, 9, 2),
-        changed(10, control.Change(evict=control.Evict(row=1))),
+        changed(10, evict(1)),
     ):
         digests.update(composition.apply(step).digest)
     assert digests.hexdigest() == "831b110ce3eb6baa690104ee18edf8063cf8e8590a2b8b75043b6c52dcf2495e"
@@ -309,8 +294,7 @@ def test_rows_begin_in_any_order_of_their_numbers_and_never_twice(rows: list[tup
     composition, used, number = make(), {0}, 0
     for row, choices in rows:
         numbers = set(range(row, row + choices))
-        step = prefill(number + 1, row, 0, 1, 2)
-        step.prefill.chunks[0].choices = choices
+        step = with_choices(number + 1, row, 0, 1, 2, choices)
         before = copy.deepcopy(composition)
         if numbers & used:
             with pytest.raises(InvalidInput, match=f"row {row} is not a new row"):
@@ -319,9 +303,7 @@ def test_rows_begin_in_any_order_of_their_numbers_and_never_twice(rows: list[tup
             continue
         composition.apply(step)
         used |= numbers
-        gone = control.Step(number=number + 2)
-        gone.changes.add().evict.row = row
-        composition.apply(gone)
+        composition.apply(changed(number + 2, evict(row)))
         number += 2
 
 
@@ -333,9 +315,7 @@ def test_rows_that_never_begin_take_bounded_memory() -> None:
         nonlocal number
         number += 2
         composition.apply(prefill(number - 1, row, 0, 1, 2))
-        gone = control.Step(number=number)
-        gone.changes.add().evict.row = row
-        composition.apply(gone)
+        composition.apply(changed(number, evict(row)))
 
     for row in range(2, 2 * MAX_GAPS + 4, 2):
         begun(row)
@@ -451,37 +431,6 @@ def test_no_more_is_kept_than_the_limit() -> None:
         composition.apply(kept(3, (MAX_PREFIXES + 1, 1, 1)))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        kept(2, (1, 1, 4)),
-        kept(2, (2, 1, 5)),
-        kept(2, (1, 1, 5), (2, 1, 5)),
-        control.Step(number=2),
-    ],
-)
-def test_members_that_disagree_about_a_prefix_have_other_digests(other: control.Step) -> None:
-    """At once, and still at a later step that has nothing to do with it."""
-    one, two = make(), make()
-    for composition, step in ((one, kept(2, (1, 1, 5))), (two, other)):
-        composition.apply(prefill(1, 1, 0, 8, 8))
-        composition.digest = composition.apply(step).digest  # type: ignore[attr-defined]
-    assert one.digest != two.digest  # type: ignore[attr-defined]
-    assert one.apply(prefill(3, 2, 0, 8, 8)).digest != two.apply(prefill(3, 2, 0, 8, 8)).digest
-
-
-def test_members_that_keep_different_rows_under_one_number_have_other_digests() -> None:
-    """Else a gateway could begin a row with its own prompt at the head and somebody's caches elsewhere."""
-    digests = set()
-    for row in (1, 2):
-        composition = make()
-        for number in (1, 2):
-            composition.apply(prefill(number, number, 0, 8, 8))
-        composition.apply(kept(3, (1, row, 5)))
-        digests.add(composition.apply(prefill(4, 3, 0, 8, 8)).digest)
-    assert len(digests) == 2
-
-
 def adopted(number: int, prefix: int, *origin: int) -> control.Step:
     adopt = control.Adopt(prefix=prefix, epoch=origin[0], row=origin[1], tokens=origin[2])
     return control.Step(number=number, changes=[control.Change(adopt=adopt)])
@@ -500,16 +449,6 @@ def test_a_prefix_of_an_earlier_epoch_is_adopted_in_the_first_step() -> None:
     assert len(digests) == len(origins)
 
 
-def test_members_that_begin_a_row_with_other_prefixes_have_other_digests() -> None:
-    digests = set()
-    for prefix in (1, 2):
-        composition = make()
-        composition.apply(prefill(1, 1, 0, 8, 8))
-        composition.apply(kept(2, (1, 1, 5), (2, 1, 5)))
-        digests.add(composition.apply(with_prefix(3, 2, 5, 8, 8, prefix)).digest)
-    assert len(digests) == 2
-
-
 def with_choices(number: int, row: int, start: int, end: int, total: int, choices: int) -> control.Step:
     step = prefill(number, row, start, end, total)
     step.prefill.chunks[0].choices = choices
@@ -524,25 +463,15 @@ def test_the_last_chunk_of_a_prompt_makes_its_copies() -> None:
     assert composition.apply(prefill(2, 5, 0, 4, 4)).sampled == (5,)
     assert composition.apply(prefill(3, 2, 8, 12, 12)).sampled == (2, 3, 4)
     assert composition.prefilling() == {5: (4, 4), 2: (12, 12), 3: (12, 12), 4: (12, 12)}
-    step = control.Step(number=4)
-    step.changes.add().evict.row = 2
-    step.changes.add().admit.CopyFrom(control.Admit(row=4, lane=1))
-    composition.apply(step)
+    composition.apply(changed(4, evict(2), admit(4, 1)))
     assert composition.rows == 3
     assert composition.lane_rows(1) == (4,)
-
-
-def test_a_row_has_up_to_8_choices() -> None:
-    composition = Composition(epoch=1, max_rows=8, prefill_chunk=CHUNK)
-    assert composition.apply(with_choices(1, 1, 0, 8, 8, 8)).sampled == tuple(range(1, 9))
 
 
 def test_copies_that_are_not_made_yet_go_with_their_row() -> None:
     composition = make()
     composition.apply(with_choices(1, 1, 0, 8, 12, 4))
-    step = control.Step(number=2)
-    step.changes.add().evict.row = 1
-    composition.apply(step)
+    composition.apply(changed(2, evict(1)))
     assert composition.rows == 0
     with pytest.raises(InvalidInput):
         composition.apply(prefill(3, 4, 0, 1, 2))
@@ -563,15 +492,6 @@ def test_choices_that_do_not_follow_are_refused(step: control.Step) -> None:
     with pytest.raises(InvalidInput) as caught:
         composition.apply(step)
     assert caught.value.reason == "BAD_STEP"
-
-
-def test_members_that_disagree_about_choices_have_other_digests() -> None:
-    digests = set()
-    for choices in (0, 2, 3):
-        composition = make()
-        digests.add(composition.apply(with_choices(1, 1, 0, 8, 9, choices)).digest)
-        digests.add(composition.apply(prefill(2, 5, 0, 4, 8)).digest)
-    assert len(digests) == 6
 
 
 def counted(composition: Composition) -> int:
@@ -598,10 +518,9 @@ def test_the_tokens_of_all_caches(steps: list[control.Step]) -> None:
 
 def test_a_step_of_very_many_changes_is_not_taken() -> None:
     composition = make()
-    change = control.Change(evict=control.Evict(row=1))
     for number, why in ((MAX_CHANGES + 1, "changes"), (MAX_CHANGES, "row 1")):
         with pytest.raises(InvalidInput, match=why):
-            composition.apply(control.Step(number=1, changes=[change] * number))
+            composition.apply(changed(1, *[evict(1)] * number))
 
 
 def test_a_prefill_names_each_row_once() -> None:
@@ -615,24 +534,15 @@ def test_a_prefill_names_each_row_once() -> None:
 def drafting(*drafts: int) -> tuple[Composition, list[ResolvedStep]]:
     """A row of four tokens, alone in lane 0, after steps with these numbers of drafts."""
     composition = make()
-    step = control.Step(number=1)
-    step.prefill.chunks.add(row=1, start=0, end=4, prompt_tokens=4)
-    composition.apply(step)
-    done = []
-    for number, each in enumerate(drafts, 2):
-        step = control.Step(number=number)
-        if number == 2:
-            step.changes.add().admit.CopyFrom(control.Admit(row=1, lane=0))
-        step.decode.lane, step.decode.drafts = 0, each
-        done.append(composition.apply(step))
-    return composition, done
+    composition.apply(prefill(1, 1, 0, 4, 4))
+    composition.apply(changed(2, admit(1, 0)))
+    return composition, [composition.apply(decode(n, 0, drafts=each)) for n, each in enumerate(drafts, 3)]
 
 
 def settling(composition: Composition, tokens: int, row: int = 1) -> ResolvedStep:
     """The next step, which settles a row and then decodes it."""
-    step = control.Step(number=composition.last_step + 1)
+    step = decode(composition.last_step + 1, 0)
     step.changes.add().settle.CopyFrom(control.Settle(row=row, tokens=tokens))
-    step.decode.lane = 0
     return composition.apply(step)
 
 
@@ -653,7 +563,7 @@ def test_what_is_settled_stays(tokens: int, accepted: int) -> None:
     with pytest.raises(InvalidInput, match="no drafts"):
         settling(composition, tokens + 1)
     composition, _ = drafting(3)
-    composition.apply(changed(3, control.Change(evict=control.Evict(row=1))))
+    composition.apply(changed(composition.last_step + 1, evict(1)))
     assert composition.rows == 0, "a row with open drafts can be evicted"
 
 
@@ -690,16 +600,10 @@ def test_drafts_that_do_not_follow_are_refused(drafts: tuple[int, ...], why: str
 
 def test_drafts_are_for_a_row_that_is_alone() -> None:
     composition = make()
-    step = control.Step(number=1)
-    for row in (1, 2):
-        step.prefill.chunks.add(row=row, start=0, end=4, prompt_tokens=4)
-    composition.apply(step)
-    step = control.Step(number=2)
-    for row in (1, 2):
-        step.changes.add().admit.CopyFrom(control.Admit(row=row, lane=0))
-    step.decode.lane, step.decode.drafts = 0, 1
+    composition.apply(two_rows(1))
+    composition.apply(changed(2, admit(1, 0), admit(2, 0)))
     with pytest.raises(InvalidInput, match="for 2 rows"):
-        composition.apply(step)
+        composition.apply(decode(3, 0, drafts=1))
 
 
 def test_members_that_disagree_about_drafts_have_other_digests() -> None:
@@ -748,22 +652,62 @@ def test_a_chunk_that_cannot_be_says_why(chunk: dict[str, int], why: str) -> Non
         composition.apply(step)
 
 
-def test_members_that_put_rows_elsewhere_have_other_digests() -> None:
-    places: list[list[tuple[int, int]]] = [
-        [],
-        [(1, 0)],
-        [(1, 0), (2, 0)],
-        [(2, 0), (1, 0)],
-        [(1, 0), (2, 1)],
-        [(1, 1), (2, 0)],
-        [(1, 2), (2, 3)],
-    ]
+def two_rows(number: int) -> control.Step:
+    step = prefill(number, 1, 0, 4, 4)
+    step.prefill.chunks.add(row=2, start=0, end=4, prompt_tokens=4)
+    return step
+
+
+PREFIXES = [
+    kept(2, (1, 1, 5)),
+    kept(2, (1, 1, 4)),
+    kept(2, (2, 1, 5)),
+    kept(2, (1, 1, 5), (2, 1, 5)),
+    control.Step(number=2),
+]
+PLACES: list[list[tuple[int, int]]] = [
+    [],
+    [(1, 0)],
+    [(1, 0), (2, 0)],
+    [(2, 0), (1, 0)],
+    [(1, 0), (2, 1)],
+    [(1, 1), (2, 0)],
+    [(1, 2), (2, 3)],
+]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [[prefill(1, 1, 0, 8, 8), each] for each in PREFIXES],
+        [[prefill(1, 1, 0, 8, 8), each, prefill(3, 2, 0, 8, 8)] for each in PREFIXES],
+        [
+            [*(prefill(n, n, 0, 8, 8) for n in (1, 2)), kept(3, (1, row, 5)), prefill(4, 3, 0, 8, 8)]
+            for row in (1, 2)
+        ],
+        [
+            [prefill(1, 1, 0, 8, 8), kept(2, (1, 1, 5), (2, 1, 5)), with_prefix(3, 2, 5, 8, 8, prefix)]
+            for prefix in (1, 2)
+        ],
+        [[with_choices(1, 1, 0, 8, 9, choices)] for choices in (0, 2, 3)],
+        [[with_choices(1, 1, 0, 8, 9, choices), prefill(2, 5, 0, 4, 8)] for choices in (0, 2, 3)],
+        [[two_rows(1), changed(2, *(admit(*place) for place in places))] for places in PLACES],
+    ],
+    ids=[
+        "prefix",
+        "a prefix earlier",
+        "prefix of another row",
+        "row of another prefix",
+        "choices",
+        "choices earlier",
+        "lanes",
+    ],
+)
+def test_members_that_disagree_have_other_digests(members: list[list[control.Step]]) -> None:
+    """At once, and still at a later step that has nothing to do with it. Else a gateway could begin a row
+    with its own prompt at the head and somebody's caches elsewhere."""
     digests = set()
-    for admitted in places:
+    for steps in members:
         composition = make()
-        step = control.Step(number=1)
-        for row in (1, 2):
-            step.prefill.chunks.add(row=row, start=0, end=4, prompt_tokens=4)
-        composition.apply(step)
-        digests.add(composition.apply(changed(2, *(admit(row, lane) for row, lane in admitted))).digest)
-    assert len(digests) == len(places)
+        digests.add([composition.apply(step).digest for step in steps][-1])
+    assert len(digests) == len(members)

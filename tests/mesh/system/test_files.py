@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
+import resource
 import socket
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -34,7 +35,7 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     assert psutil.Process().num_fds() == before
 
 
-@pytest.mark.parametrize("kind", ["link", "folder", "socket"])
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "socket"])
 def test_only_a_regular_file_is_a_secret(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # for a socket's name must be short
     path = tmp_path / "key"
@@ -43,6 +44,8 @@ def test_only_a_regular_file_is_a_secret(tmp_path: Path, kind: str, monkeypatch:
         path.symlink_to(tmp_path / "other")
     elif kind == "folder":
         path.mkdir(mode=0o700)
+    elif kind == "pipe":
+        os.mkfifo(path, 0o600)
     else:
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind("key")
@@ -104,36 +107,13 @@ def test_another_error_of_a_link_is_none_of_the_volume(
     assert os.listdir(tmp_path) == []
 
 
-def test_exclusive_creation_never_overwrites(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    assert create_exclusive(path, b"one")
-    assert not create_exclusive(path, b"two")
-    assert path.read_bytes() == b"one"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["key"]
-
-
-@pytest.mark.parametrize("function", ["fsync", "replace"])
-def test_a_failed_write_leaves_the_old_content_and_no_litter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
-) -> None:
-    path = tmp_path / "state"
-    write_atomic(path, b"old")
-
-    def fail(*_arguments: object) -> None:
-        raise OSError(28, "no space left")
-
-    monkeypatch.setattr(os, function, fail)
-    with pytest.raises(OSError):
-        write_atomic(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
-
-
-def test_secrets_of_other_users_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "key"
-    create_exclusive(path, b"x")
-    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
-    with pytest.raises(ConfigError) as error:
+def test_secrets_of_other_users_are_refused(tmp_path: Path) -> None:
+    path = Path("/etc/passwd")
+    if os.geteuid() == 0:
+        path = tmp_path / "key"
+        create_exclusive(path, b"x")
+        os.chown(path, 65534, -1)
+    with pytest.raises(ConfigError, match="of this user") as error:
         read_secret(path)
     assert error.value.reason == "SECRET_FILE_UNSAFE"
     assert "0600" in error.value.hint
@@ -153,35 +133,34 @@ def test_secrets_are_bounded(tmp_path: Path) -> None:
         read_secret(tmp_path / "absent")
 
 
-def test_a_full_sync_is_asked_for_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-    monkeypatch.setattr(fcntl, "fcntl", lambda descriptor, command: asked.append(command))
-    monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("the disk is made to work twice"))
-    write_atomic(tmp_path / "state", b"x")
-    assert asked == [51, 51]
-
-
 @pytest.mark.parametrize(
-    ("code", "written"),
-    [(errno.ENOTSUP, True), (errno.EINVAL, True), (errno.ENOTTY, True), (errno.EIO, False)],
+    ("code", "written", "plain"),
+    [
+        (0, True, 0),
+        (errno.ENOTSUP, True, 2),
+        (errno.EINVAL, True, 2),
+        (errno.ENOTTY, True, 2),
+        (errno.EIO, False, 0),
+    ],
 )
-def test_where_a_full_sync_is_not_known_a_plain_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, written: bool
+def test_a_plain_sync_does_where_a_full_one_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, written: bool, plain: int
 ) -> None:
     """As on SMB and exFAT. A disk that fails is another thing."""
-    plain: list[int] = []
+    synced: list[int] = []
 
-    def refuse(descriptor: int, command: int) -> None:
-        raise OSError(code, os.strerror(code))
+    def full_sync(descriptor: int, command: int) -> None:
+        assert command == 51
+        if code:
+            raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
-    monkeypatch.setattr(os, "fsync", plain.append)
+    system = SimpleNamespace(F_FULLFSYNC=51, fcntl=full_sync)
+    monkeypatch.setattr("sealring.mesh.system.files.fcntl", system)
+    monkeypatch.setattr(os, "fsync", synced.append)
     path = tmp_path / "state"
     with contextlib.nullcontext() if written else pytest.raises(OSError):
         write_atomic(path, b"x")
-    assert (path.exists(), len(plain)) == ((True, 2) if written else (False, 0))
+    assert (path.exists(), len(synced)) == (written, plain)
 
 
 @pytest.mark.parametrize("bit", [0o040, 0o020, 0o010, 0o004, 0o002, 0o001])
@@ -206,15 +185,6 @@ def test_the_bounds_when_none_are_named(tmp_path: Path) -> None:
             read(path)
 
 
-def test_the_content_is_in_the_file_when_it_is_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
-    write_atomic(tmp_path / "state", b"whole")
-    assert sizes[0] == 5
-
-
 def test_the_first_error_is_the_one_that_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the temporary file has gone meanwhile."""
 
@@ -230,20 +200,16 @@ def test_the_first_error_is_the_one_that_is_raised(tmp_path: Path, monkeypatch: 
         assert caught.value.errno == 28
 
 
-def test_file_and_folder_are_both_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = []
-    monkeypatch.setattr(os, "fsync", lambda number: kinds.append(stat.S_ISDIR(os.fstat(number).st_mode)))
+def test_the_whole_file_is_synced_and_then_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[os.stat_result] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor)))
     for write in (write_atomic, create_exclusive):
-        kinds.clear()
-        write(tmp_path / write.__name__, b"x")
-        assert kinds == [False, True]
-
-
-def test_a_pipe_is_no_secret(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "key", 0o600)
-    with pytest.raises(ConfigError) as error:
-        read_secret(tmp_path / "key")
-    assert error.value.reason == "SECRET_FILE_UNSAFE"
+        synced.clear()
+        write(tmp_path / write.__name__, b"whole")
+        assert [stat.S_ISDIR(one.st_mode) for one in synced] == [False, True]
+        assert synced[0].st_size == 5
 
 
 @pytest.mark.parametrize("path", [Path(""), Path("/")])
@@ -251,3 +217,22 @@ def test_what_names_no_file_cannot_be_written(path: Path) -> None:
     for write in (write_atomic, create_exclusive):
         with pytest.raises(IsADirectoryError):
             write(path, b"x")
+
+
+def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path) -> None:
+    """A full disk, and a rename that is refused."""
+    path, folder = tmp_path / "state", tmp_path / "folder"
+    write_atomic(path, b"old")
+    folder.mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3, limits[1]))
+    try:
+        for write in (write_atomic, create_exclusive):
+            with pytest.raises(OSError, match="too large"):
+                write(path, b"newer")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(OSError):
+        write_atomic(folder, b"new")
+    assert path.read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["folder", "state"]

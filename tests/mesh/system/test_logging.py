@@ -19,12 +19,7 @@ import structlog
 
 from sealring.mesh.errors import ConfigError, InvalidInput, NotFound
 from sealring.mesh.system.logging import (
-    FileTarget,
-    _exception_of,
-    _frames,
-    _quote_library,
     configure,
-    end_with_any_thread,
     redact,
 )
 
@@ -81,12 +76,6 @@ def test_levels_and_bad_level(out: io.StringIO) -> None:
     with pytest.raises(ConfigError) as caught:
         configure("node", level="loud")
     assert caught.value.reason == "BAD_LOG_LEVEL"
-
-
-def test_context_is_bound(out: io.StringIO) -> None:
-    with structlog.contextvars.bound_contextvars(request_id="r1", step=7):
-        structlog.get_logger().info("stepped")
-    assert (last(out)["request_id"], last(out)["step"]) == ("r1", 7)
 
 
 @pytest.mark.parametrize(
@@ -172,29 +161,18 @@ def test_what_an_error_came_of_is_told_unless_it_was_hidden(out: io.StringIO, ho
             if how == "context":
                 raise ValueError(MARK)  # noqa: B904
             raise ValueError(MARK) from (first if how == "cause" else None)
-    except ValueError as error:
-        structlog.get_logger().error("failed", exc_info=error)
-    assert ("KeyError" in last(out)["exception"]) == (how != "none")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    line = last(out)
+    assert line["error"] == "ValueError"
+    assert any("test_what_an_error_came_of" in frame for frame in line["exception"])
+    assert ("KeyError" in line["exception"]) == (how != "none")
+    assert MARK not in out.getvalue()
 
 
 def test_an_uncaught_error_without_a_value_is_told_by_its_kind(out: io.StringIO) -> None:
     sys.unraisablehook(SimpleNamespace(exc_type=LookupError, exc_value=None, exc_traceback=None))  # type: ignore[arg-type]
     assert last(out)["error"] == "LookupError"
-
-
-def test_an_unknown_exception_is_its_type_and_frames(out: io.StringIO) -> None:
-    try:
-        try:
-            raise KeyError(MARK)
-        except KeyError as cause:
-            raise ValueError(MARK) from cause
-    except ValueError:
-        structlog.get_logger().exception("failed")
-    line = last(out)
-    assert line["error"] == "ValueError"
-    assert any("test_an_unknown_exception" in frame for frame in line["exception"])
-    assert "KeyError" in line["exception"]
-    assert MARK not in out.getvalue()
 
 
 def test_deep_frames_are_all_there(out: io.StringIO) -> None:
@@ -213,13 +191,6 @@ def test_deep_frames_are_all_there(out: io.StringIO) -> None:
     assert MARK not in out.getvalue()
 
 
-def test_our_errors_are_told_in_words(out: io.StringIO) -> None:
-    structlog.get_logger().warning("refused", exc_info=NotFound("no node abc", hint="see nodes list"))
-    line = last(out)
-    assert line["error"] == "NOT_FOUND: no node abc (hint: see nodes list)"
-    assert "exception" not in line
-
-
 def test_of_our_error_the_foreign_cause_is_placed(out: io.StringIO) -> None:
     """Clients get an error of a model's code without its place, so the log has to name it."""
     try:
@@ -236,10 +207,16 @@ def test_of_our_error_the_foreign_cause_is_placed(out: io.StringIO) -> None:
     assert MARK not in out.getvalue()
 
 
-def test_libraries_are_quoted_without_arguments(out: io.StringIO) -> None:
-    logging.getLogger("grpc").warning("peer said %s\nand more", MARK)
+@pytest.mark.parametrize(
+    ("says", "quoted"),
+    [("peer said %s\nand more", "peer said %s"), ("%s", "%s"), ("%s" + "x" * 199, "%s" + "x" * 198)],
+)
+def test_libraries_are_quoted_with_one_short_line_without_arguments(
+    out: io.StringIO, says: str, quoted: str
+) -> None:
+    logging.getLogger("grpc").warning(says, MARK)
     line = last(out)
-    assert (line["library"], line["says"]) == ("grpc", "peer said %s")
+    assert (line["event"], line["library"], line["says"]) == ("library log", "grpc", quoted)
     assert MARK not in out.getvalue()
 
 
@@ -341,24 +318,17 @@ def test_a_file_that_cannot_be_opened_again_is_tried_with_every_line(tmp_path: P
     assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["one", "two", "three"]
 
 
-def test_a_log_file_is_its_owners_whatever_the_umask(tmp_path: Path) -> None:
+def test_a_log_file_is_its_owners_whatever_the_umask_and_its_folder_for_all_to_read(tmp_path: Path) -> None:
+    file = tmp_path / "logs" / "node.log"
     before = os.umask(0)
     try:
-        configure("node", file=tmp_path / "node.log")
-        (tmp_path / "node.log").rename(tmp_path / "node.log.0")
+        configure("node", file=file)
+        file.rename(file.with_name("node.log.0"))
         structlog.get_logger().info("one")
     finally:
         os.umask(before)
-    assert {one.stat().st_mode & 0o777 for one in tmp_path.iterdir()} == {0o600}
-
-
-def test_a_folder_of_logs_is_for_all_to_read(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        configure("node", file=tmp_path / "logs" / "node.log")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o755
+    assert {one.stat().st_mode & 0o777 for one in file.parent.iterdir()} == {0o600}
+    assert file.parent.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_rotated_file_is_opened_again(tmp_path: Path) -> None:
@@ -379,75 +349,24 @@ def test_a_log_file_that_cannot_be_opened(tmp_path: Path) -> None:
     assert caught.value.reason == "BAD_LOG_FILE"
 
 
-def test_a_terminal_gets_lines_for_people() -> None:
+@pytest.mark.parametrize("to_file", [False, True])
+def test_a_terminal_gets_lines_for_people_and_a_file_gets_json(tmp_path: Path, to_file: bool) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
-    stream = Terminal()
-    configure("node", stream=stream)
+    stream, file = Terminal(), tmp_path / "node.log"
+    configure("node", stream=stream, file=file if to_file else None)
     structlog.get_logger().info("ring up", epoch=3)
-    assert "ring up" in stream.getvalue()
-    assert not stream.getvalue().startswith("{")
+    if to_file:
+        assert (json.loads(file.read_text())["epoch"], stream.getvalue()) == (3, "")
+    else:
+        assert "ring up" in stream.getvalue()
+        assert not stream.getvalue().startswith("{")
 
 
-def test_a_file_gets_json_though_somebody_watches(tmp_path: Path) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    stream = Terminal()
-    configure("node", stream=stream, file=tmp_path / "node.log")
-    structlog.get_logger().info("ring up", epoch=3)
-    assert json.loads((tmp_path / "node.log").read_text())["epoch"] == 3
-    assert stream.getvalue() == ""
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_a_thread_that_fails_ends_the_process_whatever_is_told_of_it(
-    fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[Any] = []
-
-    def report(args: Any) -> None:
-        done.append(args)
-        if fails:
-            raise OSError
-
-    monkeypatch.setattr(threading, "excepthook", report)
-    monkeypatch.setattr(os, "_exit", done.append)
-    end_with_any_thread()
-    args: Any = SimpleNamespace()
-    try:
-        threading.excepthook(args)
-    except OSError:
-        assert fails
-    assert done == [args, 1]
-
-
-@pytest.mark.parametrize(("says", "quoted"), [("", ""), ("a\nb", "a"), ("x" * 201, "x" * 200)])
-def test_a_library_is_quoted_with_one_short_line(says: str, quoted: str) -> None:
-    event = {"event": says, "_record": SimpleNamespace(name="library"), "more": says}
-    told = _quote_library(None, "", event)
-    assert (told["event"], told["library"], told["says"]) == ("library log", "library", quoted)
-    assert "more" not in told
-
-
-def test_an_exception_is_found_where_one_is_told() -> None:
-    error = KeyError("x")
-    assert _exception_of(error) is _exception_of((KeyError, error, None)) is error
-    for other in ((KeyError, error), (KeyError, "x", None), None, False):
-        assert _exception_of(other) is None
-    assert _exception_of(True) is None, "none is being handled"
-
-
-def test_what_is_told_of_a_chain_of_causes_is_bounded() -> None:
+def test_what_is_told_of_a_chain_of_causes_is_bounded(out: io.StringIO) -> None:
     error = KeyError("x")
     error.__cause__ = error
-    assert _frames(error) == ["KeyError"] * 20
-
-
-def test_a_log_file_is_made_with_its_folders(tmp_path: Path) -> None:
-    target = FileTarget(tmp_path / "a" / "b" / "log")
-    target.close()
-    assert (tmp_path / "a" / "b" / "log").exists()
+    structlog.get_logger().error("failed", exc_info=error)
+    assert last(out)["exception"] == ["KeyError"] * 20

@@ -6,7 +6,6 @@ from ipaddress import IPv4Network
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from sealring.mesh.system import networks
@@ -29,10 +28,13 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
         "en0": [address("aa:bb:cc:dd:ee:ff", None), address("192.168.1.20", "255.255.255.0")],
         "en2": [address("192.168.1.129", "255.255.255.252")],
         "en3": [address("169.254.7.7", "255.255.0.0")],
+        "en4": [address("192.168.4.4", "255.255.255.0")],
         "en8": [address("0.0.0.0", "255.0.0.0")],
         "utun0": [address("10.8.0.1", "nonsense")],
     }
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    up = {name: SimpleNamespace(isup=name != "en4") for name in found if name != "en8"}
+    system = SimpleNamespace(net_if_addrs=lambda: found, net_if_stats=lambda: up)
+    monkeypatch.setattr(networks, "psutil", system)
 
 
 @pytest.mark.parametrize(
@@ -52,44 +54,20 @@ def test_the_narrowest_network_counts(host: str, network: str | None) -> None:
     assert network_of(host) == (IPv4Network(network) if network else None)
 
 
-def test_others_reach_what_is_up_and_a_link_gave_itself_only_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    up = {name: SimpleNamespace(isup=name != "en2") for name in ("lo0", "en0", "en2", "en3")}
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: up)
-    assert [str(one) for one in own_addresses()] == ["192.168.1.20 (en0)", "169.254.7.7 (en3)"]
-
-
 def test_the_way_to_loopback_is_loopback() -> None:
     assert address_towards("127.0.0.1", 1) == "127.0.0.1"
 
 
-def test_the_address_towards_everywhere_comes_first_of_those_that_are_up(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("route", ["192.168.1.129", "192.168.1.20", "203.0.113.5"])
+def test_others_reach_what_is_up_the_default_route_first_and_a_link_gave_itself_last(
+    route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    up = {name: SimpleNamespace(isup=True) for name in ("lo0", "en0", "en2", "en3")}
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: up)
-    for preferred, others in (("192.168.1.129", ["192.168.1.20"]), ("192.168.1.20", ["192.168.1.129"])):
-        monkeypatch.setattr(networks, "address_towards", lambda host, port, own=preferred: own)
-        assert [one.host for one in own_addresses()] == [preferred, *others, "169.254.7.7"]
-
-
-@pytest.mark.parametrize(("port", "asked"), [(0, 9), (5, 5)])
-def test_the_way_is_asked_for_with_a_port(port: int, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-
-    class Probe:
-        def __init__(self, *_: Any) -> None: ...
-
-        def __enter__(self) -> Probe:
-            return self
-
-        def __exit__(self, *_: Any) -> None: ...
-
-        def connect(self, address: Any) -> None:
-            told.append(address)
-
-        def getsockname(self) -> tuple[str, int]:
-            return "192.0.2.7", 4
-
-    monkeypatch.setattr(networks.socket, "socket", Probe)
-    assert address_towards("192.0.2.9", port) == "192.0.2.7"
-    assert told == [("192.0.2.9", asked)]
+    monkeypatch.setattr(networks, "address_towards", lambda host, port: route)
+    shown = [str(one) for one in own_addresses()]
+    assert sorted(shown) == [
+        "169.254.7.7 (en3)",
+        "192.168.1.129 (en2)",
+        "192.168.1.20 (en0)",
+    ]
+    assert shown[-1] == "169.254.7.7 (en3)"
+    assert shown[0].startswith(route) or route == "203.0.113.5"
