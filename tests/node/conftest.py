@@ -145,6 +145,13 @@ def _member(party: Party) -> RosterMember:
 
 
 @pytest.fixture
+def small_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of models have the length PART of the test's module."""
+    for module in ("manifest", "partial_model", "giving", "kept"):
+        monkeypatch.setattr(f"sealring.node.models.{module}.PART", request.module.PART)
+
+
+@pytest.fixture
 def cluster(tmp_path: Path, create_cluster: Callable[[Path], Cluster]) -> Cluster:
     return create_cluster(tmp_path / "cluster")
 

@@ -21,6 +21,7 @@ from sealring.mesh.crypto.identity import SoftwareSigner, private_pem, verify
 from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import ConfigError, Unavailable
 from sealring.mesh.trust.apple import verify_device
+from sealring.mesh.trust.attestation import Posture
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.node.identity import choice
 from sealring.node.identity.choice import (
@@ -38,7 +39,13 @@ GOOD = replace(appletest.GOOD, serial=SERIAL)
 
 
 @pytest.fixture
-def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSettings:
+def posture() -> list[Posture]:
+    """What the machine says of itself, last."""
+    return [GOOD]
+
+
+@pytest.fixture
+def mac(tmp_path: Path, posture: list[Posture], monkeypatch: pytest.MonkeyPatch) -> NodeSettings:
     """Settings of a machine with the helper beside its Python, and everything on."""
     commands = tmp_path / "bin"
     commands.mkdir()
@@ -49,12 +56,11 @@ def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSettings:
     key = ec.generate_private_key(ec.SECP256R1())
     (folder / ENCLAVE_KEY).write_bytes(b"well\n" + private_pem(key))
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(commands))
-    monkeypatch.setattr(choice, "measure_posture", lambda *, serial: GOOD)
+    monkeypatch.setattr(choice, "measure_posture", lambda *, serial: posture[-1])
     return NodeSettings(state_dir=folder)
 
 
-def test_without_a_helper_it_is_software(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+def test_without_a_helper_it_is_software(tmp_path: Path) -> None:
     found = choose_identity(NodeSettings(state_dir=tmp_path / "node"))
     assert (found.level, found.helper) == (TrustLevel.SOFTWARE, None)
     assert found.why.startswith("the key is in a file: ")
@@ -73,9 +79,9 @@ def test_a_key_in_the_enclave_is_self_signed(mac: NodeSettings) -> None:
     [({"filevault": None}, "FileVault"), ({"sip": False}, "System Integrity"), ({"chip": None}, "chip")],
 )
 def test_what_is_off_or_unknown_is_named(
-    mac: NodeSettings, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], words: str
+    mac: NodeSettings, posture: list[Posture], change: dict[str, Any], words: str
 ) -> None:
-    monkeypatch.setattr(choice, "measure_posture", lambda *, serial: replace(GOOD, **change))
+    posture.append(replace(GOOD, **change))
     found = choose_identity(mac)
     assert found.level is TrustLevel.SOFTWARE
     assert found.helper is not None, "the key stays in the enclave all the same"

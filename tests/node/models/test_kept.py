@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import ModelError
-from sealring.node.models import kept, manifest
+from sealring.node.models import kept
 from sealring.node.models.folders import FolderState
 from sealring.node.models.kept import (
     Note,
@@ -31,10 +31,7 @@ PART = 64
 COMMIT, OTHER = "ab" * 20, "cd" * 20
 
 
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, kept):
-        monkeypatch.setattr(module, "PART", PART)
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 def file(name: str, size: int, mark: int = 1) -> ModelFile:
@@ -145,13 +142,10 @@ def test_a_stage_begins_with_what_is_not_weights_and_all_of_the_headers(
         (tmp_path / "model.safetensors").write_bytes(length.to_bytes(8, "little"))
         wanted = parts({0, 1, 2, 3}, set(), {0, 9})
         assert headers(model, wanted, tmp_path) == parts({0, 1, 2, 3}, set(), reached)
-        monkeypatch.setattr(kept, "_MAX_HEADER", length + 8)
+    monkeypatch.setattr(kept, "_MAX_HEADER", 9 * PART + 7)
+    with pytest.raises(ModelError) as caught:
         headers(model, wanted, tmp_path)
-        monkeypatch.setattr(kept, "_MAX_HEADER", length + 7)
-        with pytest.raises(ModelError) as caught:
-            headers(model, wanted, tmp_path)
-        assert caught.value.reason == "WEIGHTS_CORRUPT"
-        monkeypatch.setattr(kept, "_MAX_HEADER", 1 << 20)
+    assert caught.value.reason == "WEIGHTS_CORRUPT"
 
 
 def test_a_folder_is_of_a_commit_by_its_note_or_in_the_hubs_cache() -> None:

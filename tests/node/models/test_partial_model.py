@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from sealring.mesh.errors import ModelError, ResourceExhausted
-from sealring.node.models import kept, manifest, partial_model
+from sealring.node.models import partial_model
 from sealring.node.models.folders import NOTE
 from sealring.node.models.kept import note_of
 from sealring.node.models.manifest import Manifest, ModelFile
@@ -20,10 +20,7 @@ COMMIT = "ab" * 20
 CONFIG, WEIGHTS = b"{}", bytes(range(1, 201))
 
 
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, partial_model, kept):
-        monkeypatch.setattr(module, "PART", PART)
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 def cut(content: bytes) -> list[bytes]:
