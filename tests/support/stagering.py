@@ -247,6 +247,7 @@ class Ring:
         links = [Link() for _ in stages]
         self.links = links
         self.faults: list[BaseException] = []
+        self.failed = threading.Event()
         self.prompts = prompts
         self.prefixes = prefixes or [
             compute_thread(rank).submit(prefixes_of, stage).result(PATIENCE_SECONDS)
@@ -264,7 +265,7 @@ class Ring:
                 prefixes=self.prefixes[rank],
                 grammars=grammars,
                 speculate=speculate,
-                on_fault=self.faults.append,
+                on_fault=self._fault,
                 deadline=deadline,
             )
             for rank, stage in enumerate(stages)
@@ -283,6 +284,13 @@ class Ring:
                 assert time.monotonic() < until
                 self.prompts.delivered.wait(0.2)
         assert not self.faults, self.faults
+
+    def wait_for_fault(self) -> None:
+        assert self.failed.wait(PATIENCE_SECONDS)
+
+    def _fault(self, error: BaseException) -> None:
+        self.faults.append(error)
+        self.failed.set()
 
     def break_off(self) -> None:
         """A link fails, everywhere."""

@@ -116,7 +116,7 @@ def test_choices_are_what_rows_of_their_own_would_be(family: str, size: int) -> 
     assert {row: answer[:tokens] for row, answer in answers.items()} == alone
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12)), min_size=1, max_size=8),
     choices=st.randoms(use_true_random=False),
