@@ -18,13 +18,11 @@ pytestmark = pytest.mark.integration
 SEALRING = Path(sys.executable).with_name("sealring")
 
 
-def test_demo_once_prints_one_json_object(tmp_path):
-    """Of two nodes; tests/cli/commands/test_demo.py shows that there are three if nobody says."""
-    state = tmp_path / "state"
-    share_kernels(state)
-    (state / PORTS).write_text("{}")  # as an earlier one left it, which had its kernels compiled
-    command = [SEALRING, "demo", "--nodes", "2", "--once", "--json", "--state-dir", state]
-    done = subprocess.run(command, capture_output=True, check=True)
+def test_demo_once_prints_one_json_object_and_leaves_nothing(tmp_path):
+    """Of two nodes; tests/cli/commands/test_demo.py shows that there are three by default."""
+    command = [SEALRING, "demo", "--nodes", "2", "--once", "--json"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, check=True, env=environment)
     shown = json.loads(done.stdout)
     wanted = {"answer", "prompt_tokens", "completion_tokens", "ttft_s", "tok_s", "suite", "min_trust", "ring"}
     assert wanted <= set(shown)
@@ -34,36 +32,25 @@ def test_demo_once_prints_one_json_object(tmp_path):
     assert layers[0][0] == 0
     assert [low for low, _ in layers[1:]] == [high for _, high in layers[:-1]]
     assert shown["min_trust"] == "software"
+    assert list(tmp_path.iterdir()) == []
+    assert not [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info["cmdline"])]
 
 
-@pytest.mark.parametrize(("blow", "nodes", "processes"), [(signal.SIGTERM, 1, 6), (signal.SIGKILL, 2, 10)])
-def test_ending_the_demo_leaves_nothing_running(tmp_path, blow, nodes, processes):
-    """In order from one node, of which a ring has no carrier; at once with all that there can be."""
-    temporary, state = tmp_path / "tmp", tmp_path / "state"
-    temporary.mkdir()
-    command = [SEALRING, "demo", "--nodes", str(nodes)]
-    if blow == signal.SIGKILL:
-        share_kernels(state)
-        (state / PORTS).write_text("{}")
-        command += ["--state-dir", state]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"TMPDIR": str(temporary)},
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    with process.stdout:
+def test_a_demo_that_is_killed_leaves_nothing_running(tmp_path):
+    state = tmp_path / "state"
+    share_kernels(state)
+    (state / PORTS).write_text("{}")  # as an earlier demo left it, which had its kernels compiled
+    command = [SEALRING, "demo", "--nodes", "2", "--state-dir", state]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
         try:
+            assert process.stdout is not None
             assert any(b"curl" in line for line in process.stdout), "it ended before it served"
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         finally:
-            process.send_signal(blow)
-            process.wait()
+            process.send_signal(signal.SIGKILL)
     # the command, coordinator, gateway, daemon, engine and carrier of each node, the head's chat template
-    assert len(family) == processes
+    assert len(family) == 10
     while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family):
         time.sleep(0.05)  # until the test's time is over
-    if blow != signal.SIGKILL:
-        assert list(temporary.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Whose prompts begin with whose: the work is less, and keys do not share unless they shall."""
+"""Prompts with one beginning: less is computed, and API keys share it only where the deployment says so."""
 
 import openai
 import pytest
@@ -7,13 +7,14 @@ from sharing import SYSTEM, ask, dialogue
 
 pytestmark = CLUSTER
 QUESTION = "What is the capital of France?"
+APART = {"stages": 1, "prefill_chunk": 128}
+SHARED = APART | {"share_prefixes": True}
 
 
-@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("share", [True, False])
 async def test_api_keys_share_only_where_the_deployment_says_so(arrangements, other_key, share):
-    ring = await arrangements.have(stages=1, share_prefixes=share)
+    ring = await arrangements.have(**(SHARED if share else APART))
     first = await ask(ring, dialogue(QUESTION))
-    assert first.cached == 0
     other = await ask(ring, dialogue(QUESTION), key=other_key)
     assert (other.cached >= 64) == share
     again = await ask(ring, dialogue(QUESTION))
@@ -37,7 +38,7 @@ async def test_api_keys_share_only_where_the_deployment_says_so(arrangements, ot
 
 
 async def test_a_chat_of_one_word_has_nothing_to_share(arrangements):
-    ring = await arrangements.have(stages=1, share_prefixes=True)
+    ring = await arrangements.have(**APART)
     before = await ring.counted("prefix_cache_hits_total")
     first = await ring.ask(chat("Hello!"), 5)
     assert await ring.ask(chat("Hello!"), 5) == first
@@ -45,7 +46,7 @@ async def test_a_chat_of_one_word_has_nothing_to_share(arrangements):
 
 
 async def test_sealed_prompts_share_with_those_of_the_same_client_only(arrangements):
-    ring = await arrangements.have(stages=1, prefill_chunk=128)
+    ring = await arrangements.have(**APART)
     clear = await ask(ring, dialogue(QUESTION), max_tokens=40)
     async with ring.sealing() as one, ring.sealing() as two:
         for client, cached in ((one, False), (one, True), (two, False), (two, True), (one, True)):

@@ -1,8 +1,6 @@
 """Two nodes that each compute a part of every layer: the whole model's tokens, and nothing that is sealed."""
 
 import asyncio
-import os
-import sys
 
 import pytest
 from ringtest import CLUSTER, chat
@@ -60,34 +58,3 @@ async def test_a_backend_that_does_not_come_up_leaves_a_pipeline(arrangements):
     assert found.plan.rings[0].pipeline
     assert "jaccl" in found.plan.reasons[-1]
     assert found.rings[0].links
-
-
-async def test_the_terminal_asks_in_clear_when_the_user_says_so(arrangements, tmp_path):
-    ring = await arrangements.have(**TENSOR)
-    key = tmp_path / "api.key"
-    key.write_text(ring.key)
-    key.chmod(0o600)
-    known = ("--operator", ring.cluster.operator_bundle, "--api-key-file", key)
-    command = (sys.executable, "-m", "sealring.cli", "chat", "--gateway", ring.cluster.grpc_address)
-
-    async def chat(*options):
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            "Hello!",
-            "--model",
-            ring.model,
-            "--max-tokens",
-            "2",
-            *known,
-            *options,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=os.environ | {"HOME": str(tmp_path)},
-        )
-        shown, said = await process.communicate()
-        return process.returncode, shown.decode(), said.decode()
-
-    status, shown, said = await chat()
-    assert (status != 0, shown, "[LINKS_IN_CLEAR]" in said, "--clear" in said) == (True, "", True, True)
-    status, shown, said = await chat("--clear")
-    assert (status, shown.strip() != "", "in clear" in said) == (0, True, True), said

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
 from typing import Any
 
 import psutil
 from following import follow
-from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring, chat, started
+from ringtest import CLUSTER, LIMIT_SECONDS, Ring, chat
 
-from sealring.cli.calls.operator import connect, read_bundle
-from sealring.cli.local.cluster import LocalCluster
+from sealring.cli.calls.operator import read_bundle
 from sealring.coordinator.standby.follow import promote
-from sealring.mesh.system.addresses import free_port
 from sealring.v1 import admin_pb2, membership_pb2
+
+from .conftest import Sick
 
 pytestmark = CLUSTER
 QUESTION = chat("What is the capital of France?")
@@ -32,15 +31,14 @@ async def ring_of(admin: Any) -> Any:
         await asyncio.sleep(0.1)
 
 
-async def test_the_standby_of_a_coordinator_that_is_cut_off_takes_over(tmp_path: Path) -> None:
-    listen = f"127.0.0.1:{free_port()}"
-    settings = {"coordinator": {"standby": listen}}
-    cluster = LocalCluster(tmp_path / "state", MODEL, nodes=2, name="demo", settings=settings)
-    async with cluster, started(cluster, stages=2) as ring, asyncio.timeout(3 * LIMIT_SECONDS):
-        await take_over(cluster, ring, listen)
+async def test_the_standby_of_a_coordinator_that_is_cut_off_takes_over(sick: Sick) -> None:
+    """Afterwards it is the cluster's coordinator."""
+    async with asyncio.timeout(3 * LIMIT_SECONDS):
+        await take_over(sick.ring, sick.standby)
 
 
-async def take_over(cluster: LocalCluster, ring: Ring, listen: str) -> None:
+async def take_over(ring: Ring, listen: str) -> None:
+    cluster = ring.cluster
     before = await ring.serving()
     expected = await ring.ask(QUESTION, 200)
     standby = await follow(cluster, listen)
@@ -52,11 +50,11 @@ async def take_over(cluster: LocalCluster, ring: Ring, listen: str) -> None:
     bundle = standby.state_dir / "operator"
     while read_bundle(bundle).coordinator != listen:
         await asyncio.sleep(0.1)
-    async with connect(bundle) as admin:
-        assert (await ring_of(admin)).epoch == before.epoch
-        assert await answered == expected
-        deposed.send_signal(signal.SIGCONT)
-        assert await process.wait() != 0  # it is told, and stops for good
-        assert "DEPOSED" in cluster.logs["coordinator"].read_text()
-        assert (await ring_of(admin)).epoch == before.epoch
-        assert await ring.ask(QUESTION, 200) == expected
+    await cluster.administer(bundle)
+    assert (await ring_of(cluster.admin)).epoch == before.epoch
+    assert await answered == expected
+    deposed.send_signal(signal.SIGCONT)
+    assert await process.wait() != 0
+    assert "DEPOSED" in cluster.logs["coordinator"].read_text()
+    assert (await ring_of(cluster.admin)).epoch == before.epoch
+    assert await ring.ask(QUESTION, 200) == expected

@@ -1,0 +1,60 @@
+"""Nodes with a sick part, as real processes: a folder that is closed, a dead address, a slow tool."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable
+
+from macs_tools import BOOT
+from ringtest import CLUSTER, LIMIT_SECONDS, chat
+
+from sealring.cli.local.cluster import LocalCluster
+
+from .conftest import Sick
+
+pytestmark = CLUSTER
+QUESTION = chat("What is the capital of France?")
+SLOW = "/bin/sleep 6"
+"""Longer than a tool had before a protection was unknown, and shorter than the time for a challenge."""
+
+
+async def eventually(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while not check():
+            await asyncio.sleep(0.2)
+
+
+def challenged_at(cluster: LocalCluster) -> list[int]:
+    """When each node proved itself last, by the coordinator's clock in whole seconds."""
+    file = cluster.state_dir / "coordinator" / "coordinator.db"
+    with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as store:
+        return [at for (at,) in store.execute("SELECT challenged_at FROM members WHERE role = 'member'")]
+
+
+async def test_nodes_with_sick_parts_serve(sick: Sick) -> None:
+    """system_profiler takes 6 s once; keys of links are renewed nevertheless."""
+    ring, tools, cluster = sick.ring, sick.tools, sick.ring.cluster
+    assert "Paris" in (await ring.ask(QUESTION, 20)).text
+
+    def said(node: str, event: str) -> int:
+        return cluster.logs[node].read_text(errors="replace").count(event)
+
+    for node in cluster.node_names:
+        await eventually(lambda: said(node, "link_keys_renewed") > 2)  # noqa: B023
+        assert said(node, "model_folder_unreadable") == 1
+    assert (await ring.status()).epoch == 1
+
+    await eventually(lambda: tools.asked(BOOT) == 2)
+    since = max(challenged_at(cluster))
+    await eventually(lambda: min(challenged_at(cluster)) > since)
+    tools.once(BOOT, SLOW)
+    await cluster.children.kill_one("node-0")
+    await cluster.start_one("node-0")
+    await eventually(lambda: tools.asked(BOOT) == 3)
+    since = max(challenged_at(cluster))
+    await eventually(lambda: min(challenged_at(cluster)) > since + 1)
+    await ring.serving()
+    assert "Paris" in (await ring.reply(QUESTION, 20)).text
+    assert said("coordinator", "member_failed_challenge") == 0
