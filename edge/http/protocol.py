@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol with what it lacks: limits of headers, their time, chunks, connections."""
+"""uvicorn's HTTP/1.1 protocol with what it lacks: limits of headers, their time, and chunks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ MAX_HEADERS = 100
 MIN_CHUNK_BYTES = 64
 """On the average of a chunked body, after as many chunks: parsing a chunk of one byte costs a thousand times
 what the byte does."""
-
-MAX_CONNECTIONS = 8192
 
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 300, "TCP_KEEPALIVE": 300, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 10}
 """The machine of a client has ten minutes to show that it is there, about as long as TCP tries to send. A
@@ -88,10 +86,7 @@ class EdgeProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         _keep_alive(transport.get_extra_info("socket"))
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-        else:
-            self._watch_headers()
+        self._watch_headers()
 
     def data_received(self, data: bytes) -> None:
         """Feeds data in pieces: h11 checks the size of headers only while they are incomplete."""

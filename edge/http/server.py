@@ -5,19 +5,80 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.http.protocol import EdgeProtocol
 from sealring.mesh.errors import ConfigError
-from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
+from sealring.mesh.rpc.limits import peer_name
+from sealring.mesh.system.addresses import is_loopback, listen_error, parse_address, require_loopback
 
 KEEP_ALIVE_SECONDS = 75
 HANDSHAKE_SECONDS = 10.0
+MAX_CONNECTIONS = 8192
+SHARE = MAX_CONNECTIONS // 4
+"""Connections that one address may have of a port that the network reaches: far more than a proxy for a
+household has open, and three others like it find room. On loopback one proxy may speak for everybody, so an
+address may have all there."""
+
 _BACKLOG = 1024
+
+log = structlog.get_logger()
+
+
+class Listener(socket.socket):
+    """A listening socket that bounds its connections, those of one address, and TLS handshakes with them.
+
+    A connection beyond a bound is closed as soon as it is accepted, before any of it is read.
+    """
+
+    def __init__(self, family: int, *, most: int = MAX_CONNECTIONS, share: int = SHARE) -> None:
+        """`share`: the most connections of one IPv4 address, or IPv6 network of 64 bits."""
+        super().__init__(family, socket.SOCK_STREAM)
+        self._most = most
+        self._share = share
+        self._open: Counter[str] = Counter()
+        self._crowded: set[str] = set()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """As that of any socket, for the next connection within the bounds."""
+        while True:
+            accepted, address = super().accept()
+            peer = peer_name(address[0])
+            if self._open.total() < self._most and self._open[peer] < self._share:
+                self._open[peer] += 1
+                return _Accepted(accepted, partial(self._release, peer)), address
+            accepted.close()
+            if peer not in self._crowded:
+                self._crowded.add(peer)
+                log.warning("connections_refused", peer=peer, most=self._most, share=self._share)
+
+    def _release(self, peer: str) -> None:
+        self._open[peer] -= 1
+        if not self._open[peer]:
+            del self._open[peer]
+            self._crowded.discard(peer)
+
+
+class _Accepted(socket.socket):
+    """A connection that says when it is closed."""
+
+    def __init__(self, accepted: socket.socket, closed: Callable[[], None]) -> None:
+        super().__init__(fileno=accepted.detach())
+        self._tell: Callable[[], None] | None = closed
+
+    def close(self) -> None:
+        super().close()
+        if self._tell is not None:
+            tell, self._tell = self._tell, None
+            tell()
 
 
 class _Server(uvicorn.Server):
@@ -87,7 +148,7 @@ class HttpServer:
             require_loopback(address)
         host, port = parse_address(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound = Listener(family, share=MAX_CONNECTIONS if is_loopback(host) else SHARE)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind((host, port))

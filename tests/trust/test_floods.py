@@ -22,7 +22,9 @@ FLOODING = Path(__file__).with_name("flooding_node.py")
 BOUND = 128 << 20
 """Bytes that any one member may cost its gateway."""
 
-LOOKS = 100
+LOOKS = 20
+"""How often the gateway is looked at, once the ring is lost where it has to be; a flood of 100 MiB takes less
+than one."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -53,26 +55,25 @@ async def test_a_flood_costs_the_gateway_little(attacked: tuple[Ring, Path], att
     before = most = gateway.memory_info().rss
     slowest = 0.0
     file.write_text(attack, encoding="utf-8")
+    left = LOOKS
     async with (
+        asyncio.timeout(LIMIT_SECONDS),
         httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=LIMIT_SECONDS) as http,
         asyncio.TaskGroup() as group,
     ):
         readers = [group.create_task(_begin(http, attack)) for _ in range(4)]
-        for _ in range(LOOKS):
+        while left:
             asked = time.monotonic()
             assert (await http.get("/health/live")).status_code == 200
             slowest = max(slowest, time.monotonic() - asked)
             most = max(most, gateway.memory_info().rss)
+            left -= not ends or b'"ring_lost"' in log.read_bytes()[heard:]
             await asyncio.sleep(0.1)
         for reader in readers:
             reader.cancel()
     print(f"{attack}: {(most - before) >> 20} MiB more, liveness after {slowest:.3f} s at most")  # noqa: T201
     assert most - before <= BOUND
     assert gateway.is_running()
-    with log.open(encoding="utf-8") as told:
-        told.seek(heard)
-        lost = [line for line in told if '"ring_lost"' in line]
-    assert lost or not ends, "nobody noticed"
     file.write_text("", encoding="utf-8")
     assert (await ring.reply(chat("still there"), 8)).completion_tokens == 8
 

@@ -282,17 +282,6 @@ def test_a_gateway_that_starts_again_gets_its_port_again() -> None:
         assert not bound.getblocking()
 
 
-async def test_connections_are_limited(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 2)
-    kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    with contextlib.suppress(OSError):
-        async with asyncio.timeout(200):
-            assert await reader.read() == b""
-    for _, each in (*kept, (reader, writer)):
-        each.close()
-
-
 async def test_tls(backend: Any, keys: KeyFile, tmp_path: Path) -> None:
     certificate, key = write_edge_certificate(tmp_path)
     text = keys.create([Scope.INFERENCE])[0]

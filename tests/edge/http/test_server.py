@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from edgecert import write_edge_certificate
 
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.http import server as module
-from sealring.edge.http.server import HttpServer
+from sealring.edge.http.server import HttpServer, Listener
 from sealring.mesh.errors import ConfigError
 
 
@@ -125,3 +127,40 @@ async def test_what_is_no_http_or_asks_for_another_protocol_writes_no_log(
     finally:
         await server.stop()
     assert not [record.getMessage() for record in caplog.records]
+
+
+async def test_one_address_has_a_share_of_the_connections_and_all_have_a_bound(tmp_path: Path) -> None:
+    """Also while they have not begun TLS. What is closed makes room."""
+
+    class Greeting(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            transport.write(b"hello")
+
+    async def answer(host: str, **how: Any) -> bytes:
+        reader, writer = await asyncio.open_connection(host, port, **how)
+        writers.append(writer)
+        return await reader.read(5)
+
+    certificate, key = write_edge_certificate(tmp_path)
+    listener, writers = Listener(socket.AF_INET6, most=3, share=2), list[asyncio.StreamWriter]()
+    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    listener.bind(("::", 0))
+    port = listener.getsockname()[1]
+    tls = {"ssl": ssl.create_default_context(cafile=str(certificate)), "server_hostname": "localhost"}
+    context = EdgeTls(certificate, key).context
+    async with (
+        asyncio.timeout(200),
+        await asyncio.get_running_loop().create_server(Greeting, sock=listener, ssl=context),
+    ):
+        silent = [(await asyncio.open_connection("::1", port))[1] for _ in range(2)]
+        assert await answer("::1") == b"", "beyond the share of an address"
+        assert await answer("127.0.0.1", **tls) == b"hello", "another has its own"
+        assert await answer("127.0.0.1") == b"", "beyond the bound of all"
+        for writer in silent:
+            writer.close()
+        found = b""
+        while found != b"hello":  # once the server has seen the end of both
+            with contextlib.suppress(OSError):
+                found = await answer("::1", **tls)
+        for writer in writers:
+            writer.close()
