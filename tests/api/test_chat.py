@@ -261,10 +261,10 @@ def test_what_is_left_out_or_means_off_is_as_documented() -> None:
 
 
 def test_what_is_told_of_a_fault_is_short() -> None:
-    for name, told in (("x" * 65, "x" * 64), ("x" * 64, "x" * 64)):
+    for name, expected in (("x" * 65, "x" * 64), ("x" * 64, "x" * 64)):
         with pytest.raises(InvalidInput) as caught:
             parse_chat({**GOOD, name: 1})
-        assert caught.value.metadata["param"] == told
+        assert caught.value.metadata["param"] == expected
     with pytest.raises(InvalidInput) as caught:
         parse({**GOOD, "messages": [{"role": "user", "content": "x", "y" * 200: 1}]})
     assert caught.value.metadata["param"] == f"messages[0].{'y' * 64}"
@@ -273,9 +273,9 @@ def test_what_is_told_of_a_fault_is_short() -> None:
 
 
 def test_whether_usage_is_told() -> None:
-    for options, told in ((None, False), ({}, False), ({"include_usage": True}, True)):
+    for options, expected in ((None, False), ({}, False), ({"include_usage": True}, True)):
         body = parse_chat({**GOOD, "stream": True, "stream_options": options})
-        assert body.include_usage is told
+        assert body.include_usage is expected
 
 
 @pytest.mark.parametrize(("change", "code", "param"), BAD_FIELDS, ids=lambda value: str(value)[:40])
@@ -593,8 +593,8 @@ def test_a_schema_that_is_nested_too_deep_is_refused() -> None:
     ],
 )
 def test_how_much_to_think_reaches_the_template(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    told = parse({**GOOD, **fields}).envelope.clear.chat.template_arguments
-    assert json.loads(told or "{}") == expected
+    arguments = parse({**GOOD, **fields}).envelope.clear.chat.template_arguments
+    assert json.loads(arguments or "{}") == expected
 
 
 NOTHING_ASKED: list[dict[str, Any]] = [

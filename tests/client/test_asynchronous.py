@@ -421,8 +421,8 @@ async def test_an_answer_that_has_begun_goes_on(stage: Stage) -> None:
     stage.gateway.script = failing(EpochEnded("gone"), EpochEnded("gone"), after=3)
     async with stage.client() as client:
         reply = client.chat(QUESTION)
-        told = [(delta.text, delta.tokens) async for delta in reply]
-    assert told == [(text, number) for number, text in enumerate(PIECES, start=1)]
+        pieces = [(delta.text, delta.tokens) async for delta in reply]
+    assert pieces == [(text, number) for number, text in enumerate(PIECES, start=1)]
     assert reply.completion.text == "".join(PIECES)
     assert reply.completion.usage == Usage(7, len(PIECES) + 1)
     assert len(stage.gateway.requests) == 3
@@ -570,8 +570,8 @@ async def test_all_that_a_request_may_say_reaches_the_gateway(stage: Stage, way:
     assert (request.max_tokens, request.min_trust) == (9, 10)
     assert not request.HasField("prompt_cache_key")
     inside, _ = stage.gateway.open(request)
-    for told in (request, inside):
-        assert b"conversation 41" not in told.SerializeToString()
+    for sent in (request, inside):
+        assert b"conversation 41" not in sent.SerializeToString()
     assert stage.gateway.users == ["somebody"]
 
 
@@ -624,7 +624,7 @@ def test_a_users_name_that_is_no_metadata_is_refused(user: str) -> None:
 
 
 async def test_what_the_gateway_says_of_a_model_is_told_if_it_can_be_a_name(stage: Stage) -> None:
-    for said, told in (("llama", "llama"), ("<script>", ""), ("x" * 65, ""), ("", "")):
+    for said, known in (("llama", "llama"), ("<script>", ""), ("x" * 65, ""), ("", "")):
         stage.gateway.serving = [
             inference.RingLoad(
                 ring="demo-0", rows=7, model_type=said, capabilities=["thinking", said, "tools"]
@@ -632,7 +632,7 @@ async def test_what_the_gateway_says_of_a_model_is_told_if_it_can_be_a_name(stag
         ]
         async with stage.client() as client:
             (model,) = await client.models()
-        assert (model.model_type, model.rows, model.rings) == (told, 7, 1)
+        assert (model.model_type, model.rows, model.rings) == (known, 7, 1)
         assert model.capabilities == ("tools", "thinking")
 
 

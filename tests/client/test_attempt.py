@@ -223,9 +223,9 @@ def test_all_choices_must_have_ended() -> None:
     attempt.take(seal({"text": "a", "tokens": 3, "finish": STOP, "prompt_tokens": 4}, last=True))
     said = inference.Finished(reason=STOP, cached_tokens=9, drafted_tokens=8, accepted_tokens=7)
     attempt.take(inference.GenerateResponse(finished=said))
-    told = attempt.completion()
-    assert [(choice.text, choice.completion_tokens) for choice in told.choices] == [("a", 3), ("b", 2)]
-    assert told.usage == Usage(4, 5, 4, drafted_tokens=8, accepted_tokens=5)  # no more than there are
+    completion = attempt.completion()
+    assert [(choice.text, choice.completion_tokens) for choice in completion.choices] == [("a", 3), ("b", 2)]
+    assert completion.usage == Usage(4, 5, 4, drafted_tokens=8, accepted_tokens=5)  # no more than there are
 
 
 def test_memory_ends_only_the_choices_that_have_not_ended_themselves() -> None:
@@ -235,19 +235,19 @@ def test_memory_ends_only_the_choices_that_have_not_ended_themselves() -> None:
         attempt, seal = sealed_attempt(choices=2, **changes)
         attempt.take(seal({"choice": 1, "text": "b", "tokens": 2, "finish": STOP}, last=False))
         attempt.take(seal({"text": "a", "tokens": 3}, last=False))
-        told = inference.Finished(reason=length, prompt_tokens=4)
-        told.choices.add(reason=first, completion_tokens=3)
-        told.choices.add(reason=second, completion_tokens=9)
-        attempt.take(inference.GenerateResponse(finished=told))
+        finished = inference.Finished(reason=length, prompt_tokens=4)
+        finished.choices.add(reason=first, completion_tokens=3)
+        finished.choices.add(reason=second, completion_tokens=9)
+        attempt.take(inference.GenerateResponse(finished=finished))
         return attempt
 
     for reason in (STOP, length):
-        told = ended(length, reason, max_tokens=0).completion()
-        assert [(each.finish_reason, each.completion_tokens) for each in told.choices] == [
+        completion = ended(length, reason, max_tokens=0).completion()
+        assert [(each.finish_reason, each.completion_tokens) for each in completion.choices] == [
             ("length", 3),
             ("stop", 2),
         ]
-        assert told.usage == Usage(4, 5)
+        assert completion.usage == Usage(4, 5)
     with pytest.raises(EnvelopeError):
         ended(STOP, STOP, max_tokens=0)
     with pytest.raises(EnvelopeError):
@@ -260,8 +260,10 @@ def test_the_end_of_one_answer_may_be_told_without_a_list_and_no_other_number_of
     for choices, ends in ((1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 3)):
         attempt, seal = sealed_attempt(choices=choices, max_tokens=0)
         attempt.take(seal({"text": "a", "tokens": 3}, last=False))
-        told = inference.Finished(reason=length, completion_tokens=7, prompt_tokens=4, choices=[end] * ends)
-        event = inference.GenerateResponse(finished=told)
+        finished = inference.Finished(
+            reason=length, completion_tokens=7, prompt_tokens=4, choices=[end] * ends
+        )
+        event = inference.GenerateResponse(finished=finished)
         if choices == 1 and ends < 2:
             attempt.take(event)
             assert attempt.completion().usage == Usage(4, 9 if ends else 7)
@@ -398,7 +400,7 @@ def test_a_ring_that_is_not_there_is_avoided(reason: str, met: bool, avoided: bo
 
 def test_gateways_go_on_counting_where_the_last_one_stopped() -> None:
     attempts = Attempts(question(timeout=500.0), clock=lambda: 0.0)
-    told = []
+    asked = []
     for said, delivered in [
         ("2", False),
         ("", False),
@@ -414,8 +416,8 @@ def test_gateways_go_on_counting_where_the_last_one_stopped() -> None:
         attempt.delivered = delivered
         stale = Unavailable("no", reason="SEALED_BY_OTHER_ROSTER", **({"attempts": said} if said else {}))
         attempts.pause_after(stale, attempt)
-        told.append(attempts.next(CLUSTER.roster, Loads()).request.attempts)
-    assert told == [2, 2, 2, 2, 2, 1, 3, 999, 1]
+        asked.append(attempts.next(CLUSTER.roster, Loads()).request.attempts)
+    assert asked == [2, 2, 2, 2, 2, 1, 3, 999, 1]
     with pytest.raises(FailedPrecondition):
         attempts.pause_after(FailedPrecondition("enough", reason="REQUEST_GIVEN_UP"), attempt)
 
@@ -431,12 +433,12 @@ def test_the_next_attempt_asks_for_what_is_missing_one_answer_after_the_other() 
 
     attempt, seal, body = begun()
     assert (body.choices, body.prompt.HasField("resume")) == (3, False)
-    for told, last in (
+    for delta, last in (
         ({"choice": 0, "text": "a", "tokens": 1, "token": 4}, False),
         ({"choice": 2, "text": "c", "tokens": 1, "token": 6, "finish": STOP}, False),
         ({"choice": 0, "tokens": 2, "token": 5, "held": [held]}, False),
     ):
-        attempt.take(seal(told, last=last))
+        attempt.take(seal(delta, last=last))
     attempts.pause_after(EpochEnded("gone"), attempt)
 
     attempt, seal, body = begun()

@@ -27,7 +27,7 @@ CLUSTER = PaperCluster(LEVELS, size=1, clock=lambda: 1_800_000_000)
 LONG = "a system prompt that all conversations begin with " * 8
 
 
-def told(rows: int = 16, running: dict[str, int] | None = None, rings: list[str] = RINGS) -> Loads:
+def loads_of(rows: int = 16, running: dict[str, int] | None = None, rings: list[str] = RINGS) -> Loads:
     return Loads(
         inference.RingLoad(ring=ring, rows=rows, running=(running or {}).get(ring, 0)) for ring in rings
     )
@@ -43,16 +43,16 @@ def key_of(number: int) -> bytes:
 
 @given(st.binary(min_size=8, max_size=8), st.sampled_from(RINGS))
 def test_a_key_has_one_ring_and_moves_only_when_that_is_not_there(key: bytes, gone: str) -> None:
-    home = chosen(key, told())
-    assert chosen(key, told()) == home
-    left = chosen(key, told(rings=[ring for ring in RINGS if ring != gone]))
+    home = chosen(key, loads_of())
+    assert chosen(key, loads_of()) == home
+    left = chosen(key, loads_of(rings=[ring for ring in RINGS if ring != gone]))
     assert (left == home) == (gone != home)
     assert left != gone
-    assert (chosen(key, told(), avoid={gone}) == home) == (gone != home)
+    assert (chosen(key, loads_of(), avoid={gone}) == home) == (gone != home)
 
 
 def test_keys_are_spread_over_all_rings_that_serve() -> None:
-    homes = Counter(chosen(key_of(number), told()) for number in range(400))
+    homes = Counter(chosen(key_of(number), loads_of()) for number in range(400))
     assert set(homes) == set(RINGS)
     assert min(homes.values()) > 60
 
@@ -61,7 +61,7 @@ def test_keys_are_spread_over_all_rings_that_serve() -> None:
 def test_the_gateways_hint_moves_a_key_only_off_a_ring_that_is_much_busier(
     rows: int, running: dict[str, int]
 ) -> None:
-    home, now = chosen(key_of(1), told(rows)), chosen(key_of(1), told(rows, running))
+    home, now = chosen(key_of(1), loads_of(rows)), chosen(key_of(1), loads_of(rows, running))
     least = min(running.get(ring, 0) for ring in RINGS)
     room = least + leeway(rows)
     assert running.get(now, 0) <= room
@@ -72,7 +72,7 @@ def test_the_gateways_hint_moves_a_key_only_off_a_ring_that_is_much_busier(
 def test_the_floor_comes_before_the_key() -> None:
     rings = [*RINGS, "demo-4"]
     for number in range(20):
-        loads = told(running={"demo-4": 99}, rings=rings)
+        loads = loads_of(running={"demo-4": 99}, rings=rings)
         ring = choose_ring(CLUSTER.roster, "demo", 20, loads, key_of(number))
         assert ring.id == "demo-4"
 
@@ -84,7 +84,7 @@ def question(key: bytes, **fields: int) -> Question:
 @pytest.mark.parametrize("key", [key_of(1), b""])
 def test_what_was_sent_since_the_hint_counts_until_it_ends(key: bytes) -> None:
     """One client that sends everything at once, with one key or with none, overloads no ring."""
-    loads = told(rows=8)
+    loads = loads_of(rows=8)
     under_way = [Attempts(question(key)) for _ in range(32)]
     rings = Counter(attempts.next(CLUSTER.roster, loads).ring.id for attempts in under_way)
     assert set(rings) == set(RINGS)
@@ -195,8 +195,8 @@ def test_no_prompt_is_sealed_for_rings_whose_links_are_in_clear() -> None:
     in_clear = dataclasses.replace(first, strategy=TENSOR)
     alone = dataclasses.replace(CLUSTER.roster, rings=(in_clear,))
     with pytest.raises(FailedPrecondition) as caught:
-        choose_ring(alone, "demo", 0, told(), b"")
+        choose_ring(alone, "demo", 0, loads_of(), b"")
     assert caught.value.reason == "LINKS_IN_CLEAR"
     both = dataclasses.replace(CLUSTER.roster, rings=(in_clear, others[0]))
     for number in range(20):
-        assert choose_ring(both, "demo", 0, told(), key_of(number)) == others[0]
+        assert choose_ring(both, "demo", 0, loads_of(), key_of(number)) == others[0]

@@ -128,13 +128,13 @@ def asked_text(asked: Any) -> Any:
 def test_what_the_gateway_says_of_rows_is_bounded() -> None:
     cluster = PaperCluster({"demo-0": TrustLevel.SOFTWARE, "demo-1": TrustLevel.SOFTWARE}, size=1)
     most = (1 << 32) - 1
-    for rows, told in (((1, 2), 3), ((most, 0), most), ((most, most), most)):
+    for rows, expected in (((1, 2), 3), ((most, 0), most), ((most, most), most)):
         serving = {
             f"demo-{number}": inference.RingLoad(ring=f"demo-{number}", rows=count, model_type="llama")
             for number, count in enumerate(rows)
         }
         found = core.model_of("demo", cluster.roster, serving)
-        assert (found.rows, found.rings, found.model_type) == (told, 2, "llama")
+        assert (found.rows, found.rings, found.model_type) == (expected, 2, "llama")
     assert core.model_of("demo", cluster.roster, {}).rings == 0
 
 

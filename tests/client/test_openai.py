@@ -56,9 +56,9 @@ async def test_answers_are_sealed_whole_and_streamed(
     assert [model.id async for model in client.models.list()] == ["demo"]
     assert len(stage.gateway.requests) == 3
     for request in stage.gateway.requests:
-        told = request.SerializeToString()
-        assert MARK.encode() not in told
-        assert b"somebody-else" not in told
+        sent = request.SerializeToString()
+        assert MARK.encode() not in sent
+        assert b"somebody-else" not in sent
         opened = stage.gateway.open(request)[0]
         assert (opened.prompt.chat.messages[0].content, opened.choices) == (MARK, 1)
     assert len(list(tmp_path.glob("sealring/client/*.roster"))) == 1
@@ -78,10 +78,10 @@ async def test_the_same_for_who_waits(stage: Stage) -> None:
     def work() -> tuple[str | None, list[str | None]]:
         with OpenAI(gateway=stage.address, root_sha256=stage.cluster.pin) as client:
             whole = client.chat.completions.create(**ASK).choices[0].message.content
-            told = client.copy(max_retries=1).chat.completions.create(**ASK, stream=True)
+            stream = client.copy(max_retries=1).chat.completions.create(**ASK, stream=True)
             with client.chat.completions.create(**ASK, stream=True) as left:
                 next(iter(left))
-            return whole, [piece.choices[0].delta.content for piece in told]
+            return whole, [piece.choices[0].delta.content for piece in stream]
 
     whole, pieces = await asyncio.to_thread(work)
     assert whole == "".join(piece or "" for piece in pieces) == "".join(PIECES)

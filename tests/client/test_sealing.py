@@ -158,7 +158,7 @@ async def test_a_model_that_there_is_not_is_counted_as_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delta", "told"),
+    ("delta", "expected"),
     [
         (Delta("a", 1, choice=1), inference.Delta(text="a", tokens=1, choice=1)),
         (Delta("", 1, reasoning="hm"), inference.Delta(tokens=1, parsed=inference.Parsed(reasoning="hm"))),
@@ -191,10 +191,10 @@ async def test_a_model_that_there_is_not_is_counted_as_other() -> None:
     ],
     ids=["text", "reasoning", "stop", "call", "logprobs"],
 )
-async def test_everything_that_a_piece_says_is_passed_on(delta: Delta, told: inference.Delta) -> None:
+async def test_everything_that_a_piece_says_is_passed_on(delta: Delta, expected: inference.Delta) -> None:
     events = await answered(Answering(delta), Metrics())
-    told.text = delta.text  # which is said even where it is empty
-    assert events[1].delta == told
+    expected.text = delta.text  # which is said even where it is empty
+    assert events[1].delta == expected
 
 
 async def test_models_are_those_of_the_roster() -> None:

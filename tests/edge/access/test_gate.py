@@ -290,8 +290,8 @@ async def test_limits_per_peer_and_key(keys: KeyFile, checks: Checks) -> None:
     clock = Time()
     text = keys.create([Scope.INFERENCE])[0]
     other = keys.create([Scope.INFERENCE])[0]
-    told: list[str] = []
-    gate = Gate(keys, Limits(1.0, 2, 2.0), clock=clock, on_refused=told.append)
+    counted: list[str] = []
+    gate = Gate(keys, Limits(1.0, 2, 2.0), clock=clock, on_refused=counted.append)
     for _ in range(4):
         await enter(gate, text, peer="192.0.2.1")
     error = await refused(gate, text, peer="192.0.2.2")
@@ -302,7 +302,7 @@ async def test_limits_per_peer_and_key(keys: KeyFile, checks: Checks) -> None:
         async with with_peer_left:
             pass
     assert (await refused(gate, None, None, peer="192.0.2.1")).reason == "RATE_LIMITED"
-    assert told == ["RATE_LIMITED", "RATE_LIMITED"]
+    assert counted == ["RATE_LIMITED", "RATE_LIMITED"]
     clock.now += 60
     async with gate.admit("", f"Bearer {text}", USE), gate.admit("", f"Bearer {text}", USE):
         assert (await refused(gate, text)).reason == "TOO_MANY_AT_ONCE"
@@ -368,9 +368,9 @@ async def test_no_key_reaches_a_log(
     keys.file.write_bytes(text.encode())
     await refused(gate, text)
     out, err = capfd.readouterr()
-    told = out + err + capture_logs()
-    assert "api_key_refused" in told
-    assert text[:-1].rpartition("_")[2] not in told
+    written = out + err + capture_logs()
+    assert "api_key_refused" in written
+    assert text[:-1].rpartition("_")[2] not in written
 
 
 @pytest.fixture
@@ -456,8 +456,8 @@ async def test_uses_are_written_down_once_and_where_there_are_any(fails: Excepti
 async def test_each_answer_counts_for_the_limits_of_its_key(keys: KeyFile, checks: Checks) -> None:
     """One body may ask for 512 answers, each a row of a ring."""
     text = keys.create([Scope.INFERENCE])[0]
-    time, told = Time(), list[str]()
-    gate = Gate(keys, Limits(key_per_second=1.0, key_at_once=6), on_refused=told.append, clock=time)
+    time, counted = Time(), list[str]()
+    gate = Gate(keys, Limits(key_per_second=1.0, key_at_once=6), on_refused=counted.append, clock=time)
     authorization = f"Bearer {text}"
     async with gate.admit("peer", authorization, USE) as caller:
         caller.claim(4)
@@ -475,7 +475,7 @@ async def test_each_answer_counts_for_the_limits_of_its_key(keys: KeyFile, check
     assert (await refused(gate, text)).reason == "RATE_LIMITED", "two seconds' worth is owed"
     time.now += 3.0
     await enter(gate, text)
-    assert told == ["TOO_MANY_AT_ONCE", "TOO_MANY_ANSWERS", "RATE_LIMITED"]
+    assert counted == ["TOO_MANY_AT_ONCE", "TOO_MANY_ANSWERS", "RATE_LIMITED"]
 
 
 async def test_without_a_key_nothing_is_claimed(keys: KeyFile) -> None:

@@ -185,8 +185,8 @@ async def test_health_is_open_and_the_rest_is_not(backend: Backend, keys: KeyFil
         listing = reflection_pb2.ServerReflectionRequest(list_services="")
         refused = reflection.ServerReflectionInfo(iter([listing]), timeout=200)
         assert (await problem(refused)).code == "UNAUTHENTICATED"
-        told = reflection.ServerReflectionInfo(iter([listing]), timeout=200, metadata=bearer(read_key))
-        assert SERVICE in str(await told.read())
+        listed = reflection.ServerReflectionInfo(iter([listing]), timeout=200, metadata=bearer(read_key))
+        assert SERVICE in str(await listed.read())
 
 
 async def test_limits_are_resource_exhausted(backend: Backend, keys: KeyFile) -> None:

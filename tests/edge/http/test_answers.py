@@ -21,8 +21,8 @@ FINISHED = inference.GenerateResponse(finished=inference.Finished(completion_tok
 
 
 def delta(text: str, choice: int = 0, *logged: int) -> inference.GenerateResponse:
-    told = [inference.TokenLogprob(id=one) for one in logged]
-    return inference.GenerateResponse(delta=inference.Delta(text=text, choice=choice, logprobs=told))
+    tokens = [inference.TokenLogprob(id=one) for one in logged]
+    return inference.GenerateResponse(delta=inference.Delta(text=text, choice=choice, logprobs=tokens))
 
 
 async def events(*given: inference.GenerateResponse) -> AsyncGenerator[inference.GenerateResponse, None]:
@@ -31,8 +31,8 @@ async def events(*given: inference.GenerateResponse) -> AsyncGenerator[inference
 
 
 async def test_a_whole_answer_is_put_together_by_choice() -> None:
-    told = events(STARTED, delta("a", 0, 1), delta("x", 1), delta("b", 0, 2, 3), FINISHED)
-    begin, choices, end = await collect(told, 2)
+    parts = events(STARTED, delta("a", 0, 1), delta("x", 1), delta("b", 0, 2, 3), FINISHED)
+    begin, choices, end = await collect(parts, 2)
     assert (begin.model, end.completion_tokens) == ("demo", 3)
     assert [(one.text, [token.id for token in one.logprobs]) for one in choices] == [
         ("ab", [1, 2, 3]),
@@ -88,12 +88,12 @@ async def test_what_one_of_several_fails_with_ends_them_all() -> None:
         finally:
             closed.append(number)
 
-    told = []
+    received = []
     with pytest.raises(ValueError, match="broken"):
         async for event in together([part(0, None), part(1, ValueError("broken")), part(2, None)], 2):
-            told.append(event)
-    assert [event.WhichOneof("event") for event in told].count("started") == 1
-    assert {event.delta.choice for event in told if event.HasField("delta")} <= {0, 2, 4}
+            received.append(event)
+    assert [event.WhichOneof("event") for event in received].count("started") == 1
+    assert {event.delta.choice for event in received if event.HasField("delta")} <= {0, 2, 4}
     assert sorted(closed) == [0, 1, 2]
 
 
@@ -122,10 +122,10 @@ async def test_work_ends_with_its_client() -> None:
             ended.append(True)
 
     for last in ({"type": "http.disconnect"}, OSError("reset")):
-        told: list[Any] = [{"type": "http.request"}, last]
+        messages: list[Any] = [{"type": "http.request"}, last]
 
-        async def receive(told: list[Any] = told) -> Any:
-            message = told.pop(0)
+        async def receive(messages: list[Any] = messages) -> Any:
+            message = messages.pop(0)
             if isinstance(message, OSError):
                 raise message
             return message
@@ -144,12 +144,12 @@ async def test_work_ends_with_its_client() -> None:
 
 
 async def test_what_else_a_client_sends_ends_nothing() -> None:
-    told = [{"type": "http.request", "body": b"", "more_body": False}] * 3
+    messages = [{"type": "http.request", "body": b"", "more_body": False}] * 3
     done, heard = asyncio.Event(), asyncio.Event()
 
     async def receive() -> Any:
-        if told:
-            return told.pop()
+        if messages:
+            return messages.pop()
         heard.set()
         await done.wait()
 
@@ -218,7 +218,7 @@ async def test_a_writer_that_waits_for_its_answer_and_not_its_client_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("ping", "sending", "quiet", "told", "next_look"),
+    ("ping", "sending", "quiet", "expected", "next_look"),
     [
         (b":\n", False, 8.0, [b":\n"], 8.0),
         (b":\n", False, 9.5, [b":\n"], 8.0),
@@ -228,7 +228,7 @@ async def test_a_writer_that_waits_for_its_answer_and_not_its_client_goes_on(
     ],
 )
 async def test_a_stream_that_tells_nothing_is_pinged(
-    ping: bytes, sending: bool, quiet: float, told: list[bytes], next_look: float
+    ping: bytes, sending: bool, quiet: float, expected: list[bytes], next_look: float
 ) -> None:
     sent: list[Any] = []
 
@@ -257,7 +257,7 @@ async def test_a_stream_that_tells_nothing_is_pinged(
         writer.beat.cancel()
         writer.keep_alive()
         await asyncio.sleep(0)
-        assert [one["body"] for one in sent[1:]] == told
+        assert [one["body"] for one in sent[1:]] == expected
         assert all(one["more_body"] for one in sent)
         assert looks == [8.0, next_look]
 
@@ -285,7 +285,7 @@ async def test_a_stream_tells_its_usage_with_each_piece(port: int, path: str, as
             answer = await http.post(f"/{path}", json={**body, "stream_options": options})
         lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
         *pieces, last = (json.loads(line)["usage"] for line in lines)
-        told = [one["completion_tokens"] for one in pieces if one]
-        assert sorted(set(told) - {0}) == counted
+        counts = [one["completion_tokens"] for one in pieces if one]
+        assert sorted(set(counts) - {0}) == counted
         assert all(one["prompt_tokens"] == 5 for one in pieces if one)
         assert (last["completion_tokens"], last["total_tokens"]) == (3, 8)

@@ -80,8 +80,8 @@ async def test_tools_are_called_and_answered(client: openai.AsyncOpenAI, calling
     assert (answer.choices[0].finish_reason, message.content) == ("tool_calls", "Let me see.")
     assert message.model_extra == {"reasoning_content": "hm"}
     assert message.tool_calls is not None
-    told = [(call.function.name, call.function.arguments) for call in message.tool_calls]  # type: ignore[union-attr]
-    assert told == [("look", '{"at": 1}'), ("look", "{}")]
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls]  # type: ignore[union-attr]
+    assert calls == [("look", '{"at": 1}'), ("look", "{}")]
     ids = {call.id for call in message.tool_calls}
     assert all(len(one) == 9 and one.isalnum() for one in ids)
     assert len(ids) == 2
@@ -126,10 +126,10 @@ async def test_completions_of_several_prompts_whole_and_streamed(
     assert found == [(0, "one Hello – ☃", "stop"), (1, "two Hello – ☃", "stop")]
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (10, 6)
-    told = ["", ""]
+    texts = ["", ""]
     async for chunk in await client.completions.create(**asked, stream=True):
-        told[chunk.choices[0].index] += chunk.choices[0].text
-    assert told == ["one Hello – ☃", "two Hello – ☃"]
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == ["one Hello – ☃", "two Hello – ☃"]
     await client.completions.create(model="demo", prompt=[[1, 2], [3]])
     assert [list(one.envelope.clear.tokens.ids) for one in backend.requests[-2:]] == [[1, 2], [3]]
     backend.error, backend.error_after = EpochEnded("lost"), 1
@@ -205,15 +205,15 @@ async def test_chat_logprobs_whole(client: openai.AsyncOpenAI, logged: Any) -> N
         model="demo", messages=MESSAGES, logprobs=True, top_logprobs=2
     )
     assert logged.requests[0].envelope.clear.sampling.logprobs == 2
-    told = answer.choices[0].logprobs
-    assert told is not None
-    assert told.content is not None
-    assert told.refusal is None
-    assert [one.token for one in told.content] == ["Hé", "!", "\ufffd", "\ufffd\ufffd"]
-    assert [one.logprob for one in told.content] == [-0.5, -2.0, -0.5, -0.5]
-    spelt = b"".join(bytes(one.bytes or []) for one in told.content)
+    logged_by = answer.choices[0].logprobs
+    assert logged_by is not None
+    assert logged_by.content is not None
+    assert logged_by.refusal is None
+    assert [one.token for one in logged_by.content] == ["Hé", "!", "\ufffd", "\ufffd\ufffd"]
+    assert [one.logprob for one in logged_by.content] == [-0.5, -2.0, -0.5, -0.5]
+    spelt = b"".join(bytes(one.bytes or []) for one in logged_by.content)
     assert spelt.decode() == answer.choices[0].message.content
-    first = told.content[0].top_logprobs
+    first = logged_by.content[0].top_logprobs
     assert [(one.token, one.bytes, one.logprob) for one in first] == [
         ("Hé", list("Hé".encode()), -0.5),
         ("x", [120], -1.5),
@@ -225,8 +225,8 @@ async def test_chat_logprobs_streamed(client: openai.AsyncOpenAI, logged: Any) -
         model="demo", messages=MESSAGES, logprobs=True, top_logprobs=2, stream=True
     )
     chunks = [chunk async for chunk in stream]
-    told = [chunk.choices[0].logprobs for chunk in chunks]
-    assert [None if one is None else len(one.content or []) for one in told] == [None, None, 1, 3, None]
+    logged_by = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [None if one is None else len(one.content or []) for one in logged_by] == [None, None, 1, 3, None]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hé!☃"
 
 
@@ -243,19 +243,19 @@ async def test_chat_logprobs_of_no_tokens(client: openai.AsyncOpenAI, backend: A
 
 async def test_completion_logprobs_whole_and_streamed(client: openai.AsyncOpenAI, logged: Any) -> None:
     answer = await client.completions.create(model="demo", prompt="once", logprobs=2)
-    told = answer.choices[0].logprobs
-    assert told is not None
-    assert told.tokens == ["Hé", "!", r"bytes:\xe2", r"bytes:\x98\x83"]
-    assert told.token_logprobs == [-0.5, -2.0, -0.5, -0.5]
-    assert told.text_offset == [0, 2, 3, 3]
-    assert told.top_logprobs is not None
-    assert told.top_logprobs[0] == {"Hé": -0.5, "x": -1.5}
-    assert told.top_logprobs[1] == {"?": -0.25, "!": -2.0}
+    logged_by = answer.choices[0].logprobs
+    assert logged_by is not None
+    assert logged_by.tokens == ["Hé", "!", r"bytes:\xe2", r"bytes:\x98\x83"]
+    assert logged_by.token_logprobs == [-0.5, -2.0, -0.5, -0.5]
+    assert logged_by.text_offset == [0, 2, 3, 3]
+    assert logged_by.top_logprobs is not None
+    assert logged_by.top_logprobs[0] == {"Hé": -0.5, "x": -1.5}
+    assert logged_by.top_logprobs[1] == {"?": -0.25, "!": -2.0}
     stream = await client.completions.create(model="demo", prompt="once", logprobs=2, stream=True)
     pieces = [chunk.choices[0].logprobs async for chunk in stream]
     joined = [one for piece in pieces if piece is not None for one in piece.tokens or []]
     offsets = [one for piece in pieces if piece is not None for one in piece.text_offset or []]
-    assert (joined, offsets) == (told.tokens, told.text_offset)
+    assert (joined, offsets) == (logged_by.tokens, logged_by.text_offset)
 
 
 @pytest.mark.parametrize("asked", [{"prompt": "Hé!"}, {"prompt": [[0, 7, 8]], "n": 1}])
@@ -271,13 +271,13 @@ async def test_an_echo_with_logprobs_as_evaluation_harnesses_ask(
     for most, answer, count in ((1, ".", 4), (0, "", 3)):
         asked |= {"model": "demo", "echo": True, "logprobs": 1, "max_tokens": most}
         whole = await client.completions.create(**asked)
-        told = whole.choices[0].logprobs
-        assert told is not None
+        logged_by = whole.choices[0].logprobs
+        assert logged_by is not None
         assert whole.choices[0].text == before + answer
-        assert told.tokens == ["<s>", " Hé", "!", "."][:count]
-        assert told.token_logprobs == [None, -1.5, -2.0, -0.25][:count]
-        assert told.top_logprobs == [None, {"x": -0.5, " Hé": -1.5}, {"!": -2.0}, {".": -0.25}][:count]
-        assert told.text_offset == offsets[:count]
+        assert logged_by.tokens == ["<s>", " Hé", "!", "."][:count]
+        assert logged_by.token_logprobs == [None, -1.5, -2.0, -0.25][:count]
+        assert logged_by.top_logprobs == [None, {"x": -0.5, " Hé": -1.5}, {"!": -2.0}, {".": -0.25}][:count]
+        assert logged_by.text_offset == offsets[:count]
         assert whole.usage is not None
         assert whole.usage.completion_tokens == most
         pieces = [chunk.choices[0] async for chunk in await client.completions.create(**asked, stream=True)]
@@ -287,15 +287,15 @@ async def test_an_echo_with_logprobs_as_evaluation_harnesses_ask(
             [value for one in logged for value in part(one) or []]
             for part in (lambda one: one.tokens, lambda one: one.text_offset, lambda one: one.token_logprobs)
         ]
-        assert joined == [told.tokens, told.text_offset, told.token_logprobs]
+        assert joined == [logged_by.tokens, logged_by.text_offset, logged_by.token_logprobs]
 
 
 async def test_completion_logprobs_of_none_but_the_sampled(client: openai.AsyncOpenAI, logged: Any) -> None:
     answer = await client.completions.create(model="demo", prompt="once", logprobs=0)
-    told = answer.choices[0].logprobs
-    assert told is not None
-    assert told.token_logprobs == [-0.5, -2.0, -0.5, -0.5]
-    assert told.top_logprobs is None
+    logged_by = answer.choices[0].logprobs
+    assert logged_by is not None
+    assert logged_by.token_logprobs == [-0.5, -2.0, -0.5, -0.5]
+    assert logged_by.top_logprobs is None
 
 
 async def test_models(client: openai.AsyncOpenAI) -> None:
@@ -398,11 +398,11 @@ async def test_health_and_metrics(port: int, backend: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("timings", "told"),
+    ("timings", "expected"),
     [(Timings(arrived=1.0, parsed=1.5), "parse;dur=500.000"), (Timings(), None), (None, None)],
 )
 def test_an_answer_tells_where_it_comes_from_and_what_took_how_long(
-    timings: Timings | None, told: str | None
+    timings: Timings | None, expected: str | None
 ) -> None:
     begin = inference.Started(ring="ring-0", min_trust=20, roster_version=7)
     before = CURRENT.set(timings)
@@ -411,7 +411,7 @@ def test_an_answer_tells_where_it_comes_from_and_what_took_how_long(
     finally:
         CURRENT.reset(before)
     where = {"x-sealring-ring": "ring-0", "x-sealring-min-trust": "20", "x-sealring-roster-version": "7"}
-    assert found == where | ({HEADER: told} if told else {})
+    assert found == where | ({HEADER: expected} if expected else {})
 
 
 @pytest.mark.parametrize(
@@ -559,7 +559,7 @@ async def test_answers_and_errors_are_as_described(
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
         described = (await http.get("/openapi.json")).json()
         answer = await http.request(method, path, json=body)
-    told = described["paths"][path][method]["responses"]["200" if status == 200 else "4XX"]
+    response = described["paths"][path][method]["responses"]["200" if status == 200 else "4XX"]
     assert answer.status_code == status
-    schema = told["content"]["application/json"]["schema"]
+    schema = response["content"]["application/json"]["schema"]
     jsonschema.validate(answer.json(), {**schema, "components": described["components"]})

@@ -24,16 +24,16 @@ def reason(data: bytes) -> str:
 
 
 def test_so_many_values_members_and_digits() -> None:
-    for commas, told in ((32_766, ""), (32_767, "TOO_MANY_VALUES")):  # beside the object and the list
-        assert reason(b'{"a":[' + b"0," * commas + b"0]}") == told
+    for commas, expected in ((32_766, ""), (32_767, "TOO_MANY_VALUES")):  # beside the object and the list
+        assert reason(b'{"a":[' + b"0," * commas + b"0]}") == expected
     members = [b'"%d":0' % number for number in range(513)]
     assert reason(b"{" + b",".join(members[:512]) + b"}") == ""
     assert reason(b"{" + b",".join(members) + b"}") == "TOO_MANY_VALUES"
     for sign in (b"", b"-"):
         assert reason(b'{"a":%s}' % (sign + b"9" * 20)) == ""
         assert reason(b'{"a":%s}' % (sign + b"9" * 21)) == "BAD_JSON"
-    for quotes, told in ((4 * 32_768, "BAD_JSON"), (4 * 32_768 + 1, "TOO_MANY_VALUES")):
-        assert reason(b'"' * quotes) == told
+    for quotes, expected in ((4 * 32_768, "BAD_JSON"), (4 * 32_768 + 1, "TOO_MANY_VALUES")):
+        assert reason(b'"' * quotes) == expected
 
 
 def request(*parts: bytes, kind: str = "application/json", **headers: str) -> Any:

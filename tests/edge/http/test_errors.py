@@ -68,8 +68,8 @@ LARGE = {"reason": "TOO_LARGE_FOR_RING", "prompt_tokens": 900, "max_tokens": 200
 )
 def test_a_prompt_that_is_too_long_is_refused_in_anthropics_words(error: dict[str, Any], words: str) -> None:
     """By these words Claude Code summarizes its conversation, or asks for a shorter answer."""
-    told = error_of("/v1/messages", errors.InvalidInput("too long", hint="shorten it", **error))
-    assert told["error"]["message"] == words
+    shown = error_of("/v1/messages", errors.InvalidInput("too long", hint="shorten it", **error))
+    assert shown["error"]["message"] == words
 
 
 def test_what_an_error_names_is_told() -> None:
@@ -92,7 +92,7 @@ def test_what_an_error_names_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (errors.InvalidInput("x"), "false"),
         (errors.Unauthenticated("x"), "false"),
@@ -107,9 +107,9 @@ def test_what_an_error_names_is_told() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_sdks_are_told_whether_to_ask_again(error: SealringError, told: str | None) -> None:
+def test_the_sdks_are_told_whether_to_ask_again(error: SealringError, expected: str | None) -> None:
     answer = error_response(error)
-    assert answer.headers.get("x-should-retry") == told
+    assert answer.headers.get("x-should-retry") == expected
     asked = []
 
     def reply(request: httpx.Request) -> httpx.Response:
@@ -120,4 +120,4 @@ def test_the_sdks_are_told_whether_to_ask_again(error: SealringError, told: str 
     client = openai.OpenAI(api_key="x", base_url="http://localhost", max_retries=1, http_client=http)
     with client, pytest.raises(openai.APIStatusError):
         client.models.list()
-    assert len(asked) == (1 if told == "false" else 2)
+    assert len(asked) == (1 if expected == "false" else 2)

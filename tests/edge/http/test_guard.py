@@ -112,13 +112,13 @@ async def test_of_who_is_refused_so_much_is_read_and_no_more(monkeypatch: pytest
         await _drain(endless)
         assert len(reads) == count
     for last in ({"type": "http.request", "body": b"1"}, {"type": "http.disconnect"}):
-        told = [{"type": "http.request", "body": b"1", "more_body": True}, last, None]
+        messages = [{"type": "http.request", "body": b"1", "more_body": True}, last, None]
 
-        async def receive(told: list[Any] = told) -> Any:
-            return told.pop(0)
+        async def receive(messages: list[Any] = messages) -> Any:
+            return messages.pop(0)
 
         await _drain(receive)
-        assert told == [None]
+        assert messages == [None]
 
     async def silent() -> Any:
         await asyncio.Event().wait()

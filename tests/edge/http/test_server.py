@@ -20,9 +20,9 @@ from sealring.mesh.errors import ConfigError
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Answers with the client's address and the scheme."""
-    told = f"{scope['client'][0]} {scope['scheme']}".encode()
+    said = f"{scope['client'][0]} {scope['scheme']}".encode()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]})
-    await send({"type": "http.response.body", "body": told})
+    await send({"type": "http.response.body", "body": said})
 
 
 async def ask(port: int, *headers: str) -> bytes:

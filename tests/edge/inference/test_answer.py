@@ -12,17 +12,17 @@ from sealring.mesh.errors import Unavailable
 from sealring.v1 import inference_pb2 as inference
 
 
-def told(*ids: int) -> list[inference.TokenLogprob]:
+def tokens_of(*ids: int) -> list[inference.TokenLogprob]:
     return [inference.TokenLogprob(id=each) for each in ids]
 
 
 async def test_waiting_deltas_are_joined_with_their_log_probabilities() -> None:
     answer = Answer()
-    answer.delta("a", b"", 1, told(1))
-    answer.delta("", b"", 2, told(2))
-    answer.delta("bc", b"", 4, told(3, 4))
+    answer.delta("a", b"", 1, tokens_of(1))
+    answer.delta("", b"", 2, tokens_of(2))
+    answer.delta("bc", b"", 4, tokens_of(3, 4))
     first = (await anext(answer)).delta
-    assert (first.text, first.tokens, list(first.logprobs)) == ("abc", 4, told(1, 2, 3, 4))
+    assert (first.text, first.tokens, list(first.logprobs)) == ("abc", 4, tokens_of(1, 2, 3, 4))
     answer.delta("d", b"", 5)
     second = (await anext(answer)).delta
     assert (second.text, second.tokens, list(second.logprobs)) == ("d", 5, [])
@@ -44,11 +44,11 @@ async def test_joined_log_probabilities_stay_below_the_limit_of_a_message() -> N
 
 async def test_a_token_without_text_is_told() -> None:
     answer = Answer()
-    answer.delta("", b"", 1, told(1))
+    answer.delta("", b"", 1, tokens_of(1))
     answer.finished(inference.Finished(completion_tokens=1))
     events = [event async for event in answer]
     assert [event.WhichOneof("event") for event in events] == ["delta", "finished"]
-    assert list(events[0].delta.logprobs) == told(1)
+    assert list(events[0].delta.logprobs) == tokens_of(1)
 
 
 async def test_deltas_of_other_choices_and_sealed_ones_are_not_joined() -> None:
@@ -99,7 +99,7 @@ def test_an_answer_has_times_of_its_own_or_is_given_some() -> None:
 async def test_log_probabilities_are_joined_up_to_their_limit() -> None:
     answer = Answer()
     for number in range(1, 258):
-        answer.delta("x", b"", number, told(number))
+        answer.delta("x", b"", number, tokens_of(number))
     assert [len((await anext(answer)).delta.logprobs) for _ in range(2)] == [256, 1]
 
 

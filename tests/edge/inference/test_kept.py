@@ -21,7 +21,7 @@ def delta(text: str) -> inference.GenerateResponse:
     return inference.GenerateResponse(delta=inference.Delta(text=text))
 
 
-async def told(
+async def scripted(
     *texts: str, hold: asyncio.Event | None = None
 ) -> AsyncGenerator[inference.GenerateResponse, None]:
     for text in texts:
@@ -36,17 +36,17 @@ async def texts(events: Any) -> list[str]:
 
 async def test_readers_follow_one_answer_each_from_its_beginning() -> None:
     answers, hold = KeptAnswers(), asyncio.Event()
-    first = answers.events("", "k", b"1", lambda: told("a", "b", hold=hold))
+    first = answers.events("", "k", b"1", lambda: scripted("a", "b", hold=hold))
     assert (await anext(first)).delta.text == "a"
-    second = asyncio.create_task(texts(answers.events("", "k", b"1", told)))
+    second = asyncio.create_task(texts(answers.events("", "k", b"1", scripted)))
     hold.set()
     assert await texts(first) == ["b"]
     assert await second == ["a", "b"]
-    assert await texts(answers.events("other", "k", b"2", lambda: told("z"))) == ["z"]
+    assert await texts(answers.events("other", "k", b"2", lambda: scripted("z"))) == ["z"]
     with pytest.raises(FailedPrecondition):
-        answers.events("", "k", b"2", told)
+        answers.events("", "k", b"2", scripted)
     with pytest.raises(InvalidInput):
-        answers.events("", "", b"2", told)
+        answers.events("", "", b"2", scripted)
 
 
 async def test_what_breaks_off_by_a_fault_of_ours_is_not_kept() -> None:
@@ -57,7 +57,7 @@ async def test_what_breaks_off_by_a_fault_of_ours_is_not_kept() -> None:
     answers = KeptAnswers()
     with pytest.raises(RuntimeError):
         await texts(answers.events("", "k", b"1", broken))
-    assert await texts(answers.events("", "k", b"1", lambda: told("b"))) == ["b"]
+    assert await texts(answers.events("", "k", b"1", lambda: scripted("b"))) == ["b"]
 
 
 @pytest.mark.parametrize(("lacking", "left"), [(0, ["2", "3", "4"]), (1, ["3", "4"])])
@@ -66,7 +66,7 @@ async def test_the_oldest_answers_make_room(
 ) -> None:
     answers = KeptAnswers()
     for number in range(5):
-        await texts(answers.events("", str(number), b"", lambda: told("x" * 1000)))
+        await texts(answers.events("", str(number), b"", lambda: scripted("x" * 1000)))
         await asyncio.sleep(0)
         if not number:
             size = answers.kept["", "0"].size
@@ -78,12 +78,12 @@ async def test_the_oldest_answers_make_room(
 async def test_many_short_answers_are_no_more_than_few_long_ones() -> None:
     """A hundred answers count about the memory that Python takes for them."""
     answers = KeptAnswers()
-    await texts(answers.events("", "first", b"", lambda: told("a")))
+    await texts(answers.events("", "first", b"", lambda: scripted("a")))
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         for number in range(100):
-            await texts(answers.events("", f"{number:0250}", b"", lambda: told("a")))
+            await texts(answers.events("", f"{number:0250}", b"", lambda: scripted("a")))
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
@@ -110,7 +110,7 @@ async def test_the_longest_under_way_is_kept_no_more_where_room_is_short(
 
     begun = asyncio.Event()
     answers, hold = KeptAnswers(), asyncio.Event()
-    short = answers.events("", "short", b"", lambda: told("a", hold=hold))
+    short = answers.events("", "short", b"", lambda: scripted("a", hold=hold))
     readers = [answers.events("", "long", b"", long) for _ in range(1 + read)]
     for reader in (short, *readers):
         await anext(reader)
@@ -130,19 +130,19 @@ async def test_the_longest_under_way_is_kept_no_more_where_room_is_short(
         for _ in range(50):
             await asyncio.sleep(0)
         assert asked < 20
-    assert await texts(answers.events("", "long", b"", lambda: told("anew"))) == ["anew"]
+    assert await texts(answers.events("", "long", b"", lambda: scripted("anew"))) == ["anew"]
     hold.set()
     assert await texts(short) == []
-    assert await texts(answers.events("", "short", b"", told)) == ["a"]
+    assert await texts(answers.events("", "short", b"", scripted)) == ["a"]
 
 
 async def test_what_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "MAX_LEFT", 1)
     answers, hold = KeptAnswers(), asyncio.Event()
-    readers = [answers.events("", str(number), b"", lambda: told("a", hold=hold)) for number in range(3)]
+    readers = [answers.events("", str(number), b"", lambda: scripted("a", hold=hold)) for number in range(3)]
     for reader in readers:
         await anext(reader)
-    late = answers.events("", "0", b"", told)
+    late = answers.events("", "0", b"", scripted)
     assert (await anext(late)).delta.text == "a"
     entries = list(answers.kept.values())
     for reader in (*readers, late):
@@ -153,7 +153,7 @@ async def test_what_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     left.task.cancel()  # as its timer does
     name = next(iter(answers.kept))
     with pytest.raises(Cancelled):
-        await texts(answers.events(*name, b"", told))
+        await texts(answers.events(*name, b"", scripted))
 
 
 @pytest.fixture
@@ -174,24 +174,24 @@ def ends_in(entry: Any) -> int | None:
 @pytest.mark.usefixtures("hours")
 async def test_an_answer_runs_out_while_nobody_reads_it_and_some_time_after_its_end() -> None:
     answers, hold = KeptAnswers(), asyncio.Event()
-    first = answers.events("", "k", b"", lambda: told("a", "b", hold=hold))
+    first = answers.events("", "k", b"", lambda: scripted("a", "b", hold=hold))
     entry = answers.kept["", "k"]
     assert ends_in(entry) == 3, "until it is read for the first time"
     await anext(first)
     assert ends_in(entry) is None
-    second = answers.events("", "k", b"", told)
+    second = answers.events("", "k", b"", scripted)
     await anext(second)
     await first.aclose()
     assert ends_in(entry) is None, "somebody still reads"
     await second.aclose()
     assert ends_in(entry) == 3
-    third = answers.events("", "k", b"", told)
+    third = answers.events("", "k", b"", scripted)
     await anext(third)
     assert ends_in(entry) is None
     hold.set()
     assert await texts(third) == ["b"]
     assert ends_in(entry) == 7
-    assert await texts(answers.events("", "k", b"", told)) == ["a", "b"]
+    assert await texts(answers.events("", "k", b"", scripted)) == ["a", "b"]
     assert ends_in(entry) == 7, "reading it again keeps it no longer"
     for _ in range(LOOKS):
         entry.timer.look()
@@ -204,7 +204,7 @@ async def test_what_makes_room_does_not_end_an_answer_that_takes_its_key_anew(
 ) -> None:
     monkeypatch.setattr(kept, "KEPT_BYTES", 0)
     answers = KeptAnswers()
-    reader = answers.events("", "k", b"", lambda: told("a"))
+    reader = answers.events("", "k", b"", lambda: scripted("a"))
     entry = answers.kept["", "k"]
     assert await texts(reader) == ["a"]
     await asyncio.sleep(0)
@@ -215,7 +215,7 @@ async def test_readers_leave_no_task_behind() -> None:
     answers, hold = KeptAnswers(), asyncio.Event()
     before = asyncio.all_tasks()
     reading = [
-        asyncio.create_task(texts(answers.events("", "k", b"", lambda: told("a", hold=hold))))
+        asyncio.create_task(texts(answers.events("", "k", b"", lambda: scripted("a", hold=hold))))
         for _ in range(3)
     ]
     for _ in range(5):
@@ -233,12 +233,12 @@ async def test_readers_leave_no_task_behind() -> None:
 async def test_a_key_is_short_and_prints(key: str) -> None:
     answers = KeptAnswers()
     with pytest.raises(InvalidInput) as raised:
-        answers.events("", key, b"", told)
+        answers.events("", key, b"", scripted)
     assert (raised.value.reason, answers.kept) == ("BAD_IDEMPOTENCY_KEY", {})
 
 
 async def test_a_key_is_its_callers_alone() -> None:
     answers = KeptAnswers()
-    assert await texts(answers.events("one", "k" * 255, b"", lambda: told("a"))) == ["a"]
-    assert await texts(answers.events("two", "k" * 255, b"", lambda: told("b"))) == ["b"]
-    assert await texts(answers.events("one", "k" * 255, b"", told)) == ["a"]
+    assert await texts(answers.events("one", "k" * 255, b"", lambda: scripted("a"))) == ["a"]
+    assert await texts(answers.events("two", "k" * 255, b"", lambda: scripted("b"))) == ["b"]
+    assert await texts(answers.events("one", "k" * 255, b"", scripted)) == ["a"]
