@@ -27,7 +27,7 @@ from sealring.edge.http.server import HttpServer
 from sealring.edge.inference.answer import Answer
 from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
-from sealring.gateway.rings.control import MemberTarget
+from sealring.gateway.rings.members import Members, MemberTarget
 from sealring.gateway.rings.ring import Ring, ServingEpoch
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.crypto.identity import SoftwareSigner
@@ -37,7 +37,6 @@ from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, key_hash
 from sealring.mesh.ring.composition import Composition
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import (
-    PeerChannel,
     TlsMaterial,
     TlsStore,
     peer_certificate,
@@ -205,13 +204,18 @@ async def measure_gateway(
     store = TlsStore(material(ca, PeerIdentity(CLUSTER, Role.GATEWAY, "gateway")))
     metrics = Metrics()
     identity = Credentials(CLUSTER, "gateway", by_identity(SoftwareSigner.generate()), HeldRoster)
+    members = Members(CLUSTER, store)
     ring = Ring(
-        "bench", "bench", identity=identity, queue_limit=1000, metrics=metrics, on_lost=lambda ring: None
+        "bench",
+        "bench",
+        identity=identity,
+        members=members,
+        queue_limit=1000,
+        metrics=metrics,
+        on_lost=lambda ring: None,
     )
-    names = [PeerIdentity(CLUSTER, Role.MEMBER, f"m{rank}").server_name for rank in range(len(ports))]
     targets = tuple(
-        MemberTarget(f"m{rank}", key, (PeerChannel(f"127.0.0.1:{port}", store, names[rank]),))
-        for rank, (port, key) in enumerate(ports)
+        MemberTarget(f"m{rank}", key, (f"127.0.0.1:{port}",)) for rank, (port, key) in enumerate(ports)
     )
     serving = ServingEpoch(
         ring="bench",
@@ -242,6 +246,7 @@ async def measure_gateway(
         wall, cpu, steps, tokens = (after - begun for after, begun in zip(used(metrics), before, strict=True))
     await edge.stop()
     await ring.close()
+    await members.close()
     return {
         "members": options.members,
         "rows": rows,

@@ -18,6 +18,7 @@ from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
 from sealring.gateway.credentials import load_gateway
+from sealring.gateway.rings.members import Members
 from sealring.gateway.rings.rings import Rings
 from sealring.gateway.rings.watch import Watch
 from sealring.gateway.settings import GatewaySettings
@@ -56,7 +57,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
     identity = Credentials(state.peer.cluster, state.peer.id, by_identity(signer), lambda: keeper.held)
     rings = Rings(
         identity,
-        store,
+        Members(state.peer.cluster, store),
         queue_limit=settings.queue_limit,
         metrics=metrics,
         signed_roster=keeper.signed,

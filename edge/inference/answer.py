@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 from sealring.edge.inference.timings import Timings
 from sealring.mesh.errors import SealringError
@@ -30,8 +31,51 @@ def _entries(logprobs: Sequence[inference.TokenLogprob]) -> int:
     return sum(1 + len(one.top) for one in logprobs)
 
 
+class AnswerWriter(Protocol):
+    """The events of one request, as a ring writes them: of `Answer` for a client of this gateway, of
+    `gateway.rings.guests.GuestAnswer` for a client of another gateway.
+
+    A ring calls `opened` when the head is given the prompt, `waits` when the head has read it and it waits
+    for memory, `computed` when members are given it to compute. Then come `started`, deltas and `finished`.
+    `fail` ends the answer after all that came before it, `give_up` without what nobody has read.
+    """
+
+    timings: Timings
+    asked: int
+    """Bytes of the request, where another gateway has sent it; else 0."""
+
+    @property
+    def unread(self) -> int:
+        """Bytes of memory that wait for the reader, about; the ring bounds them."""
+
+    def opened(self) -> None: ...
+
+    def waits(self) -> None: ...
+
+    def computed(self) -> None: ...
+
+    def started(self, event: inference.Started) -> None: ...
+
+    def delta(
+        self,
+        text: str,
+        sealed: bytes,
+        tokens: int,
+        logprobs: Sequence[inference.TokenLogprob] = (),
+        choice: int = 0,
+        parsed: inference.Parsed | None = None,
+    ) -> None:
+        """Adds text (or a sealed chunk of it) of one choice, whose tokens so far `tokens` counts."""
+
+    def finished(self, event: inference.Finished) -> None: ...
+
+    def fail(self, error: SealringError) -> None: ...
+
+    def give_up(self, error: SealringError) -> None: ...
+
+
 class Answer:
-    """Events of one request, in order. Written by a ring, read by one task, in one event loop.
+    """An `AnswerWriter` that one task reads, in the same event loop.
 
     Text that the reader has not taken yet is joined into one delta, so a slow client costs no more than its
     own answer's length. Sealed chunks cannot be joined. The ring bounds what is `unread`.
@@ -49,24 +93,21 @@ class Answer:
         self.over = False
         self._waiter: asyncio.Future[None] | None = None
         self.asked = 0
-        """Bytes of the request, where another gateway has sent it."""
-
         self._joining = 0  # bytes of what the next delta joins
         self._queued = 0
 
     @property
     def unread(self) -> int:
-        """Bytes of memory that wait for the reader, about."""
         return self._queued + self._joining
 
     def opened(self) -> None:
-        """The head is given the prompt."""
+        pass  # a client hears nothing before `started`
 
     def waits(self) -> None:
-        """The head has read the prompt, which waits for memory from now on."""
+        pass
 
     def computed(self) -> None:
-        """Members are given the prompt to compute."""
+        pass
 
     def started(self, event: inference.Started) -> None:
         self._put(inference.GenerateResponse(started=event))
@@ -80,10 +121,7 @@ class Answer:
         choice: int = 0,
         parsed: inference.Parsed | None = None,
     ) -> None:
-        """Adds text (or a sealed chunk of it) of one choice, whose tokens so far `tokens` counts.
-
-        A delta with `parsed` is never joined with another.
-        """
+        """A delta with `parsed` is never joined with another."""
         if sealed:
             self._put(inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=tokens)))
             return
@@ -106,18 +144,15 @@ class Answer:
         self._wake()
 
     def finished(self, event: inference.Finished) -> None:
-        """The last event."""
         self._put(inference.GenerateResponse(finished=event))
         self.over = True
 
     def fail(self, error: SealringError) -> None:
-        """Ends with an error, after what came before it."""
         self._error = error
         self.over = True
         self._wake()
 
     def give_up(self, error: SealringError) -> None:
-        """Ends with an error, without what the reader has not taken."""
         self._events.clear()
         self._text.clear()
         self._logprobs.clear()

@@ -19,9 +19,9 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
-from sealring.gateway.rings.losses import LossWatch
+from sealring.gateway.rings.members import Members, MemberTarget
 from sealring.mesh.clock import Clock, awake_clock
-from sealring.mesh.errors import EpochEnded, InvalidInput, SealringError, StageFailed, Unavailable
+from sealring.mesh.errors import EpochEnded, InvalidInput, SealringError, StageFailed
 from sealring.mesh.member.introduction import Introduced, introduce, write_first
 from sealring.mesh.member.proof import Credentials, Purpose, VerifyProof, of_identity
 from sealring.mesh.rpc.problem import from_problem
@@ -40,6 +40,10 @@ PONG_SECONDS = 5.0
 STALL_SECONDS = 120.0
 GOODBYE_SECONDS = 1.0
 
+LOST_SECONDS = 3.0
+"""A record is lost if for this time its sender has been sending it and its receiver has waited without a
+byte. A missing record alone is no evidence: its sender may compute for minutes."""
+
 MAX_RESPONSE = 4 << 20
 """Bytes of a member's message, unless it forwards another gateway's. The head sends the outputs of a step in
 parts of about 1 MiB, and sealing pads a part to no more than three times that."""
@@ -55,24 +59,13 @@ _FORWARDED = (b"\x4a", b"\x52")
 """First bytes of `forward` (9) and `forwarded` (10)."""
 
 
-@dataclass(frozen=True)
-class MemberTarget:
-    """A member of a ring, and how to reach it at each of its addresses, pinned to its id by TLS.
-
-    `identity_key` is the one in the roster, which it has to prove.
-    """
-
-    id: str
-    identity_key: bytes
-    channels: tuple[PeerChannel, ...]
-
-
 class MemberStream:
     """One `Schedule` call. Messages out are serialized bytes, in the order of `send`."""
 
     def __init__(
         self,
         target: MemberTarget,
+        members: Members,
         identity: Credentials,
         clock: Clock,
         *,
@@ -81,48 +74,46 @@ class MemberStream:
     ) -> None:
         """`on_pong` gets every pong and may raise the SealringError that ends the epoch."""
         self.target = target
+        self._members = members
         self._identity = identity
         self._head = head
         self._on_pong = on_pong
         self.heard = clock()
         self._clock = clock
+        self._channel: PeerChannel | None = None
         self.call: Any = None
-        self._introduced: Introduced | None = None
+        self.introduced: Introduced | None = None
         self.outgoing: deque[tuple[bytes, Callable[[], None] | None]] = deque()
         self._wake = asyncio.Event()
         self._finished = False
         self.read_out = asyncio.Event()
 
     async def attach(self, attach: control.Attach) -> control.Attached:
-        """Opens the stream at the first address that answers. Raises SealringError."""
-        failed: SealringError = Unavailable("the member has no address", reason="MEMBER_UNREACHABLE")
-        for channel in self.target.channels:
-            self.cancel()
-            method: Any = channel.get().stream_stream(
-                METHOD, request_serializer=None, response_deserializer=parse_response
-            )
-            self.call = method()
-            try:
-                async with asyncio.timeout(ATTACH_SECONDS / len(self.target.channels)):
-                    self._introduced = await self.prove(channel)
-                    await write_first(self.call, _message(attach=attach))
-                    return self._attached(await self.call.read())
-            except TimeoutError:
-                failed = EpochEnded("a member did not answer in time", reason="MEMBER_SILENT")
-                continue
-            except grpc.RpcError as error:
-                failed = from_rpc_error(error)
-            except asyncio.InvalidStateError:
-                failed = await self.failure()
-            if failed.code != "UNAVAILABLE":
-                break
-        raise failed
-
-    async def prove(self, channel: PeerChannel) -> Introduced:
-        """The member proves itself, then this gateway does. Raises Unauthenticated (NO_PROOF, BAD_PROOF)."""
-        return await introduce(
-            self.call, _message, Purpose.SCHEDULE, self.target.id, self._identity, channel, self._verifier
+        """Opens the stream. Raises SealringError."""
+        self._channel = channel = await self._members.connect(self.target)
+        method: Any = channel.get().stream_stream(
+            METHOD, request_serializer=None, response_deserializer=parse_response
         )
+        self.call = method()
+        try:
+            async with asyncio.timeout(ATTACH_SECONDS):
+                self.introduced = await introduce(
+                    self.call,
+                    _message,
+                    Purpose.SCHEDULE,
+                    self.target.id,
+                    self._identity,
+                    channel,
+                    self._verifier,
+                )
+                await write_first(self.call, _message(attach=attach))
+                return self._attached(await self.call.read())
+        except TimeoutError:
+            raise EpochEnded("a member did not answer in time", reason="MEMBER_SILENT") from None
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        except asyncio.InvalidStateError:
+            raise await self.failure() from None
 
     async def _verifier(self, _: proof_pb2.ProofAnswer) -> VerifyProof:
         return of_identity(self.target.identity_key)
@@ -186,8 +177,8 @@ class MemberStream:
 
     async def renew_all(self) -> None:
         """Lets the stream outlive every certificate that this gateway renews."""
-        assert self._introduced is not None
-        async for renewal in self._introduced.renewals():
+        assert self.introduced is not None
+        async for renewal in self.introduced.renewals():
             self.send(_message(renewal=renewal))
 
     async def read_all(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
@@ -221,16 +212,20 @@ class MemberStream:
         call, self.call = self.call, None
         if call is not None:
             call.cancel()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            self._members.release(channel)
 
 
 class ControlStreams:
-    """All control streams of one epoch; `members` are in the order of ranks, the head first."""
+    """All control streams of one epoch; `targets` are in the order of ranks, the head first."""
 
     def __init__(
         self,
         ring: str,
         epoch: int,
-        members: Sequence[MemberTarget],
+        targets: Sequence[MemberTarget],
+        members: Members,
         identity: Credentials,
         *,
         clear_links: bool = False,
@@ -246,10 +241,10 @@ class ControlStreams:
         """A member has reported a lack of memory, possibly after another member reported another end."""
         self._waiting_since: float | None = None
         self._clock = clock
-        self._losses = LossWatch(len(members))
+        self._losses = LossWatch(len(targets))
         self.streams = [
-            MemberStream(member, identity, clock, head=rank == 0, on_pong=partial(self.pong, rank))
-            for rank, member in enumerate(members)
+            MemberStream(target, members, identity, clock, head=rank == 0, on_pong=partial(self.pong, rank))
+            for rank, target in enumerate(targets)
         ]
         self._pings = 0
 
@@ -371,6 +366,46 @@ class ControlStreams:
                     )
             if self._waiting_since is not None and now - self._waiting_since > STALL_SECONDS:
                 raise EpochEnded(f"no step was done for {STALL_SECONDS:g} s", reason="RING_STALLED")
+
+
+@dataclass(slots=True)
+class _Link:
+    sent: int = 0
+    received: int = 0
+    behind_since: float | None = None
+
+
+class LossWatch:
+    """Finds records that were lost on a link whose connection stands: somebody on the path dropped them.
+
+    The links of one epoch's ring are in the order of ranks: link r leads from rank r to the next. Pure; time
+    is an argument.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._links = [_Link() for _ in range(size)]
+
+    def heard(self, rank: int, *, sent: int, received: int, waiting_seconds: float, now: float) -> int | None:
+        """Takes a member's counts of the records on its two links since the epoch began.
+
+        Returns the rank whose outgoing link has lost a record, if this shows one.
+        """
+        outgoing, incoming = self._links[rank], self._links[rank - 1]
+        if sent > outgoing.sent:
+            outgoing.sent = sent
+            _look(outgoing, now)
+        if received > incoming.received:
+            incoming.received = received
+            incoming.behind_since = None
+            _look(incoming, now)
+        since = incoming.behind_since
+        lost = since is not None and now - since >= LOST_SECONDS and waiting_seconds >= LOST_SECONDS
+        return (rank - 1) % len(self._links) if lost else None
+
+
+def _look(link: _Link, now: float) -> None:
+    if link.behind_since is None and link.sent > link.received:
+        link.behind_since = now
 
 
 def parse_response(data: bytes) -> control.ScheduleResponse:

@@ -12,7 +12,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sealring.edge.inference.answer import EVENT_BYTES, Answer
+from sealring.edge.inference.answer import EVENT_BYTES
+from sealring.edge.inference.timings import Timings
 from sealring.gateway.scheduler.queue import place
 from sealring.gateway.scheduler.request import ChoiceProgress, Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
@@ -134,8 +135,8 @@ class Refused:
             raise error
 
 
-class GuestAnswer(Answer):
-    """Sends the events of a guest's request back to the guest, with their tokens."""
+class GuestAnswer:
+    """An `AnswerWriter` that sends the events of a guest's request back to the guest, with their tokens."""
 
     def __init__(
         self,
@@ -145,7 +146,8 @@ class GuestAnswer(Answer):
         refused: Refused,
     ) -> None:
         """`send` calls its second argument once the message is on its way."""
-        super().__init__()
+        self.timings = Timings()
+        self.unread = self.asked = 0
         self._send, self._refused = send, refused
         self._guest, self._number = guest, number
         self._asked: control.Forward | None = None
@@ -195,10 +197,10 @@ class GuestAnswer(Answer):
         """Sends a message; until it is on its way, its bytes count as unread."""
         message = control.Forwarded(guest=self._guest, number=self._number, **what)
         size = message.ByteSize() + EVENT_BYTES
-        self._queued += size
+        self.unread += size
 
         def written() -> None:
-            self._queued -= size
+            self.unread -= size
 
         self._send(message, written)
 
@@ -238,6 +240,9 @@ class GuestAnswer(Answer):
         if self._asked is not None and error.reason == StageFailed.out_of_memory:
             self._refused.remember(self._asked, error)
         self._say(problem=to_problem(error))
+
+    def give_up(self, error: SealringError) -> None:
+        self.fail(error)
 
     def _event(self, event: inference.GenerateResponse) -> None:
         assert self._request is not None

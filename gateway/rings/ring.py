@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from sealring.edge.inference.answer import EVENT_BYTES, Answer
+from sealring.edge.inference.answer import EVENT_BYTES, AnswerWriter
 from sealring.edge.metrics import Metrics
-from sealring.gateway.rings.control import ControlStreams, MemberTarget
+from sealring.gateway.rings.control import ControlStreams
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
+from sealring.gateway.rings.members import Members, MemberTarget
 from sealring.gateway.scheduler.actions import (
     Action,
     AnnounceStep,
@@ -109,6 +110,7 @@ class Ring:
         deployment: str,
         *,
         identity: Credentials,
+        members: Members,
         queue_limit: int,
         metrics: Metrics,
         on_lost: Callable[[Ring], None],
@@ -122,17 +124,18 @@ class Ring:
         self.deployment = deployment
         self.patience = PATIENCE_SECONDS
         self._identity = identity
+        self._members = members
         self.scheduler = Scheduler(queue_limit=queue_limit)
         self.serving: ServingEpoch | None = None
         self._metrics = metrics
         self._clock = clock
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, AnswerWriter] = {}
         self._sent = Sent()  # while another gateway schedules
         self._context = 0  # of the epoch that is attached
         self.capabilities: Sequence[str] = ()
         """Abilities of the model beside answering, as the head reports them; empty before the first epoch."""
 
-        self.unstarted: dict[int, Answer] = {}  # of rows given to the head, until their first step
+        self.unstarted: dict[int, AnswerWriter] = {}  # of rows given to the head, until their first step
         self._event = 0.0
         self._unsent = 0  # bytes for guests that are not on their way
         self._streams: ControlStreams | None = None
@@ -205,7 +208,7 @@ class Ring:
             await asyncio.wait((self.task,))
         self.fail_all(Unavailable("the ring is gone", hint="try again", reason="RING_GONE"))
 
-    def submit(self, request: Request, answer: Answer) -> None:
+    def submit(self, request: Request, answer: AnswerWriter) -> None:
         self.answers[request.id] = answer
         answer.timings.routed = time.perf_counter()
         if self._streams is not None and self._streams.guest:
@@ -223,7 +226,7 @@ class Ring:
         else:
             self.perform(self.scheduler.cancel(request_id))
 
-    def take_waiting(self) -> list[tuple[Request, Answer]]:
+    def take_waiting(self) -> list[tuple[Request, AnswerWriter]]:
         """Gives up the requests that wait, for another ring. Those of guests are forgotten:
         their gateways bring them again, and their ids are of this ring alone."""
         taken = [(request, self.answers.pop(request.id)) for request in self.scheduler.drain()]
@@ -249,7 +252,8 @@ class Ring:
         until = self._clock() + YIELD_SECONDS
         while True:
             started = loop.time()
-            used = await self._attend(serving, yields=yields and self._clock() < until)
+            newest = self.serving or serving  # its members may have other addresses by now
+            used = await self._attend(newest, yields=yields and self._clock() < until)
             if used:  # members end an epoch whose steps have lost their gateway
                 return
             await asyncio.sleep(backoff.after(loop.time() - started))
@@ -260,6 +264,7 @@ class Ring:
             serving.ring,
             serving.epoch,
             serving.members,
+            self._members,
             self._identity,
             clear_links=serving.clear_links,
             yields=yields,
@@ -544,7 +549,7 @@ class Ring:
         if (answer := self.answers.pop(request.id, None)) is not None:
             answer.finished(finished)
 
-    def _bound_unread(self, request_id: str, answer: Answer) -> list[Action]:
+    def _bound_unread(self, request_id: str, answer: AnswerWriter) -> list[Action]:
         """Gives up an answer whose reader is too far behind. If only all readers together are, that is the
         answer with most unread: a client that reads pays for no other one."""
         if answer.unread <= MAX_UNREAD:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import structlog
 
-from sealring.edge.inference.answer import Answer
+from sealring.edge.inference.answer import AnswerWriter
 from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.choice import Choice
-from sealring.gateway.rings.control import MemberTarget
-from sealring.gateway.rings.dispatch import Dispatch
 from sealring.gateway.rings.guests import Refused
+from sealring.gateway.rings.members import Members, MemberTarget
 from sealring.gateway.rings.ring import Ring, ServingEpoch
 from sealring.gateway.rings.table import RingTable
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.clock import Clock, PausableClock, awake_clock
+from sealring.mesh.errors import Unavailable
 from sealring.mesh.member.proof import Credentials
-from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster import model as rosters
 from sealring.mesh.rpc.protocol import speaks
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import membership_pb2 as membership
 
@@ -32,28 +29,17 @@ log = structlog.get_logger()
 _MAX_PATIENCE_SECONDS = 600
 
 
-def _member_channel(address: str, store: TlsStore, server_name: str) -> PeerChannel:
-    """A channel to a member with a fixed receive window.
-
-    gRPC keeps some hundred bytes for each message that was received and not read. A window that follows the
-    measured bandwidth let a member that floods cost a busy gateway 0.5 GiB (tests/trust/test_floods.py). A
-    longer message opens the window for its own length.
-    """
-    return PeerChannel(address, store, server_name, (("grpc.http2.bdp_probe", 0),))
-
-
 class Rings:
     """Attaches to an epoch where roster and coordinator agree on it.
 
     The roster says which rings exist, of which members, and their trust; the coordinator's states say which
-    of their epochs serve. A `RingTable` holds both, `Choice` chooses a ring for a request, `Dispatch` gives
-    requests to rings.
+    of their epochs serve. A `RingTable` holds both, `Choice` chooses a ring for a request.
     """
 
     def __init__(
         self,
         identity: Credentials,
-        store: TlsStore,
+        members: Members,
         *,
         queue_limit: int,
         metrics: Metrics,
@@ -61,23 +47,21 @@ class Rings:
         awake: Clock = awake_clock,
         wall: Callable[[], float] = time.time,
         make_ring: Callable[..., Ring] = Ring,
-        make_channel: Callable[[str, TlsStore, str], PeerChannel] = _member_channel,
     ) -> None:
         self._formable = PausableClock(awake)
         """Runs while the coordinator is connected: without it no ring can form."""
         self._identity = identity
-        self._store = store
+        self._members = members
         self._queue_limit = queue_limit
         self._metrics = metrics
         self._signed = signed_roster
         self._make_ring = make_ring
-        self._make_channel = make_channel
         self._announced: set[str] = set()  # rings that the coordinator has named on this connection
         self.complete = False  # it has named all rings
         self._table = RingTable(wall)
-        self._dispatch = Dispatch(Choice(self._table, metrics), metrics)
+        self._choice = Choice(self._table, metrics)
+        self._ring_of: dict[str, Ring] = {}  # by request
         self._refused = Refused()
-        self._channels: dict[tuple[str, str], PeerChannel] = {}
         self._closing: set[asyncio.Task[None]] = set()
         metrics.watch(self._table.loads)
 
@@ -95,29 +79,37 @@ class Rings:
         serving = self._table.serving()
         return inference.GetRosterResponse(roster=roster, root_metadata=root_metadata, serving=serving)
 
-    def submit(self, request: Request, answer: Answer) -> None:
+    def submit(self, request: Request, answer: AnswerWriter) -> None:
         """Gives a request to a ring of its deployment. Raises as `Choice.ring_for`."""
-        self._dispatch.submit(request, answer)
+        ring = self._choice.ring_for(request)
+        if request.routing_key:
+            self._metrics.routed.labels(request.deployment).inc()
+        self._give(ring, request, answer)
 
     def cancel(self, request_id: str) -> None:
-        self._dispatch.cancel(request_id)
+        """Ends a request; an id that is not here is ignored."""
+        ring = self._ring_of.pop(request_id, None)
+        if ring is not None:
+            ring.cancel(request_id)
 
     def use_roster(self, roster: rosters.Roster | None) -> None:
         """Takes a new roster; None once the last one has expired, after which nothing is served.
 
-        A ring that the roster does not hold is being planned anew, unless the coordinator says that it is
-        gone.
+        A ring that the roster does not hold keeps its requests: it is being planned anew, or the roster will
+        be renewed. It is closed only after the coordinator has named all rings, and not this one.
         """
+        if roster is None and self._table.roster is None:
+            return
         self._table.use_roster(roster)
         signed = {ring.id for ring in self._table.signed()}
         for ring in self._table:
             if ring.name in signed:
                 continue
-            if roster is not None and ring.name in self._table.states:
+            if roster is None or not self.complete or ring.name in self._table.states:
                 ring.leave()
             else:
                 self._close(ring.name)
-        self._close_channels()
+        self._members.keep({member.id for member in roster.members} if roster else ())
         for entry in self._table.signed():
             self._follow(entry)
 
@@ -163,7 +155,7 @@ class Rings:
             self._close(ring.name)
         if self._closing:
             await asyncio.wait(self._closing)
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        await self._members.close()
 
     def _follow(self, ring: rosters.Ring) -> None:
         """Attaches the ring to the epoch that serves, or makes it leave."""
@@ -187,9 +179,10 @@ class Rings:
             ring.id,
             ring.deployment,
             identity=self._identity,
+            members=self._members,
             queue_limit=self._queue_limit,
             metrics=self._metrics,
-            on_lost=self._dispatch.hand_over,
+            on_lost=self._hand_over,
             refused=self._refused,
             formable=self._formable,
         )
@@ -199,16 +192,12 @@ class Rings:
     def _serving(self, ring: rosters.Ring, state: membership.RingState) -> ServingEpoch:
         roster = self._table.roster
         assert roster is not None
-        targets = []
-        for member in ring.members:
-            listed = roster.member(member.id)
-            channels = tuple(self._channel(member.id, address) for address in listed.addresses)
-            targets.append(MemberTarget(member.id, listed.identity_key, channels))
+        listed = [roster.member(member.id) for member in ring.members]
         return ServingEpoch(
             ring=ring.id,
             epoch=state.epoch,
             deployment=ring.deployment,
-            members=tuple(targets),
+            members=tuple(MemberTarget(each.id, each.identity_key, each.addresses) for each in listed),
             max_rows=state.max_rows,
             prefill_chunk=state.prefill_chunk,
             share_prefixes=state.share_prefixes,
@@ -219,28 +208,26 @@ class Rings:
             roster_version=roster.version,
         )
 
-    def _channel(self, member: str, address: str) -> PeerChannel:
-        """A channel on which only this member can answer: TLS demands the name of its certificate."""
-        channel = self._channels.get((member, address))
-        if channel is None:
-            peer = PeerIdentity(self._identity.cluster, Role.MEMBER, member)
-            channel = self._make_channel(address, self._store, peer.server_name)
-            self._channels[member, address] = channel
-        return channel
+    def _give(self, ring: Ring, request: Request, answer: AnswerWriter) -> None:
+        self._ring_of[request.id] = ring
+        ring.submit(request, answer)
+
+    def _hand_over(self, lost: Ring) -> None:
+        """Gives the requests that wait for a lost ring to the attached rings of its deployment."""
+        if not self._choice.others(lost):
+            return
+        for request, answer in lost.take_waiting():
+            try:
+                ring = self._choice.instead_of(lost, request)
+            except Unavailable as error:
+                answer.fail(error)
+                continue
+            self._give(ring, request, answer)
 
     def _close(self, name: str) -> None:
         ring = self._table.remove(name)
         # before the ring closes: closing fails the requests that still wait for it
-        self._dispatch.hand_over(ring)
-        self._in_background(ring.close())
-
-    def _close_channels(self) -> None:
-        """Closes the channels to machines that are no longer members at once, with the calls on them."""
-        members = {member.id for member in self._table.roster.members} if self._table.roster else set()
-        for key in [key for key in self._channels if key[0] not in members]:
-            self._in_background(self._channels.pop(key).close())
-
-    def _in_background(self, closing: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(closing)
+        self._hand_over(ring)
+        task = asyncio.get_running_loop().create_task(ring.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

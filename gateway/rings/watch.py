@@ -60,6 +60,10 @@ class Watch:
 
     async def run(self) -> None:
         """Watches for ever. Raises PermissionDenied (REMOVED) once this gateway is out of the roster."""
+        if self._keeper.lapsed is not None:
+            self._rings.use_roster(
+                self._keeper.lapsed
+            )  # requests may wait for its rings; none can be attached
         self._rings.use_roster(self._keeper.valid)
         await first_of(self._watch(), self._tick())
 

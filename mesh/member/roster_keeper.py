@@ -39,6 +39,9 @@ class RosterKeeper:
         self._accepting = threading.Lock()
         self._revoked: frozenset[str] = frozenset()
         self._envelope = b""
+        self.lapsed: Roster | None = None
+        """The stored roster, if it had expired at the start: what there was. Nothing may run by it."""
+
         self.coordinators: tuple[str, ...] = ()
         """Addresses of coordinators in the roster: hints only, for a coordinator proves itself at each."""
 
@@ -61,7 +64,8 @@ class RosterKeeper:
             log.info("stored_roster_refused", reason=error.reason)
             with contextlib.suppress(RosterError):  # an expired roster still says where coordinators may be
                 then = issued_unverified(envelope)
-                self.coordinators = check_roster(envelope, self._reader.root, now=then).coordinators
+                self.lapsed = check_roster(envelope, self._reader.root, now=then)
+                self.coordinators = self.lapsed.coordinators
 
     async def accept(self, envelope: bytes, newer_root: Callable[[], Awaitable[None]]) -> Roster:
         """Verifies, stores and uses a roster; calls `newer_root` first if a newer root version signed it.

@@ -66,8 +66,10 @@ class Backoff:
 class Reach:
     """Connects with the certificate in `store`. Use it from one event loop only."""
 
-    def __init__(self, store: TlsStore) -> None:
+    def __init__(self, store: TlsStore, options: Sequence[tuple[str, int]] = ()) -> None:
+        """`options` are those of `PeerChannel`."""
         self._store = store
+        self._options = options
         self._worked: dict[str, str] = {}
 
     async def connect(self, peer: PeerIdentity, addresses: Sequence[str]) -> PeerChannel:
@@ -108,7 +110,7 @@ class Reach:
 
     async def _try(self, peer: PeerIdentity, address: str) -> PeerChannel | None:
         """A channel that is connected to this address; None unless the peer answers there."""
-        channel = PeerChannel(address, self._store, peer.server_name)
+        channel = PeerChannel(address, self._store, peer.server_name, self._options)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 if await _is_ready(channel.get()):

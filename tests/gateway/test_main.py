@@ -24,11 +24,13 @@ from sealring.edge.access.keys import Scope
 from sealring.gateway.main import serve
 from sealring.gateway.rings import control as gateway_control
 from sealring.gateway.settings import GatewaySettings
+from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.errors import ConfigError, SealringError
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member.state import ROSTER, load_machine_state
 from sealring.mesh.pki.root import encode_chain
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.system.addresses import free_port
+from sealring.mesh.system.files import write_atomic
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 from sealring.v1 import membership_pb2 as membership
@@ -277,6 +279,39 @@ async def test_a_ring_that_leaves_the_roster_is_left(cluster: Any) -> None:
         assert (await gateway.http.get("/health")).status_code == 503
         cluster.publish()
         assert (await waiting)[0] == "waits ", "it was accepted"
+
+
+async def test_an_expired_roster_is_a_pause(cluster: Any) -> None:
+    """For what streamed as for what came meanwhile; nothing is computed until it is renewed."""
+    said = " ".join(f"w{number}" for number in range(400))
+    async with running(cluster) as gateway:
+        await gateway.ready()
+        cluster.ring.hold = True
+        streaming = asyncio.create_task(gateway.ask(said))
+        await until(lambda: len(cluster.ring.answers) == 1)
+        cluster.publish(ago=600 + SKEW_SECONDS - 4)
+        await gateway.ready(0)
+        later = asyncio.create_task(gateway.ask("came later"))
+        cluster.ring.next_epoch()
+        cluster.ring.hold = False
+        cluster.serve()
+        done, _ = await asyncio.wait((streaming, later), timeout=0.5)
+        assert not done
+        assert not any(cluster.ring.steps.values())
+        cluster.publish()
+        assert (await streaming)[0].split() == said.split()
+        assert (await later)[0] == "came later "
+
+
+async def test_a_gateway_that_starts_with_an_expired_roster_lets_requests_wait(cluster: Any) -> None:
+    write_atomic(cluster.state_dir / ROSTER, cluster.sign(ago=3600))
+    del cluster.coordinator.snapshot["roster"]
+    async with running(cluster) as gateway:
+        answer = asyncio.create_task(gateway.ask("waits"))
+        done, _ = await asyncio.wait((answer,), timeout=0.5)
+        assert not done
+        cluster.publish()
+        assert (await answer)[0] == "waits "
 
 
 async def test_a_ring_that_is_down_is_left_and_taken_up_again(cluster: Any) -> None:

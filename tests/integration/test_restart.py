@@ -21,8 +21,7 @@ from slow_engine import SLOW_SECONDS, markers
 from sealring.cli.local.cluster import LocalCluster
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
-from sealring.gateway.rings.control import PONG_SECONDS
-from sealring.gateway.rings.losses import LOST_SECONDS
+from sealring.gateway.rings.control import LOST_SECONDS, PONG_SECONDS
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import expires_at
 from sealring.node.models.kept import note_of

@@ -3,61 +3,82 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import socket
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from patience import until
 
 from sealring.gateway.rings import control
-from sealring.gateway.rings.control import MAX_RESPONSE, ControlStreams, MemberTarget, parse_response
-from sealring.mesh.clock import awake_clock
+from sealring.gateway.rings.control import (
+    LOST_SECONDS,
+    MAX_RESPONSE,
+    ControlStreams,
+    LossWatch,
+    parse_response,
+)
+from sealring.gateway.rings.members import Members, MemberTarget
+from sealring.mesh.clock import AwakeClock
 from sealring.mesh.errors import EpochEnded, SealringError
-from sealring.mesh.member.proof import Credentials, by_identity
+from sealring.mesh.member.proof import Credentials, HeldRoster, by_identity
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore
+from sealring.mesh.rpc import reach
+from sealring.mesh.rpc.tls import TlsStore
 from sealring.v1 import control_pb2, inference_pb2, membership_pb2
 
 
-def open_streams(cluster: Any, before: tuple[str, ...] = ()) -> tuple[ControlStreams, list[PeerChannel]]:
-    """Streams to every member, and the channels of it; `before` are addresses tried first."""
-    store = TlsStore(cluster.material(cluster.peer(cluster.gateway, Role.GATEWAY)))
-    peers = [cluster.peer(signer, Role.MEMBER) for signer in cluster.members]
-    targets = [
-        MemberTarget(
-            peer.id,
-            signer.public_key,
-            tuple(
-                PeerChannel(address, store, peer.server_name) for address in (*before, f"127.0.0.1:{port}")
-            ),
-        )
-        for peer, signer, port in zip(peers, cluster.members, cluster.ports, strict=True)
-    ]
-    state = load_machine_state(cluster.state_dir)
-    keeper = RosterKeeper(cluster.state_dir, state)
-    keeper.load()
-    identity = Credentials(
-        state.peer.cluster, state.peer.id, by_identity(cluster.gateway), lambda: keeper.held
-    )
-    channels = [channel for target in targets for channel in target.channels]
-    return ControlStreams("ring-0", 1, targets, identity), channels
+class Bed:
+    """Streams over real connections to the members of a played cluster, by rank in `order`."""
+
+    def __init__(
+        self,
+        cluster: Any,
+        *,
+        before: Sequence[str] = (),
+        ring: str = "ring-0",
+        order: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        self.cluster = cluster
+        self.store = TlsStore(cluster.material(cluster.peer(cluster.gateway, Role.GATEWAY)))
+        self.members = Members("demo", self.store)
+        self.ids = [cluster.peer(signer, Role.MEMBER).id for signer in cluster.members]
+        targets = [
+            MemberTarget(name, signer.public_key, (*before, f"127.0.0.1:{port}"))
+            for name, signer, port in zip(self.ids, cluster.members, cluster.ports, strict=True)
+        ]
+        state = load_machine_state(cluster.state_dir)
+        keeper = RosterKeeper(cluster.state_dir, state)
+        keeper.load()
+        proves = by_identity(cluster.gateway)
+        identity = Credentials(state.peer.cluster, state.peer.id, proves, lambda: keeper.held)
+        ordered = [targets[rank] for rank in order or range(cluster.size)]
+        self.streams = ControlStreams(ring, 1, ordered, self.members, identity, **options)
 
 
-def test_what_streams_are_before_anything_was_heard() -> None:
-    plain = ControlStreams("ring-0", 4, [], None)  # type: ignore[arg-type]
-    assert (plain.guest, plain.out_of_memory) == (False, False)
-    assert plain.attach_request == control_pb2.Attach(ring="ring-0", epoch=4)
-    asked = ControlStreams("ring-0", 4, [], None, clear_links=True, yields=True)  # type: ignore[arg-type]
-    assert asked.attach_request == control_pb2.Attach(ring="ring-0", epoch=4, clear_links=True, yields=True)
+@pytest.fixture
+async def opened(make_cluster: Any) -> AsyncIterator[Callable[..., Any]]:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(size: int = 1, **options: Any) -> Bed:
+            bed = Bed(await make_cluster(size), **options)
+            stack.push_async_callback(bed.members.close)
+            stack.callback(bed.streams.cancel)
+            return bed
+
+        yield make
 
 
 @pytest.fixture
@@ -67,143 +88,101 @@ def silent_address() -> Iterator[str]:
         yield f"127.0.0.1:{silent.getsockname()[1]}"
 
 
-async def test_an_address_that_swallows_everything_does_not_hide_the_next(
-    make_cluster: Any, silent_address: str, monkeypatch: pytest.MonkeyPatch
+async def test_no_address_of_a_member_is_waited_for(
+    opened: Any, silent_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealring.gateway.rings.control.ATTACH_SECONDS", 4.0)
-    cluster = await make_cluster(1)
-    streams, channels = open_streams(cluster, (silent_address,))
+    monkeypatch.setattr(reach, "CONNECT_SECONDS", 1000.0)
+    bed = await opened(before=(silent_address,))
     async with asyncio.timeout(200):
-        assert len(await streams.attach()) == 1
-    streams.cancel()
-    for channel in channels:
-        await channel.close()
+        assert len(await bed.streams.attach()) == 1
 
 
-async def test_streams_that_have_ended_hold_no_call(make_cluster: Any) -> None:
+async def test_streams_that_have_ended_hold_no_call(opened: Any) -> None:
     """Else the connection of an epoch stayed beside that of the next one."""
-    cluster = await make_cluster(1)
-    streams, channels = open_streams(cluster)
-    await streams.attach()
-    call = weakref.ref(streams.streams[0].call)
-    streams.cancel()
+    bed = await opened()
+    await bed.streams.attach()
+    call = weakref.ref(bed.streams.streams[0].call)
+    bed.streams.cancel()
 
     def let_go() -> bool:
         gc.collect()
         return call() is None
 
     await until(let_go)
-    await channels[0].close()
 
 
-class TornCall:
-    """A call that its other end has ended: gRPC refuses a write at once, and what came before it is read."""
-
-    def __init__(self) -> None:
-        self._refused = asyncio.Event()
-
-    async def write(self, _: bytes) -> None:
-        self._refused.set()
-        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata())
-
-    async def read(self) -> Any:
-        await self._refused.wait()
-        await asyncio.sleep(0)
-        problem = membership_pb2.Problem(code="ABORTED", reason="RECORD_REFUSED")
-        return control_pb2.ScheduleResponse(fault=membership_pb2.EpochFault(problem=problem))
-
-    def cancel(self) -> None: ...
-
-
-async def test_a_member_that_ends_the_stream_while_it_is_written_to_tells_why(make_cluster: Any) -> None:
-    cluster = await make_cluster(1)
-    streams, channels = open_streams(cluster)
-    await streams.attach()
-    (stream,) = streams.streams
-    stream.cancel()
-    stream.call = TornCall()
-    with pytest.raises(SealringError) as raised:
-        async with asyncio.timeout(200):
-            await streams.run(lambda response: None)
-    assert raised.value.reason == "RECORD_REFUSED"
-    await channels[0].close()
-
-
-async def test_a_channel_that_is_replaced_ends_the_epoch_with_a_reason(make_cluster: Any) -> None:
-    """The certificate has ended; once, the error had no reason then."""
-    cluster = await make_cluster(2)
-    streams, channels = open_streams(cluster)
-    assert len(await streams.attach()) == 2
+async def test_the_stream_to_a_machine_that_is_no_member_any_more_ends_at_once(opened: Any) -> None:
+    bed = await opened(2)
+    assert len(await bed.streams.attach()) == 2
     heard = asyncio.Event()
-    running = asyncio.create_task(streams.run(lambda response: heard.set()))
+    running = asyncio.create_task(bed.streams.run(lambda response: heard.set()))
     async with asyncio.timeout(200):
         await heard.wait()
-        await channels[1].close()
+        bed.members.keep(bed.ids[:1])
         with pytest.raises(EpochEnded) as raised:
             await running
-    assert raised.value.reason == "CHANNEL_REPLACED"
-    assert raised.value.metadata["member"] == cluster.peer(cluster.members[1], Role.MEMBER).id
-    streams.cancel()
-    await channels[0].close()
+    assert (raised.value.reason, raised.value.metadata["member"]) == ("CHANNEL_REPLACED", bed.ids[1])
 
 
+@pytest.mark.parametrize(("counted", "silent"), [(0.0, False), (100.0, True)])
 async def test_a_gateway_that_was_held_up_calls_nobody_silent(
-    make_cluster: Any, monkeypatch: pytest.MonkeyPatch
+    opened: Any, monkeypatch: pytest.MonkeyPatch, counted: float, silent: bool
 ) -> None:
-    """Whenever it looks, a hundred seconds have passed; they count as soon as it was awake for them."""
-    monkeypatch.setattr("sealring.gateway.rings.control.PING_SECONDS", 0.01)
-    cluster = await make_cluster(2)
-    streams, channels = open_streams(cluster)
-    await streams.attach()
-    monkeypatch.setattr(awake_clock, "_clock", itertools.count(1e9, 100.0).__next__)
-    monkeypatch.setattr(awake_clock, "_step", 0.0)
+    """Whenever it looks, a hundred seconds have passed; they count only if it was awake for them."""
+    monkeypatch.setattr(control, "PING_SECONDS", 0.01)
+    clock = AwakeClock(itertools.count(1e9, 100.0).__next__, step=counted)
+    bed = await opened(2, clock=clock)
+    await bed.streams.attach()
     pongs: asyncio.Queue[Any] = asyncio.Queue()
-    running = asyncio.create_task(streams.run(pongs.put_nowait))
+    running = asyncio.create_task(bed.streams.run(pongs.put_nowait))
     async with asyncio.timeout(200):
-        for _ in range(20):
-            await pongs.get()
-        assert not running.done()
-        monkeypatch.setattr(awake_clock, "_step", 100.0)
-        with pytest.raises(EpochEnded) as raised:
-            await running
-    assert raised.value.reason == "MEMBER_SILENT"
-    streams.cancel()
-    for channel in channels:
-        await channel.close()
+        if not silent:
+            for _ in range(20):
+                await pongs.get()
+            assert not running.done()
+            running.cancel()
+        (ended,) = await asyncio.gather(running, return_exceptions=True)
+    assert getattr(ended, "reason", "") == ("MEMBER_SILENT" if silent else "")
 
 
 async def test_the_streams_of_an_epoch_outlive_the_certificate_that_they_were_opened_with(
-    make_cluster: Any,
+    opened: Any,
 ) -> None:
     """Every member is shown every later one, on its own stream."""
-    cluster = await make_cluster(2)
-    streams, channels = open_streams(cluster)
-    assert len(await streams.attach()) == 2
-    running = asyncio.create_task(streams.run(lambda response: None))
+    bed = await opened(2)
+    assert len(await bed.streams.attach()) == 2
+    running = asyncio.create_task(bed.streams.run(lambda response: None))
     async with asyncio.timeout(200):
         for _ in range(2):
-            newer = cluster.material(cluster.peer(cluster.gateway, Role.GATEWAY))
-            channels[0]._store.replace(newer)
+            newer = bed.cluster.material(bed.cluster.peer(bed.cluster.gateway, Role.GATEWAY))
+            bed.store.replace(newer)
             for rank in range(2):
-                assert await cluster.ring.renewed[rank].get() == newer.certificate
+                assert await bed.cluster.ring.renewed[rank].get() == newer.certificate
     assert not running.done()
     running.cancel()
     await asyncio.wait((running,))
-    streams.cancel()
-    for channel in channels:
-        await channel.close()
+
+
+@pytest.mark.parametrize("wrong", [{"order": (1, 0)}, {"ring": "other"}])
+async def test_members_attach_to_what_they_were_asked_for(opened: Any, wrong: dict[str, Any]) -> None:
+    bed = await opened(2, **wrong)
+    with pytest.raises(EpochEnded) as caught:
+        await bed.streams.attach()
+    assert caught.value.reason == "WRONG_MEMBER"
 
 
 class Call:
-    """A stream whose other end this test plays."""
+    """A stream whose other end this test plays: it says `said`, then nothing, and notes what it is sent."""
 
-    def __init__(self, *said: control_pb2.ScheduleResponse) -> None:
-        self.said = list(said)
+    def __init__(self, *said: Any) -> None:
+        self.says: asyncio.Queue[Any] = asyncio.Queue()
+        for each in said:
+            self.says.put_nowait(each)
         self.written: list[control_pb2.ScheduleRequest] = []
         self.events: list[str] = []
 
     async def read(self) -> Any:
-        return self.said.pop(0) if self.said else await asyncio.Event().wait()
+        return await self.says.get()
 
     async def write(self, message: bytes) -> None:
         self.written.append(control_pb2.ScheduleRequest.FromString(message))
@@ -213,6 +192,17 @@ class Call:
 
     def cancel(self) -> None:
         self.events.append("cancelled")
+
+
+class Renewals:
+    """An introduction whose certificate is not renewed."""
+
+    async def renewals(self) -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield
+
+
+NEVER_RENEWED: Any = Renewals()
 
 
 class Time:
@@ -225,28 +215,38 @@ class Time:
 
 def played(*calls: Call) -> tuple[ControlStreams, Time]:
     """Control streams that are such calls."""
-    clock = Time()
+    clock, nobody = Time(), None
     targets = [MemberTarget(f"m{rank}", b"", ()) for rank in range(len(calls))]
-    streams = ControlStreams("ring-0", 4, targets, None, clear_links=True, yields=True, clock=clock)  # type: ignore[arg-type]
+    streams = ControlStreams("ring-0", 4, targets, nobody, nobody, clock=clock)  # type: ignore[arg-type]
     for stream, call in zip(streams.streams, calls, strict=True):
-        stream.call = call
+        stream.call, stream.introduced = call, NEVER_RENEWED
     return streams, clock
 
 
-ATTACHED = control_pb2.ScheduleResponse(attached=control_pb2.Attached(ring="ring-0", epoch=4))
+def fault(reason: str) -> control_pb2.ScheduleResponse:
+    problem = membership_pb2.Problem(code="ABORTED", reason=reason)
+    return control_pb2.ScheduleResponse(fault=membership_pb2.EpochFault(problem=problem))
 
 
-def refusal(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+GOODBYE = control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye())
+
+
+def rpc_error(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
 
 
 class Refused(Call):
-    """A call that fails to be introduced, and that gRPC has ended in some way."""
+    """A call that gRPC has ended with `code`, so that it takes nothing."""
 
     def __init__(self, error: Exception, code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
-        super().__init__(grpc.aio.EOF)
-        self.error = error
+        super().__init__(error, grpc.aio.EOF)
         self._code = code
+
+    async def read(self) -> Any:
+        answer = await super().read()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def code(self) -> grpc.StatusCode:
         return self._code
@@ -260,67 +260,53 @@ class Refused(Call):
     trailing_metadata = initial_metadata
 
 
-class Ended(Refused):
-    """One whose reading fails as well."""
-
-    async def read(self) -> Any:
-        raise self.error
+INVALID = asyncio.InvalidStateError()
 
 
 @pytest.mark.parametrize(
-    ("calls", "reason", "tried"),
+    ("call", "reason"),
     [
-        ([], "MEMBER_UNREACHABLE", 0),
-        ([Call(ATTACHED)], "", 1),
-        ([Refused(refusal(grpc.StatusCode.UNAVAILABLE)), Call(ATTACHED)], "", 2),
-        ([Refused(TimeoutError()), Call(ATTACHED)], "", 2),
-        ([Refused(TimeoutError())], "MEMBER_SILENT", 1),
-        ([Refused(refusal(grpc.StatusCode.UNAUTHENTICATED)), Call(ATTACHED)], "UNAUTHENTICATED", 1),
-        ([Refused(asyncio.InvalidStateError(), grpc.StatusCode.ABORTED), Call(ATTACHED)], "ABORTED", 1),
-        ([Refused(asyncio.InvalidStateError(), grpc.StatusCode.UNAVAILABLE), Call(ATTACHED)], "", 2),
-        ([Refused(asyncio.InvalidStateError())], "EPOCH_ENDED", 1),
-        ([Call(grpc.aio.EOF), Call(ATTACHED)], "EPOCH_ENDED", 1),
-        ([Call(control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye()))], "MEMBER_LEFT", 1),
+        (Refused(rpc_error(grpc.StatusCode.UNAVAILABLE)), "UNAVAILABLE"),
+        (Refused(rpc_error(grpc.StatusCode.UNAUTHENTICATED)), "UNAUTHENTICATED"),
+        (Refused(TimeoutError()), "MEMBER_SILENT"),
+        (Refused(INVALID, grpc.StatusCode.ABORTED), "ABORTED"),
+        (Refused(INVALID), "EPOCH_ENDED"),
     ],
 )
-async def test_a_member_is_attached_to_at_the_first_address_that_answers(
-    calls: list[Any], reason: str, tried: int
-) -> None:
-    """The call before is cancelled; who refuses is not asked elsewhere."""
-    opened: list[Call] = []
+async def test_an_attachment_that_fails_says_why(call: Refused, reason: str) -> None:
+    opening = SimpleNamespace(stream_stream=lambda *_, **__: lambda: call)
+    channel = SimpleNamespace(get=lambda: opening, key_hash=b"", renewed=lambda: None)
+    released: list[Any] = []
 
-    def channel(call: Call) -> Any:
-        def open_call() -> Call:
-            opened.append(call)
-            return call
+    class Network:
+        async def connect(self, target: MemberTarget) -> Any:
+            return channel
 
-        return SimpleNamespace(get=lambda: SimpleNamespace(stream_stream=lambda *_, **__: open_call))
+        release = released.append
 
-    async def prove(_: Any) -> Any:
-        if isinstance(opened[-1], Refused):
-            raise opened[-1].error
-
-    streams, _ = played(Call())
-    (stream,) = streams.streams
-    stream.call = None
-    stream.prove = prove  # type: ignore[method-assign]
-    stream.target = MemberTarget("m0", b"", tuple(channel(call) for call in calls))
-    if reason:
-        with pytest.raises(SealringError) as caught:
-            await stream.attach(control_pb2.Attach(ring="ring-0"))
-        assert caught.value.reason == reason
-        if reason == "EPOCH_ENDED":
-            assert caught.value.metadata["member"] == "m0"
-    else:
-        assert await stream.attach(control_pb2.Attach(ring="ring-0")) == ATTACHED.attached
-        assert [message.attach.ring for message in opened[-1].written] == ["ring-0"]
-    assert [call.events for call in opened] == [["cancelled"]] * (tried - 1) + [[]] * bool(tried)
+    identity = Credentials("demo", "gateway", by_identity(None), HeldRoster)  # type: ignore[arg-type]
+    targets = [MemberTarget("m0", b"", ())]
+    streams = ControlStreams("ring-0", 4, targets, Network(), identity)  # type: ignore[arg-type]
+    with pytest.raises(SealringError) as caught:
+        await streams.attach()
+    assert caught.value.reason == reason
+    streams.cancel()
+    assert (call.events, len(released)) == (["cancelled"], 1)
 
 
-async def test_why_a_call_has_ended_is_told_though_it_cannot_be_read() -> None:
-    call = Ended(refusal(grpc.StatusCode.ABORTED), grpc.StatusCode.ABORTED)
-    streams, _ = played(call)
-    assert (await streams.streams[0].failure()).code == "ABORTED"
+async def test_a_member_that_ends_the_stream_while_it_is_written_to_tells_why() -> None:
+    """gRPC refuses a write at once, and what came before it is read."""
+
+    class Torn(Call):
+        async def write(self, _: bytes) -> None:
+            self.says.put_nowait(fault("RECORD_REFUSED"))
+            raise rpc_error(grpc.StatusCode.INTERNAL)
+
+    streams, _ = played(Torn())
+    with pytest.raises(SealringError) as raised:
+        async with asyncio.timeout(200):
+            await streams.run(lambda response: None)
+    assert raised.value.reason == "RECORD_REFUSED"
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -351,26 +337,25 @@ DONE = control_pb2.ScheduleResponse(done=control_pb2.StepDone(step=1))
 @pytest.mark.parametrize(
     ("last", "reason"),
     [
-        (control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye()), "MEMBER_LEFT"),
+        (GOODBYE, "MEMBER_LEFT"),
         (control_pb2.ScheduleResponse(attached=control_pb2.Attached()), "BAD_MESSAGE"),
         (control_pb2.ScheduleResponse(), "BAD_MESSAGE"),
     ],
 )
-async def test_what_members_say_is_handed_on_pongs_of_the_head_only(
+async def test_messages_of_members_are_handed_on_and_pongs_of_the_head_only(
     last: control_pb2.ScheduleResponse, reason: str
 ) -> None:
     streams, clock = played(Call(PONG, DONE, last), Call(PONG, DONE, last))
     clock.now += 3
-    for stream, heard in zip(streams.streams, (["pong", "done"], ["done"]), strict=True):
-        told: list[Any] = []
+    for stream, handed_on in zip(streams.streams, (["pong", "done"], ["done"]), strict=True):
+        handled: list[Any] = []
         with pytest.raises(EpochEnded) as caught:
-            await stream.read_all(lambda response, told=told: told.append(response.WhichOneof("message")))
+            await stream.read_all(lambda response, to=handled: to.append(response.WhichOneof("message")))
         assert (caught.value.reason, caught.value.metadata["member"]) == (reason, stream.target.id)
-        assert (told, stream.heard) == (heard, clock.now)
-        assert stream.read_out.is_set()
+        assert (handled, stream.heard) == (handed_on, clock.now)
 
 
-async def test_a_goodbye_is_the_last_thing_that_is_said() -> None:
+async def test_a_goodbye_is_the_last_message() -> None:
     head, other = Call(), Call()
     streams, _ = played(head, other)
     written: list[int] = []
@@ -383,95 +368,67 @@ async def test_a_goodbye_is_the_last_thing_that_is_said() -> None:
         stream.send(step)
         async with asyncio.timeout(200):
             await stream.write_all()
-    said = [[message.WhichOneof("message") for message in call.written] for call in (head, other)]
-    assert said == [["step", "discard", "goodbye"], ["step", "goodbye"]]
+    sent = [[message.WhichOneof("message") for message in call.written] for call in (head, other)]
+    assert sent == [["step", "discard", "goodbye"], ["step", "goodbye"]]
     assert (head.written[-1].goodbye.reason, written, head.events) == ("LEAVING", [2], ["done"])
     streams.cancel()
     assert other.events == ["done", "cancelled"]
 
 
-class Late(Call):
-    """It says why it ends once it is left."""
+@pytest.mark.parametrize("member_first", [True, False])
+async def test_the_member_without_memory_is_heard_after_another_end_of_the_epoch(member_first: bool) -> None:
+    """The other end is a member's, or the coordinator's, which cancels the gateway's task."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._left = asyncio.Event()
+    class Late(Call):
+        """It says why it ends once it is left."""
 
-    async def read(self) -> Any:
-        await self._left.wait()
-        problem = membership_pb2.Problem(code="ABORTED", reason="OUT_OF_MEMORY")
-        return control_pb2.ScheduleResponse(fault=membership_pb2.EpochFault(problem=problem))
+        async def done_writing(self) -> None:
+            self.says.put_nowait(fault("OUT_OF_MEMORY"))
 
-    async def done_writing(self) -> None:
-        self._left.set()
-
-
-@pytest.mark.parametrize("told_first", [True, False])
-async def test_the_member_without_memory_is_heard_after_another_end_of_the_epoch(told_first: bool) -> None:
-    """Another member's, or the coordinator's word, for which the gateway's task is cancelled."""
-    last = [control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye())]
-    streams, _ = played(Call(*(last if told_first else [])), Late())
+    streams, _ = played(Call(*([GOODBYE] if member_first else [])), Late())
     running = asyncio.ensure_future(streams.run(lambda response: None))
     await asyncio.sleep(0)
-    if not told_first:
+    if not member_first:
         running.cancel()
     await asyncio.wait((running,))
-    assert running.cancelled() is not told_first
+    assert running.cancelled() is not member_first
     assert streams.out_of_memory
 
 
-@pytest.mark.parametrize(("rank", "ring", "epoch"), [(1, "ring-0", 4), (0, "other", 4), (0, "ring-0", 5)])
-async def test_members_attach_to_what_they_were_asked_for(rank: int, ring: str, epoch: int) -> None:
-    streams, _ = played(Call(), Call())
-    answers = [control_pb2.Attached(ring="ring-0", epoch=4, rank=each) for each in range(2)]
-
-    async def attach(*asked: Any) -> Any:
-        assert asked == (control_pb2.Attach(ring="ring-0", epoch=4, clear_links=True, yields=True),)
-        return next(given)
-
-    for stream in streams.streams:
-        stream.attach = attach  # type: ignore[method-assign]
-    given = iter(answers)
-    assert await streams.attach() == answers
-    given = iter([control_pb2.Attached(ring=ring, epoch=epoch, rank=rank), answers[1]])
-    with pytest.raises(EpochEnded) as caught:
-        await streams.attach()
-    assert caught.value.reason == "WRONG_MEMBER"
-
-
+@pytest.mark.parametrize(
+    ("silent", "end"), [(True, ("MEMBER_SILENT", control.PONG_SECONDS)), (False, ("RING_STALLED", 110.0))]
+)
 async def test_members_that_are_silent_and_rings_that_stall_are_found(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, silent: bool, end: tuple[str, float]
 ) -> None:
     """The limits run by the streams' own clock; an answer in between starts them again."""
+    monkeypatch.setattr(control, "PING_SECONDS", 0.0)
 
-    async def found(streams: ControlStreams, clock: Time, *, silent: int | None = None) -> tuple[str, float]:
-        begun = clock.now
+    class Answering(Call):
+        """A second passes with each ping."""
 
-        async def rest(seconds: float) -> None:
-            clock.now += seconds
-            for rank, stream in enumerate(streams.streams):
-                if rank != silent:
-                    stream.heard = clock.now
+        async def write(self, message: bytes) -> None:
+            if self is calls[0]:
+                clock.now += 1
+            if self is calls[0] or not silent:
+                self.says.put_nowait(PONG)
 
-        with monkeypatch.context() as patched, pytest.raises(EpochEnded) as caught:
-            patched.setattr(asyncio, "sleep", rest)
-            await streams.watch()
-        return caught.value.reason, clock.now - begun
-
-    streams, clock = played(Call(), Call())
-    assert await found(streams, clock, silent=1) == ("MEMBER_SILENT", control.PONG_SECONDS + 1)
-    sent = [control_pb2.ScheduleRequest.FromString(message) for message, _ in streams.streams[1].outgoing]
-    assert [message.ping.sequence for message in sent] == [1, 2, 3, 4, 5, 6]
-    streams, clock = played(Call())
+    calls = [Answering(), Answering()]
+    streams, clock = played(*calls)
     streams.expect()
     streams.answered()
     streams.expect()
     clock.now += 10
+    begun = clock.now
     streams.expect()
-    assert await found(streams, clock) == ("RING_STALLED", control.STALL_SECONDS - 10 + 1)
+    with pytest.raises(EpochEnded) as caught:
+        async with asyncio.timeout(200):
+            await streams.run(lambda response: None)
+    assert caught.value.reason == end[0]
+    assert end[1] < clock.now - begun <= end[1] + 5
 
 
-async def test_a_record_that_is_lost_ends_the_epoch_and_names_who_sent_it() -> None:
+async def test_a_record_that_is_lost_ends_the_epoch_and_names_its_sender() -> None:
     streams, clock = played(Call(), Call(), Call())
     sent = control_pb2.Pong(records_sent=7)
     waits = control_pb2.Pong(records_received=6, waiting_ms=3000)
@@ -483,8 +440,64 @@ async def test_a_record_that_is_lost_ends_the_epoch_and_names_who_sent_it() -> N
     assert (caught.value.reason, caught.value.metadata["member"]) == ("RECORD_LOST", "m1")
 
 
-def test_what_a_member_says_is_bounded_before_it_is_parsed() -> None:
-    """By its bytes, and by the fields that each cost an object: an empty output has two bytes."""
+def look(watch: LossWatch, rank: int, now: float, sent: int = 0, received: int = 0, waiting: float = 0.0):
+    return watch.heard(rank, sent=sent, received=received, waiting_seconds=waiting, now=now)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_record_that_was_sent_and_does_not_come_is_lost(size: int, rank: int) -> None:
+    """It does not get younger with what is sent after it."""
+    watch = LossWatch(size)
+    for now, sent, lost in ((0.0, 7, None), (LOST_SECONDS - 0.5, 8, None), (LOST_SECONDS, 9, rank)):
+        assert look(watch, rank, now, sent=sent, received=3) is None
+        assert look(watch, (rank + 1) % size, now, sent=3, received=6, waiting=now) == lost
+
+
+@pytest.mark.parametrize(
+    ("later", "waiting", "lost"),
+    [
+        (LOST_SECONDS, LOST_SECONDS, 0),
+        (LOST_SECONDS - 0.01, 100.0, None),  # it left a moment ago, and was waited for before
+        (100.0, LOST_SECONDS - 0.01, None),  # bytes trickle in, or the receiver computes
+    ],
+)
+def test_a_record_is_lost_that_is_long_on_its_way_and_waited_for(
+    later: float, waiting: float, lost: int | None
+) -> None:
+    watch = LossWatch(2)
+    look(watch, 0, 0.0, sent=1)
+    assert look(watch, 1, later, waiting=waiting) == lost
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.floats(0.0, 2.9), st.floats(0.0, 4.0)), min_size=1, max_size=200)
+)
+def test_a_ring_whose_records_take_less_than_the_limit_loses_none(
+    steps: list[tuple[int, float, float]],
+) -> None:
+    """Records travel one after the other round a ring of three; each takes `way` after `work`."""
+    watch, now = LossWatch(3), 0.0
+    sent, received, waits_since = [0] * 3, [0] * 3, [0.0] * 3
+    rank = 0
+    for looks, way, work in steps:
+        now += work
+        sent[rank] += 1
+        left = now
+        for part in range(looks + 1):
+            at = left + way * part / (looks + 1)
+            for one in range(3):
+                figures = {"sent": sent[one], "received": received[one], "waiting": at - waits_since[one]}
+                assert look(watch, one, at, **figures) is None
+        now = left + way
+        rank = (rank + 1) % 3
+        received[rank] += 1
+        waits_since[rank] = now
+        assert look(watch, rank, now, sent=sent[rank], received=received[rank]) is None
+
+
+def test_messages_of_members_are_bounded_before_they_are_parsed() -> None:
+    """By their bytes, and by the fields that each cost an object: an empty output has two bytes."""
     logged = [inference_pb2.TokenLogprob(id=1, spelling=b"x" * 10, logprob=-1.0)] * 15_000
     output = control_pb2.RowOutput(row=1, text="x" * 100, logprobs=logged)
     done = control_pb2.ScheduleResponse(done=control_pb2.StepDone(step=1, outputs=[output] * 4))

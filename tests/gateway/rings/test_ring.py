@@ -15,8 +15,8 @@ import structlog
 from sealring.edge.inference.answer import Answer
 from sealring.edge.metrics import Metrics
 from sealring.gateway.rings import ring as ring_module
-from sealring.gateway.rings.control import MemberTarget
 from sealring.gateway.rings.guests import Sent
+from sealring.gateway.rings.members import MemberTarget
 from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
 from sealring.gateway.scheduler.actions import AnnounceStep, Finish, MemberMemory
 from sealring.gateway.scheduler.request import Request
@@ -76,7 +76,7 @@ class Session:
 
 
 def test_what_the_model_can_do_is_the_heads_word_as_far_as_it_is_known() -> None:
-    ring = Ring("ring-0", "model", identity=None, queue_limit=9, metrics=Metrics(), on_lost=lambda lost: None)  # type: ignore[arg-type]
+    ring = Serving(None).ring
     told = control.Attached(kv_budget=4096, capabilities=["thinking", "tools", "x" * 99, "tools"])
     ring.begin(SERVING, Session(), [told, control.Attached(kv_budget=4096, capabilities=["y"])])  # type: ignore[arg-type]
     assert ring.capabilities == ["tools", "thinking"]
@@ -84,7 +84,7 @@ def test_what_the_model_can_do_is_the_heads_word_as_far_as_it_is_known() -> None
 
 async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epoch() -> None:
     """Also while its streams are still being closed."""
-    ring = Ring("ring-0", "model", identity=None, queue_limit=9, metrics=Metrics(), on_lost=lambda lost: None)  # type: ignore[arg-type]
+    ring = Serving(None).ring
     ring.serving = SERVING
     ring.begin(SERVING, Session(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
     clear, sealed = inference.Envelope(clear=inference.Prompt(text="ask")), inference.Envelope(sealed=b"s")
@@ -125,7 +125,7 @@ async def test_a_head_that_was_given_a_prompt_owes_an_answer() -> None:
         def expect(self) -> None:
             owed.append("expected")
 
-    ring = Ring("ring-0", "model", identity=None, queue_limit=9, metrics=Metrics(), on_lost=lambda lost: None)  # type: ignore[arg-type]
+    ring = Serving(None).ring
     ring.serving = SERVING
     ring.begin(SERVING, Owing(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
     ring.submit(Request("one", "key", 5, inference.Envelope(), "model"), Answer())
@@ -180,6 +180,7 @@ class Serving:
             "ring-0",
             "model",
             identity=None,  # type: ignore[arg-type]
+            members=None,  # type: ignore[arg-type]
             queue_limit=9,
             metrics=self.metrics,
             on_lost=self._lost,
@@ -403,9 +404,7 @@ class Epochs:
         monkeypatch.setattr(ring_module, "ControlStreams", self._session)
         monkeypatch.setattr(asyncio, "sleep", self._rest)
 
-    def _session(
-        self, ring: str, epoch: int, members: Any, identity: Any, *, clear_links: bool, yields: bool
-    ) -> Streams:
+    def _session(self, ring: str, epoch: int, *given: Any, clear_links: bool, yields: bool) -> Streams:
         self.made.append(Streams(epoch, self.ends, self.held))
         self.yielded.append(yields)
         return self.made[-1]

@@ -1,9 +1,9 @@
-"""Which ring gets a request, where there are many."""
+"""The ring that gets a request, and the rings that there are by roster and coordinator."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,6 @@ from sealring.edge.inference.answer import Answer
 from sealring.edge.inference.timings import Timings
 from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.choice import SAMPLE
-from sealring.gateway.rings.guests import Refused
 from sealring.gateway.rings.rings import Rings
 from sealring.gateway.rings.table import MAX_RINGS
 from sealring.gateway.scheduler.request import Request
@@ -36,11 +35,10 @@ class FakeRing:
         deployment: str,
         *,
         on_lost: Callable[[Any], None],
-        refused: Refused,
         **_: Any,
     ) -> None:
         self.name, self.deployment = name, deployment
-        self.on_lost, self.refused = on_lost, refused
+        self.on_lost = on_lost
         self.attached, self.patient = True, True
         self.patience = 60.0
         self.serving = SimpleNamespace(max_rows=4)
@@ -81,23 +79,35 @@ class FakeRing:
         return taken
 
 
+class FakeMembers:
+    """A gateway.rings.members.Members that notes to which machines connections may stand."""
+
+    def __init__(self) -> None:
+        self.kept: set[str] = set()
+
+    def keep(self, members: Iterable[str]) -> None:
+        self.kept = set(members)
+
+    async def close(self) -> None:
+        self.kept = set()
+
+
 class Bed:
-    """Rings over a roster of `count` rings of one deployment, with fakes for rings and channels."""
+    """Rings over a roster of `count` rings of one deployment, with fakes for rings and connections."""
 
     def __init__(self, count: int, trust: int = 10, *, trusts: dict[int, int] | None = None) -> None:
         self.made: list[FakeRing] = []
-        self.channels: list[FakeChannel] = []
+        self.members = FakeMembers()
         self.metrics = Metrics()
         self.now = 1234.5
         self.rings = Rings(
             SimpleNamespace(cluster="demo"),  # type: ignore[arg-type]
-            None,  # type: ignore[arg-type]
+            self.members,  # type: ignore[arg-type]
             queue_limit=9,
             metrics=self.metrics,
             signed_roster=lambda: (b"", b""),
             wall=lambda: self.now,
             make_ring=self._make_ring,
-            make_channel=self._make_channel,
         )
         roster = roster_of(*(f"ring-{number}" for number in range(count)))
         for number, ring in enumerate(roster.rings):
@@ -107,10 +117,6 @@ class Bed:
     def _make_ring(self, name: str, deployment: str, **given: Any) -> Any:
         self.made.append(FakeRing(name, deployment, **given))
         return self.made[-1]
-
-    def _make_channel(self, address: str, store: Any, name: str) -> Any:
-        self.channels.append(FakeChannel(address))
-        return self.channels[-1]
 
     def counted(self, name: str, kind: str = "_total") -> float:
         labels = {"model_name": "model"}
@@ -383,14 +389,6 @@ def watched() -> tuple[Rings, FakeRing]:
     return rings, ring
 
 
-class FakeChannel:
-    def __init__(self, address: str) -> None:
-        self.address, self.closed = address, False
-
-    async def close(self) -> None:
-        self.closed = True
-
-
 async def settle() -> None:
     """Waits for what the rings close in the background."""
     if others := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -413,13 +411,7 @@ async def test_what_roster_and_coordinator_agree_on_is_attached_to() -> None:
     )
     assert (serving.context, serving.min_trust, serving.roster_version) == (512, 10, 7)
     assert [member.id for member in serving.members] == ["one", "two"]
-    rings.use_roster(roster_of("ring-0", "ring-1"))
-    again = ring.events[-1]
-    assert [a.channels for a in again.members] == [a.channels for a in serving.members]
-    assert [(channel.address, channel.closed) for channel in bed.channels] == [
-        ("one:1", False),
-        ("two:1", False),
-    ]
+    assert [member.addresses for member in serving.members] == [("one:1",), ("two:1",)]
     ring.capabilities = ["tools"]
     assert [(model.model_type, model.capabilities) for model in rings.models()] == [("llama", ["tools"])]
 
@@ -436,22 +428,35 @@ def test_what_they_do_not_agree_on_is_left(other: dict[str, Any]) -> None:
     assert ring.events == ["leave", "leave"]
 
 
-async def test_rings_and_members_that_are_gone_are_closed() -> None:
+async def test_connections_stand_to_members_of_the_valid_roster_only() -> None:
     bed = Bed(1)
-    rings, (ring,) = bed.rings, bed.made
+    for members in (("one", "two"), ("one",)):
+        bed.rings.use_roster(roster_of("ring-0", members=members))
+        assert bed.members.kept == set(members)
+    bed.rings.use_roster(None)
+    assert bed.members.kept == set()
+
+
+async def test_an_expired_roster_is_a_pause() -> None:
+    """The coordinator sleeps. Rings are left at once; what waits and what comes is served once it wakes."""
+    rings, ring = watched()
+    rings.begin_watch()
     rings.ring_state(membership.RingState(ring="ring-0", **SERVES))  # type: ignore[arg-type]
-    one, two = bed.channels
-    rings.use_roster(roster_of("ring-0", members=("one",)))
+    rings.all_told()
+    rings.end_watch()
+    for _ in range(2):
+        rings.use_roster(None)
+    ring.attached = False
+    assert (ring.events[-2].epoch, ring.events[-1]) == (0, "leave")
+    ask(rings, 1, min_trust=20)
+    ask(rings, 2, ring="ring-0")
+    assert ring.requests == ["r1", "r2"]
+    rings.begin_watch()
+    rings.use_roster(roster_of("ring-0"))
+    rings.all_told()
+    assert ring.events[-1].epoch == 0
     await settle()
-    assert (one.closed, two.closed) == (False, True)
     assert "close" not in ring.events
-    rings.use_roster(None)
-    await settle()
-    assert ring.events[-1] == "close"
-    assert one.closed
-    assert rings.deployments() == ["model"], "the coordinator still tells of it"
-    rings.ring_gone("ring-0")
-    assert rings.deployments() == []
 
 
 def test_a_ring_of_a_protocol_that_is_not_spoken_here_is_left() -> None:
@@ -497,21 +502,21 @@ async def test_a_ring_that_went_while_nobody_watched_is_closed() -> None:
     assert rings.deployments() == []
 
 
-async def test_a_ring_that_was_told_of_anew_is_not_gone_and_one_that_never_was_is() -> None:
-    rings, ring = watched()
-    assert not rings.complete
-    rings.all_told()
-    assert rings.complete
-    rings.begin_watch()
-    assert not rings.complete
-    rings.ring_state(membership.RingState(ring="ring-0", **SERVES))  # type: ignore[arg-type]
-    rings.use_roster(roster_of())
-    rings.all_told()
-    assert "close" not in ring.events
-    rings, ring = watched()
-    rings.use_roster(roster_of())
-    await settle()
-    assert ring.events[-1] == "close"
+async def test_a_ring_is_gone_only_if_the_coordinator_has_named_all_and_not_this_one() -> None:
+    """Before that the roster alone does not say so: the ring may be being planned anew."""
+    for named in (True, False):
+        rings, ring = watched()
+        assert not rings.complete
+        rings.begin_watch()
+        rings.use_roster(roster_of())
+        if named:
+            rings.ring_state(membership.RingState(ring="ring-0", **SERVES))  # type: ignore[arg-type]
+        await settle()
+        assert "close" not in ring.events
+        rings.all_told()
+        await settle()
+        assert rings.complete
+        assert ("close" in ring.events) is not named
 
 
 def test_only_time_in_which_the_coordinator_is_heard_counts_against_a_ring() -> None:
@@ -520,7 +525,7 @@ def test_only_time_in_which_the_coordinator_is_heard_counts_against_a_ring() -> 
     awake = AwakeClock(lambda: now, step=step)
     rings = Rings(
         None,  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
+        FakeMembers(),  # type: ignore[arg-type]
         queue_limit=9,
         metrics=Metrics(),
         signed_roster=lambda: (b"", b""),
@@ -664,9 +669,3 @@ def test_a_ring_without_rows_is_as_busy_as_one_of_one_row() -> None:
     for number in range(3):
         ask(rings, number)
     assert [len(ring.requests) for ring in made] == [1, 2]
-
-
-def test_what_one_ring_refuses_a_guest_all_rings_of_the_gateway_refuse() -> None:
-    """It may bring its prompt to another of them."""
-    _, made = make(2)
-    assert made[0].refused is made[1].refused

@@ -101,6 +101,7 @@ class Keeper:
 
     valid: Any = "roster"
     coordinators = ("the standby",)
+    lapsed: Any = None
 
     def __init__(self) -> None:
         self.refused: dict[bytes, Exception] = {}
