@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from sealring.mesh.crypto.encoding import (
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-MAX_INTEGER, MAX_INTEGER) | st.text(max_size=10),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
-    max_leaves=20,
+    max_leaves=8,
 )
 
 
@@ -58,7 +57,7 @@ def test_json_round_trip(value: dict[str, Any]) -> None:
         b'{"a":-Infinity}',
         b'{"a":9223372036854775808}',
         b'{"a":-9223372036854775808}',
-        b'{"a":' + b"9" * 5000 + b"}",
+        *(b'{"a":%s}' % (b"9" * digits) for digits in (19, 21, 4000, 5000)),
         b'{"a":01}',
         b"{'a':1}",
         b'{"a":1,}',
@@ -79,8 +78,6 @@ def test_json_bounds() -> None:
     assert parse_json_object(b'{"a":9223372036854775807}', max_bytes=25) == {"a": MAX_INTEGER}
     with pytest.raises(FormatError):
         parse_json_object(b'{"a":9223372036854775807}', max_bytes=24)
-    deep = b'{"a":' + b"[" * 15 + b"]" * 15 + b"}"
-    parse_json_object(deep, max_bytes=100)
 
 
 @given(st.binary(max_size=200))
@@ -188,11 +185,6 @@ def test_a_huge_length_allocates_nothing() -> None:
         unpack_fields(b"\xff\xff\xff\xff", count=1, max_bytes=100)
 
 
-def test_json_module_would_have_taken_the_last_duplicate() -> None:
-    """Why the strict parser exists."""
-    assert json.loads('{"a":1,"a":2}') == {"a": 2}
-
-
 def test_nesting_may_be_sixteen_deep() -> None:
     for depth, sound in ((15, True), (16, True), (17, False)):
         data = b'{"a":' * depth + b"0" + b"}" * depth
@@ -215,33 +207,6 @@ def test_characters_of_texts(code: int, sound: bool) -> None:
     else:
         with pytest.raises(FormatError):
             fields.text("a")
-
-
-def test_bounds_of_fields_are_inclusive() -> None:
-    fields = Fields({"t": "x" * 256, "n": 5, "l": [1, 2], "b": "eA=="}, ("t", "n", "l", "b"))
-    assert len(fields.text("t")) == 256
-    assert fields.integer("n", low=5, high=5) == 5
-    assert fields.items("l", min_items=2, max_items=2) == [1, 2]
-    assert fields.blob("b", max_bytes=1) == b"x"
-    for refused in (
-        lambda: fields.text("t", max_length=255),
-        lambda: fields.text("t", min_length=257, max_length=300),
-        lambda: fields.integer("n", low=6),
-        lambda: fields.integer("n", high=4),
-        lambda: fields.items("l", max_items=1),
-        lambda: fields.items("l", min_items=3, max_items=9),
-    ):
-        with pytest.raises(FormatError):
-            refused()
-
-
-def test_a_document_may_fill_its_bound() -> None:
-    assert parse_json_object(b'{"a":1}', max_bytes=7) == {"a": 1}
-    with pytest.raises(FormatError):
-        parse_json_object(b'{"a":1}', max_bytes=6)
-    assert unpack_fields(pack_fields(b"ab"), count=1, max_bytes=6) == [b"ab"]
-    with pytest.raises(FormatError):
-        unpack_fields(pack_fields(b"ab"), count=1, max_bytes=5)
 
 
 def test_base32_with_loose_ends_is_refused() -> None:
@@ -271,16 +236,5 @@ def test_keys_are_sorted_and_lists_may_be_empty() -> None:
     assert fields.items("x", max_items=3) == fields.each("x", max_items=3) == []
 
 
-def test_long_base64_is_not_decoded() -> None:
-    with pytest.raises(FormatError, match=r"is too long$"):
-        decode_base64("A" * 20, max_bytes=12)
-
-
 def test_as_many_fields_are_unpacked_as_there_are() -> None:
     assert unpack_fields(pack_fields(b"a", b""), max_bytes=100) == [b"a", b""]
-
-
-@pytest.mark.parametrize("number", ["-0", "9" * 19, "9" * 21, "9" * 4000, "9" * 5000])
-def test_integers_are_bounded_and_written_in_one_way(number: str) -> None:
-    with pytest.raises(FormatError):
-        parse_json_object(b'{"a":%s}' % number.encode(), max_bytes=1 << 20)

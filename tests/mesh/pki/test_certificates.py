@@ -16,6 +16,7 @@ from sealring.mesh.errors import CertificateError, InvalidInput
 from sealring.mesh.names import check_name
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import (
+    MAX_CERTIFICATE_BYTES,
     LeafKey,
     PeerIdentity,
     Role,
@@ -86,24 +87,16 @@ def test_a_leaf_cannot_issue(ca: ClusterCA) -> None:
         check_issued_by(child, [ca.certificate], now=NOW)
 
 
-def test_certificates_without_one_uri(ca: ClusterCA) -> None:
-    for der in (ca.certificate,):
-        with pytest.raises(CertificateError) as error:
-            certificate_peer(load_certificate(der))
-        assert error.value.reason == "BAD_PEER_URI"
-    for garbage in (b"", b"x", bytes(1 << 18)):
+def test_what_is_no_leaf_of_ours(ca: ClusterCA) -> None:
+    with pytest.raises(CertificateError) as error:
+        certificate_peer(load_certificate(ca.certificate))
+    assert error.value.reason == "BAD_PEER_URI"
+    odd = bytearray(ca.certificate)
+    odd[odd.index(b"\xa0\x03\x02\x01\x02") + 4] = 3  # a version that is unknown
+    for garbage in (b"", b"x", bytes(1 << 16), bytes(odd)):
         with pytest.raises(CertificateError) as error:
             load_certificate(garbage)
         assert error.value.reason == "BAD_CERTIFICATE"
-
-
-def test_an_unknown_version_is_malformed(ca: ClusterCA) -> None:
-    der = bytearray(ca.certificate)
-    at = der.index(b"\xa0\x03\x02\x01\x02")
-    der[at + 4] = 3
-    with pytest.raises(CertificateError) as caught:
-        load_certificate(bytes(der))
-    assert caught.value.reason == "BAD_CERTIFICATE"
 
 
 @pytest.mark.parametrize(
@@ -139,12 +132,16 @@ def test_key_hashes_tell_keys_apart(ca: ClusterCA) -> None:
     assert key_hash(issue(ca)) != key_hash(first)
 
 
-def test_size_is_checked_before_anything_is_parsed(ca: ClusterCA, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sealring.mesh.pki.certificates.MAX_CERTIFICATE_BYTES", len(ca.certificate))
-    load_certificate(ca.certificate)
-    monkeypatch.setattr("sealring.mesh.pki.certificates.MAX_CERTIFICATE_BYTES", len(ca.certificate) - 1)
+@pytest.mark.parametrize(
+    ("padding", "sound"), [(MAX_CERTIFICATE_BYTES - 2000, True), (MAX_CERTIFICATE_BYTES, False)]
+)
+def test_a_certificate_that_is_too_large_is_not_parsed(ca: ClusterCA, padding: int, sound: bool) -> None:
+    leaf = issue(ca, root_chain=bytes(padding))
+    if sound:
+        assert certificate_peer(load_certificate(leaf)) == MEMBER
+        return
     with pytest.raises(CertificateError) as caught:
-        load_certificate(ca.certificate)
+        load_certificate(leaf)
     assert caught.value.reason == "BAD_CERTIFICATE"
 
 

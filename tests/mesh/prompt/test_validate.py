@@ -64,51 +64,6 @@ def test_lengths_are_bytes_of_all_messages() -> None:
     assert refused(chat(*[("user", "x")] * (MAX_MESSAGES + 1)))[0] == "TOO_MANY_MESSAGES"
 
 
-@pytest.mark.parametrize(
-    ("field", "values"),
-    [
-        ("temperature", [-0.1, 2.01, math.nan, math.inf, -math.inf, 1e30]),
-        ("top_p", [0.0, -0.1, 1.01, math.nan, math.inf]),
-        ("min_p", [-0.1, 1.01, math.nan, math.inf]),
-        ("top_k", [(1 << 20) + 1, (1 << 32) - 1]),
-        ("repetition_penalty", [0.0, 0.05, -1.0, 10.5, math.nan, math.inf]),
-        ("repetition_context_size", [0, 4097, (1 << 32) - 1]),
-        ("presence_penalty", [-2.01, 2.01, math.nan, -math.inf]),
-        ("frequency_penalty", [-2.01, 2.01, math.nan, math.inf]),
-        ("logprobs", [21, (1 << 32) - 1]),
-    ],
-)
-def test_sampling(field: str, values: list[float]) -> None:
-    for value in values:
-        prompt = chat(("user", "x"))
-        setattr(prompt.sampling, field, value)
-        assert refused(prompt) == ("BAD_SAMPLING", field)
-
-
-@pytest.mark.parametrize(
-    "biases",
-    [{1: 100.5}, {1: -101}, {1: math.nan}, {1 << 31: 1.0}, dict.fromkeys(range(301), 1.0)],
-    ids=len,
-)
-def test_biases(biases: dict[int, float]) -> None:
-    prompt = chat(("user", "x"))
-    prompt.sampling.logit_bias.update(biases)
-    assert refused(prompt) == ("BAD_SAMPLING", "logit_bias")
-
-
-def test_bounds_themselves_pass() -> None:
-    prompt = chat(("user", "x"))
-    for low in (True, False):
-        prompt.sampling.repetition_penalty = 0.1 if low else 10
-        prompt.sampling.repetition_context_size = 1 if low else 4096
-        prompt.sampling.presence_penalty = -2 if low else 2
-        prompt.sampling.frequency_penalty = -2 if low else 2
-        prompt.sampling.logprobs = 0 if low else 20
-        prompt.sampling.logit_bias.update(dict.fromkeys(range(299), -100 if low else 100))
-        prompt.sampling.logit_bias[(1 << 31) - 1] = 1
-        validate_prompt(prompt)
-
-
 def test_log_probabilities_of_a_prompt_need_those_of_the_answer() -> None:
     for sampling, good in (
         ({"prompt_logprobs": True}, False),
@@ -129,45 +84,12 @@ def test_prompts_of_tokens_are_as_long_as_their_bytes() -> None:
     assert refused(long) == ("CONTENT_TOO_LONG", "prompt")
 
 
-def test_stops() -> None:
-    prompt = chat(("user", "x"))
-    prompt.stop.extend(["a"] * 17)
-    assert refused(prompt) == ("BAD_STOP", "stop")
-    for stop in ("", "SECRET" * 50):
-        prompt = chat(("user", "x"))
-        prompt.stop.extend(["a", stop])
-        assert refused(prompt) == ("BAD_STOP", "stop[1]")
-
-
 def test_request_ids() -> None:
     for good in ("a", "A-z_09", "x" * 64):
         validate_request_id(good)
     for bad in ("", "x" * 65, "a b", "a\n", "é", "a/b"):
         with pytest.raises(InvalidInput):
             validate_request_id(bad)
-
-
-def test_requests() -> None:
-    request = inference.GenerateRequest(envelope=inference.Envelope(clear=chat(("user", "x"))))
-    validate_request(request)
-    validate_request(inference.GenerateRequest(envelope=inference.Envelope(sealed=b"x" * 100)))
-    reasons = {
-        "EMPTY_ENVELOPE": inference.GenerateRequest(),
-        "BAD_REQUEST_ID": inference.GenerateRequest(request_id="a b", envelope=request.envelope),
-        "BAD_PRIORITY": inference.GenerateRequest(priority=-11, envelope=request.envelope),
-        "BAD_DEADLINE": inference.GenerateRequest(deadline_ms=86_400_001, envelope=request.envelope),
-        "BAD_MAX_TOKENS": inference.GenerateRequest(max_tokens=1 << 31, envelope=request.envelope),
-        "ENVELOPE_TOO_LONG": inference.GenerateRequest(
-            envelope=inference.Envelope(sealed=bytes((8 << 20) + 1))
-        ),
-        "EMPTY_PROMPT": inference.GenerateRequest(envelope=inference.Envelope(clear=inference.Prompt())),
-    }
-    for reason, bad in reasons.items():
-        with pytest.raises(InvalidInput) as caught:
-            validate_request(bad)
-        assert caught.value.reason == reason
-    with pytest.raises(InvalidInput):
-        validate_request(inference.GenerateRequest(envelope=inference.Envelope(sealed=b"")))
 
 
 @given(st.binary(max_size=300))
@@ -204,8 +126,8 @@ def test_a_cache_key_is_taken_up_to_its_length_and_beside_no_sealed_prompt() -> 
 @pytest.mark.parametrize(
     ("field", "good", "bad"),
     [
-        ("temperature", [0, 2], [-0.01, 2.01, math.nan]),
-        ("top_p", [0.01, 1], [0, 1.01, math.nan]),
+        ("temperature", [0, 2], [-0.01, 2.01, math.nan, math.inf, -math.inf, 1e30]),
+        ("top_p", [0.01, 1], [0, 1.01, math.nan, math.inf]),
         ("min_p", [0, 1], [-0.01, 1.01, math.nan]),
         ("top_k", [0, 1 << 20], [(1 << 20) + 1]),
         ("logprobs", [0, 20], [21]),
@@ -232,6 +154,7 @@ def test_biases_are_taken_up_to_their_bounds() -> None:
         (dict.fromkeys(range(301), 1.0), False),
         ({(1 << 31) - 1: 100.0}, True),
         ({1 << 31: 1.0}, False),
+        ({1: math.nan}, False),
         ({1: -100.0}, True),
         ({1: -100.1}, False),
     ):
@@ -246,7 +169,7 @@ def test_messages_and_stops_are_taken_up_to_their_numbers() -> None:
     validate_prompt(chat(*[("user", "x")] * 4096))
     validate_prompt(inference.Prompt(text="x", stop=["s"] * 16))
     assert refused(inference.Prompt(text="x", stop=["s"] * 17))[1].startswith("stop")
-    for stop in ("", "x" * 257):
+    for stop in ("", "x" * 257, "SECRET" * 50):
         assert refused(inference.Prompt(text="x", stop=["s", stop])) == ("BAD_STOP", "stop[1]")
 
 
@@ -280,6 +203,7 @@ def test_an_envelope_holds_something_and_not_too_much() -> None:
         (inference.Envelope(sealed=bytes((8 << 20) + 1)), "ENVELOPE_TOO_LONG"),
         (inference.Envelope(sealed=b""), "EMPTY_ENVELOPE"),
         (inference.Envelope(), "EMPTY_ENVELOPE"),
+        (inference.Envelope(clear=inference.Prompt()), "EMPTY_PROMPT"),
     ):
         with pytest.raises(InvalidInput) as caught:
             validate_request(inference.GenerateRequest(envelope=envelope))

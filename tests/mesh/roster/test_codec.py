@@ -26,9 +26,8 @@ from sealring.mesh.roster.codec import (
     sign_roster,
     size_cap,
 )
-from sealring.mesh.roster.model import Gateway, Revoked, RingMember
+from sealring.mesh.roster.model import Gateway, Revoked, RingMember, Roster
 from sealring.mesh.roster.reader import check_roster
-from sealring.mesh.roster.rules import check_lifetime
 from sealring.mesh.trust.levels import TrustLevel
 
 NOW = 1_800_000_000
@@ -140,13 +139,6 @@ def test_revoked_but_listed(cluster: Any) -> None:
     assert entry.id in {one.id for one in roster.revoked}
 
 
-def test_evidence_from_the_future_is_refused(cluster: Any) -> None:
-    members = complete_roster(cluster.draft).members
-    for field in ("attested_at", "challenged_at"):
-        late = (dataclasses.replace(members[0], **{field: NOW + 61}), *members[1:])
-        assert refused_alike(cluster, members=late) == "ROSTER_MEMBERS"
-
-
 @pytest.mark.parametrize(
     "ranges",
     [
@@ -236,19 +228,13 @@ def test_inflated_trust(cluster: Any) -> None:
     cluster.verified(members=(dataclasses.replace(enclave, trust=20), *rest))
 
 
-def test_minima_are_recomputed(cluster: Any) -> None:
-    draft = complete_roster(cluster.draft)
-    assert refused_alike(cluster, min_trust=20) == "ROSTER_TRUST"
-    assert refused_alike(cluster, min_trust=0) == "ROSTER_TRUST"
-    ring = dataclasses.replace(draft.rings[0], min_trust=20)
+@pytest.mark.parametrize("field", ["min_trust", "trust_floor"])
+def test_minima_are_recomputed_and_floors_hold(cluster: Any, field: str) -> None:
+    assert refused_alike(cluster, **{field: 20}) == "ROSTER_TRUST"
+    ring = dataclasses.replace(complete_roster(cluster.draft).rings[0], **{field: 20})
     assert refused_alike(cluster, rings=(ring,)) == "ROSTER_TRUST"
-
-
-def test_floors_hold(cluster: Any) -> None:
-    draft = complete_roster(cluster.draft)
-    assert refused_alike(cluster, trust_floor=20) == "ROSTER_TRUST"
-    ring = dataclasses.replace(draft.rings[0], trust_floor=20)
-    assert refused_alike(cluster, rings=(ring,)) == "ROSTER_TRUST"
+    if field == "min_trust":
+        assert refused_alike(cluster, min_trust=0) == "ROSTER_TRUST"
 
 
 def test_nobody_without_trust_serves(cluster: Any) -> None:
@@ -267,11 +253,6 @@ def test_stale_evidence_lowers_trust_below_its_level(cluster: Any) -> None:
     ring = dataclasses.replace(cluster.draft.rings[0], trust_floor=0)
     roster = cluster.verified(members=(stale, *rest), rings=(ring,), trust_floor=0)
     assert roster.min_trust == roster.rings[0].min_trust == 0
-
-
-def test_the_shortest_and_the_longest_life() -> None:
-    check_lifetime(NOW, NOW + 1)
-    check_lifetime(NOW, NOW + 900)
 
 
 @pytest.mark.parametrize(("issued", "expires"), [(NOW, NOW), (NOW, NOW - 1), (NOW, NOW + 901)])
@@ -312,16 +293,33 @@ MALFORMED: list[Callable[[dict[str, Any]], object]] = [
     lambda d: d["members"][0].update(key_type="cloud"),
     lambda d: d["members"][0].update(sealing_key="AAAA"),
     lambda d: d["members"][0].update(addresses="127.0.0.1:1"),
-    lambda d: d["members"][0].update(addresses=["127.0.0.1"]),
-    lambda d: d["members"][0].update(addresses=["127.0.0.1:0"]),
-    lambda d: d["members"][0].update(addresses=["127.0.0.1:65536"]),
-    lambda d: d["members"][0].update(addresses=[":1"]),
+    *(
+        lambda d, address=address: d["members"][0].update(addresses=[address])
+        for address in (
+            "h" * 255 + ":65535",
+            "h:0",
+            "h:65536",
+            "h:0000000080",
+            "h:+12",
+            "h: 12",
+            "h:1_2",
+            "h:\u0661",
+            "h:",
+        )
+    ),
+    *(
+        lambda d, address=address: d["members"][0].update(addresses=[address])
+        for address in (":12", "12", "127.0.0.1")
+    ),
     lambda d: d["members"][0].update(addresses=["a:1"] * 9),
     lambda d: d["members"][0].update(id="a\x00b"),
     lambda d: d["members"].append("x"),
     lambda d: d["rings"][0].update(strategy="magic"),
     lambda d: d["rings"][0].update(id="Ring 0"),
     lambda d: d["rings"][0].update(context=0),
+    lambda d: d["rings"][0].update(context=(1 << 24) + 1),
+    lambda d: d["rings"][0].update(replica=1001),
+    lambda d: d["rings"][0].update(total_layers=10001),
     lambda d: d["rings"][0].update(total_layers=0),
     lambda d: d["rings"][0].update(model_digest=""),
     lambda d: d["rings"][0]["members"][0].update(layers=[0]),
@@ -403,18 +401,28 @@ def test_size_cap(cluster: Any, make_cluster: Callable[..., Any]) -> None:
     assert error.value.reason == "ENVELOPE_MALFORMED"
 
 
-def test_a_full_hundred_members_fit(make_cluster: Callable[..., Any]) -> None:
-    cluster = make_cluster(99)
-    assert len(cluster.verified().members) == 99
+def revoked_strangers(count: int) -> tuple[Revoked, ...]:
+    keys = [SoftwareSigner.generate().public_key for _ in range(count)]
+    return tuple(sorted((Revoked(member_id(key), key, 1) for key in keys), key=lambda one: one.id))
 
 
 def test_too_much_for_the_cap_is_not_signed(cluster: Any) -> None:
-    from_key = [SoftwareSigner.generate().public_key for _ in range(500)]
-    revoked = tuple(
-        sorted((Revoked(member_id(key), key, NOW) for key in from_key), key=lambda entry: entry.id)
-    )
+    """The largest that fits is found by adding; it fills the cap, and a reader takes it."""
+
+    def roster(revoked: tuple[Revoked, ...], model: int) -> Roster:
+        rings = tuple(dataclasses.replace(ring, model="m" * model) for ring in cluster.draft.rings)
+        return complete_roster(dataclasses.replace(cluster.draft, revoked=revoked, rings=rings))
+
+    revoked = revoked_strangers(420)
+    assert not fits(roster(revoked, 1))
+    while not fits(roster(revoked, 1)):
+        revoked = revoked[:-1]
+    room = next(size for size in range(1, 256) if not fits(roster(revoked, size + 1)))
+    full = encode_roster(roster(revoked, room))
+    assert len(full) == size_cap(3)
+    assert read(cluster, full).rings[0].model == "m" * room
     with pytest.raises(RosterError) as error:
-        encode_roster(dataclasses.replace(cluster.draft, revoked=revoked))
+        encode_roster(roster(revoked, room + 1))
     assert error.value.reason == "ROSTER_TOO_LARGE"
 
 
@@ -461,24 +469,11 @@ def test_any_json_in_any_field_is_refused_cleanly(cluster: Any, field: str, valu
         ),
         lambda d: d["members"][0].update(addresses=["a:1", "[::1]:65535"] * 4),
         lambda d: d.update(cluster="demo", expires=NOW + 900),
+        lambda d: d.update(cluster="demo", expires=NOW + 1),
     ],
 )
 def test_values_at_their_bounds_are_taken(cluster: Any, change: Callable[[dict[str, Any]], object]) -> None:
     read(cluster, edit(cluster, change))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda d: d["rings"][0].update(context=(1 << 24) + 1),
-        lambda d: d["rings"][0].update(replica=1001),
-        lambda d: d["rings"][0].update(total_layers=10001),
-    ],
-)
-def test_values_beyond_their_bounds_are_refused(
-    cluster: Any, change: Callable[[dict[str, Any]], object]
-) -> None:
-    assert refusal(cluster, edit(cluster, change)) == "ROSTER_MALFORMED"
 
 
 def test_the_smallest_ring_is_a_ring(make_cluster: Callable[..., Any]) -> None:
@@ -492,74 +487,17 @@ def test_the_smallest_ring_is_a_ring(make_cluster: Callable[..., Any]) -> None:
         assert refusal(cluster, payload(cluster, rings=(dataclasses.replace(tiny, **changes),)))
 
 
-@pytest.mark.parametrize(
-    ("address", "sound"),
-    [
-        ("h" * 254 + ":65535", True),
-        ("h" * 255 + ":65535", False),
-        ("h:1", True),
-        ("h:0", False),
-        ("h:65536", False),
-        ("h:0000000080", False),
-        ("h:+12", False),
-        ("h: 12", False),
-        ("h:1_2", False),
-        ("h:\u0661", False),
-        ("h:", False),
-        (":12", False),
-        ("12", False),
-    ],
-)
-def test_addresses(cluster: Any, address: str, sound: bool) -> None:
+@pytest.mark.parametrize("address", ["h" * 254 + ":65535", "h:1"])
+def test_addresses_at_their_bounds(cluster: Any, address: str) -> None:
     first, *rest = complete_roster(cluster.draft).members
     changed = payload(cluster, members=(dataclasses.replace(first, addresses=(address,)), *rest))
-    if sound:
-        assert read(cluster, changed).members[0].addresses == (address,)
-    else:
-        assert refusal(cluster, changed) == "ROSTER_MALFORMED"
+    assert read(cluster, changed).members[0].addresses == (address,)
 
 
 def test_gateways_and_addresses_are_counted(cluster: Any) -> None:
-    keys = [SoftwareSigner.generate().public_key for _ in range(101)]
-    gateways = tuple(sorted((Gateway(member_id(key), key) for key in keys), key=lambda one: one.id))
+    gateways = tuple(Gateway(one.id, one.identity_key) for one in revoked_strangers(101))
     assert len(read(cluster, payload(cluster, gateways=gateways[:100])).gateways) == 100
     assert refusal(cluster, payload(cluster, gateways=gateways)) == "ROSTER_MALFORMED"
-    first, *rest = complete_roster(cluster.draft).members
-    for count in (8, 9):
-        many = dataclasses.replace(first, addresses=tuple(f"h:{port}" for port in range(1, count + 1)))
-        changed = payload(cluster, members=(many, *rest))
-        if count == 8:
-            assert len(read(cluster, changed).members[0].addresses) == 8
-        else:
-            assert refusal(cluster, changed) == "ROSTER_MALFORMED"
-
-
-def test_a_roster_may_fill_its_cap_and_not_pass_it(cluster: Any) -> None:
-    keys = [SoftwareSigner.generate().public_key for _ in range(420)]
-    revoked = tuple(sorted((Revoked(member_id(key), key, 1) for key in keys), key=lambda one: one.id))
-    while len(_unbounded(cluster, revoked, 1)) > size_cap(3):
-        revoked = revoked[:-1]
-    room = size_cap(3) - len(_unbounded(cluster, revoked, 0))
-    assert 0 < room < 256
-    full = _unbounded(cluster, revoked, room)
-    assert len(full) == size_cap(3)
-    assert _unbounded(cluster, revoked, room, bounded=True) == full
-    assert read(cluster, full).rings[0].model == "m" * room
-    with pytest.raises(RosterError) as error:
-        _unbounded(cluster, revoked, room + 1, bounded=True)
-    assert error.value.reason == "ROSTER_TOO_LARGE"
-
-
-def _unbounded(cluster: Any, revoked: Any, model: int, *, bounded: bool = False) -> bytes:
-    """The payload with a model name of that length; too large a one is measured, not refused."""
-    rings = tuple(dataclasses.replace(ring, model="m" * model) for ring in cluster.draft.rings)
-    draft = dataclasses.replace(complete_roster(cluster.draft), revoked=revoked, rings=rings)
-    draft = dataclasses.replace(complete_roster(draft))
-    if bounded:
-        return encode_roster(draft)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sealring.mesh.roster.codec.BYTES_PER_HUNDRED", 1 << 20)
-        return encode_roster(draft)
 
 
 def test_evidence_may_be_ahead_by_the_skew_and_no_more(cluster: Any) -> None:
@@ -584,17 +522,3 @@ def test_no_list_is_longer_than_its_bound(cluster: Any, field: str, most: int) -
             parse_roster(edit(cluster, lambda d, count=count: d.update({field: [0] * count})))  # type: ignore[misc]
         counted = f"field {field} is not a list of the right length" in error.value.message
         assert counted == (count > most)
-
-
-def test_a_roster_that_no_machine_would_take_does_not_fit(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    roster = complete_roster(cluster.draft)
-    assert fits(roster)
-    monkeypatch.setattr("sealring.mesh.roster.codec.MAX_RINGS", len(roster.rings))
-    assert fits(roster)
-    monkeypatch.setattr("sealring.mesh.roster.codec.MAX_RINGS", len(roster.rings) - 1)
-    assert not fits(roster)
-    with pytest.raises(RosterError) as error:
-        encode_roster(roster)
-    assert error.value.reason == "ROSTER_TOO_LARGE"

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rosterkit import NOW, make_member
 
+from sealring.mesh.crypto.dsse import parse_envelope, sign_envelope
 from sealring.mesh.errors import RosterError
-from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES
-from sealring.mesh.roster.difference import _spliced, roster_update, whole_roster
+from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE
+from sealring.mesh.roster.difference import roster_update, whole_roster
 from sealring.mesh.roster.reader import check_roster
 from sealring.v1.membership_pb2 import RosterDifference, RosterUpdate, Splice
 
@@ -87,14 +88,26 @@ def test_differences_are_bounded(cluster: Any, splices: list[Splice], reason: st
     assert error.value.reason == reason
 
 
-def test_a_difference_may_reach_to_the_end_of_its_base_and_make_the_largest_roster() -> None:
-    for splice, whole in (
-        (Splice(kept=3), b"abc"),
-        (Splice(kept=1, dropped=2, added=b"x"), b"ax"),
-        (Splice(kept=3, added=bytes(MAX_PAYLOAD_BYTES - 3)), b"abc".ljust(MAX_PAYLOAD_BYTES, b"\0")),
-    ):
-        assert _spliced(b"abc", RosterDifference(splices=[splice])) == whole
-    splices = [Splice(added=b"x"), Splice(kept=1, added=bytes(MAX_PAYLOAD_BYTES - 3))]
-    with pytest.raises(RosterError) as error:
-        _spliced(b"abc", RosterDifference(splices=splices))
-    assert error.value.reason == "ROSTER_TOO_LARGE"
+@pytest.mark.parametrize(
+    ("splices", "whole"),
+    [
+        ([Splice(kept=3)], b"abc"),
+        ([Splice(kept=1, dropped=2, added=b"x")], b"ax"),
+        ([Splice(kept=3, added=bytes(MAX_PAYLOAD_BYTES - 3))], b"abc".ljust(MAX_PAYLOAD_BYTES, b"\0")),
+        ([Splice(added=b"x"), Splice(kept=1, added=bytes(MAX_PAYLOAD_BYTES - 3))], None),
+    ],
+)
+def test_a_difference_may_reach_to_the_end_of_its_base_and_make_the_largest_roster(
+    authority: Any, splices: list[Splice], whole: bytes | None
+) -> None:
+    base, other = (sign_envelope(PAYLOAD_TYPE, one, authority.roster_signers) for one in (b"abc", b"abd"))
+    difference = roster_update(other, base).difference
+    del difference.splices[:]
+    difference.splices.extend(splices)
+    if whole is None:
+        with pytest.raises(RosterError) as error:
+            whole_roster(RosterUpdate(difference=difference), base)
+        assert error.value.reason == "ROSTER_TOO_LARGE"
+        return
+    made = whole_roster(RosterUpdate(difference=difference), base)
+    assert parse_envelope(made, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES).payload == whole

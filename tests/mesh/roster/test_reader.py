@@ -515,15 +515,6 @@ def test_versions_never_go_back_whatever_happens(
         assert (stored.version, stored.hash) == (version, tip)
 
 
-def test_a_first_roster_may_have_any_version_and_a_later_one_may_not_jump(
-    cluster: Any, reader: RosterReader
-) -> None:
-    first = reader.accept(cluster.sign(version=MAX_VERSION_JUMP * 3))
-    far = first.version + MAX_VERSION_JUMP
-    assert refusal(reader, following(cluster, first, version=far + 1)) == "ROSTER_VERSION_JUMP"
-    assert reader.accept(following(cluster, first, version=far, previous=b"\x77" * 32)).version == far
-
-
 def test_after_a_gap_the_previous_hash_is_another_one(cluster: Any, reader: RosterReader) -> None:
     """The machine was away: only the very next version has to name the roster in use as the one before."""
     first = reader.accept(cluster.sign())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sealring.mesh import errors
-from sealring.mesh.errors import Internal, InvalidInput, SealringError
+from sealring.mesh.errors import Internal, SealringError
 from sealring.mesh.rpc.problem import from_parts, from_problem, to_problem
 from sealring.v1 import membership_pb2
 
@@ -26,11 +26,6 @@ def test_other_exceptions_are_masked() -> None:
 
 def test_an_unknown_code_is_internal() -> None:
     assert type(from_parts("NO_SUCH", "", "x", "")) is Internal
-
-
-def test_an_error_shows_its_hint() -> None:
-    assert str(InvalidInput("bad", hint="good")) == "bad (hint: good)"
-    assert str(InvalidInput("bad")) == "bad"
 
 
 def test_a_problem_of_others_takes_no_more_room_than_ones_own() -> None:

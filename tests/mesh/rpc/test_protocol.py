@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import metadata
+import sys
 
 import pytest
 from google.protobuf import descriptor_pb2
@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import ConfigError, FailedPrecondition
-from sealring.mesh.rpc import protocol
 from sealring.mesh.rpc.protocol import (
     OLDEST_PROTOCOL,
     PROTOCOL_VERSION,
@@ -78,13 +77,11 @@ def test_what_is_no_version_is_not_repeated(software: str) -> None:
 
 
 def test_an_installation_without_a_version_still_says_its_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", missing)
-    monkeypatch.setattr(protocol, "software_version", software_version.__wrapped__)
+    """As a folder that was copied: no distribution is found on the path."""
+    monkeypatch.setattr(sys, "path", [])
+    software_version.cache_clear()
     with pytest.raises(ConfigError) as caught:
-        protocol.software_version()
+        software_version()
     assert caught.value.reason == "BROKEN_INSTALLATION"
     assert own_release() == proof_pb2.Release(protocol=PROTOCOL_VERSION, oldest=OLDEST_PROTOCOL)
 

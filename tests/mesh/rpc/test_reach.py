@@ -105,11 +105,14 @@ async def test_what_worked_before_and_is_not_advertised_any_more_is_not_tried(be
         await channel.close()
 
 
-async def test_nothing_is_waited_for_where_connections_are_refused(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No address is tried before the one before it has failed."""
     for name in ("CONNECT_SECONDS", "APART_SECONDS"):
         monkeypatch.setattr(reach, name, NEVER)
+
+
+async def test_nothing_is_waited_for_where_connections_are_refused(bed: Bed, patient: None) -> None:
     reaching, alive = Reach(bed.store("node-a")), await bed.serve("node-b")
     refused = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     channel = await reaching.connect(PEER, [*refused, alive])
@@ -123,9 +126,7 @@ async def test_nothing_is_waited_for_where_connections_are_refused(
         await reaching.connect(PEER, [])
 
 
-async def test_another_member_at_an_address_is_passed_over(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CONNECT_SECONDS", "APART_SECONDS"):
-        monkeypatch.setattr(reach, name, NEVER)
+async def test_another_member_at_an_address_is_passed_over(bed: Bed, patient: None) -> None:
     reaching = Reach(bed.store("node-a"))
     other, alive = await bed.serve("node-c"), await bed.serve("node-b")
     channel = await reaching.connect(PEER, [other, alive])

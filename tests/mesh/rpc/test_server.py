@@ -77,6 +77,25 @@ class Membership(membership_pb2_grpc.MembershipServicer):
             )
 
 
+@contextlib.asynccontextmanager
+async def served(servicer: Inference | None = None, **options: Any) -> AsyncIterator[tuple[Server, int]]:
+    """A server and its port."""
+    services = [
+        (inference_pb2_grpc.add_InferenceServicer_to_server, servicer or Inference(), INFERENCE),
+        (membership_pb2_grpc.add_MembershipServicer_to_server, Membership(), "sealring.v1.Membership"),
+    ]
+    server = Server(services, **options)
+    port = server.listen("127.0.0.1:0", None)
+    await server.start()
+    yield server, port
+    await server.stop(0)
+    await server.wait()
+
+
+def connected(port: int) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS)
+
+
 @pytest.fixture
 async def servicer() -> Inference:
     return Inference()
@@ -84,18 +103,15 @@ async def servicer() -> Inference:
 
 @pytest.fixture
 async def channel(servicer: Inference) -> AsyncIterator[grpc.aio.Channel]:
-    server = Server(
-        [
-            (inference_pb2_grpc.add_InferenceServicer_to_server, servicer, INFERENCE),
-            (membership_pb2_grpc.add_MembershipServicer_to_server, Membership(), "sealring.v1.Membership"),
-        ]
-    )
-    port = server.listen("127.0.0.1:0", None)
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
+    async with served(servicer) as (_, port), connected(port) as channel:
         yield channel
-    await server.stop(0)
-    await server.wait()
+
+
+@pytest.fixture
+async def narrow() -> AsyncIterator[int]:
+    """The port of a server that takes very little."""
+    async with served(port=Port(connections=2, streams=3, message=100)) as (_, port):
+        yield port
 
 
 def inference(channel: grpc.aio.Channel) -> Any:
@@ -110,29 +126,6 @@ async def failure(call: Any) -> SealringError:
             await call
     assert MARK not in str(caught.value)
     return from_rpc_error(caught.value)
-
-
-async def test_an_error_of_the_tree_arrives_whole(channel: grpc.aio.Channel) -> None:
-    error = await failure(inference(channel).Generate(inference_pb2.GenerateRequest(model="unknown")))
-    assert type(error) is NotFound
-    assert (error.reason, error.message, error.hint) == (
-        "NOT_FOUND",
-        "no model unknown",
-        "see sealring status",
-    )
-    assert error.metadata == {"param": "model", "known": "2"}
-
-
-@pytest.mark.parametrize("how", ["unknown", "bug"])
-async def test_unary_calls_are_guarded(channel: grpc.aio.Channel, how: str) -> None:
-    call = inference(channel).ListModels(inference_pb2.ListModelsRequest(), metadata=(("how", how),))
-    assert isinstance(await failure(call), Internal if how == "bug" else NotFound)
-
-
-async def test_an_unknown_error_is_masked(channel: grpc.aio.Channel) -> None:
-    error = await failure(inference(channel).Generate(inference_pb2.GenerateRequest(model="bug")))
-    assert type(error) is Internal
-    assert error.message == "an internal error"
 
 
 async def test_a_handlers_own_abort_passes(channel: grpc.aio.Channel) -> None:
@@ -154,11 +147,6 @@ async def test_a_request_that_is_no_message_is_the_callers_fault(channel: grpc.a
     assert error.reason == "BAD_MESSAGE"
 
 
-async def test_a_request_above_the_limit_is_refused(channel: grpc.aio.Channel) -> None:
-    error = await failure(channel.unary_stream(f"/{INFERENCE}/Generate")(bytes(17 << 20)))
-    assert error.code == "RESOURCE_EXHAUSTED"
-
-
 async def test_streams_pass_both_ways(channel: grpc.aio.Channel) -> None:
     stub = membership_pb2_grpc.MembershipStub(channel)  # type: ignore[no-untyped-call,unused-ignore]
 
@@ -175,45 +163,6 @@ async def test_a_cancelled_call_ends_the_handler(channel: grpc.aio.Channel, serv
     call.cancel()
     async with asyncio.timeout(200):
         await servicer.ended.wait()
-
-
-async def test_health_is_checked_and_watched(servicer: Inference) -> None:
-    server = Server([(inference_pb2_grpc.add_InferenceServicer_to_server, servicer, INFERENCE)])
-    port = server.listen("127.0.0.1:0", None)
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        for name in ("", INFERENCE):
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE))
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-        await server.set_serving(False)
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        watch.cancel()
-    await server.stop(0)
-
-
-async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    names = {one.name async for answer in call for one in answer.list_services_response.service}
-    assert {INFERENCE, "sealring.v1.Membership", "grpc.health.v1.Health"} <= names
-
-
-async def test_the_joining_port_shows_strangers_no_services() -> None:
-    server = Server(
-        [(inference_pb2_grpc.add_InferenceServicer_to_server, Inference(), INFERENCE)], port=JOINING
-    )
-    port = server.listen("127.0.0.1:0", None)
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-        assert (await failure(call)).code in ("UNIMPLEMENTED", "INTERNAL"), (
-            "the latter if it ends while written to"
-        )
-    await server.stop(0)
 
 
 async def test_listening_is_refused_where_it_must_be() -> None:
@@ -283,16 +232,6 @@ async def frames(reader: asyncio.StreamReader) -> AsyncIterator[tuple[int, bytes
             yield head[3], await reader.readexactly(int.from_bytes(head[:3], "big"))
 
 
-@pytest.fixture
-async def narrow() -> AsyncIterator[int]:
-    """The port of a server that takes very little."""
-    server = Server([], port=Port(connections=2, streams=3, message=100))
-    port = server.listen("127.0.0.1:0", None)
-    await server.start()
-    yield port
-    await server.stop(0)
-
-
 async def test_streams_of_a_connection_are_bounded(narrow: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", narrow)
     writer.write(PREFACE)
@@ -343,16 +282,54 @@ def test_every_option_has_a_name_that_grpc_knows() -> None:
         assert name.encode() + b"\0" in known, name
 
 
-async def test_a_port_to_strangers_counts_before_it_decodes(servicer: Inference) -> None:
-    server = Server(
-        [(inference_pb2_grpc.add_InferenceServicer_to_server, servicer, INFERENCE)], port=rpc.INFERENCE
-    )
-    port = server.listen("127.0.0.1:0", None)
-    await server.start()
+@pytest.mark.parametrize("streams", [True, False])
+async def test_an_error_of_the_tree_arrives_whole_and_another_is_masked(
+    channel: grpc.aio.Channel, streams: bool
+) -> None:
+    async def fail(how: str) -> SealringError:
+        stub = inference(channel)
+        if streams:
+            return await failure(stub.Generate(inference_pb2.GenerateRequest(model=how)))
+        return await failure(stub.ListModels(inference_pb2.ListModelsRequest(), metadata=(("how", how),)))
+
+    error = await fail("unknown")
+    assert type(error) is NotFound
+    said = (error.reason, error.message, error.hint, error.metadata)
+    assert said == ("NOT_FOUND", "no model unknown", "see sealring status", {"param": "model", "known": "2"})
+    error = await fail("bug")
+    assert (type(error), error.message) == (Internal, "an internal error")
+
+
+async def test_health_is_checked_and_watched() -> None:
+    async with served() as (server, port), connected(port) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("", INFERENCE):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        await server.set_serving(False)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+
+
+@pytest.mark.parametrize("strangers", [False, True])
+async def test_reflection_lists_the_services_but_not_to_strangers(strangers: bool) -> None:
+    async with served(port=JOINING if strangers else Port()) as (_, port), connected(port) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        if strangers:
+            code = (await failure(call)).code
+            assert code in ("UNIMPLEMENTED", "INTERNAL"), "the latter if it ends while written to"
+            return
+        names = {one.name async for answer in call for one in answer.list_services_response.service}
+        assert {INFERENCE, "sealring.v1.Membership", "grpc.health.v1.Health"} <= names
+
+
+async def test_a_port_to_strangers_counts_before_it_decodes() -> None:
     chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage()] * (MAX_FIELDS + 1))
     prompt = inference_pb2.Prompt(chat=chat)
     request = inference_pb2.GenerateRequest(envelope=inference_pb2.Envelope(clear=prompt))
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with served(port=rpc.INFERENCE) as (_, port), connected(port) as channel:
         assert (await failure(inference(channel).Generate(request))).reason == "TOO_MANY_VALUES"
         assert await anext(aiter(inference(channel).Generate(inference_pb2.GenerateRequest())))
-    await server.stop(0)

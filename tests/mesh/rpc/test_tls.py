@@ -20,7 +20,6 @@ from sealring.mesh.rpc.tls import (
     PeerChannel,
     TlsMaterial,
     TlsStore,
-    _Served,
     channel_credentials,
     channel_options,
     is_own_cancellation,
@@ -87,14 +86,6 @@ def member_channel(address: str, material: TlsMaterial, server_name: str) -> grp
     )
 
 
-async def test_peer_identity_comes_from_the_certificate(ca: ClusterCA) -> None:
-    server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
-    client = make_material(ca, Role.GATEWAY, "gate")
-    async with member_channel(address, client, "node-b.member.sealring.internal") as channel:
-        assert await ask(channel) == "spiffe://demo/gateway/gate"
-    await server.stop(None)
-
-
 async def test_a_member_cannot_pose_as_another_or_as_the_coordinator(ca: ClusterCA) -> None:
     server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
     client = make_material(ca, Role.MEMBER, "node-a")
@@ -115,22 +106,6 @@ async def test_another_clusters_certificate_is_refused_both_ways(ca: ClusterCA, 
         async with member_channel(address, material, "node-b.member.sealring.internal") as channel:
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask(channel)
-    await server.stop(None)
-
-
-async def test_a_client_without_a_certificate_is_refused(ca: ClusterCA) -> None:
-    server, address = await start_server(TlsStore(make_material(ca, Role.COORDINATOR, "main")))
-    async with joining_channel(address, (ca.certificate,)) as channel:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await ask(channel)
-    await server.stop(None)
-
-
-async def test_the_joining_port_takes_a_client_without_a_certificate_and_knows_it(ca: ClusterCA) -> None:
-    store = TlsStore(make_material(ca, Role.COORDINATOR, "main"))
-    server, address = await start_server(store, require_client=False)
-    async with joining_channel(address, (ca.certificate,)) as channel:
-        assert await ask(channel) == "NO_CLIENT_CERTIFICATE"
     await server.stop(None)
 
 
@@ -162,12 +137,6 @@ async def test_rotation_keeps_open_streams_and_moves_new_calls(
     assert await stream.read() is grpc.aio.EOF
     await peer.close()
     await server.stop(None)
-
-
-async def test_peer_channel_is_kept_while_nothing_rotates(ca: ClusterCA) -> None:
-    peer = PeerChannel("127.0.0.1:1", TlsStore(make_material(ca, Role.MEMBER, "node-a")), "x")
-    assert peer.get() is peer.get()
-    await peer.close()
 
 
 async def test_peer_channel_turns_to_each_address_of_its_peer_and_back(ca: ClusterCA) -> None:
@@ -320,18 +289,28 @@ def test_material_shows_no_key(ca: ClusterCA) -> None:
     assert "PRIVATE" not in repr(make_material(ca, Role.MEMBER, "node-a"))
 
 
-async def test_the_callers_certificate_is_the_one_of_the_handshake(ca: ClusterCA) -> None:
+async def test_a_caller_is_known_by_the_certificate_of_its_handshake(ca: ClusterCA) -> None:
     server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
     for client in (make_material(ca, Role.GATEWAY, "gate"), make_material(ca, Role.GATEWAY, "gate")):
         async with member_channel(address, client, "node-b.member.sealring.internal") as channel:
+            assert await ask(channel) == "spiffe://demo/gateway/gate"
             assert await channel.unary_unary("/test.Test/Which")(b"", timeout=200) == client.certificate
     await server.stop(None)
-    server, address = await start_server(
-        TlsStore(make_material(ca, Role.COORDINATOR, "main")), require_client=False
-    )
-    async with joining_channel(address, (ca.certificate,)) as channel:
-        assert await channel.unary_unary("/test.Test/Which")(b"", timeout=200) == b"NO_CLIENT_CERTIFICATE"
-    await server.stop(None)
+
+
+async def test_only_the_joining_port_takes_a_client_without_a_certificate_and_knows_it(ca: ClusterCA) -> None:
+    store = TlsStore(make_material(ca, Role.COORDINATOR, "main"))
+    for joining in (True, False):
+        server, address = await start_server(store, require_client=not joining)
+        async with joining_channel(address, (ca.certificate,)) as channel:
+            if joining:
+                assert await ask(channel) == "NO_CLIENT_CERTIFICATE"
+                which = await channel.unary_unary("/test.Test/Which")(b"", timeout=200)
+                assert which == b"NO_CLIENT_CERTIFICATE"
+            else:
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await ask(channel)
+        await server.stop(None)
 
 
 @pytest.mark.parametrize("found", [[], [b""], [b"junk"], [b"junk", b"junk"]])
@@ -342,18 +321,3 @@ def test_no_readable_certificate_is_none(found: list[bytes]) -> None:
 
     with pytest.raises(Unauthenticated):
         peer_certificate(Context())
-
-
-def test_a_server_is_told_of_a_rotation_once(ca: ClusterCA) -> None:
-    store = TlsStore(make_material(ca, Role.MEMBER, "node-b"))
-    served = _Served(store, True)
-    served.newest()
-    assert served() is None
-    store.replace(make_material(ca, Role.MEMBER, "node-b"))
-    assert served() is not None
-    assert served() is None
-
-
-async def test_a_channel_that_was_never_used_closes(ca: ClusterCA) -> None:
-    store = TlsStore(make_material(ca, Role.MEMBER, "node-a"))
-    await PeerChannel("127.0.0.1:1", store, "node-b.member.sealring.internal").close()

@@ -11,7 +11,7 @@ from appletest import GOOD
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.crypto.encoding import encode_base64, pack_fields
+from sealring.mesh.crypto.encoding import encode_base64
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import AttestationError
@@ -58,18 +58,15 @@ def reason_of(data: bytes, signature: bytes, expected: Expected = EXPECTED, now:
     return caught.value.reason
 
 
-def test_a_software_key_earns_the_software_level() -> None:
-    verdict = verify_statement(*sign_statement(SIGNER, STATEMENT), EXPECTED, now=NOW)
-    assert (verdict.level, verdict.trust) == (TrustLevel.SOFTWARE, 10)
-    assert verdict.statement == STATEMENT
+@pytest.mark.parametrize("posture", [STATEMENT.posture, GOOD])
+def test_a_software_key_earns_the_software_level_whatever_its_posture(posture: Posture) -> None:
+    said = statement(posture=posture)
+    verdict = verify_statement(*sign_statement(SIGNER, said), EXPECTED, now=NOW)
+    assert (verdict.level, verdict.trust, verdict.statement) == (TrustLevel.SOFTWARE, 10, said)
 
 
-def test_a_good_posture_does_not_raise_a_software_key() -> None:
-    verdict = verify_statement(*sign_statement(SIGNER, statement(posture=GOOD)), EXPECTED, now=NOW)
-    assert verdict.trust == 10
-
-
-def test_an_enclave_key_with_a_complete_and_good_posture_is_self_signed_and_no_more() -> None:
+def test_a_claim_of_an_enclave_key_with_a_good_posture_is_self_signed_and_no_more() -> None:
+    """Made here by a key in a file: nobody can tell without Apple's attestation."""
     said = statement(key_type=KeyType.SECURE_ENCLAVE, posture=GOOD)
     expected = dataclasses.replace(EXPECTED, key_type="secure_enclave")
     verdict = verify_statement(*sign_statement(SIGNER, said), expected, now=NOW)
@@ -104,12 +101,6 @@ def test_a_chain_does_not_make_up_for_a_software_key_or_a_poor_posture() -> None
     poor = dataclasses.replace(ENCLAVE, posture=dataclasses.replace(ENCLAVE.posture, filevault=False))
     for said in (in_a_file, poor):
         assert derive_level(said, Device(SERIAL)) is TrustLevel.SOFTWARE
-
-
-def test_a_software_key_that_claims_the_enclave_stays_at_twenty_at_most() -> None:
-    expected = dataclasses.replace(EXPECTED, key_type="secure_enclave")
-    verdict = verify_statement(*sign_statement(SIGNER, ENCLAVE), expected, now=NOW, device=None)
-    assert verdict.trust == 20
 
 
 def test_an_answer_to_a_challenge_is_no_attestation_and_the_other_way_round() -> None:
@@ -166,10 +157,20 @@ def test_software_that_changes_under_a_running_node_is_found() -> None:
     check_continuity(STATEMENT, statement(manifest_hash=b"x" * 32, sealing_key=b"t" * 32))
 
 
-@pytest.mark.parametrize("name", ["sip", "secure_boot", "authenticated_root", "filevault"])
-@pytest.mark.parametrize("value", [None, False])
-def test_an_unknown_or_missing_protection_is_never_good(name: str, value: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, None) for name in ("hardware_model", "chip", "os_version", "boot_session")),
+        *(
+            (name, off)
+            for name in ("sip", "secure_boot", "authenticated_root", "filevault")
+            for off in (None, False)
+        ),
+    ],
+)
+def test_an_unknown_fact_or_a_missing_protection_is_never_good(name: str, value: bool | None) -> None:
     posture = dataclasses.replace(GOOD, **{name: value})  # type: ignore[arg-type]
+    assert derive_level(statement(key_type=KeyType.SECURE_ENCLAVE, posture=GOOD)) is TrustLevel.SELF_SIGNED
     assert derive_level(statement(key_type=KeyType.SECURE_ENCLAVE, posture=posture)) is TrustLevel.SOFTWARE
 
 
@@ -258,11 +259,6 @@ def test_only_the_canonical_encoding_is_taken() -> None:
             decode_statement(other)
 
 
-def test_an_oversized_statement_is_refused_before_it_is_parsed() -> None:
-    data = b"{" + b" " * MAX_STATEMENT_BYTES + b"}"
-    assert reason_of(data, SIGNER.sign(Label.ATTESTATION, data)) == "STATEMENT_MALFORMED"
-
-
 texts = st.none() | st.text(
     st.characters(min_codepoint=0x20, exclude_categories=["Cs"]), min_size=1, max_size=128
 )
@@ -342,28 +338,3 @@ def test_the_largest_statement_is_looked_at() -> None:
         other = SoftwareSigner.generate().sign(Label.ATTESTATION, data)
         found = reason_of(data, other)
         assert (found == "STATEMENT_MALFORMED") == (size > MAX_STATEMENT_BYTES), found
-
-
-def test_what_binds_a_sealing_key_is_pinned() -> None:
-    content = pack_fields(b"sealring sealing key v1", b"demo", b"\x01" * 32)
-    signature = SIGNER.sign(Label.ATTESTATION, content)
-    verify_sealing_key(SIGNER.public_key, "demo", b"\x01" * 32, signature)
-
-
-def test_a_posture_is_complete_only_with_everything_known() -> None:
-    good = Posture(
-        hardware_model="Mac16,1",
-        chip="M4",
-        os_version="26.1",
-        boot_session="b",
-        sip=True,
-        secure_boot=True,
-        authenticated_root=True,
-        filevault=True,
-    )
-    assert good.complete_and_good
-    for name in ("hardware_model", "chip", "os_version", "boot_session"):
-        assert not dataclasses.replace(good, **{name: None}).complete_and_good
-    for name in ("sip", "secure_boot", "authenticated_root", "filevault"):
-        for value in (None, False):
-            assert not dataclasses.replace(good, **{name: value}).complete_and_good

@@ -9,15 +9,6 @@ from sealring.mesh.errors import AttestationError
 from sealring.mesh.trust.levels import SCORES, TrustLevel, ceiling, described, parse_level
 
 
-def test_scores() -> None:
-    assert {level.value: SCORES[level] for level in TrustLevel} == {
-        "none": 0,
-        "software": 10,
-        "self_signed": 20,
-        "hardware": 30,
-    }
-
-
 @pytest.mark.parametrize("level", ["", "Hardware", "golden", "hardware ", "30"])
 def test_an_unknown_level_is_refused(level: str) -> None:
     with pytest.raises(AttestationError) as error:
