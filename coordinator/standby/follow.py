@@ -64,7 +64,7 @@ async def stand_by(settings: CoordinatorSettings, *, clock: Clock = wall_clock) 
     try:
         follower = Follower(settings, clock=clock)
         while mark.read_bytes() != _PROMOTED:
-            await follower.look()
+            await follower.look(asyncio.get_running_loop().time())
             await asyncio.sleep(LOOK_SECONDS)
     finally:
         os.close(lock)
@@ -86,13 +86,12 @@ class Follower:
         self._not_before = 0.0
         self._trouble = ""
 
-    async def look(self) -> None:
-        """Fetches the changes, if it is time. A failure is logged once and tried again."""
-        now = asyncio.get_running_loop().time()
+    async def look(self, now: float) -> None:
+        """Fetches the changes if it is time; `now` in seconds. A failure is logged once and tried again."""
         if now < self._not_before:
             return
         try:
-            size = await self._fetch()
+            size = await self.fetch()
             self._not_before = now + size / _BYTES_PER_SECOND
             if size:
                 log.info("state_copied", version=self._newest, bytes=size)
@@ -102,7 +101,8 @@ class Follower:
                 log.error("state_not_copied", reason=error.reason, why=error.message, hint=error.hint)
             self._trouble = error.reason
 
-    async def _fetch(self) -> int:
+    async def fetch(self) -> int:
+        """Makes the folder as the coordinator's is; returns the bytes written, 0 if nothing has changed."""
         tls = load_machine_state(self._folder / OPERATOR_DIR).tls
         root = ClusterKeys.load(self._settings, now=self._clock()).root
         options = [

@@ -154,7 +154,7 @@ async def test_who_has_not_told_its_memory_is_waited_for_and_then_left_out() -> 
     assert (made.asked, made.sessions.waits) == ([[IDS[0]]], 1)
     told = make([member(0)], [session(0)])
     await told.ask(SPEC)
-    assert told._sessions.waits == 0
+    assert told.sessions.waits == 0
 
 
 async def test_a_model_that_nobody_has_is_unknown() -> None:
