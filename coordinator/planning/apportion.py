@@ -50,7 +50,7 @@ def apportion(
     if not _reaches(prefix, room):
         return None
     fair = [round(_FINE * speed / max(speeds)) for speed in speeds]
-    return _nearest(prefix, room, list(accumulate(largest_remainder(len(layers), fair or room))))
+    return nearest(prefix, room, list(accumulate(largest_remainder(len(layers), fair or room))))
 
 
 def _reaches(prefix: list[int], room: list[int]) -> bool:
@@ -61,7 +61,7 @@ def _reaches(prefix: list[int], room: list[int]) -> bool:
     return end == len(prefix) - 1
 
 
-def _nearest(prefix: list[int], room: list[int], wanted: list[int]) -> list[int] | None:
+def nearest(prefix: list[int], room: list[int], wanted: list[int]) -> list[int] | None:
     """The fitting boundaries with the least total distance from `wanted`; the lower ones on a tie."""
     count, ranks = len(prefix) - 1, len(room)
     # best[end]: least distance with the ranks so far covering layers [0, end), and where the last one starts

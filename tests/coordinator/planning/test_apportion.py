@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.coordinator.planning.apportion import _nearest, apportion, largest_remainder
+from sealring.coordinator.planning.apportion import apportion, largest_remainder, nearest
 
 
 def test_equal_memory_gets_equal_layers() -> None:
@@ -106,6 +106,6 @@ def test_work_grows_with_ranks_times_layers_and_no_faster() -> None:
 
     count, ranks = 1000, 32
     prefix = Counted(range(count + 1))
-    ends = _nearest(prefix, [*[600] * (ranks - 1), 1], [(rank + 1) * count // ranks for rank in range(ranks)])
+    ends = nearest(prefix, [*[600] * (ranks - 1), 1], [(rank + 1) * count // ranks for rank in range(ranks)])
     assert ends is not None
     assert prefix.looks <= 8 * ranks * count

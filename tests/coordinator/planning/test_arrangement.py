@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-
 import pytest
 
 from sealring.coordinator.planning.arrangement import (
     Candidate,
-    _needs,
-    _orders,
     deal,
     match,
     preferred_places,
@@ -82,17 +78,6 @@ def test_members_are_dealt_to_and_fro() -> None:
     assert [[member.id for member in group] for group in groups] == [["a", "d", "e"], ["b", "c", "f"]]
 
 
-def test_few_members_are_tried_in_every_order_and_more_at_both_ends() -> None:
-    five, six = (["abcdef"[index] for index in range(count)] for count in (5, 6))
-    tried = ["".join(member.id for member in order) for order in _orders(machines(*range(5)))]
-    assert tried == ["".join(order) for order in permutations(five)]
-    tried = ["".join(member.id for member in order) for order in _orders(machines(*range(6)))]
-    assert tried[:4] == ["abcdef", "acdefb", "abdefc", "abcefd"]
-    assert {order[0] + order[-1] for order in tried[1:]} == {"".join(ends) for ends in permutations(six, 2)}
-    assert len(tried) == 31
-    assert all(sorted(order) == six for order in tried)
-
-
 def test_members_stand_by_name_with_numbers_as_numbers_or_as_they_were_named() -> None:
     names = ["mac10", "mac", "mac2", "mac1", "2mac", "air"]
     members = [Candidate(f"id-{name}", name, 1, 1) for name in names]
@@ -108,7 +93,6 @@ def test_members_stand_by_name_with_numbers_as_numbers_or_as_they_were_named() -
 
 def test_a_split_by_hand_is_held_as_it_stands_or_by_the_strongest_where_it_is_heaviest() -> None:
     made = demand([10, 20, 30, 40], 5, 3)
-    assert _needs(made, [1, 2, 1]) == [15, 50, 43]
     assert shortfall(made, list(zip(machines(15, 50, 43), (1, 2, 1), strict=True))) is None
     weak = machines(15, 49, 42)
     assert shortfall(made, list(zip(weak, (1, 2, 1), strict=True))) == (weak[1], 1, 50)

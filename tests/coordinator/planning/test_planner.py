@@ -14,7 +14,7 @@ from sealring.coordinator.planning import arrangement
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand, capacity
-from sealring.coordinator.planning.planner import CLEAR, _largest_context, _left, memory_of, plan, with_ring
+from sealring.coordinator.planning.planner import CLEAR, memory_of, plan, with_ring
 from sealring.coordinator.planning.speeds import Rate, Speeds
 from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
 from sealring.gateway.scheduler.memory import Ledger
@@ -23,7 +23,6 @@ from sealring.mesh.errors import (
     FailedPrecondition,
     InvalidInput,
     ModelError,
-    NotFound,
     ResourceExhausted,
 )
 from sealring.node.engine.folder import kv_bytes
@@ -146,41 +145,6 @@ def test_a_slow_member_gets_fewer_layers_and_the_plan_says_so() -> None:
     assert ranges(plan(spec(stages=3), profile(), even)) == [(0, 3), (3, 6), (6, 9)]
 
 
-def test_a_stage_of_few_layers_is_not_taken_for_a_slow_member() -> None:
-    """Equal members, whose steps take 1 ms and 50 us a layer."""
-    speeds = Speeds()
-    few, many, slow = plan(spec(split=[1, 4, 4]), profile(), THREE).rings[0].stages
-    for stage, microseconds in ((few, 1050), (many, 1200), (slow, 4800), (few, 1050)):
-        speeds.note(stage, profile(), EpochPrepared(step_us=microseconds))
-    assert speeds.of(few.member, "ab" * 32) is None
-    fast, seen = speeds.of(many.member, "ab" * 32), speeds.of(slow.member, "ab" * 32)
-    assert fast is not None
-    assert seen is not None
-    assert fast.bytes_per_second > 3 * seen.bytes_per_second > 0
-    few.member = slow.member  # which got fewer layers for it, and stays known for slow
-    speeds.note(few, profile(), EpochPrepared(step_us=1050))
-    assert speeds.of(slow.member, "ab" * 32) == seen
-
-
-def test_what_rows_cost_is_known_where_it_was_timed() -> None:
-    """As a share of a step of one row; rows gain nothing where nobody timed them or the number cannot be."""
-    speeds = Speeds()
-    stage = plan(spec(stages=1), profile(tied=True), THREE).rings[0].stages[0]
-    for rows, microseconds, share in (
-        (16, 2500, 0.1),
-        (16, 900, 0.0),
-        (0, 0, 1.0),
-        (1, 5000, 1.0),
-        (257, 1, 1.0),
-    ):
-        timed = EpochPrepared(step_us=1000, rows=rows, rows_us=microseconds)
-        speeds.note(stage, profile(tied=True), timed)
-        rate = speeds.of(stage.member, "ab" * 32)
-        assert rate is not None
-        assert rate.row_share == pytest.approx(share)
-        assert rate.bytes_per_second == 1000 * MIB / 1e-3, "a tied embedding is read as the head"
-
-
 def test_members_that_have_the_model_come_first() -> None:
     has = member(1, 2 * GIB)
     others = [dataclasses.replace(member(number, 64 * GIB), fetches=True) for number in (2, 3)]
@@ -208,26 +172,6 @@ def test_ranks_follow_the_names_or_the_operators_order() -> None:
 def test_the_strongest_are_chosen_whatever_their_names() -> None:
     members = [member(number, number * GIB) for number in (1, 2, 3, 4)]
     assert names(plan(spec(stages=2), profile(), members)) == ["node-3", "node-4"]
-
-
-def test_a_tied_tail_holds_the_embedding_too() -> None:
-    demand = Demand.of(profile(tied=True, head_bytes=1), 1)
-    assert demand.extras(1) == [50 * MIB + 1]
-    assert demand.extras(3) == [50 * MIB, 0, 50 * MIB + 1]
-
-
-def test_windows_bound_the_cache_and_states_count_once() -> None:
-    demand = Demand.of(
-        profile(3, kv_bytes_per_token=[10, 10, 0], kv_max_tokens=[0, 100, 0], state_bytes=[0, 0, 7]), 1000
-    )
-    assert demand.row == (10_000, 1000, 7)
-
-
-def test_a_window_is_counted_with_the_chunk_that_stands_beside_it() -> None:
-    windows = profile(2, kv_bytes_per_token=[10, 10], kv_max_tokens=[0, 100], state_bytes=[0, 0])
-    assert Demand.of(windows, 1000, chunk=256).row == (10_000, 3560)
-    assert Demand.of(windows, 300, chunk=256).row == (3000, 3000)
-    assert plan(spec(prefill_chunk=256), windows, THREE) != plan(spec(prefill_chunk=2048), windows, THREE)
 
 
 def test_split_by_hand_in_the_order_of_the_members() -> None:
@@ -258,23 +202,6 @@ def test_a_context_that_is_not_asked_for_shrinks_to_what_fits() -> None:
     assert made.spec.max_rows == 1
 
 
-@pytest.mark.parametrize(
-    ("wanted", "limit", "found"),
-    [
-        (1025, 9999, 1024),
-        (1024, 9999, 768),
-        (1024, 767, 512),
-        (257, 256, 256),
-        (257, 255, 0),
-        (256, 9999, 0),
-        (10_000, 5120, 5120),
-        (10_000, 5119, 4864),
-    ],
-)
-def test_the_largest_context_below_the_wanted_one_is_found(wanted: int, limit: int, found: int) -> None:
-    assert _largest_context(wanted, lambda context: context <= limit) == found
-
-
 def test_one_ring_of_a_plan_is_replaced_and_keeps_its_name() -> None:
     four = [*THREE, member(4, 2 * GIB)]
     made = plan(spec(stages=2, replicas=2), profile(), four)
@@ -300,53 +227,17 @@ def test_the_same_input_has_the_same_hash_and_another_split_another() -> None:
     [
         ({"name": "a b"}, "name"),
         ({"name": ""}, "name"),
-        ({"model": ""}, "model"),
-        ({"model": "a\nb"}, "model"),
-        ({"strategy": "tensor"}, "clear_links"),
         ({"context": 4096}, "context"),
         ({"stages": 10}, "stages"),
-        ({"stages": 257}, "stages"),
-        ({"stages": 2, "split": [4, 5]}, "split"),
         ({"split": [4, 4]}, "split"),
-        ({"split": [9, 0]}, "split"),
-        ({"members": ["zz"]}, "members"),
-        ({"members": [THREE[0].id, THREE[0].id]}, "members"),
-        ({"split": [4, 5], "members": [THREE[0].id]}, "members"),
-        ({"trust_floor": 31}, "trust_floor"),
-        ({"replicas": 1001}, "replicas"),
-        ({"max_rows": 257}, "max_rows"),
-        ({"prefill_chunk": 8193}, "prefill_chunk"),
-        ({"kv_bits": 6}, "kv_bits"),
     ],
 )
 def test_bad_specifications_name_the_field(changes: dict[str, object], param: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         plan(spec(**changes), profile(), THREE)
     assert caught.value.metadata["param"] == param
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"layers": 0},
-        {"layers": 2000},
-        {"layer_bytes": [1]},
-        {"layer_bytes": [1 << 51] * 9},
-        {"kv_max_tokens": []},
-        {"digest": "ab"},
-        {"model_type": "a b"},
-        {"embed_bytes": 1 << 60},
-        {"max_context": 1 << 30},
-        {"vocab_size": (1 << 24) + 1},
-        {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1])]},
-        {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1 << 51] * 9)]},
-        {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1] * 9)] * 9},
-        {"not_quantizable": "x" * 1001},
-    ],
-)
-def test_bad_profiles_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ModelError):
-        plan(spec(), profile(**changes), THREE)  # type: ignore[arg-type]
+        plan(spec(), profile(layers=0), THREE)
 
 
 def test_quantized_caches_leave_room_for_more_rows() -> None:
@@ -367,46 +258,6 @@ def test_quantized_caches_leave_room_for_more_rows() -> None:
         hashes.add(made.plan_hash)
     assert rows[0] < rows[8] < rows[4]
     assert len(hashes) == 3
-
-
-def test_a_model_whose_caches_cannot_be_quantized_is_refused() -> None:
-    with pytest.raises(ModelError) as caught:
-        plan(spec(kv_bits=8), profile(not_quantizable="its keys are 16 wide"), THREE)
-    assert (caught.value.reason, caught.value.message) == ("KV_BITS_UNSUPPORTED", "its keys are 16 wide")
-    assert caught.value.metadata["param"] == "kv_bits"
-
-
-def test_who_cannot_serve_and_why() -> None:
-    members = [
-        member(1, GIB, obstacle="it is offline"),
-        member(2, GIB, trust=0),
-        member(3, 0),
-    ]
-    with pytest.raises(FailedPrecondition) as caught:
-        plan(spec(), profile(), members)
-    assert caught.value.reason == "NOT_ENOUGH_NODES"
-    assert "node-1: it is offline" in caught.value.message
-    assert "node-2: its trust level none is below the floor software" in caught.value.message
-    with pytest.raises(FailedPrecondition) as caught:
-        plan(spec(members=[members[0].id]), profile(), members)
-    assert caught.value.reason == "NODE_NOT_USABLE"
-    with pytest.raises(NotFound):
-        plan(spec(members=[member(9, 1).id]), profile(), members)
-
-
-def test_the_trust_floor_excludes() -> None:
-    members = [member(1, 8 * GIB), member(2, 2 * GIB, trust=20)]
-    assert names(plan(spec(trust_floor=20), profile(), members)) == ["node-2"]
-
-
-def test_too_few_nodes_says_who_cannot_serve_and_why() -> None:
-    others = [member(4, GIB, obstacle="it is offline"), member(5, GIB, trust=0)]
-    with pytest.raises(FailedPrecondition) as caught:
-        plan(spec(stages=4), profile(), [*THREE, *others])
-    assert caught.value.message == (
-        "the deployment needs 4 nodes and 3 can serve (node-4: it is offline; "
-        "node-5: its trust level none is below the floor software)"
-    )
 
 
 def test_too_few_nodes() -> None:
@@ -607,32 +458,6 @@ def test_a_plan_says_what_its_rows_leave_to_others() -> None:
     assert "to other deployments" in "\n".join(roomy.reasons)
     assert "--max-rows" not in "\n".join(roomy.reasons)
     assert "to other deployments" not in "\n".join(plan(spec(max_rows=2), profile(), THREE).reasons)
-
-
-@pytest.mark.parametrize(
-    ("rows", "left", "hint"),
-    [
-        (3, 0, ""),
-        (4, 0, "; --max-rows 1 would leave 75 bytes"),
-        (8, 25, ""),
-        (8, 24, "; --max-rows 2 would leave 99 bytes"),
-    ],
-)
-def test_a_smaller_number_of_rows_is_told_where_they_take_most(rows: int, left: int, hint: str) -> None:
-    one, other = (
-        Candidate(name, name, 1000, 10, taken=900 - 110 - more)
-        for name, more in (("a", left), ("b", left + 1))
-    )
-    stages = [
-        admin_pb2.StagePlan(member=name, member_name=name, weight_bytes=10, kv_budget=100) for name in "ab"
-    ]
-    made = admin_pb2.DeploymentPlan(
-        spec=admin_pb2.DeploymentSpec(max_rows=rows), rings=[admin_pb2.RingPlan(stages=stages)]
-    )
-    assert _left(made, [[(one, 4), (other, 4)]]) == (
-        f"memory for {rows} sequences of that length at once, which leaves {left} bytes of a to other "
-        f"deployments{hint}"
-    )
 
 
 def test_a_ring_is_granted_what_its_rows_may_take_and_leaves_the_rest() -> None:

@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from sealring.coordinator.planning.arrangement import Candidate
-from sealring.coordinator.planning.demand import Demand
 from sealring.coordinator.planning.refusals import (
-    does_not_fit,
-    size,
-    split_does_not_fit,
     too_few_nodes,
     usable,
 )
@@ -25,23 +21,6 @@ def machine(name: str, memory: int = 1000, trust: int = 10, **more: Any) -> Cand
 
 def spec(**fields: Any) -> admin_pb2.DeploymentSpec:
     return admin_pb2.DeploymentSpec(**fields)
-
-
-@pytest.mark.parametrize(
-    ("count", "told"),
-    [
-        (0, "0 bytes"),
-        (1023, "1023 bytes"),
-        (1024, "1.0 KiB"),
-        ((1 << 20) - 1, "1024.0 KiB"),
-        (1 << 20, "1.0 MiB"),
-        ((1 << 30) - 1, "1024.0 MiB"),
-        (1 << 30, "1.0 GiB"),
-        (3 << 29, "1.5 GiB"),
-    ],
-)
-def test_bytes_are_told_for_people(count: int, told: str) -> None:
-    assert size(count) == told
 
 
 @pytest.mark.parametrize(
@@ -98,51 +77,3 @@ def test_too_few_nodes_names_up_to_eight_that_cannot(count: int, told: str) -> N
     refusal = too_few_nodes(spec(members=["a"]), 2, able, [*able, *others])
     assert refusal.message == head
     assert (refusal.metadata["needed"], refusal.metadata["available"]) == ("2", "1")
-
-
-DEMAND = Demand((100, 100, 200), (7,) * 3, 20, 10, False)
-
-
-def test_what_does_not_fit_comes_with_the_numbers() -> None:
-    members = [machine("a"), machine("b", shares=("x-0", "y-0"), taken=800)]
-    refusal = does_not_fit(DEMAND, 64, members[:1], 1, 1, 0)
-    assert refusal.message == (
-        "the model needs 451 bytes (430 bytes of weights and 21 bytes for one sequence of 64 tokens) and "
-        "1 node has 900 bytes to give, but no cut into layers of up to 207 bytes fits each node"
-    )
-    assert refusal.hint == "add nodes, or choose a smaller or more quantised model"
-    assert {key: refusal.metadata[key] for key in ("needed_bytes", "available_bytes", "largest_context")} == {
-        "needed_bytes": "451",
-        "available_bytes": "900",
-        "largest_context": "0",
-    }
-    assert (refusal.metadata["headroom_percent"], refusal.metadata["nodes"]) == ("10", "a: 900 bytes")
-    several = does_not_fit(DEMAND, 64, members, 3, 1, 32)
-    assert several.message.endswith(", times 3 replicas) and 2 nodes have 1000 bytes to give")
-    assert several.hint == (
-        "a context of 32 tokens fits; or add nodes, or choose a smaller or more quantised model; x-0, y-0 "
-        "would leave more with a lower --max-rows or a shorter --context"
-    )
-    exactly = [machine("a", 1000, taken=900 - 451)]
-    assert "no cut" in does_not_fit(DEMAND, 64, exactly, 1, 1, 0).message
-    many = [machine(f"m{number}", shares=(f"r{number}-0",)) for number in range(9)]
-    shown = does_not_fit(DEMAND, 64, many, 1, 1, 0)
-    assert shown.metadata["nodes"] == ", ".join(f"m{number}: 900 bytes" for number in range(8))
-    assert "r7-0 would" in shown.hint
-
-
-def test_a_stage_by_hand_that_does_not_fit_is_named() -> None:
-    refusal = split_does_not_fit(machine("a", shares=("x-0",)), 2, 1024, 64, 32)
-    assert refusal.message == (
-        "stage 2 needs 1.0 KiB with 64 tokens of context and node a has 900 bytes to give"
-    )
-    assert refusal.hint == (
-        "a context of 32 tokens fits; or give this stage fewer layers; x-0 would leave more with a lower "
-        "--max-rows or a shorter --context"
-    )
-    assert {key: refusal.metadata[key] for key in ("param", "rank", "needed_bytes", "largest_context")} == {
-        "param": "split",
-        "rank": "2",
-        "needed_bytes": "1024",
-        "largest_context": "32",
-    }

@@ -9,15 +9,9 @@ from typing import Any
 
 import pytest
 
-from sealring.coordinator.planning import shapes as module
 from sealring.coordinator.planning.arrangement import Candidate
-from sealring.coordinator.planning.costs import ASSUMED, Estimate, Link, Model, Network, Shape, TensorGroup
+from sealring.coordinator.planning.costs import ASSUMED, Model, Network
 from sealring.coordinator.planning.shapes import (
-    _cut,
-    _fastest,
-    _joined,
-    _one_request,
-    _shapes,
     shape_table,
 )
 from sealring.coordinator.planning.simulation import MAX_MACHINES, simulate
@@ -132,22 +126,13 @@ def test_a_tied_head_is_read_where_it_is() -> None:
     ("changes", "told"),
     [
         ({"model": MODEL | {"layer_bytes": [1, 2]}}, "2 sizes for 32 layers"),
-        ({"model": MODEL | {"layers": "32"}}, "model.layers"),
         ({"model": MODEL | {"state_bytes": [1]}}, "1 sizes for 32 layers"),
-        ({"model": MODEL | {"kv_max_tokens": [1 << 32] * 32}}, "model.kv_max_tokens"),
-        ({"model": {}}, "model.layers"),
-        ({"machines": []}, "machines"),
         ({"machines": [MAC, MAC]}, "same name"),
-        ({"machines": [MAC | {"gb_per_s": 0}]}, "machines.0.gb_per_s"),
         ({"machines": [MAC | {"gb_per_s": 1e-320}]}, "machines.0.gb_per_s"),
         ({"machines": [MAC | {"gb_per_s": float("inf")}]}, "machines.0.gb_per_s"),
-        ({"machines": [MAC | {"speed": 1}]}, "machines.0.speed"),
-        ({"machines": [MAC | {"name": "a\nb"}]}, "machines.0.name"),
         ({"machines": [MAC | {"count": 40}, MAC | {"name": "b", "count": 40}]}, f"more than {MAX_MACHINES}"),
         ({"links": [FAST | {"between": ["mac-1", "mac-9"]}]}, "mac-9, which is no machine"),
         ({"links": [FAST | {"between": ["mac-1", "mac-2"], "gbit_per_s": -1}]}, "links.0.gbit_per_s"),
-        ({"network": {"gbit_per_s": 1}}, "network.latency_us"),
-        ({"more": 1}, "more"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(changes: dict[str, Any], told: str) -> None:
@@ -216,84 +201,6 @@ def model(layers: int, *ranks: int) -> Model:
     )
 
 
-def members(rooms: str, speeds: tuple[float, ...] = ()) -> list[Candidate]:
-    """One for each number, which it has room for."""
-    rates = [Rate(speed) for speed in speeds] or [None] * 26
-    return [
-        Candidate("abcdefghijkl"[place], "abcdefghijkl"[place], 10_000, 10, rate=rate, taken=9000 - int(room))
-        for place, (room, rate) in enumerate(zip(rooms.split(), rates, strict=False))
-    ]
-
-
-def network(**latencies: float) -> Network:
-    return Network(links={frozenset(pair): Link(latency, 1e9) for pair, latency in latencies.items()})
-
-
-def told(shape: Shape | None) -> str:
-    groups = shape or ()
-    return " ".join("".join(one.id for one in group.machines) + str(group.layers) for group in groups)
-
-
-@pytest.mark.parametrize(
-    ("links", "ranks", "groups"),
-    [
-        ({}, 2, []),
-        ({"ab": 2.0, "ac": 1.0, "bc": 1.0, "de": 1.0}, 2, ["ac", "de"]),
-        ({"ab": 2.0, "ac": 1.0, "bc": 1.0, "de": 1.0}, 3, ["acb"]),
-        ({"ab": 1.0, "ac": 1.0}, 3, []),
-        ({"cd": 1.0}, 2, ["cd"]),
-    ],
-)
-def test_nobody_is_in_two_groups_and_each_knows_all_of_its_own(
-    links: dict[str, float], ranks: int, groups: list[str]
-) -> None:
-    found = _joined(members("9 9 9 9 9"), network(**links), ranks)
-    assert ["".join(one.id for one in group) for group in found] == groups
-
-
-@pytest.mark.parametrize(
-    ("layers", "ranks", "rooms", "links", "shapes"),
-    [
-        (3, (), "20 20 20", {}, ["a2 b1", "a1 b1 c1"]),
-        (3, (), "30 20 20", {"ab": 1.0}, ["a3", "a2 b1", "a1 b1 c1"]),
-        (2, (2,), "20 20 20", {}, ["a2", "a1 b1", "ab2"]),
-        (2, (2,), "20", {}, ["a2"]),
-        (2, (2,), "20 20", {"ab": 1.0}, ["a2", "a1 b1", "ab2"]),
-        (3, (2,), "20 20 20", {"bc": 1.0}, ["a2 b1", "a1 b1 c1", "bc3", "bc2 a1"]),
-        (5, (2,), "10 10 10", {"ab": 1.0}, ["ab5"]),
-        (2, (2,), "20 20 20 20", {"ab": 1.0, "cd": 1.0}, ["a2", "a1 b1", "ab2", "ab1 cd1", "ab1 cd1"]),
-        (
-            *(5, (2,), "50 50 50 50", {"ab": 1.0}),
-            ["a5", "a3 b2", "a2 b2 c1", "a2 b1 c1 d1", "ab5", "ab3 c1 d1"],
-        ),
-    ],
-)
-def test_which_shapes_are_looked_at(
-    layers: int, ranks: tuple[int, ...], rooms: str, links: dict[str, float], shapes: list[str]
-) -> None:
-    places = {name: place for place, name in enumerate("abcd")}
-    found = _shapes(model(layers, *ranks), members(rooms), network(**links), places)
-    assert [told(shape) for shape in found] == shapes
-
-
-def test_long_pipelines_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_STAGES", 2)
-    places = {name: place for place, name in enumerate("abcd")}
-    found = _shapes(model(5, 2), members("50 50 50 50"), network(ab=1.0), places)
-    assert [told(shape) for shape in found] == ["a5", "a3 b2", "ab5"]
-
-
-@pytest.mark.parametrize(
-    ("speeds", "shape"),
-    [((), "ab2 c2"), ((100, 100, 150), "ab2 c2"), ((100, 400, 50), "ab3 c1"), ((100, 100, 400), "ab1 c3")],
-)
-def test_groups_get_layers_by_what_they_hold_or_how_fast_they_are(
-    speeds: tuple[float, ...], shape: str
-) -> None:
-    a, b, c = members("2000 1000 3000", speeds)
-    assert told(_cut(model(4, 2), [(a, b), (c,)])) == shape
-
-
 def table(*rates: float | None, room: int = 90) -> admin_pb2.ShapeTable:
     """A plan of four layers on the first."""
     found = [
@@ -307,6 +214,14 @@ def table(*rates: float | None, room: int = 90) -> admin_pb2.ShapeTable:
         rings=[admin_pb2.RingPlan(stages=[admin_pb2.StagePlan(member="n0", end_layer=4)])],
     )
     return shape_table(admin_pb2.DeploymentSpec(), made.parts, found, Network(), plan)
+
+
+def test_a_group_gets_layers_by_what_it_holds_or_how_fast_it_is() -> None:
+    """A group of two holds and computes twice as much as the machine of it that holds and computes less."""
+    for changes, cut in (({}, [21, 11]), ({"gb_per_s": 1600}, [11, 21]), ({"usable_gib": 80}, [16, 16])):
+        three = [*(MAC | {"name": f"mac-{number}"} for number in (1, 2)), MAC | {"name": "mac-3"} | changes]
+        found = shapes(asked({"links": PAIRS[:1], "machines": three, "network": SLOW}, stages=1))
+        assert [group.layers for group in found["mixed"].groups] == cut
 
 
 @pytest.mark.parametrize(
@@ -336,50 +251,3 @@ def test_what_is_assumed_of_links_is_told_where_there_are_any() -> None:
 
 def test_a_plan_that_does_not_fit_any_more_has_no_table() -> None:
     assert table(1000.0, room=39) == admin_pb2.ShapeTable()
-
-
-def timed(rate: float, *sizes: int) -> Estimate:
-    """A shape of groups of these sizes."""
-    groups = [TensorGroup(tuple(members("9 9 9 9")[:size]), 2) for size in sizes]
-    return Estimate(tuple(groups), 1, (1,) * sum(sizes), rate, rate, (0.001, 0.002, 0.003))
-
-
-@pytest.mark.parametrize(
-    ("planned", "others", "lines"),
-    [
-        (timed(1.0, 1), [timed(1.1, 1, 1)], ["nothing is faster than the plan, as far as an estimate tells"]),
-        (timed(0.0, 1), [], []),
-        (
-            timed(1.0, 1),
-            [timed(1.2, 1, 1)],
-            ["a pipeline over 2 would be fastest, 1.2 times the plan: --stages 2"],
-        ),
-        (timed(0.0, 1, 1), [timed(1.0, 1)], ["one machine would be fastest: --stages 1"]),
-        (
-            timed(1.0, 1),
-            [timed(2.0, 4)],
-            [
-                "tensor over 4 would be fastest, 2.0 times the plan: --strategy tensor --stages 4 "
-                "--clear-links, with sums in clear",
-                "one machine would have 0.50 of that: a step of one row computes 1.0 ms, adds up for 2.0 and "
-                "hands on for 3.0",
-            ],
-        ),
-        (
-            timed(1.0, 2),
-            [timed(3.0, 2, 1)],
-            [
-                "a pipeline of groups of 2, 1 would be fastest, 3.0 times the plan: no release serves that "
-                "yet",
-                "tensor over 2 would have 0.33 of that: a step of one row computes 1.0 ms, adds up for 2.0 "
-                "and hands on for 3.0",
-            ],
-        ),
-    ],
-)
-def test_what_is_fastest_is_told_with_how_to_have_it(
-    planned: Estimate, others: list[Estimate], lines: list[str]
-) -> None:
-    able = [one for one in (planned, *others) if one.one_request]
-    found = list(_fastest("one request", _one_request, able, planned))
-    assert found == [f"for one request {lines[0]}", *lines[1:]] if lines else not found

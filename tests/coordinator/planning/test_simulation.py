@@ -9,15 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sealring.coordinator.planning.costs import ASSUMED, Link
 from sealring.coordinator.planning.simulation import (
-    MAX_BYTES,
     SimulationFile,
-    _machines,
-    _network,
-    _parts,
 )
-from sealring.coordinator.planning.speeds import Rate
 from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS
 
 FILE: dict[str, Any] = {
@@ -80,33 +74,3 @@ def test_each_figure_is_taken_up_to_its_bounds(place: str, good: list[Any], bad:
     for value in bad:
         with pytest.raises(ValidationError):
             read(place, value)
-
-
-def test_what_is_left_out_is_nothing_and_the_rest_is_as_it_says() -> None:
-    found = read()
-    (mac,) = _machines(found)
-    assert (mac.id, mac.memory_usable, mac.trust, mac.rate) == ("mac", 2 << 30, 1, Rate(3e9, 0.5, 0.0, 0.0))
-    assert (found.model.tied, found.model.max_context) == (False, 0)
-    assert (found.model.embed_bytes, found.model.head_bytes) == (0, 0)
-    network = _network(found, {"mac", "b", "c"})
-    assert network.between("b", "mac") == Link(10e-6, 1e9)
-    assert network.between("b", "c") == Link(100e-6, 1.25e8)
-    assert _network(read("network"), {"mac", "b"}).other is ASSUMED
-    several = _machines(read("machines.0.count", 3))
-    assert [one.name for one in several] == ["mac-1", "mac-2", "mac-3"]
-    assert len(_machines(read("machines.0.count", 64))) == 64
-    assert MAX_BYTES == 1 << 20
-
-
-def test_ranks_hold_an_equal_part_of_each_layer_rounded_up() -> None:
-    model = read("model.state_bytes", [3, 0, 9]).model
-    model.kv_max_tokens, model.embed_bytes, model.head_bytes = [4, 0, 5], 6, 7
-    parts = _parts(model)
-    assert list(parts) == [1, 2, 4, 8]
-    for ranks, layer, row, states in ((1, 10, 5, [3, 0, 9]), (4, 3, 2, [1, 0, 3])):
-        part = parts[ranks]
-        assert (part.layers, part.layer_bytes, part.kv_bytes_per_token) == (3, [layer] * 3, [row] * 3)
-        assert (part.state_bytes, part.kv_max_tokens) == (states, [4, 0, 5])
-        assert (part.embed_bytes, part.head_bytes, part.handoff_bytes_per_token) == (6, 7, 8)
-    bare = _parts(read().model)[1]
-    assert (bare.kv_max_tokens, bare.state_bytes) == ([0] * 3, [0] * 3)
