@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from pydantic import ValidationError
 
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
@@ -80,40 +79,10 @@ def test_init_on_a_file_is_refused(tmp_path: Path) -> None:
     assert caught.value.reason == "STATE_UNWRITABLE"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"listen": "nowhere"},
-        {"listen": "0.0.0.0:7700"},
-        {"cluster": "Not A Name"},
-        {"advertise": ["0.0.0.0"]},
-        {"advertise": ["a b"]},
-        {"trust_floor": "none"},
-        {"roster_lifetime": 901},
-        {"certificate_lifetime": 299},
-        {"heartbeat_timeout": 0},
-        {"unknown": 1},
-    ],
-)
-def test_bad_settings_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        settings(tmp_path, **changes)
-
-
-def test_members_are_told_the_first_advertised_host(tmp_path: Path) -> None:
-    made = settings(tmp_path, listen="0.0.0.0:7700", advertise=["mac.local", "192.168.1.5"])
-    assert made.main_address() == "mac.local:7700"
-    assert settings(tmp_path, listen="[::1]:1").main_address() == "[::1]:1"
-
-
 def reason_to_start(made: CoordinatorSettings) -> str:
     with pytest.raises(ConfigError) as caught:
         Coordinator(made)
     return caught.value.reason
-
-
-def test_a_coordinator_without_state_says_how_to_make_it(tmp_path: Path) -> None:
-    assert reason_to_start(settings(tmp_path)) == "STATE_MISSING"
 
 
 @pytest.mark.parametrize(
@@ -168,10 +137,6 @@ async def test_a_port_in_use_is_one_clear_error_and_frees_the_state(tmp_path: Pa
     assert caught.value.reason == "CANNOT_LISTEN"
     Store.open(made.state_dir).close()
     taken.close()
-
-
-async def test_a_second_coordinator_is_refused(cluster: Cluster) -> None:
-    assert reason_to_start(cluster.settings) == "STATE_IN_USE"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

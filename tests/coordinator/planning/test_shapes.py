@@ -218,7 +218,11 @@ def table(*rates: float | None, room: int = 90) -> admin_pb2.ShapeTable:
 
 def test_a_group_gets_layers_by_what_it_holds_or_how_fast_it_is() -> None:
     """A group of two holds and computes twice as much as the machine of it that holds and computes less."""
-    for changes, cut in (({}, [21, 11]), ({"gb_per_s": 1600}, [11, 21]), ({"usable_gib": 80}, [16, 16])):
+    for changes, cut in (
+        ({}, [21, 11]),
+        ({"gb_per_s": 1600}, [11, 21]),
+        ({"gb_per_s": 800, "usable_gib": 80}, [16, 16]),
+    ):
         three = [*(MAC | {"name": f"mac-{number}"} for number in (1, 2)), MAC | {"name": "mac-3"} | changes]
         found = shapes(asked({"links": PAIRS[:1], "machines": three, "network": SLOW}, stages=1))
         assert [group.layers for group in found["mixed"].groups] == cut

@@ -9,7 +9,7 @@ import pytest
 
 from sealring.coordinator.rings.epochs import Phase
 from sealring.coordinator.rings.running import RunningRing
-from sealring.v1 import admin_pb2, membership_pb2
+from sealring.v1 import admin_pb2
 from sealring.v1.membership_pb2 import RingHealth
 
 
@@ -28,24 +28,6 @@ def ring(**changes: Any) -> RunningRing:
     return RunningRing(plan, spec, "ab", "llama", machine, 61)
 
 
-def test_a_ring_begins_without_protocol_epoch_and_guesses() -> None:
-    made = ring()
-    assert (made.served, made.state().protocol, made.state().patience) == (0, 0, 61)
-    assert (made.status().drafted, made.status().accepted) == (0, 0)
-    assert made.state() == membership_pb2.RingState(
-        ring="r",
-        phase=membership_pb2.RING_PHASE_SERVING,
-        deployment="demo",
-        max_rows=3,
-        context=64,
-        prefill_chunk=7,
-        model_type="llama",
-        patience=61,
-    )
-    down = made.down("its members are changing")
-    assert (down.phase, down.reason) == (membership_pb2.RING_PHASE_DOWN, "its members are changing")
-
-
 @pytest.mark.parametrize(
     ("member", "drafted", "accepted", "epoch", "told"),
     [
@@ -62,24 +44,3 @@ def test_the_head_says_how_many_guesses_of_this_epoch_were_right(
     made = ring(epoch=4)
     made.beaten(member, RingHealth(epoch=epoch, drafted=drafted, accepted=accepted))
     assert (made.status().drafted, made.status().accepted) == told
-
-
-@pytest.mark.parametrize(("pipeline", "backend"), [(False, "ring"), (True, "")])
-def test_a_member_prepares_its_own_stage(pipeline: bool, backend: str) -> None:
-    made = ring(pipeline=pipeline)
-    assert (made.name_of("a"), made.name_of("b")) == ("node-a", "node-b")
-    assert made.prepare(made.stage_of("b"), 4, 5, b"h", 6) == membership_pb2.PrepareEpoch(
-        ring="r",
-        epoch=4,
-        roster_version=5,
-        roster_hash=b"h",
-        model="m",
-        model_digest="ab",
-        context=64,
-        max_rows=3,
-        kv_budget=10,
-        prefill_chunk=7,
-        kv_bits=8,
-        protocol=6,
-        backend=backend,
-    )

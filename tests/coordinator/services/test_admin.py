@@ -112,8 +112,14 @@ async def test_the_audit_log_is_read_in_parts(cluster: Cluster) -> None:
 async def test_a_node_that_drains_already_drains_on_and_a_gateway_never_does(cluster: Cluster) -> None:
     node = await cluster.node("alpha")
     gate = await cluster.join("gate", role=Role.GATEWAY)
-    for undo in (True, False, False):
+    for undo, state in (
+        (True, admin_pb2.NODE_STATE_ONLINE),
+        (False, admin_pb2.NODE_STATE_DRAINING),
+        (False, admin_pb2.NODE_STATE_DRAINING),
+    ):
         await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=node.id, undo=undo))
+        (listed,) = (await cluster.call("ListNodes", admin_pb2.ListNodesRequest())).nodes
+        assert listed.state == state
     assert [one.action for one in await audit(cluster)].count("drain_node") == 1
     assert "undo_drain_node" not in [one.action for one in await audit(cluster)]
     with pytest.raises(InvalidInput) as caught:

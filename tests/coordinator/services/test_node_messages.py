@@ -70,34 +70,6 @@ def test_heartbeats_are_bounded_and_the_first_is_compared(heartbeat: dict[str, A
     assert sessions.calls == [("beaten",)] * 2
 
 
-def test_each_message_goes_where_it_belongs() -> None:
-    parts = {name: Part() for name in ("reports", "questions", "challenges")}
-    made = messages(**parts)
-    session: Any = SimpleNamespace(member="alpha")
-    where = {
-        "profile": ("questions", "answered", session),
-        "progress": ("reports", "progressed", "alpha"),
-        "prepared": ("reports", "prepared", "alpha"),
-        "up": ("reports", "up", "alpha"),
-        "fault": ("reports", "faulted", "alpha"),
-        "challenge_answer": ("challenges", "answered", "alpha"),
-        "trace": ("questions", "answered", session),
-        "diagnosis": ("questions", "answered", session),
-        "model_changed": ("questions", "answered", session),
-    }
-    for kind, (part, method, sender) in where.items():
-        message = MemberMessage()
-        getattr(message, kind).SetInParent()
-        assert made.take(session, message) is False
-        assert parts[part].calls.pop() == (method, sender, getattr(message, kind))
-        assert not any(one.calls for one in parts.values())
-    assert made.take(session, MemberMessage(goodbye=membership_pb2.Goodbye(reason="off"))) is True
-    for unknown in (MemberMessage(), MemberMessage(hello={})):
-        with pytest.raises(InvalidInput) as caught:
-            made.take(session, unknown)
-        assert caught.value.reason == "BAD_MESSAGE"
-
-
 SIGNER = SoftwareSigner.generate()
 SEALING, OTHER = secrets.token_bytes(32), secrets.token_bytes(32)
 MEMBER = StoredMember(
