@@ -10,6 +10,7 @@ How long steps take is timed as well, for the scheduler to plan by (gateway.sche
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -149,10 +150,9 @@ def timed(stage: Stage, longest: int, long: float = LONG) -> list[control.StepTi
             break
         took = min(_seconds(stage, made, stage.make_cache(), 1, tokens) for _ in range(_times()))
         found.append(_step_time(1, tokens, took))
-    rows = [stage.make_cache() for _ in range(TIMED_ROWS)]
-    for cache in rows:
-        _runs_ahead(stage, made, cache, 1, 1)
-    lane = caches.merge(rows)
+    row = stage.make_cache()
+    _runs_ahead(stage, made, row, 1, 1)
+    lane = caches.merge([row, *(copy.deepcopy(row) for _ in range(TIMED_ROWS - 1))])
     took = min(_seconds(stage, made, lane, TIMED_ROWS, 1) for _ in range(1 + _times()))
     made.close()
     mx.clear_cache()
