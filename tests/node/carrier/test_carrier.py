@@ -143,8 +143,8 @@ def make_ring():
         ring.close()
 
 
-def state(step: int, length: int, kind: Kind = Kind.ACTIVATIONS, digest: bytes = DIGEST) -> RecordHeader:
-    return RecordHeader(kind, step, digest, "uint8", (length,), length)
+def state(step: int, length: int, digest: bytes = DIGEST) -> RecordHeader:
+    return RecordHeader(Kind.ACTIVATIONS, step, digest, "uint8", (length,), length)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -176,26 +176,10 @@ def test_both_links_of_a_ring_carry_records_at_once(make_ring):
             received.release()
 
 
-def test_a_payload_above_one_record_crosses_a_link(make_ring):
+def test_a_record_that_is_not_the_announced_one_ends_the_epoch(make_ring):
     ring = make_ring(2)
     ring.form()
-    payload = os.urandom((16 << 20) + 77)
-    ring.carriers[1].channel.expect(state(1, len(payload)))
-    ring.carriers[0].channel.send(state(1, len(payload)), payload)
-    received = ring.carriers[1].channel.receive()
-    assert received.data == payload
-    received.release()
-
-
-@pytest.mark.parametrize(
-    "announced",
-    [state(2, 64), state(1, 64, Kind.TOKENS), state(1, 64, digest=bytes(32))],
-    ids=["step", "kind", "composition"],
-)
-def test_a_record_that_is_not_the_announced_one_ends_the_epoch(make_ring, announced):
-    ring = make_ring(2)
-    ring.form()
-    ring.carriers[1].channel.expect(announced)
+    ring.carriers[1].channel.expect(state(1, 64, digest=bytes(32)))
     ring.carriers[0].channel.send(state(1, 64), bytes(64))
     fault = ring.carriers[1].event("fault")
     assert fault.problem.reason == "RECORD_REFUSED"
@@ -204,24 +188,19 @@ def test_a_record_that_is_not_the_announced_one_ends_the_epoch(make_ring, announ
     assert ring.carriers[1].process.wait(200) == 1
 
 
-def test_a_neighbour_that_dies_ends_the_epoch_at_once(make_ring):
-    ring = make_ring(3)
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_neighbour_that_dies_ends_the_epoch_at_once(make_ring, idle):
+    ring = make_ring(2)
     ring.form()
-    ring.carriers[1].channel.expect(state(1, 10))
+    if not idle:
+        ring.carriers[1].channel.expect(state(1, 10))
     ring.carriers[0].process.kill()
     assert ring.carriers[1].event("fault").problem.reason == "PEER_LOST"
     with pytest.raises(EpochEnded):
         ring.carriers[1].channel.receive()
 
 
-def test_a_neighbour_that_dies_is_found_while_the_ring_is_idle(make_ring):
-    ring = make_ring(2)
-    ring.form()
-    ring.carriers[0].process.kill()
-    assert ring.carriers[1].event("fault").problem.reason == "PEER_LOST"
-
-
-@pytest.mark.parametrize("said", [0, 1, 31, 32, 48, 80, 5000])
+@pytest.mark.parametrize("said", [0, 31, 32, 5000])
 def test_strangers_on_the_ring_port_get_nothing_and_the_ring_forms(make_ring, said):
     ring = make_ring(2, form_timeout_ms=60000)
     host, port = ring.addresses[0].split(":")
@@ -299,17 +278,6 @@ def _cpu(pid: int) -> float:
     return times.user + times.system
 
 
-def test_a_ping_is_answered_with_counts(make_ring):
-    ring = make_ring(2)
-    ring.form()
-    ring.carriers[1].channel.expect(state(1, 64))
-    ring.carriers[0].channel.send(state(1, 64), bytes(64))
-    ring.carriers[1].channel.receive().release()
-    ring.carriers[1].control.send(engine_pb2.CarrierCommand(ping=control_pb2.Ping(sequence=7)))
-    pong = ring.carriers[1].event("pong")
-    assert (pong.sequence, pong.records_opened, pong.waiting_ms) == (7, 1, 0)
-
-
 def ping(carrier: Carrier) -> engine_pb2.CarrierPong:
     carrier.control.send(engine_pb2.CarrierCommand(ping=control_pb2.Ping(sequence=1)))
     return carrier.event("pong")
@@ -324,7 +292,8 @@ def test_a_pong_tells_how_long_a_record_is_waited_for(make_ring):
     assert ping(ring.carriers[0]).waiting_ms == 0, "nothing is announced there"
     ring.carriers[0].channel.send(state(1, 64), bytes(64))
     ring.carriers[1].channel.receive().release()
-    assert ping(ring.carriers[1]).waiting_ms == 0
+    pong = ping(ring.carriers[1])
+    assert (pong.waiting_ms, pong.records_opened) == (0, 1)
     assert ping(ring.carriers[0]).records_sealed == 1
 
 
@@ -359,10 +328,11 @@ def test_a_record_that_is_held_back_ends_the_epoch(held):
 
 
 def test_records_of_all_lengths_follow_each_other(make_ring):
-    """Long ones do not fit the connection's buffers, so that either end has to wait in their middle."""
+    """Long ones do not fit the connection's buffers, so that either end has to wait in their middle; one is
+    above a record's limit."""
     ring = make_ring(2)
     ring.form()
-    lengths = [1 << 20, 5, 16 << 20, 77, 3 << 20, (1 << 20) - TAG_BYTES, 1]
+    lengths = [1 << 20, 5, (16 << 20) + 77, 77, 3 << 20, (1 << 20) - TAG_BYTES, 1]
     payloads = [os.urandom(length) for length in lengths]
     for step, payload in enumerate(payloads, start=1):
         ring.carriers[1].channel.expect(state(step, len(payload)))

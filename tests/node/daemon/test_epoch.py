@@ -463,15 +463,6 @@ async def test_an_epoch_waits_for_the_one_before() -> None:
     await second.closed()
 
 
-async def test_a_commit_that_comes_too_early_ends_the_epoch() -> None:
-    shop = Workshop()
-    epoch = MemberEpoch(Plan(1), shop)
-    epoch.prepare()
-    epoch.commit()
-    await epoch.closed()
-    assert shop.reports == ["fault"]
-
-
 @pytest.mark.parametrize(
     ("error", "logged"),
     [
@@ -556,7 +547,7 @@ FAILURES = tuple(f"{gate} fails" for gate in GATES)
 EVENTS = st.sampled_from([*GATES, *FAILURES, *STEERING, "settle", "settle", "settle"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(EVENTS, max_size=24), st.sampled_from([1, 2]), st.booleans())
 def test_any_order_of_events_leaves_nothing_behind(events: list[str], size: int, stubborn: bool) -> None:
     asyncio.run(run_events(events, size, stubborn))

@@ -63,10 +63,13 @@ async def test_a_frozen_child_is_found(
     kept_bed: Any, children_of: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its state: its silence would be waited for much longer here."""
-    for name in ("_BUSY", "_QUIET"):
-        monkeypatch.setattr(daemon_engine, name, (100.0, 1000.0))
-    monkeypatch.setattr(daemon_carrier, "_PING_INTERVAL", 100.0)
-    monkeypatch.setattr(daemon_carrier, "_PING_DEADLINE", 1000.0)
+    for name, value in (
+        ("engine_process._BUSY", (100.0, 1000.0)),
+        ("engine_process._QUIET", (100.0, 1000.0)),
+        ("carrier_process._PING_INTERVAL", 100.0),
+        ("carrier_process._PING_DEADLINE", 1000.0),
+    ):
+        monkeypatch.setattr(f"sealring.node.daemon.{name}", value)
     ring = kept_bed
     for victim, found in zip(CHILDREN, ("CARRIER_FROZEN", "ENGINE_FROZEN"), strict=True):
         await ring.form()
@@ -127,10 +130,10 @@ async def test_an_expired_roster_closes_open_links(
 ) -> None:
     ring = kept_bed
     await ring.form()
-    monkeypatch.setattr("sealring.mesh.roster.model.SKEW_SECONDS", -600)
-    assert "ROSTER_EXPIRED" in await faults(ring)
-    await eventually(lambda: not children_of("sealring.node.carrier.main"))
-    monkeypatch.setattr("sealring.mesh.roster.model.SKEW_SECONDS", 60)
+    with monkeypatch.context() as late:
+        late.setattr("sealring.mesh.roster.model.SKEW_SECONDS", -600)
+        assert "ROSTER_EXPIRED" in await faults(ring)
+        await eventually(lambda: not children_of("sealring.node.carrier.main"))
 
 
 @on_one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from sealring.mesh.errors import (
 from sealring.node.daemon import fetching
 from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
 from sealring.node.daemon.fetching import Fetcher
-from sealring.node.models import kept, manifest, partial_model
 from sealring.node.models.folders import NOTE
 from sealring.node.models.giving import ModelGiver
 from sealring.node.models.kept import hash_of_files, note_of
@@ -233,10 +233,7 @@ async def test_all_of_a_model_follows_a_part_that_is_coming(tmp_path: Path) -> N
     assert fetcher.pulls["model"].problem
 
 
-async def test_each_that_waits_fetches_what_it_needs_and_hears_how_far_the_others_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetching, "_TELL_SECONDS", 0.0)
+async def test_each_that_waits_fetches_what_it_needs_and_hears_how_far_the_others_are(tmp_path: Path) -> None:
     members = Members()
     members.may.clear()
     fetcher = make(tmp_path, members)
@@ -368,38 +365,34 @@ async def test_a_process_that_fetches_and_stands_still_holds_up_nobody(
 ) -> None:
     stopped = tmp_path / "stopped.py"
     stopped.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n")
-    monkeypatch.setattr(fetching, "SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(fetching, "_LISTEN_SECONDS", 0.1)
     fetcher = make(tmp_path, Members("other"))
     with monkeypatch.context() as still:
-        still.setattr(fetching, "FETCH_MODULE", "stopped")
-        still.setattr(fetching, "_QUIET", {"PYTHONPATH": str(tmp_path)})
+        for name, value in (
+            *(("SILENT_SECONDS", 0.5), ("_LISTEN_SECONDS", 0.1)),
+            *(("FETCH_MODULE", "stopped"), ("_QUIET", {"PYTHONPATH": str(tmp_path)})),
+        ):
+            still.setattr(fetching, name, value)
         with pytest.raises(Unavailable) as raised:
             await fetcher.fetch("org/model")
         assert (raised.value.reason, "does not answer" in raised.value.message) == ("MODEL_NOT_FETCHED", True)
     assert await fetcher.fetch("other") == tmp_path / "fetched" / "other"
 
 
-async def test_folders_are_read_again_only_when_files_came_or_went(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_folders_are_read_again_only_when_files_came_or_went(tmp_path: Path) -> None:
+    """And while a file grows: that changes no time of its folder."""
     fetcher = make(tmp_path, Members())
     folder = tmp_path / "own" / "mine"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    looked: list[Path] = []
-    real = fetching.folder_size
-    monkeypatch.setattr(fetching, "folder_size", lambda path: looked.append(path) or real(path))
-    for _ in range(4):
+    weights = folder / "model.safetensors"
+    for size, told in ((10, 12), (20, 22), (20, 22), (30, 22)):
+        weights.write_bytes(bytes(size))
         await fetcher.look()
-    assert [(one.name, one.size, one.done) for one in fetcher.messages()] == [("mine", 2, 2)]
-    assert looked == [folder, folder]
-    (folder / "model.safetensors").write_bytes(bytes(98))
+        assert [(one.name, one.size, one.done) for one in fetcher.messages()] == [("mine", told, told)]
+    (folder / "tokenizer.json").write_bytes(bytes(5))
     await fetcher.look()
-    assert [one.size for one in fetcher.messages()] == [100]
-    (folder / "model.safetensors").unlink()
-    (folder / "config.json").unlink()
-    folder.rmdir()
+    assert [one.size for one in fetcher.messages()] == [37]
+    shutil.rmtree(folder)
     await fetcher.look()
     assert fetcher.messages() == []
 
@@ -416,11 +409,18 @@ async def test_a_model_is_measured_only_where_it_is_and_fetched_to_be_served(tmp
     assert await keeper.find("model") == tmp_path / "fetched" / "model"
 
 
-async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (manifest, partial_model, kept):
-        monkeypatch.setattr(module, "PART", 8)
+class Measured(EngineKeeper):
+    """Layers need the bytes of their numbers."""
+
+    async def _ranges(self, lo: int, hi: int, path: Path) -> list[tuple[str, int, int]]:
+        return [("model.safetensors", lo, hi)]
+
+
+PART = 8
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(tmp_path: Path) -> None:
     source, home = tmp_path / "source", tmp_path / "fetched"
     source.mkdir()
     (source / "config.json").write_text("{}")
@@ -435,12 +435,7 @@ async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(
     fetcher = make(tmp_path, members)
     await fetcher.look()
     assert [(one.size, one.done, one.fetched) for one in fetcher.messages()] == [(18, 10, True)]
-    keeper = EngineKeeper([home], MemoryMeter(None), fetcher)
-
-    async def ranges(lo: int, hi: int, path: Path) -> list[tuple[str, int, int]]:
-        return [("model.safetensors", lo, hi)]
-
-    monkeypatch.setattr(keeper, "_ranges", ranges)
+    keeper = Measured([home], MemoryMeter(None), fetcher)
     assert await keeper.for_stage("model", (0, 8)) == home / "model"
     assert not members.asked
     for layers in ((4, 9), None):
@@ -455,8 +450,7 @@ async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(
     source.rename(later / "model")  # behind the part, as what is fetched lies behind the owner's
     fetcher = Fetcher([home, later], later, members, allowed=True)  # type: ignore[arg-type]
     members.asked.clear()
-    keeper = EngineKeeper([home, later], MemoryMeter(None), fetcher)
-    monkeypatch.setattr(keeper, "_ranges", ranges)
+    keeper = Measured([home, later], MemoryMeter(None), fetcher)
     for layers in ((4, 9), None):
         assert await keeper.for_stage("model", layers) == later / "model"
     assert await fetcher.fetch("model") == later / "model"

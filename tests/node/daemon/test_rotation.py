@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -6,17 +7,29 @@ import structlog
 from patience import until
 
 from sealring.node.daemon import rotation
+from sealring.v1 import membership_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets intervals of the rotation, in seconds."""
+
+    def choose(**seconds: float) -> None:
+        for name, value in seconds.items():
+            monkeypatch.setattr(rotation, name, value)
+
+    return choose
 
 
 def renewals(logs: list[Any]) -> int:
     return sum(entry["event"] == "link_keys_renewed" for entry in logs)
 
 
-async def test_keys_change_while_tokens_flow(make_bed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "RENEW_SECONDS", 0.05)
+async def test_keys_change_while_tokens_flow(make_bed: Any, quick: Any) -> None:
+    quick(RENEW_SECONDS=0.05)
     with structlog.testing.capture_logs() as logs:
         ring = await make_bed(3)
         await ring.deploy()
@@ -36,11 +49,9 @@ async def test_keys_change_while_tokens_flow(make_bed: Any, monkeypatch: pytest.
 
 
 async def test_an_idle_ring_changes_keys_at_its_next_step(
-    make_bed: Any, monkeypatch: pytest.MonkeyPatch
+    make_bed: Any, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rotation, "RENEW_SECONDS", 0.2)
-    monkeypatch.setattr(rotation, "_REST_SECONDS", 0.1)
-    monkeypatch.setattr(rotation, "LATER_SECONDS", 0.1)
+    quick(RENEW_SECONDS=0.2, _REST_SECONDS=0.1, LATER_SECONDS=0.1)
     waiting: list[rotation.StepGate] = []
     knocked = rotation.StepGate.knocked
 
@@ -71,9 +82,8 @@ async def test_an_idle_ring_changes_keys_at_its_next_step(
     assert {entry["at_step"] for entry in logs if entry["event"] == "link_keys_renewed"} >= {1}
 
 
-async def test_a_failed_change_of_keys_is_tried_again(make_bed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(rotation, "RETRY_SECONDS", 0.05)
+async def test_a_failed_change_of_keys_is_tried_again(make_bed: Any, quick: Any) -> None:
+    quick(RENEW_SECONDS=0.05, RETRY_SECONDS=0.05)
     with structlog.testing.capture_logs() as logs:
         ring = await make_bed(2)
         await ring.deploy()
@@ -86,8 +96,6 @@ async def test_a_failed_change_of_keys_is_tried_again(make_bed: Any, monkeypatch
             model="model",
             digest=bytes.fromhex(ring.profile.digest),
         )
-        from sealring.v1 import membership_pb2
-
         update = membership_pb2.RosterUpdate(envelope=envelope)
         ring.coordinator.send(ring.nodes[0].id, roster=update)
         gateway = await ring.attach()

@@ -47,6 +47,21 @@ class Family:
         return child
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_TERM_GRACE_SECONDS", 0.2), ("LOOK_SECONDS", 0.02)):
+        monkeypatch.setattr(supervisor, name, seconds)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Processor seconds as the system shows them: of a stopped process, and of any."""
+    shown = SimpleNamespace(stopped_at=stopped_at, cpu_seconds=supervisor.cpu_seconds)
+    for name in vars(shown):
+        monkeypatch.setattr(supervisor, name, lambda pid, name=name: getattr(shown, name)(pid))
+    return shown
+
+
 @pytest.fixture
 async def family():
     before = psutil.Process().num_fds()
@@ -80,10 +95,7 @@ async def test_frames_go_both_ways(family: Family) -> None:
         child.send(ping(1))
 
 
-async def test_a_child_that_ignores_everything_is_killed(
-    family: Family, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "_TERM_GRACE_SECONDS", 0.2)
+async def test_a_child_that_ignores_everything_is_killed(family: Family) -> None:
     child = await family.spawn("--stubborn")
     await family.events.get()
     assert await child.stop(grace=0.1) == -signal.SIGKILL
@@ -121,8 +133,7 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-async def test_stop_survives_cancellation(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_TERM_GRACE_SECONDS", 0.2)
+async def test_stop_survives_cancellation(family: Family) -> None:
     child = await family.spawn("--stubborn")
     await family.events.get()
     first = asyncio.create_task(child.stop(grace=0.1))
@@ -144,9 +155,9 @@ async def test_whoever_stops_watching_or_begins_anew_leaves_nothing_running() ->
     assert counts == [2, 1, 0]
 
 
-async def test_a_frozen_child_is_found(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frozen_child_is_found(family: Family, shown: Any) -> None:
     """By its silence alone."""
-    monkeypatch.setattr(supervisor, "stopped_at", lambda pid: None)
+    shown.stopped_at = lambda pid: None
     child = await family.spawn()
     await family.events.get()
     frozen = asyncio.Event()
@@ -164,13 +175,13 @@ async def test_a_frozen_child_is_found(family: Family, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("works", [False, True])
 async def test_a_silent_child_that_does_not_work_is_found_sooner(
-    family: Family, monkeypatch: pytest.MonkeyPatch, works: bool
+    family: Family, shown: Any, monkeypatch: pytest.MonkeyPatch, works: bool
 ) -> None:
     """However it is held: nothing is known of it but its processor time."""
-    monkeypatch.setattr(supervisor, "stopped_at", lambda pid: None)
     monkeypatch.setattr(supervisor, "IDLE_SHARE", 1e-9)
     looks: list[int] = []
-    monkeypatch.setattr(supervisor, "cpu_seconds", lambda pid: looks.append(pid) or len(looks) * works)
+    shown.stopped_at = lambda pid: None
+    shown.cpu_seconds = lambda pid: looks.append(pid) or len(looks) * works
     child = await family.spawn()
     await family.events.get()
     os.kill(child.pid, signal.SIGSTOP)
@@ -203,10 +214,9 @@ async def test_the_processor_time_of_a_child_is_known_unless_it_waits_for_a_proc
     assert supervisor.cpu_seconds(child.pid) is None
 
 
-async def test_a_stopped_child_is_found_by_its_state(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.02)
+async def test_a_stopped_child_is_found_by_its_state(family: Family, shown: Any) -> None:
     looks: list[int] = []
-    monkeypatch.setattr(supervisor, "stopped_at", lambda pid: looks.append(pid) or stopped_at(pid))
+    shown.stopped_at = lambda pid: looks.append(pid) or stopped_at(pid)
     child = await family.spawn()
     await family.events.get()
     frozen, before = asyncio.Event(), asyncio.all_tasks()
@@ -220,13 +230,10 @@ async def test_a_stopped_child_is_found_by_its_state(family: Family, monkeypatch
     await until(lambda: asyncio.all_tasks() <= before)
 
 
-async def test_a_child_that_is_slowed_down_is_not_frozen(
-    family: Family, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_child_that_is_slowed_down_is_not_frozen(family: Family, shown: Any) -> None:
     """Held at every look, but it has worked in between: whoever limits its share of a core does so."""
-    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.02)
     worked: list[float] = []
-    monkeypatch.setattr(supervisor, "stopped_at", lambda pid: worked.append(len(worked)) or worked[-1])
+    shown.stopped_at = lambda pid: worked.append(len(worked)) or worked[-1]
     child = await family.spawn()
     await family.events.get()
     frozen = asyncio.Event()
@@ -367,17 +374,14 @@ async def test_nothing_is_sent_before_or_after_a_connection() -> None:
     assert connection.frames.writable.is_set(), "nobody waits for a child that is gone"
 
 
-async def test_a_child_that_does_not_read_its_last_frames_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_TERM_GRACE_SECONDS", 0)
+async def test_a_child_that_does_not_read_its_last_frames_is_cut_off() -> None:
     for held, ends in ((0, ["closed"]), (1, ["closed", "aborted"])):
         connection = Connection(held)
         connection.frames.pause_writing()
         connection.frames.close()
         assert connection.frames.writable.is_set()
         assert connection.frames.closed
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert connection.transport.ends == ends
+        await until(lambda: connection.transport.ends == ends)  # noqa: B023
 
 
 async def test_a_cancellation_that_comes_with_the_answer_is_not_lost() -> None:
@@ -397,17 +401,7 @@ async def test_an_answer_that_does_not_come_is_named() -> None:
     assert caught.value.reason == "LATE"
 
 
-async def test_who_holds_a_pipe_open_does_not_hold_up_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_EXIT_GRACE_SECONDS", 0.0)
+async def test_who_holds_a_pipe_open_does_not_hold_up_an_end() -> None:
     endless = asyncio.create_task(asyncio.Event().wait())
     await finish(endless)
     assert endless.cancelled()
-
-
-async def test_what_a_child_said_last_is_read_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_EXIT_GRACE_SECONDS", PATIENCE_SECONDS)
-    rest = asyncio.Event()
-    reading = asyncio.create_task(rest.wait())
-    asyncio.get_running_loop().call_soon(rest.set)
-    await finish(reading)
-    assert reading.result()

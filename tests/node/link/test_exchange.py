@@ -283,8 +283,8 @@ async def test_keys_are_renewed_past_a_first_address_that_is_dead(
     cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a Mac that advertises Thunderbolt and Wi-Fi, with the cable out: nobody there ever answers."""
-    monkeypatch.setattr(rotation, "RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(rotation, "RETRY_SECONDS", 0.05)
+    for name in ("RENEW_SECONDS", "RETRY_SECONDS"):
+        monkeypatch.setattr(rotation, name, 0.05)
     carriers = Carrier(), Carrier()
     async with daemons(cluster, 2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
@@ -395,9 +395,7 @@ async def test_open_handshakes_are_bounded(cluster) -> None:
         assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.PERMISSION_DENIED}
 
 
-async def test_a_handshake_for_which_too_many_are_open_is_tried_again(
-    cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_handshake_for_which_too_many_are_open_is_tried_again(cluster) -> None:
     """All rings of two members may shake hands at once, and what broke off before may still be open."""
     assert MAX_OPEN_PER_PEER >= 2 * MAX_RINGS_OF_MEMBER
     refusals: list[str] = []
@@ -415,7 +413,7 @@ async def test_a_handshake_for_which_too_many_are_open_is_tried_again(
                 refusals.append(error.reason)
                 raise
 
-        monkeypatch.setattr(nodes[0].handshakes, "call", noted)
+        nodes[0].handshakes.call = noted  # type: ignore[method-assign]
         shaking = asyncio.create_task(both_ends(nodes, roster, epoch=1))
         await until(lambda: len(refusals) >= 2)
         assert not shaking.done()
