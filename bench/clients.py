@@ -28,7 +28,7 @@ from bench.verdict import Check
 from sealring.edge.http import server
 from sealring.edge.http.app import create_app
 from sealring.edge.http.server import HttpServer
-from sealring.edge.inference import sending
+from sealring.edge.inference import timers
 from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.mesh.rpc.server import INFERENCE, Server
 from sealring.v1 import inference_pb2 as inference
@@ -78,7 +78,7 @@ def serve(ports: Connection) -> None:
     """The gateway's process; tells its ports, and serves until it is ended."""
     allow_files()
     logging.disable()  # that clients have vanished
-    sending.SEND_SECONDS, server.KEEP_ALIVE_SECONDS = 600.0, 600  # they are to hold what they can
+    timers.SEND_SECONDS, server.KEEP_ALIVE_SECONDS = 600.0, 600  # they are to hold what they can
     asyncio.run(_serve(ports))
 
 

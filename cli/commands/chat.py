@@ -92,7 +92,7 @@ def chat(
     --gateway it asks your own `sealring up`, else the gateway at the default address, else a running demo.
     """
     from sealring.cli.calls.asking import Question
-    from sealring.client.options import SamplingOptions
+    from sealring.client.types import SamplingOptions
 
     loaded = load_settings(context)
     if logprobs is not None and not as_json:

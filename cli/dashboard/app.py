@@ -27,7 +27,7 @@ from sealring.cli.calls.gateway import Gateway
 from sealring.cli.calls.operator import Admin
 from sealring.cli.dashboard.look import Audit, Load, cluster, trace
 from sealring.client import AsyncClient
-from sealring.edge.http.errors import error_response
+from sealring.edge.http.answers import error_response
 from sealring.mesh.errors import InvalidInput, SealringError, Unauthenticated
 from sealring.mesh.trust.levels import level_of
 

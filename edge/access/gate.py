@@ -14,8 +14,8 @@ import contextlib
 import hashlib
 import hmac
 import secrets
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,9 +25,15 @@ import structlog
 
 from sealring.edge.access.keyfile import KeyFile, KeyRecord
 from sealring.edge.access.keys import ApiKey, Scope, matches, parse_key
-from sealring.edge.access.limits import UnderWay
 from sealring.mesh.clock import Clock, monotonic_clock, wall_clock
-from sealring.mesh.errors import ConfigError, PermissionDenied, SealringError, Unauthenticated
+from sealring.mesh.errors import (
+    ConfigError,
+    InvalidInput,
+    PermissionDenied,
+    ResourceExhausted,
+    SealringError,
+    Unauthenticated,
+)
 from sealring.mesh.rpc.limits import Buckets, too_fast
 
 log = structlog.get_logger()
@@ -95,6 +101,44 @@ class Door(Protocol):
         self, peer: str, authorization: str | None, scopes: Collection[Scope] | None
     ) -> AbstractAsyncContextManager[Caller]:
         """Lets one request in for the length of the block, or not; see Gate."""
+
+
+class UnderWay:
+    """How much each name has under way, never more than `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.counts: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def more(self, name: str, count: int = 1) -> Iterator[None]:
+        """Counts the block as `count`.
+
+        Raises ResourceExhausted (TOO_MANY_AT_ONCE), or InvalidInput (TOO_MANY_ANSWERS) where it would be too
+        much with nothing else under way.
+        """
+        if count >= max(2, self._limit):
+            raise InvalidInput(
+                f"the request asks for more answers than the {self._limit} that its key may have at once",
+                hint="send fewer prompts, or a lower n",
+                reason="TOO_MANY_ANSWERS",
+                param="n",
+                limit=self._limit,
+            )
+        if self.counts[name] + count > self._limit:
+            raise ResourceExhausted(
+                f"more than {self._limit} requests would be under way",
+                hint="wait until some have ended",
+                reason="TOO_MANY_AT_ONCE",
+                retry_after=1,
+            )
+        self.counts[name] += count
+        try:
+            yield
+        finally:
+            self.counts[name] -= count
+            if not self.counts[name]:
+                del self.counts[name]
 
 
 class Gate:

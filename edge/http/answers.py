@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -12,8 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sealring.api.answers import Asked, Choice
+from sealring.api.errors import error_of, error_status
 from sealring.edge.inference.answer import EVENT_BYTES, weight
-from sealring.edge.inference.sending import SendWatch
+from sealring.edge.inference.timers import SendWatch
 from sealring.edge.inference.timings import CURRENT
 from sealring.mesh.errors import Cancelled, Internal, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.tools import parse_json_object
@@ -21,6 +23,12 @@ from sealring.v1 import inference_pb2 as inference
 
 PING_SECONDS = 8.0
 """How long a stream tells nothing, at most; also before the answer's start, so that errors have a status."""
+
+_REPEATED = frozenset({429, 503})
+"""Of these the same request succeeds later."""
+
+_LEFT_TO_CLIENTS = frozenset({408, 409})
+"""Of these it may."""
 
 T = TypeVar("T")
 Events = AsyncGenerator[inference.GenerateResponse, None]
@@ -255,3 +263,25 @@ class _Writer:
     async def send_ping(self) -> None:
         with contextlib.suppress(OSError):  # the next part will tell
             await self._send({"type": "http.response.body", "body": self._ping, "more_body": True})
+
+
+def error_response(error: SealringError, path: str = "") -> Response:
+    """In the form of the API whose path was asked for.
+
+    `x-should-retry` is the word that OpenAI's and Anthropic's SDKs obey before any rule of their own.
+    """
+    status = error_status(error)
+    headers = {}
+    if status in _REPEATED:
+        headers["x-should-retry"] = "true"
+    elif 400 <= status < 500 and status not in _LEFT_TO_CLIENTS:
+        headers["x-should-retry"] = "false"
+    if "retry_after" in error.metadata:
+        headers["retry-after"] = error.metadata["retry_after"]
+    elif status == 503:
+        headers["retry-after"] = "1"
+    if error.code == "UNAUTHENTICATED":
+        headers["www-authenticate"] = "Bearer"
+    if "allow" in error.metadata:
+        headers["allow"] = error.metadata["allow"]
+    return Response(json.dumps(error_of(path, error)), status, headers, media_type="application/json")

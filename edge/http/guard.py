@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sealring.edge.access.gate import Door, presented
-from sealring.edge.http.errors import error_response
+from sealring.edge.http.answers import error_response
 from sealring.edge.http.paths import Paths
 from sealring.mesh.errors import (
     Cancelled,

@@ -12,7 +12,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sealring.api.errors import error_status
-from sealring.edge.http.errors import error_response
+from sealring.edge.http.answers import error_response
 from sealring.mesh.errors import InvalidInput
 
 HEADER_SECONDS = 10.0

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TypeAlias
 
 from sealring.edge.inference.answer import weight
-from sealring.edge.inference.awake import AwakeTimer
+from sealring.edge.inference.timers import AwakeTimer
 from sealring.mesh.errors import Cancelled, FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.v1 import inference_pb2 as inference
 

@@ -14,7 +14,7 @@ import grpc.aio
 
 from sealring.edge.access.interceptor import CLAIM, KEY_ID
 from sealring.edge.inference.kept import KeptAnswers
-from sealring.edge.inference.sending import SendWatch
+from sealring.edge.inference.timers import SendWatch
 from sealring.edge.inference.timings import CURRENT, HEADER, Timings
 from sealring.mesh.errors import NotFound
 from sealring.v1 import inference_pb2 as inference

@@ -8,7 +8,6 @@ The gateway between sees lengths and times; text and tokens it does not.
 """
 
 from sealring.client.asynchronous import AsyncClient, AsyncReply
-from sealring.client.options import SamplingOptions
 from sealring.client.synchronous import Client, Reply
 from sealring.client.types import (
     Choice,
@@ -18,6 +17,7 @@ from sealring.client.types import (
     Member,
     Model,
     Ring,
+    SamplingOptions,
     TokenLogprob,
     ToolCall,
     TopLogprob,

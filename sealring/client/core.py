@@ -10,9 +10,8 @@ from typing import Generic, NamedTuple, TypeVar, Unpack, cast
 import grpc
 
 from sealring.client.choice import Loads
-from sealring.client.options import Options, RequestOptions, SamplingOptions
 from sealring.client.question import Messages, chat_prompt, set_sampling, text_prompt
-from sealring.client.types import Model, Ring
+from sealring.client.types import Model, Options, RequestOptions, Ring, SamplingOptions
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.tools import capabilities_of

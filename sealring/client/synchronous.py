@@ -11,9 +11,8 @@ import grpc
 
 from sealring.client.asynchronous import AsyncClient, AsyncReply
 from sealring.client.core import Asks
-from sealring.client.options import RequestOptions
 from sealring.client.portal import Portal
-from sealring.client.types import Completion, Delta, Model, Ring
+from sealring.client.types import Completion, Delta, Model, RequestOptions, Ring
 from sealring.v1 import inference_pb2 as inference
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sealring.client.options import SamplingOptions
 from sealring.client.question import MAX_TIMEOUT_SECONDS, Question, set_sampling, text_prompt
+from sealring.client.types import SamplingOptions
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.validate import MAX_DEADLINE_MS, MAX_PRIORITY, MAX_TOKENS
 from sealring.mesh.ring.composition import MAX_CHOICES

@@ -14,7 +14,7 @@ import pytest
 
 from sealring.edge.access import gate as gate_module
 from sealring.edge.access import keyfile
-from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Gate, Limits
+from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Gate, Limits, UnderWay
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import ApiKey, Scope, new_key
 from sealring.mesh.errors import (
@@ -481,3 +481,29 @@ async def test_each_answer_counts_for_the_limits_of_its_key(keys: KeyFile, check
 async def test_without_a_key_nothing_is_claimed(keys: KeyFile) -> None:
     async with Gate(keys, Limits(key_at_once=1)).admit("peer", None, USE) as caller:
         caller.claim(512)
+
+
+def test_under_way() -> None:
+    under_way = UnderWay(2)
+    with under_way.more("a"), under_way.more("b"):
+        with under_way.more("a"), pytest.raises(ResourceExhausted) as caught, under_way.more("a"):
+            pass
+        assert caught.value.reason == "TOO_MANY_AT_ONCE"
+        assert caught.value.metadata["retry_after"] == "1"
+        with pytest.raises(ZeroDivisionError), under_way.more("a"):
+            raise ZeroDivisionError
+        with under_way.more("a"):
+            pass
+    assert not under_way.counts
+
+
+def test_several_count_as_many_and_as_no_more_than_can_ever_be() -> None:
+    under_way = UnderWay(3)
+    with under_way.more("a"), under_way.more("a", 2):
+        with pytest.raises(ResourceExhausted), under_way.more("a"):
+            pass
+        with pytest.raises(InvalidInput) as caught, under_way.more("a", 3):
+            pass
+    assert (caught.value.reason, caught.value.metadata["limit"]) == ("TOO_MANY_ANSWERS", "3")
+    with under_way.more("a", 2):
+        pass

@@ -371,7 +371,7 @@ async def test_tls_files_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_json_of_errors_is_openais(keys: KeyFile) -> None:
-    from sealring.edge.http.errors import error_response
+    from sealring.edge.http.answers import error_response
     from sealring.mesh.errors import Unauthenticated
 
     answer = error_response(Unauthenticated("no", reason="INVALID_API_KEY"))

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from sealring.edge.http.answers import _Writer, collect, together, unless_disconnected
-from sealring.edge.inference import sending
+from sealring.edge.inference import timers
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.mesh.errors import Cancelled, Internal
 from sealring.v1 import inference_pb2 as inference
@@ -194,7 +194,7 @@ async def test_only_who_does_not_read_is_cancelled_for_it(monkeypatch: pytest.Mo
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    monkeypatch.setattr(sending, "SEND_SECONDS", 0.01)
+    monkeypatch.setattr(timers, "SEND_SECONDS", 0.01)
     with pytest.raises(Cancelled, match="does not read"):
         await asyncio.create_task(write())
 
@@ -202,7 +202,7 @@ async def test_only_who_does_not_read_is_cancelled_for_it(monkeypatch: pytest.Mo
 async def test_a_writer_that_waits_for_its_answer_and_not_its_client_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sending, "SEND_SECONDS", 0.001)
+    monkeypatch.setattr(timers, "SEND_SECONDS", 0.001)
 
     async def send(message: Any) -> None: ...
 

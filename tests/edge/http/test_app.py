@@ -372,7 +372,7 @@ async def test_a_client_that_leaves_cancels(port: int, backend: Any) -> None:
 async def test_a_client_that_does_not_read_is_given_up(
     port: int, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealring.edge.inference.sending.SEND_SECONDS", 0.3)
+    monkeypatch.setattr("sealring.edge.inference.timers.SEND_SECONDS", 0.3)
     backend.texts = ["x" * 100_000] * 1000
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
     body = json.dumps({"model": "demo", "messages": MESSAGES, "stream": True}).encode()

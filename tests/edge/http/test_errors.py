@@ -11,7 +11,7 @@ import pytest
 
 from sealring.api.answers import Renderer
 from sealring.api.errors import error_body, error_of, error_status
-from sealring.edge.http.errors import error_response
+from sealring.edge.http.answers import error_response
 from sealring.mesh import errors
 from sealring.mesh.errors import SealringError
 from sealring.v1 import inference_pb2 as inference

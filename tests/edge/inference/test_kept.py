@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sealring.edge.inference import kept
-from sealring.edge.inference.awake import LOOKS
 from sealring.edge.inference.kept import KeptAnswers
+from sealring.edge.inference.timers import LOOKS
 from sealring.mesh.errors import Cancelled, FailedPrecondition, InvalidInput, Unavailable
 from sealring.v1 import inference_pb2 as inference
 

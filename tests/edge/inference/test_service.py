@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 from httpedge import ScriptedBackend
 
-from sealring.edge.inference import sending
 from sealring.edge.inference import service as service_module
+from sealring.edge.inference import timers
 from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.mesh.rpc.server import INFERENCE, Server
 from sealring.v1 import inference_pb2 as inference
@@ -21,7 +21,7 @@ PROMPT = inference.Envelope(clear=inference.Prompt(text="x"))
 
 
 async def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "SEND_SECONDS", 0.3)
+    monkeypatch.setattr(timers, "SEND_SECONDS", 0.3)
     made = 0
 
     class Endless(ScriptedBackend):
@@ -60,9 +60,9 @@ async def test_a_client_is_not_given_up_for_the_time_that_this_machine_slept(
     slept = 0.0
     clock = loop.time
     monkeypatch.setattr(loop, "time", lambda: clock() + slept)
-    with sending.SendWatch() as watch:
+    with timers.SendWatch() as watch:
         watch.begin()
-        slept = 100 * sending.SEND_SECONDS
+        slept = 100 * timers.SEND_SECONDS
         for _ in range(5):
             await asyncio.sleep(0)
         watch.end()
@@ -71,11 +71,11 @@ async def test_a_client_is_not_given_up_for_the_time_that_this_machine_slept(
 
 async def test_no_send_is_under_way_while_the_model_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a token takes: the client that waits for it reads."""
-    watches: list[sending.SendWatch] = []
+    watches: list[timers.SendWatch] = []
     while_working: list[bool] = []
 
-    class Watch(sending.SendWatch):
-        def __enter__(self) -> sending.SendWatch:
+    class Watch(timers.SendWatch):
+        def __enter__(self) -> timers.SendWatch:
             watches.append(self)
             return super().__enter__()
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sealring.edge.inference.awake import LOOKS, AwakeTimer
+from sealring.edge.inference.timers import LOOKS, AwakeTimer
 
 
 async def test_a_machine_that_slept_has_passed_one_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
