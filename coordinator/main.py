@@ -10,7 +10,6 @@ from sealring.coordinator.auth.access import Access
 from sealring.coordinator.auth.operators import OperatorAccess
 from sealring.coordinator.init import renew_operator_bundle
 from sealring.coordinator.keys import ClusterKeys, extend_root
-from sealring.coordinator.members.certificates import Issuer
 from sealring.coordinator.members.challenges import Challenges
 from sealring.coordinator.members.enrolment import Enrolment
 from sealring.coordinator.members.expulsion import Expulsion
@@ -25,12 +24,12 @@ from sealring.coordinator.rings.driver import RingDriver
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.rings.reports import RingReports
 from sealring.coordinator.rings.rings import Rings
-from sealring.coordinator.rings.table import RingTable
+from sealring.coordinator.rings.running import RingTable
 from sealring.coordinator.rings.traces import Traces
 from sealring.coordinator.rings.views import RingViews
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.services.admin import AdminService
-from sealring.coordinator.services.certificates import CertificatesService, RenewalService
+from sealring.coordinator.services.certificates import CertificatesService, Issuer, RenewalService
 from sealring.coordinator.services.enrolment import EnrolmentService
 from sealring.coordinator.services.membership import MembershipService
 from sealring.coordinator.services.node_messages import NodeMessages

@@ -6,8 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from sealring.coordinator.nodes.offset import Offset
-from sealring.coordinator.nodes.questions import Questions
+from sealring.coordinator.nodes.questions import Offset, Questions
 from sealring.mesh.errors import Conflict, DeadlineExceeded, InvalidInput
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import admin_pb2, membership_pb2

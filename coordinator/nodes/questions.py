@@ -1,4 +1,7 @@
-"""Questions to nodes over their streams: each is answered once, or fails with the stream that carried it."""
+"""Questions to nodes over their streams: each is answered once, or fails with the stream that carried it.
+
+The times of a question and its reply give the offset of the node's clock.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,29 @@ from sealring.v1.membership_pb2 import (
     ProfileResult,
     TraceAnswer,
 )
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Nanoseconds to add to a member's clock for the coordinator's: `value`, wrong by `error` at most."""
+
+    value: int
+    error: int
+
+    @classmethod
+    def of(cls, sent: int, asked: int, answered: int, received: int) -> Offset:
+        """The offset by one round trip: two times of the coordinator's clock around two of the member's.
+
+        RFC 5905, section 8. The error is half of the time that the messages travelled.
+        """
+        away = max(0, (received - sent) - (answered - asked))
+        return cls(((sent - asked) + (received - answered)) // 2, (away + 1) // 2)
+
+    def between(self, later: Offset) -> Offset:
+        """The middle of two; the error covers both, and the drift from one to the other."""
+        drift = abs(later.value - self.value)
+        return Offset((self.value + later.value) // 2, max(self.error, later.error) + (drift + 1) // 2)
+
 
 Reply = TypeVar("Reply", ProfileResult, TraceAnswer, DiagnosisAnswer, ModelChanged)
 AnyReply = ProfileResult | TraceAnswer | DiagnosisAnswer | ModelChanged

@@ -8,8 +8,7 @@ from collections.abc import Collection
 import structlog
 
 from sealring.coordinator.rings.epochs import Action, Commit, End, Phase, Prepare
-from sealring.coordinator.rings.running import RunningRing
-from sealring.coordinator.rings.table import RingTable
+from sealring.coordinator.rings.running import RingTable, RunningRing
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers

@@ -10,8 +10,7 @@ import structlog
 from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.rings.driver import RingDriver
 from sealring.coordinator.rings.epochs import Phase
-from sealring.coordinator.rings.running import reported_links
-from sealring.coordinator.rings.table import RingTable
+from sealring.coordinator.rings.running import RingTable, reported_links
 from sealring.coordinator.streams.sessions import NodeSession
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput
 from sealring.mesh.rpc.problem import from_problem, one_line

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator
 
 from sealring.coordinator.rings.driver import RingDriver
 from sealring.coordinator.rings.epochs import End, RingEpochs, Timeouts
-from sealring.coordinator.rings.running import RunningRing, reported_links
-from sealring.coordinator.rings.table import RingTable
+from sealring.coordinator.rings.running import RingTable, RunningRing, reported_links
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store

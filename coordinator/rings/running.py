@@ -1,14 +1,61 @@
-"""One ring in service: its plan, its epoch machine, and the messages about it."""
+"""Rings in service: their plans, epoch machines and step times, and the messages about them."""
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from sealring.coordinator.rings.epochs import Phase, RingEpochs
-from sealring.coordinator.rings.step_times import StepTimes
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import StoredDeployment
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import EpochProgress, PrepareEpoch, RingState
+
+READINGS = 12
+"""Heartbeats with steps in one measurement: about a minute of work."""
+
+SLOW = 2.0
+"""A member is slow if its steps take this many times as long as before, compared with the other members'.
+
+Policy: well above the effect of other programs and other kinds of prompts for a while."""
+
+
+class StepTimes:
+    """Finds the member of a ring that has become slow: throttled, swapping, or in a low power mode.
+
+    Every member executes the same steps. The time of a member's steps, compared with the other members',
+    depends neither on the load nor on the lengths of prompts. It changes when a machine does. The times are
+    of one ring from its start: layers do not change in between.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, int] = {}
+        self._usual: dict[str, float] = {}
+        self._shares: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=READINGS))
+
+    def beaten(self, member: str, step_us: int, members: int) -> None:
+        """Takes a member's step time in microseconds; 0 stands for too few steps."""
+        changed = bool(step_us) and self._newest.get(member) != step_us
+        self._newest[member] = step_us
+        others = [took for other, took in self._newest.items() if other != member and took]
+        if not changed or not others or len(others) < members - 1:
+            return
+        shares = self._shares[member]
+        shares.append(step_us / median(others))
+        if member not in self._usual and len(shares) == READINGS:
+            self._usual[member] = median(shares)
+            shares.clear()
+
+    def slow(self, member: str) -> float:
+        """How many times longer a member's steps take than before, against the others'; 0 below SLOW."""
+        shares = self._shares.get(member, ())
+        if len(shares) < READINGS:  # the first READINGS became the usual share
+            return 0.0
+        factor = median(shares) / self._usual[member]
+        return factor if factor >= SLOW else 0.0
+
 
 _PHASES = {
     Phase.WAITING: membership_pb2.RING_PHASE_DOWN,
@@ -138,3 +185,34 @@ def reported_links(
 ) -> list[membership_pb2.LinkInfo]:
     """A member's report of its links, cut to two for each stage of the ring."""
     return list(links[: 2 * len(running.plan.stages)])
+
+
+_MAX_GRACE_SECONDS = 300
+_RELOAD_SECONDS = 30
+
+
+class RingTable:
+    """The state that the parts of the coordinator that handle rings share.
+
+    `planned` are the rings of the stored deployments, `running` those of them that are in service, by name.
+    `not_moved` says, by ring, why no other nodes could take it over.
+    """
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self.planned: list[tuple[StoredDeployment, admin_pb2.RingPlan]] = []
+        self.running: dict[str, RunningRing] = {}
+        self.not_moved: dict[str, str] = {}
+        self.patience = int(min(settings.replace_after, _MAX_GRACE_SECONDS)) + _RELOAD_SECONDS
+        """Seconds for which a ring that is down takes new requests: until its silent member is replaced (five
+        minutes at most), and until the new member has loaded."""
+
+    def of(self, member: str) -> list[tuple[str, RunningRing]]:
+        """The rings in service that a node is a member of, by name."""
+        return [
+            (name, running) for name, running in self.running.items() if member in running.machine.members
+        ]
+
+    def find(self, member: str, ring: str) -> RunningRing | None:
+        """The ring of that name, if it is in service and the node is a member: others cannot report on it."""
+        running = self.running.get(ring)
+        return running if running is not None and member in running.machine.members else None

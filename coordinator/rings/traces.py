@@ -11,8 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
-from sealring.coordinator.nodes.offset import Offset
-from sealring.coordinator.nodes.questions import Questions
+from sealring.coordinator.nodes.questions import Offset, Questions
 from sealring.coordinator.rings.views import RingViews
 from sealring.mesh.errors import Conflict, DeadlineExceeded, InvalidInput, SealringError
 from sealring.mesh.ring.limits import MAX_SPANS

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from sealring.coordinator.rings.epochs import Phase
-from sealring.coordinator.rings.running import RunningRing
-from sealring.coordinator.rings.table import RingTable
+from sealring.coordinator.rings.running import RingTable, RunningRing
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Store, StoredDeployment
 from sealring.coordinator.streams.watchers import roster_event

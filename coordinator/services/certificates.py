@@ -9,16 +9,53 @@ import structlog
 
 from sealring.coordinator.auth.access import Access
 from sealring.coordinator.auth.nonces import Attempts
-from sealring.coordinator.members.certificates import Issuer
-from sealring.coordinator.store import Store
+from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store, StoredMember
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.crypto.identity import member_id, verify
 from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
+from sealring.mesh.member.proof import by_roster_keys, refusal, renewal
 from sealring.mesh.member.renewal import renewal_content
 from sealring.mesh.pki.authority import MAX_CSR_BYTES
-from sealring.mesh.pki.certificates import Role, key_hash
+from sealring.mesh.pki.certificates import PeerIdentity, Role, key_hash, to_pem
 from sealring.v1 import membership_pb2, membership_pb2_grpc
+
+
+class Issuer:
+    """Issues certificates to members and gateways. The operator's is renewed in its bundle."""
+
+    def __init__(self, keys: ClusterKeys, settings: CoordinatorSettings, *, clock: Clock) -> None:
+        self._keys = keys
+        self._sign = by_roster_keys(keys.rosters, Label.RENEWAL)
+        self._settings = settings
+        self._clock = clock
+
+    def renew(self, member: StoredMember, csr: bytes, *, by: str) -> membership_pb2.RenewResponse:
+        """A certificate for the key in `csr`, and the proof that it comes from here.
+
+        Raises CertificateError (BAD_CSR).
+        """
+        root = self._keys.root_chain
+        certificate = self._keys.ca.issue(
+            csr,
+            PeerIdentity(self._keys.root.cluster, member.role, member.id),
+            lifetime=self._settings.certificate_lifetime,
+            now=self._clock(),
+        )
+        log.info("certificate_renewed", member=member.id, role=member.role, by=by)
+        chain = to_pem(certificate)
+        return membership_pb2.RenewResponse(
+            certificate_chain=chain, root_metadata=root, proof=self._sign(renewal(csr, chain, root))
+        )
+
+    def refuse(self, identity_key: bytes, csr: bytes) -> membership_pb2.RenewResponse:
+        """The proof that a key is not enrolled, so that its holder stops asking."""
+        return membership_pb2.RenewResponse(
+            root_metadata=self._keys.root_chain, proof=self._sign(refusal(csr, identity_key))
+        )
+
 
 _NONCE_SECONDS = 30
 log = structlog.get_logger()

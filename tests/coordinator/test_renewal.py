@@ -17,8 +17,7 @@ from expired import expire
 from sealring.coordinator.auth.nonces import Nonces
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
-from sealring.coordinator.members.certificates import Issuer
-from sealring.coordinator.services.certificates import RenewalService
+from sealring.coordinator.services.certificates import Issuer, RenewalService
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredMember
 from sealring.mesh.crypto.dsse import Ed25519Signer

@@ -7,7 +7,7 @@ from typing import Any
 
 from sealring.coordinator.rings.driver import RingDriver
 from sealring.coordinator.rings.epochs import Phase
-from sealring.coordinator.rings.table import RingTable
+from sealring.coordinator.rings.running import RingTable
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.v1 import admin_pb2
 

@@ -12,8 +12,7 @@ from ringtables import Machine, driver, table
 from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.rings.epochs import Phase
 from sealring.coordinator.rings.reports import RingReports
-from sealring.coordinator.rings.step_times import StepTimes
-from sealring.coordinator.rings.table import RingTable
+from sealring.coordinator.rings.running import RingTable, StepTimes
 from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patience import until
 
-from sealring.coordinator.nodes.offset import Offset
-from sealring.coordinator.nodes.questions import Questions
+from sealring.coordinator.nodes.questions import Offset, Questions
 from sealring.coordinator.rings.traces import Traces, check_trace
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.ring.limits import MAX_SPANS

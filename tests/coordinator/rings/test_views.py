@@ -9,7 +9,7 @@ import pytest
 from ringtables import Machine, table
 
 from sealring.coordinator.rings.epochs import Phase
-from sealring.coordinator.rings.table import RingTable
+from sealring.coordinator.rings.running import RingTable
 from sealring.coordinator.rings.views import RingViews
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.v1 import admin_pb2, membership_pb2, model_pb2
