@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pydantic import BaseModel
 
 from sealring.cli.settings import CliSettings
@@ -49,17 +49,28 @@ def trees() -> list[tuple[Path, ast.Module]]:
     ]
 
 
+@cache
+def nodes() -> dict[type[ast.AST], list[tuple[Path, Any]]]:
+    """Every node of the source by its kind, with its file."""
+    found: defaultdict[type[ast.AST], list[tuple[Path, Any]]] = defaultdict(list)
+    for file, tree in trees():
+        for node in ast.walk(tree):
+            found[type(node)].append((file, node))
+    return found
+
+
+@cache
+def imported() -> list[tuple[str, str]]:
+    """What each file imports."""
+    plain = [(str(file), alias.name) for file, node in nodes()[ast.Import] for alias in node.names]
+    absolute = [(file, node) for file, node in nodes()[ast.ImportFrom] if not node.level]
+    return plain + [(str(file), node.module or "") for file, node in absolute]
+
+
 def test_imports_name_installed_packages() -> None:
     """In a checkout `import mesh` works as well, and makes everything in it a second time."""
     folders = set(PACKAGES) - {"sealring"}
-    found = []
-    for file, tree in trees():
-        for node in ast.walk(tree):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
-            found += [(str(file), name) for name in names if name.partition(".")[0] in folders]
-    assert found == []
+    assert [one for one in imported() if one[1].partition(".")[0] in folders] == []
 
 
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
@@ -68,17 +79,15 @@ LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 def test_log_events_are_names_and_what_differs_is_in_fields() -> None:
     """So that they can be searched for and counted, and so that no content gets into one."""
     found = []
-    for file, tree in trees():
-        for node in ast.walk(tree):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
-                continue
-            logger = ast.unparse(node.func.value)
-            if node.func.attr in LOG_METHODS and logger.rpartition(".")[2] in {"log", "_log", "known"}:
-                event = node.args[0]
-                parts = [event.body, event.orelse] if isinstance(event, ast.IfExp) else [event]
-                names = [getattr(part, "value", None) for part in parts]
-                good = [isinstance(one, str) and re.fullmatch("[a-z][a-z0-9_]+", one) for one in names]
-                found += [] if all(good) else [f"{file}:{node.lineno}"]
+    for file, node in nodes()[ast.Call]:
+        if not (isinstance(node.func, ast.Attribute) and node.func.attr in LOG_METHODS and node.args):
+            continue
+        if ast.unparse(node.func.value).rpartition(".")[2] in {"log", "_log", "known"}:
+            event = node.args[0]
+            parts = [event.body, event.orelse] if isinstance(event, ast.IfExp) else [event]
+            names = [getattr(part, "value", None) for part in parts]
+            good = [isinstance(one, str) and re.fullmatch("[a-z][a-z0-9_]+", one) for one in names]
+            found += [] if all(good) else [f"{file}:{node.lineno}"]
     assert found == []
 
 
@@ -103,29 +112,14 @@ def test_everything_listens_on_loopback_unless_told_otherwise() -> None:
 
 def test_nothing_that_is_read_can_run_code() -> None:
     """Requests shared by pickle over the ring were a way to run code on every member."""
-    found = []
-    for file, tree in trees():
-        for node in ast.walk(tree):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                names = [node.func.id] if node.func.id in ("eval", "exec") else []
-            found += [
-                (str(file), name) for name in names if name.split(".")[0] in RUNS_CODE | {"eval", "exec"}
-            ]
-    assert found == []
+    assert [one for one in imported() if one[1].split(".")[0] in RUNS_CODE] == []
+    called = [(str(file), getattr(node.func, "id", "")) for file, node in nodes()[ast.Call]]
+    assert [one for one in called if one[1] in ("eval", "exec")] == []
 
 
 def test_tls_is_left_unverified_only_where_the_root_is_checked_instead() -> None:
-    places = {str(file) for file, tree in trees() for node in ast.walk(tree) if _is_cert_none(node)}
+    places = {str(file) for file, node in nodes()[ast.Attribute] if node.attr == "CERT_NONE"}
     assert places == {"mesh/member/bootstrap.py"}
-
-
-def _is_cert_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "CERT_NONE"
 
 
 def test_every_signature_is_made_under_a_label_of_its_own() -> None:
@@ -134,17 +128,15 @@ def test_every_signature_is_made_under_a_label_of_its_own() -> None:
     assert not any(one != other and other.startswith(one) for one in values for other in values)
 
 
-@pytest.mark.parametrize("package", ["mesh", "coordinator", "node", "gateway"])
-def test_nothing_reads_a_switch_from_the_environment(package: str) -> None:
+def test_nothing_reads_a_switch_from_the_environment() -> None:
     """Settings come through `mesh/settings/config.py`, which knows every name; nobody looks for others beside
     it."""
-    readers = set()
-    for file, tree in trees():
-        if file.parts[0] != package:
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"):
-                readers.add(str(file))
+    environment = [
+        file for file, node in nodes()[ast.Attribute] if node.attr in ("environ", "getenv", "environb")
+    ]
+    readers = {
+        str(file) for file in environment if file.parts[0] in ("mesh", "coordinator", "node", "gateway")
+    }
     assert readers <= REVIEWED_READERS
 
 
@@ -195,10 +187,8 @@ def test_what_a_peer_sent_is_cut_before_it_is_copied() -> None:
     up the coordinator for four seconds."""
     found = [
         f"{file}:{node.lineno}"
-        for file, tree in trees()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript)
-        and isinstance(node.slice, ast.Slice)
+        for file, node in nodes()[ast.Subscript]
+        if isinstance(node.slice, ast.Slice)
         and node.slice.upper is not None
         and re.fullmatch(r"(list|tuple)\([\w.]+\)", ast.unparse(node.value))
     ]
