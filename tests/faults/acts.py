@@ -21,7 +21,7 @@ from pathlib import Path
 import foreign
 import psutil
 import scarce as engines
-from answering import Answer, Told, ask_clear
+from answering import Answer, Progress, ask_clear
 from harness import STANDBY, Lacking, Place
 from ringtest import LIMIT_SECONDS
 
@@ -152,7 +152,7 @@ async def memory(place: Place, *part: str) -> str:
     _, most = resource.prlimit(process.pid, resource.RLIMIT_AS)
     resource.prlimit(process.pid, resource.RLIMIT_AS, (process.memory_info().vms, most))
     answer = Answer()
-    await ask_clear(place.ring, "long prompt", answer, Told())
+    await ask_clear(place.ring, "long prompt", answer, Progress())
     with contextlib.suppress(OSError):  # it may have ended
         resource.prlimit(process.pid, resource.RLIMIT_AS, (most, most))
     assert answer == place.expected["long prompt"] or answer.error == "OUT_OF_MEMORY", answer
@@ -167,7 +167,9 @@ async def scarce(place: Place, *part: str) -> None:
     await restarted(place, name)
     try:
         await place.ready()
-        await asyncio.gather(*(ask_clear(place.ring, each, told, Told()) for each, told in answers.items()))
+        await asyncio.gather(
+            *(ask_clear(place.ring, each, answer, Progress()) for each, answer in answers.items())
+        )
     finally:
         place.cluster.build = own
         await restarted(place, name)
@@ -191,7 +193,7 @@ async def leave(place: Place) -> None:
         async def happen() -> None:
             gone.set()
 
-        asking = asyncio.ensure_future(ask_clear(place.ring, "greedy", Answer(), Told(after, happen)))
+        asking = asyncio.ensure_future(ask_clear(place.ring, "greedy", Answer(), Progress(after, happen)))
         if after:
             waiting = asyncio.ensure_future(gone.wait())
             await asyncio.wait({asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -362,7 +364,7 @@ async def copied(place: Place, *words: str) -> str:
 
 
 async def wrong(place: Place, *part: str) -> str:
-    """A node is killed, and started from a build with which it cannot work, until its operator is told so."""
+    """A node is killed, and started from a build with which it cannot work, until its operator learns it."""
     name, own = str(place.component(part)), place.cluster.build
     await place.cluster.children.kill_one(name)
     place.cluster.build = foreign.__file__
@@ -394,7 +396,7 @@ async def usurp(place: Place, *words: str) -> None:
             while read_bundle(bundle).coordinator != STANDBY:
                 await asyncio.sleep(0.1)
         await asyncio.sleep(float(seconds))
-        assert old.returncode is None, "it was told by nobody"
+        assert old.returncode is None, "it heard of no other"
     await cluster.administer(bundle)
     async with asyncio.timeout(LIMIT_SECONDS):
         assert await old.wait() != 0

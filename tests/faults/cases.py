@@ -1,6 +1,6 @@
 """The fault matrix: what happens, and when. `acts.py` says what each kind of act is.
 
-Parts are told by the rank that they have when it happens: `engine 0` is the head's.
+Parts are named by the rank that they have when it happens: `engine 0` is the head's.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any
 
 import hasty
 import psutil
-from answering import ASKED_SECONDS, Answer, Told, ask_all, ask_clear
+from answering import ASKED_SECONDS, Answer, Progress, ask_all, ask_clear
 from cases import Case
 from following import follow
 from namespaces import joined
@@ -62,10 +62,10 @@ class Outcome:
     again: int = 0
     """How often a client asked for an answer again."""
     full: int = 0
-    """How often a client was told that the queue is full."""
+    """How often a client found the queue full."""
     pause: float = 0.0
     first: float = 0.0
-    """Seconds from waking until any client was told a piece, where machines slept."""
+    """Seconds from waking until any client received a piece, where machines slept."""
     back: float = 0.0
     """Seconds until the ring served, all of it being there."""
     left: list[str] = field(default_factory=list)
@@ -176,9 +176,9 @@ class Place:
     async def prepare(self, case: Case) -> None:
         """What has to be as it is before the case begins."""
 
-    async def ask(self, told: Told | None = None, *, again: bool = False) -> dict[str, Answer]:
+    async def ask(self, progress: Progress | None = None, *, again: bool = False) -> dict[str, Answer]:
         """The answers that are compared."""
-        return await ask_all(self.ring, self.client, told, again=again, **(FEW if self.few else {}))
+        return await ask_all(self.ring, self.client, progress, again=again, **(FEW if self.few else {}))
 
 
 @dataclass
@@ -189,7 +189,7 @@ class Things:
     descriptors: Counter[str] = field(default_factory=Counter)
     listening: Counter[str] = field(default_factory=Counter)
     files: Counter[str] = field(default_factory=Counter)
-    """By path; what is random in a name is not told."""
+    """By path, without what is random in a name."""
 
     @classmethod
     def of(cls, cluster: LocalCluster) -> Things:
@@ -232,7 +232,7 @@ async def suffer(place: Place, case: Case) -> Outcome:
     """Has a case happen under load. The ring serves before; `broken` tells if it does not again."""
     from acts import ACTS
 
-    outcome, told = Outcome(), []
+    outcome, asked = Outcome(), []
     hit, at = asyncio.Event(), [0.0]
     try:
         await place.prepare(case)
@@ -260,18 +260,18 @@ async def suffer(place: Place, case: Case) -> Outcome:
         """Requests one after another while it lasts."""
         await hit.wait()
         while not acting.done():
-            told.append(Told())
+            asked.append(Progress())
             answer = Answer()
-            await ask_clear(place.ring, "greedy", answer, told[-1], again=case.again)
+            await ask_clear(place.ring, "greedy", answer, asked[-1], again=case.again)
             outcome.count(answer, place.expected["greedy"])
             await asyncio.sleep(0.2)
 
-    told.append(Told(AFTER.get(case.moment, DECODING), happen))
+    asked.append(Progress(AFTER.get(case.moment, DECODING), happen))
     try:
         async with asyncio.timeout(4 * LIMIT_SECONDS), asyncio.TaskGroup() as group:
             acting = group.create_task(act())
             group.create_task(probe(acting))
-            answers = await place.ask(told[0], again=case.again)
+            answers = await place.ask(asked[0], again=case.again)
             hit.set()
             for name, answer in answers.items():
                 outcome.count(answer, place.expected[name])
@@ -286,9 +286,9 @@ async def suffer(place: Place, case: Case) -> Outcome:
         outcome.lacking = "; ".join(str(one) for one in causes if isinstance(one, Lacking))
         outcome.broken = "; ".join(f"{type(one).__name__}: {one}" for one in causes)[:300]
     if place.woken is not None:
-        pieces = (at for one in told for times in one.times.values() for at in times if at > place.woken)
+        pieces = (at for one in asked for times in one.times.values() for at in times if at > place.woken)
         outcome.first = min(pieces, default=place.woken) - place.woken
-    outcome.pause = max((_pause(times, at[0]) for one in told for times in one.times.values()), default=0.0)
+    outcome.pause = max((_pause(times, at[0]) for one in asked for times in one.times.values()), default=0.0)
     return outcome
 
 

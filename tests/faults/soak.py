@@ -8,8 +8,8 @@ There are fewer than asked for where the ring is slow: it is measured first, and
 answer. Of ten seconds a fault may take five; in the other five the ring also answers what has waited, beside
 the machine's starting anew what was killed.
 
-Who loses the gateway asks it again; who is told that the queue is full comes again when it was told to. Exits
-with 1 if an answer was lost, wrong or late, or if the memory of a process grew.
+A client that loses the gateway asks it again; one that finds the queue full comes again when it may.
+Exits with 1 if an answer was lost, wrong or late, or if the memory of a process grew.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 
 import psutil
 from acts import ACTS
-from answering import Answer, Told, ask_clear, ask_sealed
+from answering import Answer, Progress, ask_clear, ask_sealed
 from harness import MODULES, Outcome, SeparatePlace, separate_place
 
 FAULTS = (
@@ -81,12 +81,12 @@ async def main(options: argparse.Namespace) -> int:
     return int(bool(outcome.lost or outcome.wrong or late or grown))
 
 
-async def one(place: SeparatePlace, kind: str, told: Told) -> Answer:
+async def one(place: SeparatePlace, kind: str, progress: Progress) -> Answer:
     answer, (name, _, sealed) = Answer(), kind.partition(", ")
     if sealed:
-        await ask_sealed(place.client, name, answer, told, patient=True)
+        await ask_sealed(place.client, name, answer, progress, patient=True)
     else:
-        await ask_clear(place.ring, name, answer, told, again=True, patient=True)
+        await ask_clear(place.ring, name, answer, progress, again=True, patient=True)
     return answer
 
 
@@ -97,7 +97,7 @@ def kinds(place: SeparatePlace) -> list[str]:
 async def speed(place: SeparatePlace) -> float:
     """Answers a second of the ring while nothing breaks, each kind as often as the others."""
     begun, asked = time.monotonic(), kinds(place) * MEASURED
-    await asyncio.gather(*(one(place, kind, Told()) for kind in asked))
+    await asyncio.gather(*(one(place, kind, Progress()) for kind in asked))
     return len(asked) / (time.monotonic() - begun)
 
 
@@ -111,12 +111,12 @@ async def soak(place: SeparatePlace, seed: int, seconds: float, requests: int) -
 
     async def ask(kind: str, at: float) -> None:
         await asyncio.sleep(begun + at - time.monotonic())
-        told = Told()
-        answer = await one(place, kind, told)
+        progress = Progress()
+        answer = await one(place, kind, progress)
         outcome.count(answer, place.expected[kind])
         took = time.monotonic() - begun - at
         if answer.error:
-            pieces = sum(map(len, told.times.values()))
+            pieces = sum(map(len, progress.times.values()))
             say(f"{at:5.1f} s  {kind}: {answer.error} after {took:.1f} s and {pieces} pieces")
 
     async def break_it() -> None:

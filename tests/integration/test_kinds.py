@@ -68,9 +68,9 @@ async def test_a_kind_is_pulled_planned_deployed_and_served(cluster: LocalCluste
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        told, said = await process.communicate()
+        printed, said = await process.communicate()
         assert process.returncode == 0, said.decode()
-        return told.decode()
+        return printed.decode()
 
     first, second, third = (cluster.state_dir / f"node-{number}" / "models" / kind for number in range(3))
     await sealring("model", "pull", kind, "--node", "node-1")
@@ -80,10 +80,10 @@ async def test_a_kind_is_pulled_planned_deployed_and_served(cluster: LocalCluste
     name = kind.replace("_", "-")
     await sealring("deploy", kind, "--name", name, "--stages", "3")
     answer = await asyncio.to_thread(_ask, cluster.http_url, name)
-    told = Reference(first).reply(QUESTION, TOKENS)
-    shown = re.sub(r"<\|\w+\|>", "", told.text)  # which random weights like, and no client sees
+    whole = Reference(first).reply(QUESTION, TOKENS)
+    shown = re.sub(r"<\|\w+\|>", "", whole.text)  # which random weights like, and no client sees
     assert answer["choices"][0]["message"]["content"] == shown
-    assert answer["usage"]["completion_tokens"] == told.completion_tokens
+    assert answer["usage"]["completion_tokens"] == whole.completion_tokens
     note = note_of(third)
     assert note is not None
     assert note.whole == (note.manifest.size < 16 << 20)

@@ -42,7 +42,7 @@ async def test_a_cluster_that_was_off_for_three_certificate_lifetimes_serves(tmp
     """It is the same cluster, with the same answers; `pytest -s` shows how long they took.
 
     One of its nodes has the model, the other gets its stage's part from there, and starts with it again.
-    Its gateway has keys by now: whoever starts it has none, and is told all the same that it serves.
+    Its gateway has keys by now: its user has none, and learns all the same that it serves.
     """
     state = tmp_path / "state"
     model = state / "node-0" / "models" / "shared"

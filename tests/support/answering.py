@@ -61,7 +61,7 @@ _GONE = {"UNAVAILABLE", "STOPPING", "APIConnectionError", "RemoteProtocolError",
 
 @dataclass
 class Answer:
-    """What a client was told of one request; of log-probabilities the tokens and who else was likely."""
+    """What a client received of one request; of log-probabilities the tokens and the likeliest others."""
 
     texts: dict[int, str] = field(default_factory=dict)
     logprobs: list[tuple[int, ...]] = field(default_factory=list)
@@ -71,11 +71,11 @@ class Answer:
     again: int = field(default=0, compare=False)
     """How often it was asked for again, where its client does that."""
     full: int = field(default=0, compare=False)
-    """How often its client was told that too many wait already, and came again when it was told to."""
+    """How often the queue was full and its client came again at the time that the gateway named."""
 
 
-class Told:
-    """When each request was told its pieces; calls for what is to happen in their midst."""
+class Progress:
+    """When each request received its pieces; calls for what is to happen in their midst."""
 
     def __init__(self, after: int = 0, happen: Callable[[], Awaitable[None]] | None = None) -> None:
         self._left = after
@@ -92,7 +92,7 @@ class Told:
 async def ask_all(
     ring: Ring,
     client: AsyncClient,
-    told: Told | None = None,
+    progress: Progress | None = None,
     *,
     again: bool = False,
     clear: Iterable[str] = PROMPTS,
@@ -102,30 +102,30 @@ async def ask_all(
 
     With `again` clients that lose their gateway ask it again, as `sealring.client` does by itself.
     """
-    told = told or Told()
+    progress = progress or Progress()
     plain, closed, http = {name: Answer() for name in clear}, {name: Answer() for name in sealed}, Answer()
     async with asyncio.timeout(ASKED_SECONDS):
         await asyncio.gather(
-            *(ask_clear(ring, name, answer, told, again=again) for name, answer in plain.items()),
-            *(ask_sealed(client, name, answer, told) for name, answer in closed.items()),
-            _ended(lambda key: _http(ring, http, told, key), http, again=again),
+            *(ask_clear(ring, name, answer, progress, again=again) for name, answer in plain.items()),
+            *(ask_sealed(client, name, answer, progress) for name, answer in closed.items()),
+            _ended(lambda key: _http(ring, http, progress, key), http, again=again),
         )
     return plain | {f"{name}, sealed": answer for name, answer in closed.items()} | {"http": http}
 
 
 async def ask_clear(
-    ring: Ring, name: str, answer: Answer, told: Told, *, again: bool = False, patient: bool = False
+    ring: Ring, name: str, answer: Answer, progress: Progress, *, again: bool = False, patient: bool = False
 ) -> None:
-    """One prompt in clear over gRPC; puts all it is told into `answer`. Who is `patient` comes again to a
-    full queue when it was told to."""
-    await _ended(lambda key: _clear(ring, name, answer, told, key), answer, again=again, patient=patient)
+    """One prompt in clear over gRPC; puts all that it receives into `answer`. A `patient` client comes again
+    to a full queue at the time that the gateway names."""
+    await _ended(lambda key: _clear(ring, name, answer, progress, key), answer, again=again, patient=patient)
 
 
 async def ask_sealed(
-    client: AsyncClient, name: str, answer: Answer, told: Told, *, patient: bool = False
+    client: AsyncClient, name: str, answer: Answer, progress: Progress, *, patient: bool = False
 ) -> None:
     """One prompt sealed, as `ask_clear`."""
-    await _ended(lambda key: _sealed(client, name, answer, told), answer, patient=patient)
+    await _ended(lambda key: _sealed(client, name, answer, progress), answer, patient=patient)
 
 
 async def _ended(
@@ -164,7 +164,7 @@ def _parts(one: str, other: str) -> bool:
     return not (one.startswith(other) or other.startswith(one))
 
 
-async def _clear(ring: Ring, name: str, answer: Answer, told: Told, key: str) -> None:
+async def _clear(ring: Ring, name: str, answer: Answer, progress: Progress, key: str) -> None:
     request = inference.GenerateRequest(
         model=ring.model,
         envelope=inference.Envelope(clear=PROMPTS[name]),
@@ -182,7 +182,7 @@ async def _clear(ring: Ring, name: str, answer: Answer, told: Told, key: str) ->
             answer.logprobs += [(one.id, *(each.id for each in one.top)) for one in delta.logprobs]
             assert delta.tokens > tokens.get(delta.choice, 0)
             tokens[delta.choice] = delta.tokens
-            await told.piece(name)
+            await progress.piece(name)
         elif event.HasField("started"):
             started += 1
         else:
@@ -191,12 +191,12 @@ async def _clear(ring: Ring, name: str, answer: Answer, told: Told, key: str) ->
     assert started == 1
 
 
-async def _sealed(client: AsyncClient, name: str, answer: Answer, told: Told) -> None:
+async def _sealed(client: AsyncClient, name: str, answer: Answer, progress: Progress) -> None:
     reply = client.ask(PROMPTS[name], max_tokens=TOKENS, n=CHOICES.get(name, 1))
     async for delta in reply:
         answer.texts[delta.choice] = answer.texts.get(delta.choice, "") + delta.text
         answer.logprobs += [(one.id, *(each.id for each in one.top)) for one in delta.logprobs]
-        await told.piece(f"{name}, sealed")
+        await progress.piece(f"{name}, sealed")
     whole = reply.completion
     # A choice whose tokens all spell nothing has no delta.
     assert [one.text for one in whole.choices] == [
@@ -206,7 +206,7 @@ async def _sealed(client: AsyncClient, name: str, answer: Answer, told: Told) ->
     answer.end = (reason, whole.usage.prompt_tokens, whole.usage.completion_tokens)
 
 
-async def _http(ring: Ring, answer: Answer, told: Told, key: str) -> None:
+async def _http(ring: Ring, answer: Answer, progress: Progress, key: str) -> None:
     """The drawn one, as OpenAI's own client streams it."""
     sampling = PROMPTS["drawn"].sampling
     async with ring.openai() as client:
@@ -224,6 +224,6 @@ async def _http(ring: Ring, answer: Answer, told: Told, key: str) -> None:
         async for chunk in stream:
             for choice in chunk.choices:
                 answer.texts[0] = answer.texts.get(0, "") + (choice.delta.content or "")
-                await told.piece("http")
+                await progress.piece("http")
             if chunk.usage:
                 answer.end = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)

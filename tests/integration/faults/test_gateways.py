@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import grpc
 import pytest_asyncio
-from answering import Answer, Told, ask_all, ask_sealed
+from answering import Answer, Progress, ask_all, ask_sealed
 from harness import FEW
 from ringtest import CLUSTER, LIMIT_SECONDS
 
@@ -72,7 +72,7 @@ async def test_answers_go_on_without_the_gateway_that_schedules(place, second):
         async def kill():
             await broken.cluster.children.kill_one("gateway")
 
-        taken_over = await ask_all(second, client, Told(60, kill), **EACH)
+        taken_over = await ask_all(second, client, Progress(60, kill), **EACH)
         assert taken_over.items() <= expected.items(), "as who takes over"
     await broken.cluster.start_one("gateway")
     await broken.serving()
@@ -82,8 +82,10 @@ async def test_answers_go_on_without_the_gateway_that_schedules(place, second):
 
     answers = {name: Answer() for name in SEALED}
     async with broken.sealing(gateway=addresses) as client, asyncio.timeout(2 * LIMIT_SECONDS):
-        told = Told(40, kill_second)
-        await asyncio.gather(*(ask_sealed(client, name, answer, told) for name, answer in answers.items()))
+        progress = Progress(40, kill_second)
+        await asyncio.gather(
+            *(ask_sealed(client, name, answer, progress) for name, answer in answers.items())
+        )
     for name, answer in answers.items():
         assert answer == expected[f"{name}, sealed"], "over the other gateway"
     await second.cluster.start()
@@ -107,7 +109,9 @@ async def test_gateways_that_are_restarted_one_after_the_other_fail_no_request(p
 
     answers = {name: Answer() for name in SEALED}
     async with broken.sealing(gateway=addresses) as client, asyncio.timeout(2 * LIMIT_SECONDS):
-        told = Told(30, restart)
-        await asyncio.gather(*(ask_sealed(client, name, answer, told) for name, answer in answers.items()))
+        progress = Progress(30, restart)
+        await asyncio.gather(
+            *(ask_sealed(client, name, answer, progress) for name, answer in answers.items())
+        )
     for name, answer in answers.items():
         assert answer == expected[f"{name}, sealed"]

@@ -3,7 +3,7 @@
 import asyncio
 
 import scarce
-from answering import Answer, Told, ask_clear, ask_sealed
+from answering import Answer, Progress, ask_clear, ask_sealed
 from ringtest import CLUSTER, built
 
 pytestmark = CLUSTER
@@ -22,9 +22,9 @@ async def test_a_prompt_without_memory_fails_alone(place):
         with built(ring, scarce):
             await place.start(name)
         await place.ready()
-        await asyncio.gather(*(ask_clear(ring, each, told, Told()) for each, told in answers.items()))
+        await asyncio.gather(*(ask_clear(ring, each, answer, Progress()) for each, answer in answers.items()))
         await place.ready()
-        await ask_sealed(place.client, "long prompt", sealed, Told())
+        await ask_sealed(place.client, "long prompt", sealed, Progress())
         await place.ready()
     finally:
         await place.cluster.children.kill_one(name)

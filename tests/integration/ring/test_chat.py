@@ -41,10 +41,3 @@ async def test_a_question_and_a_conversation_are_sealed(ring, reference, tmp_pat
         {"role": "user", "content": "And of Italy?"},
     ]
     assert (status, shown) == (0, f"{expected.text}\n{reference.reply(turns, 100).text}\n"), said
-
-
-async def test_a_cluster_with_another_root_key_gets_no_question(ring, tmp_path):
-    status, shown, said = await chat(ring, tmp_path, QUESTION, "--root-sha256", "ab" * 32)
-    assert (status != 0, shown, "[ROOT_PIN]" in said) == (True, "", True)
-    status, shown, said = await chat(ring, tmp_path, QUESTION)
-    assert (status != 0, shown, "[NO_ROOT_HASH]" in said) == (True, "", True)

@@ -1,7 +1,5 @@
 """Real clients against a real ring of three: the openai package, plain HTTP, plain gRPC."""
 
-import asyncio
-
 import grpc
 import httpx
 import openai
@@ -78,29 +76,6 @@ async def test_the_openai_client_lists_models(client):
 async def test_a_plain_grpc_client_streams(ring, reference):
     reply = await ring.ask(chat(QUESTION), 100)
     assert reply == reference.reply([{"role": "user", "content": QUESTION}], 100)
-
-
-async def test_a_stop_string_ends_the_reply_and_is_not_part_of_it(ring, client, reference):
-    whole = reference.reply([{"role": "user", "content": QUESTION}], 100).text
-    stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
-    reply = await client.chat.completions.create(
-        model="demo", messages=[{"role": "user", "content": QUESTION}], temperature=0, stop=stop
-    )
-    assert reply.choices[0].message.content == whole[: whole.index(stop)]
-    assert reply.choices[0].finish_reason == "stop"
-
-
-async def test_a_seed_gives_the_same_text_whatever_else_is_in_the_batch(ring):
-    drawn = inference_pb2.Sampling(temperature=1.2, top_p=0.95, seed=42)
-    prompt = inference_pb2.Prompt(text="The", sampling=drawn)  # in a chat the model is too sure of itself
-    alone = await ring.ask(prompt, 40)
-    others = [ring.ask(chat(f"What is {n}+{n}?", temperature=1.0), 30) for n in range(6)]
-    together = await asyncio.gather(ring.ask(prompt, 40), *others, ring.ask(prompt, 40))
-    assert together[0] == alone
-    assert together[-1] == alone
-    prompt.sampling.seed = 43
-    different = await ring.ask(prompt, 40)
-    assert different.text != alone.text
 
 
 async def test_cancelling_a_call_frees_its_row(ring):

@@ -23,9 +23,9 @@ async def _run(home, *command, stdin=None):
         env={"HOME": str(home), "PATH": f"{PYTHON.parent}:{os.environ['PATH']}"},
     )
     async with asyncio.timeout(120):
-        told, errors = await process.communicate((stdin or "").encode())
+        printed, errors = await process.communicate((stdin or "").encode())
     assert process.returncode == 0, errors.decode()[-3000:]
-    return told.decode()
+    return printed.decode()
 
 
 async def _connect(home, url, *arguments):
@@ -54,7 +54,7 @@ async def test_the_program_for_langchain_runs(url, tmp_path):
 
 
 async def test_the_line_for_curl_runs(url, tmp_path):
-    told = (await _connect(tmp_path, url, "curl")).replace("Hello!", QUESTION)
-    line = told[told.index("echo ") :]
+    printed = (await _connect(tmp_path, url, "curl")).replace("Hello!", QUESTION)
+    line = printed[printed.index("echo ") :]
     line = line[: line.index("}'") + 2]
     assert ANSWER in await _run(tmp_path, "sh", "-c", line)

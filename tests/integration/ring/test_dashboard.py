@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import sys
 
-import httpx
 import pytest
 from browser import CHROMIUM, browser
 from ringtest import CLUSTER, LIMIT_SECONDS
@@ -63,20 +62,3 @@ async def test_a_browser_shows_the_cluster_and_asks_sealed_questions(ring, tmp_p
     assert answer == "The capital of France is Paris."
     assert "sealed for node-" in seers
     assert "Minimum trust: software" in seers
-
-
-async def test_nothing_is_told_without_the_token(ring):
-    async with dashboard(ring) as address, httpx.AsyncClient() as http:
-        root, token = address.split("#")
-        right = {"authorization": f"Bearer {token}"}
-        for path in ("data/cluster", "data/load", "data/audit", "data/rings", "v1/models", "metrics", "x"):
-            for headers in ({}, {"authorization": "Bearer x"}, {"authorization": token}):
-                refused = await http.get(root + path, headers=headers)
-                assert (refused.status_code, refused.json()["error"]["code"]) == (401, "bad_token")
-        cluster = await http.get(root + "data/cluster", headers=right)
-        assert len(cluster.json()["nodes"]) == 3
-        assert cluster.headers["content-security-policy"].startswith("default-src 'none'")
-        unknown = await http.get(root + "data/trace?ring=none", headers=right)
-        assert unknown.status_code == 404
-        unnamed = await http.get(root + "data/trace", headers=right)
-        assert (unnamed.status_code, unnamed.json()["error"]["code"]) == (400, "bad_ring")

@@ -18,9 +18,9 @@ async def doctor(*arguments, **environment):
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    told, said = await process.communicate()
+    printed, said = await process.communicate()
     assert process.returncode in (0, 1), said
-    return process.returncode, json.loads(told)
+    return process.returncode, json.loads(printed)
 
 
 def kinds(findings):
@@ -30,22 +30,22 @@ def kinds(findings):
 async def test_a_nodes_daemon_says_whom_it_reaches(ring):
     name, *_ = ring.cluster.node_names
     folder = ring.cluster.state_dir / name
-    _, told = await doctor("--state-dir", str(folder))
-    found = kinds(told["findings"])
+    _, report = await doctor("--state-dir", str(folder))
+    found = kinds(report["findings"])
     assert {"reach.coordinator", "reach.peers", "certificate.life", "models.planned"} <= set(found)
     assert found["reach.coordinator"] == found["reach.peers"] == found["models.planned"] == "ok"
-    assert [one["error"] for one in told["facts"]["connections"]] == ["", ""]
-    assert told["facts"]["member"] in (folder / "member.json").read_text()
+    assert [one["error"] for one in report["facts"]["connections"]] == ["", ""]
+    assert report["facts"]["member"] in (folder / "member.json").read_text()
 
 
 async def test_the_cluster_is_looked_at_as_one(ring):
-    _, told = await doctor("--cluster", "--operator", str(ring.cluster.operator_bundle))
-    found = kinds(told["findings"])
+    _, report = await doctor("--cluster", "--operator", str(ring.cluster.operator_bundle))
+    found = kinds(report["findings"])
     for kind in ("cluster.report", "versions.equal", "reach.pair"):
         assert found[kind] == "ok"
     assert "memory.plan" in found
-    assert sorted(node["name"] for node in told["nodes"]) == sorted(ring.cluster.node_names)
-    for node in told["nodes"]:
+    assert sorted(node["name"] for node in report["nodes"]) == sorted(ring.cluster.node_names)
+    for node in report["nodes"]:
         assert abs(node["clock_offset_s"]) <= node["clock_error_s"]  # it is one machine's
         assert kinds(node["report"]["findings"])["reach.peers"] == "ok"
         assert not any(one["command"] for one in node["report"]["findings"])
@@ -78,6 +78,6 @@ async def test_a_bug_report_holds_no_secret_and_no_prompt(ring, tmp_path):
     keys = [path for path in cluster.state_dir.rglob("*.key") if path.is_file()]
     assert len(keys) > 2 * len(cluster.node_names)
     secrets = {line for path in keys for line in path.read_bytes().split(b"\n") if b"-----" not in line}
-    told = b"".join(found.values())
-    assert not [one for one in secrets if len(one) > 20 and (one in told or one.hex().encode() in told)]
-    assert b"Kanarienvogel" not in told
+    packed = b"".join(found.values())
+    assert not [one for one in secrets if len(one) > 20 and (one in packed or one.hex().encode() in packed)]
+    assert b"Kanarienvogel" not in packed

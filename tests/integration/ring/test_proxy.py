@@ -132,8 +132,8 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, sealed, referen
         # At once, because rows of one batch take hardly more than one row.
         urls = (ring.cluster.http_url, sealed)
         calls = [http.post(f"{url}{path}", json=body) for url in urls for path, body in wanted]
-        told = [answer.json() for answer in await asyncio.gather(*calls)]
-    for url, answers in zip(urls, (told[: len(wanted)], told[len(wanted) :]), strict=True):
+        bodies = [answer.json() for answer in await asyncio.gather(*calls)]
+    for url, answers in zip(urls, (bodies[: len(wanted)], bodies[len(wanted) :]), strict=True):
         found |= {(url, path): answer for path, answer in zip(asked, answers, strict=False)}
         counts.append(answers[len(asked)])
         stopped.append(answers[len(asked) + 1])

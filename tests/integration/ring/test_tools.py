@@ -24,8 +24,12 @@ async def with_chats(url):
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=PROXY_KEY, max_retries=0) as client:
         said = (await client.chat.completions.create(messages=[QUESTION], **asked)).choices[0].message
         (call,) = said.tool_calls
-        told = get_weather(**json.loads(call.function.arguments))
-        messages = [QUESTION, said.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": told}]
+        weather = get_weather(**json.loads(call.function.arguments))
+        messages = [
+            QUESTION,
+            said.model_dump(),
+            {"role": "tool", "tool_call_id": call.id, "content": weather},
+        ]
         pieces = await client.chat.completions.create(messages=messages, stream=True, **asked)
         return "".join([piece.choices[0].delta.content or "" async for piece in pieces])
 
@@ -34,8 +38,8 @@ async def with_responses(url):
     asked = {"model": "demo", "temperature": 0, "tools": [{"type": "function", **GET, "parameters": CITY}]}
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=PROXY_KEY, max_retries=0) as client:
         (call,) = (await client.responses.create(input=[QUESTION], **asked)).output
-        told = get_weather(**json.loads(call.arguments))
-        result = {"type": "function_call_output", "call_id": call.call_id, "output": told}
+        weather = get_weather(**json.loads(call.arguments))
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": weather}
         items = [QUESTION, call.model_dump(), result]
         async with client.responses.stream(input=items, **asked) as stream:
             return (await stream.get_final_response()).output_text
@@ -78,8 +82,8 @@ async def test_a_custom_tools_input_keeps_to_its_grammar(ring, sealed):
             (call,) = (await client.responses.create(input=[QUESTION], **asked)).output
         return (call.type, call.name, call.input)
 
-    told = await asyncio.gather(called(ring.cluster.http_url), called(sealed))
-    assert told == [("custom_tool_call", "get_weather", "Paris!")] * 2
+    calls = await asyncio.gather(called(ring.cluster.http_url), called(sealed))
+    assert calls == [("custom_tool_call", "get_weather", "Paris!")] * 2
 
 
 async def test_a_tool_is_called_and_its_result_told(ring, sealed):
@@ -87,5 +91,7 @@ async def test_a_tool_is_called_and_its_result_told(ring, sealed):
     asked = list(
         product((with_chats, with_responses, with_messages, with_ollama), (ring.cluster.http_url, sealed))
     )
-    told = await asyncio.gather(*(converse(url) for converse, url in asked))
-    assert dict(zip(asked, told, strict=True)) == dict.fromkeys(asked, "It is 21 degrees and sunny in Paris.")
+    answers = await asyncio.gather(*(converse(url) for converse, url in asked))
+    assert dict(zip(asked, answers, strict=True)) == dict.fromkeys(
+        asked, "It is 21 degrees and sunny in Paris."
+    )

@@ -57,9 +57,9 @@ async def test_a_ring_tells_where_its_time_went(ring):
     assert all(one.idle > 99 for one in member_shares(idle))
     async with working(ring, f"Name the planets. {MARK}"):
         both = [admin.call("TraceRing", milliseconds=2000, seconds=60) for _ in range(2)]
-        told = await asyncio.gather(*both, return_exceptions=True)
-    (trace,) = (one for one in told if not isinstance(one, BaseException))
-    (second,) = (one for one in told if isinstance(one, SealringError))
+        ends = await asyncio.gather(*both, return_exceptions=True)
+    (trace,) = (one for one in ends if not isinstance(one, BaseException))
+    (second,) = (one for one in ends if isinstance(one, SealringError))
     assert second.reason == "TRACE_BUSY"
     assert MARK.encode() not in trace.SerializeToString()
     with pytest.raises(SealringError) as unknown:
@@ -81,9 +81,9 @@ def check_members(trace):
     since = max(member.since + member.clock_error for member in trace.members)  # before it some forgot some
     steps = [{span.step for span in member.spans if span.start > since} for member in trace.members]
     # Of the steps that are under way together at either end, some members tell and others do not.
-    told = range(max(map(min, steps)) + 8, min(map(max, steps)) - 7)
-    assert len({frozenset(one & set(told)) for one in steps}) == 1
-    assert len(told) > 10
+    shared = range(max(map(min, steps)) + 8, min(map(max, steps)) - 7)
+    assert len({frozenset(one & set(shared)) for one in steps}) == 1
+    assert len(shared) > 10
     for shares in (one.shares for one in member_shares(trace)):
         assert 0 < shares["compute"] + shares["launch"] <= 200
         assert 0 < shares["seal"] < 50
@@ -113,9 +113,9 @@ async def test_the_command_prints_shares_and_writes_a_file(ring, tmp_path):
         process = await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
-        told, said = await process.communicate()
+        printed, said = await process.communicate()
     assert process.returncode == 0, said
-    shown = json.loads(told)
+    shown = json.loads(printed)
     assert [member["rank"] for member in shown["members"]] == [0, 1, 2]
     assert {"wait", "seal", "send", "open", "compute"} <= shown["members"][0]["shares"].keys()
     assert json.loads(out.read_text())["otherData"]["ring"] == shown["ring"]
