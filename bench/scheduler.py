@@ -15,7 +15,8 @@ import numpy as np
 
 from bench.frame import Result, Table, numbers, progress
 from bench.verdict import Check
-from sealring.gateway.scheduler.actions import Action, AnnounceStep, MemberMemory, OpenRow, RingFacts
+from sealring.gateway.scheduler.actions import Action, AnnounceStep, OpenRow
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.v1 import control_pb2 as control

@@ -17,7 +17,7 @@ from sealring.edge.inference.kept import KeptAnswers
 from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
-from sealring.gateway.credentials import load_gateway
+from sealring.gateway.join import load_gateway
 from sealring.gateway.rings.members import Members
 from sealring.gateway.rings.rings import Rings
 from sealring.gateway.rings.watch import Watch

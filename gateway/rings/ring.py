@@ -26,11 +26,9 @@ from sealring.gateway.scheduler.actions import (
     DiscardRow,
     Fail,
     Finish,
-    MemberMemory,
     OpenRow,
-    RingFacts,
 )
-from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Load, Scheduler
 from sealring.mesh.clock import Clock, awake_clock, monotonic_clock

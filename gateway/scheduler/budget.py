@@ -1,4 +1,4 @@
-"""The number of prompt tokens to prefill beside rows that decode, by the cost table (scheduler.costs).
+"""The number of prompt tokens to prefill beside rows that decode, by the cost table (scheduler.facts).
 
 A client sees a lane's round: the time from one of its decode steps to the next. Prefill steps in between make
 it longer. Two goals conflict: a token takes at most `MOST` times its undisturbed time, and prompts take at
@@ -18,7 +18,7 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
-from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.facts import StepCosts
 
 MOST = 1.4
 """Times its undisturbed length that a round may take. The goal is 1.5; a tenth is left for the variation of

@@ -15,10 +15,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from sealring.gateway.scheduler.actions import RingFacts
-from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.facts import RingFacts, StepCosts
 from sealring.gateway.scheduler.lane import Lane
-from sealring.gateway.scheduler.row import Row
+from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import MAX_UNSETTLED
 from sealring.v1 import control_pb2 as control

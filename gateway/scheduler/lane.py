@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sealring.gateway.scheduler.row import Row
+from sealring.gateway.scheduler.request import Row
 
 ANNOUNCED = 2
 """Steps of a lane that are announced at most: the one in flight and one ahead."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
-from sealring.gateway.scheduler.row import Row
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
+from sealring.gateway.scheduler.request import Row
 
 BLOCK = 256
 """Tokens by which an mlx-lm KV cache grows."""

@@ -14,14 +14,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sealring.gateway.scheduler.actions import RingFacts
 from sealring.gateway.scheduler.budget import PrefillBudget
 from sealring.gateway.scheduler.drafting import Drafting
+from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.lane import ANNOUNCED, Lane
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.prefill import PrefillLine
 from sealring.gateway.scheduler.prefixes import PrefixCache
-from sealring.gateway.scheduler.row import Row
+from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
 

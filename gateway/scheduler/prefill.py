@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sealring.gateway.scheduler.row import Row
+from sealring.gateway.scheduler.request import Row
 from sealring.v1 import control_pb2 as control
 
 REST = 0.5

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from sealring.gateway.scheduler.memory import Ledger
-from sealring.gateway.scheduler.row import Row
+from sealring.gateway.scheduler.request import Row
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_names import Names, split
 from sealring.v1 import control_pb2 as control
@@ -42,9 +42,6 @@ class PrefixCache:
         self._due: list[tuple[Row, Names]] = []
         self._last = 0
         self._adopting = list(self._adopt(earlier)) if self._any or self._exact else []
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     def prepare(self, row: Row) -> None:
         """Finds where a row that has not begun would begin, and where it would be cut."""

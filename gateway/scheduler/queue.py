@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Container
 from typing import TypeAlias
 
@@ -23,6 +23,16 @@ STEP_SECONDS = 10.0
 AHEAD_SECONDS = 10.0
 """How long before its deadline a request is due."""
 
+WINDOW = 128
+"""Requests that the estimate looks back at: twice the rows of most rings or more, because all may become free
+at once."""
+
+_LEAST = 4
+"""Intervals below which there is no estimate: one long prompt is no pace."""
+
+_LONGEST = 60
+"""Longest `retry-after` in seconds: common clients ignore more."""
+
 _Entry: TypeAlias = tuple[float, int, Request]
 """The time it is due, and a number that no other has, so that requests are never compared."""
 
@@ -32,7 +42,7 @@ class FairQueue:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self.turns: OrderedDict[str, list[_Entry]] = OrderedDict()  # in the order of their turns
+        self._turns: OrderedDict[str, list[_Entry]] = OrderedDict()  # in the order of their turns
         self._entries: dict[str, _Entry] = {}
         self._number = itertools.count(1)
 
@@ -53,17 +63,17 @@ class FairQueue:
     def push_front(self, request: Request) -> None:
         """Puts a request that was taken back in front; the queue's length does not matter."""
         self._add(request, -math.inf, -next(self._number))
-        self.turns.move_to_end(request.key, last=False)
+        self._turns.move_to_end(request.key, last=False)
 
     def _add(self, request: Request, due: float, order: int) -> None:
         entry = self._entries[request.id] = (due, order, request)
-        insort(self.turns.setdefault(request.key, []), entry)
+        insort(self._turns.setdefault(request.key, []), entry)
 
     def ahead(self, request: Request, now: float) -> int:
         """The number of requests that would be taken before one that comes `now`."""
-        ahead = before = bisect_right(self.turns.get(request.key, []), (_due(request, now), math.inf))
+        ahead = before = bisect_right(self._turns.get(request.key, []), (_due(request, now), math.inf))
         turns = before + 1
-        for key, waiting in self.turns.items():
+        for key, waiting in self._turns.items():
             if key == request.key:
                 turns = before  # those behind its own key have had one turn less
             else:
@@ -80,20 +90,20 @@ class FairQueue:
 
     def pop_but(self, keys: Container[str]) -> Request | None:
         """The request that is due first of the next key not in `keys`; None if no other key waits."""
-        key = next((each for each in self.turns if each not in keys), None)
+        key = next((each for each in self._turns if each not in keys), None)
         if key is None:
             return None
-        self.turns.move_to_end(key)
-        return self.remove(self.turns[key][0][2].id)
+        self._turns.move_to_end(key)
+        return self.remove(self._turns[key][0][2].id)
 
     def remove(self, request_id: str) -> Request:
         """Takes a request out. Raises KeyError when it does not wait."""
         entry = self._entries.pop(request_id)
         key = entry[2].key
-        waiting = self.turns[key]
+        waiting = self._turns[key]
         del waiting[bisect_left(waiting, entry)]
         if not waiting:
-            del self.turns[key]
+            del self._turns[key]
         return entry[2]
 
     def displace(self, key: str) -> Request | None:
@@ -102,8 +112,8 @@ class FairQueue:
         None when `key` itself would then have no less than that one has, or when what would go has
         already been accepted by the head once.
         """
-        most = max(self.turns.values(), key=len, default=[])
-        if len(self.turns.get(key, ())) + 1 >= len(most):
+        most = max(self._turns.values(), key=len, default=[])
+        if len(self._turns.get(key, ())) + 1 >= len(most):
             return None
         last = most[-1][2]
         return None if last.progress.resumes else self.remove(last.id)
@@ -116,6 +126,38 @@ class FairQueue:
     def drain(self) -> list[Request]:
         """Takes everything out, in the order of turns."""
         return [self.pop() for _ in range(len(self))]
+
+
+class Pace:
+    """The seconds between two requests that were begun while others waited, by which the wait of a new one
+    is estimated. Pure; time is an argument."""
+
+    def __init__(self) -> None:
+        self._intervals: deque[float] = deque(maxlen=WINDOW)
+        self._last: float | None = None
+
+    def begun(self, now: float) -> None:
+        if self._last is not None:
+            self._intervals.append(max(0.0, now - self._last))
+        self._last = now
+
+    def rest(self) -> None:
+        """Nothing waits, or no epoch runs: the time until the next start does not count."""
+        self._last = None
+
+    def wait(self, requests: int, now: float) -> float:
+        """Seconds until `requests` requests have started, by estimate; 0 while too few have."""
+        count = len(self._intervals)
+        if count < _LEAST:
+            return 0.0
+        total = sum(self._intervals)
+        standing = 0.0 if self._last is None else max(0.0, now - self._last)
+        return requests * max(total / count, (total + standing) / (count + 1))
+
+
+def retry_after(seconds: float) -> int:
+    """The `retry-after` of a refusal: whole seconds, 1 to 60."""
+    return round(min(max(1.0, seconds), _LONGEST))
 
 
 def place(request: Request, now: float) -> float:

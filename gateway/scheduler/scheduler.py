@@ -29,13 +29,11 @@ from sealring.gateway.scheduler.actions import (
     Finish,
     OpenRow,
     Piece,
-    RingFacts,
 )
-from sealring.gateway.scheduler.pace import Pace, retry_after
+from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.planner import EXTENSION, Announced, StepPlanner
-from sealring.gateway.scheduler.queue import FairQueue
-from sealring.gateway.scheduler.request import TOKEN_BYTES, Request
-from sealring.gateway.scheduler.row import Row
+from sealring.gateway.scheduler.queue import FairQueue, Pace, retry_after
+from sealring.gateway.scheduler.request import TOKEN_BYTES, Request, Row
 from sealring.mesh.errors import (
     DeadlineExceeded,
     EpochEnded,

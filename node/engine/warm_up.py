@@ -5,7 +5,7 @@ in the middle of its call, as some mixtures of experts do to route tokens, would
 content. A receive buffer knows whether it was evaluated, so one call of each kind shows it. An epoch checks
 every step that it builds ahead as well, so none is missed silently.
 
-How long steps take is timed as well, for the scheduler to plan by (gateway.scheduler.costs).
+How long steps take is timed as well, for the scheduler to plan by (gateway.scheduler.facts).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sealring.gateway.scheduler.actions import Action, AnnounceStep, MemberMemory, OpenRow, RingFacts
-from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.actions import Action, AnnounceStep, OpenRow
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.ring.composition import MAX_DRAFTS, MAX_UNSETTLED, Composition, ResolvedStep, Settling

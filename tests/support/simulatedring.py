@@ -17,11 +17,9 @@ from sealring.gateway.scheduler.actions import (
     DiscardRow,
     Fail,
     Finish,
-    MemberMemory,
     OpenRow,
-    RingFacts,
 )
-from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.planner import StepPlanner
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler

@@ -16,7 +16,7 @@ from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand, capacity
 from sealring.coordinator.planning.planner import CLEAR, memory_of, plan, with_ring
 from sealring.coordinator.planning.speeds import Rate, Speeds
-from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import (

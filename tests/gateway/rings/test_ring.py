@@ -18,7 +18,8 @@ from sealring.gateway.rings import ring as ring_module
 from sealring.gateway.rings.guests import Sent
 from sealring.gateway.rings.members import MemberTarget
 from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
-from sealring.gateway.scheduler.actions import AnnounceStep, Finish, MemberMemory
+from sealring.gateway.scheduler.actions import AnnounceStep, Finish
+from sealring.gateway.scheduler.facts import MemberMemory
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Load
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError, Unavailable

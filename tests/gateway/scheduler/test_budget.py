@@ -11,7 +11,7 @@ from simulatedring import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
 
 from bench.summaries import percentile
 from sealring.gateway.scheduler.budget import MANY, Cut, PrefillBudget
-from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.facts import StepCosts
 
 GPU = Costs(step_ms=11.4, row_ms=0.1, prefill_ms=12.0, token_us=24.0, link_ms=1.0)
 """An 8B model on H200s."""
@@ -195,9 +195,12 @@ def test_a_chunk_that_takes_longer_than_a_decode_step_holds_up_every_stage() -> 
     assert budget.round_with(0.06, 6, 2, 0.001) == pytest.approx(0.062)
 
 
-def test_a_round_has_its_steps_and_the_next_begins_where_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget, load = PrefillBudget(COSTS, 256, 1), (1, 1, 1, 9, 0)
-    monkeypatch.setattr(budget, "best", lambda *load: (7, 2))
+def test_a_round_has_its_steps_and_the_next_begins_where_it_ends() -> None:
+    class Twice(PrefillBudget):
+        def best(self, *load: int) -> tuple[int, int]:
+            return 7, 2
+
+    budget, load = Twice(COSTS, 256, 1), (1, 1, 1, 9, 0)
 
     def taken(rounds: float) -> list[int]:
         return [budget.take(rounds, *load) for _ in range(3)]

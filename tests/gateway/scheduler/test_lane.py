@@ -6,8 +6,7 @@ import pytest
 
 from sealring.gateway.scheduler.lane import EXTEND_AHEAD, GATHERED, Lane
 from sealring.gateway.scheduler.planner import Announced
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.row import Row
+from sealring.gateway.scheduler.request import Request, Row
 from sealring.v1 import inference_pb2 as inference
 
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler.actions import MemberMemory, RingFacts
-from sealring.gateway.scheduler.memory import BLOCK, Ledger, _bytes, rounded
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.row import Row
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
+from sealring.gateway.scheduler.memory import BLOCK, Ledger, rounded
+from sealring.gateway.scheduler.request import Request, Row
 from sealring.mesh.ring.composition import MAX_LANES
 from sealring.v1 import inference_pb2 as inference
 
@@ -35,7 +34,10 @@ def padded_bytes(ring: RingFacts, held: dict[int, tuple[int, int]]) -> list[int]
 
 def member_bytes(ledger: Ledger) -> list[int]:
     """Reserved bytes per member, in the order of ranks."""
-    return [_bytes(member, ledger.tokens, ledger.rows) for member in ledger.members]
+    return [
+        member.kv_bytes_per_token * ledger.tokens + member.kv_bytes_per_row * ledger.rows
+        for member in ledger.members
+    ]
 
 
 @given(members, operations)

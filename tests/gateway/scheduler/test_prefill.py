@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from sealring.gateway.scheduler.prefill import PrefillLine
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.row import Row
+from sealring.gateway.scheduler.request import Request, Row
 from sealring.v1 import inference_pb2 as inference
 
 

@@ -11,18 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sealring.gateway.scheduler.actions import (
-    AnnounceStep,
-    Begin,
-    Deliver,
-    DiscardRow,
-    Fail,
-    Finish,
-    MemberMemory,
-    OpenRow,
-    RingFacts,
-)
+from sealring.gateway.scheduler.actions import AnnounceStep, Begin, Deliver, DiscardRow, Fail, Finish, OpenRow
 from sealring.gateway.scheduler.budget import MANY
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
 from sealring.gateway.scheduler.memory import rounded
 from sealring.gateway.scheduler.planner import AHEAD
 from sealring.gateway.scheduler.request import Request
@@ -94,6 +85,7 @@ class ModelRing:
         self.work: list[tuple[str, int | None]] = []
         self.contents: dict[int, Content] = {}
         self.kept: dict[int, tuple[Content, int]] = {}
+        self.origins: dict[int, Origin] = {}
         self.named: set[int] = set()  # rows whose prefixes the head names: no copies
         self.wrong: set[int] = set()  # rows of which a draft was, since they were settled
         self.asked: set[int] = set()
@@ -112,6 +104,7 @@ class ModelRing:
                 self.keep(change)
             elif isinstance(change, Adopting):
                 self.kept[change.prefix] = self.earlier[change.origin]
+                self.origins[change.prefix] = change.origin
             elif isinstance(change, Dropping):
                 del self.kept[change.prefix]
         for chunk in resolved.chunks:
@@ -154,6 +147,7 @@ class ModelRing:
         if self.facts.prefixes == control.PREFIX_SUPPORT_EXACT:
             assert keeping.tokens == keeping.held
         self.kept[keeping.prefix] = (self.contents[keeping.row], keeping.tokens)
+        self.origins[keeping.prefix] = keeping.origin
 
     def reuse(self, chunk: Chunk) -> None:
         """As the head and the engines check it."""
@@ -405,7 +399,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Its members keep what they kept, and what they had when it came if they were given no step."""
         assert self.ring is not None
         if self.ring.composition.last_step:
-            origins = self.ring.composition._prefixes
+            origins = self.ring.origins
             self.earlier = {origins[prefix]: kept for prefix, kept in self.ring.kept.items()}
         self.ring = None
 
@@ -561,7 +555,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=25,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

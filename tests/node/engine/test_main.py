@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from knock import knocking
 
-from sealring.gateway.scheduler.actions import AnnounceStep, Finish, MemberMemory, OpenRow, RingFacts
-from sealring.gateway.scheduler.costs import StepCosts
+from sealring.gateway.scheduler.actions import AnnounceStep, Finish, OpenRow
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id

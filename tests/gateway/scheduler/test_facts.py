@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler.costs import MAX_TIMES, StepCosts
+from sealring.gateway.scheduler.facts import MAX_TIMES, StepCosts
 
 
 def test_the_slowest_stage_counts_and_slow_moments_do_not() -> None:
