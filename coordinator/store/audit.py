@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from sealring.coordinator.store.database import Database
+from sealring.coordinator.store.database import Database, columns
 from sealring.mesh.audit import FIRST_PREVIOUS, KEPT, PRUNED, entry_hash
 from sealring.v1 import admin_pb2
 
@@ -44,7 +44,7 @@ class AuditLog:
             connection.execute("DELETE FROM audit WHERE sequence <= ?", (through,))
 
     def _add(self, at: float, actor: str, action: str, subject: str, details: Mapping[str, object]) -> None:
-        with self._database.transaction() as connection:
+        with self._database.transaction():
             sequence, previous = self.head()
             entry = admin_pb2.AuditEntry(
                 sequence=sequence + 1,
@@ -55,19 +55,12 @@ class AuditLog:
                 details={name: str(value)[:_MAX_VALUE] for name, value in details.items()},
                 previous=previous,
             )
-            connection.execute(
-                "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    entry.sequence,
-                    entry.at,
-                    entry.actor,
-                    entry.action,
-                    entry.subject,
-                    json.dumps(dict(entry.details), sort_keys=True),
-                    entry.previous,
-                    entry_hash(entry),
-                ),
-            )
+            known = {field.name: getattr(entry, field.name) for field in entry.DESCRIPTOR.fields}
+            own = {
+                "details": json.dumps(dict(entry.details), sort_keys=True),
+                "hash": entry_hash(entry),
+            }
+            self._database.write("audit", known | own, verb="INSERT")
 
     def entries(self, *, after: int, limit: int, newest: bool = False) -> list[admin_pb2.AuditEntry]:
         """At most `limit` entries with a sequence number above `after`, oldest first; of more than that the
@@ -78,16 +71,7 @@ class AuditLog:
             limit,
         )
         return [
-            admin_pb2.AuditEntry(
-                sequence=row["sequence"],
-                at=row["at"],
-                actor=row["actor"],
-                action=row["action"],
-                subject=row["subject"],
-                details=json.loads(row["details"]),
-                previous=row["previous"],
-                hash=row["hash"],
-            )
+            admin_pb2.AuditEntry(**columns(row) | {"details": json.loads(row["details"])})
             for row in (reversed(rows) if newest else rows)
         ]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import structlog
 
@@ -163,6 +163,12 @@ class Database:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
+    def write(self, table: str, values: Mapping[str, object], *, verb: str = "REPLACE") -> None:
+        """Stores one row, by the names of its columns."""
+        names, places = ", ".join(values), ", ".join("?" * len(values))
+        with self.transaction() as connection:
+            connection.execute(f"{verb} INTO {table} ({names}) VALUES ({places})", tuple(values.values()))
+
     def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
         """What a SELECT finds."""
         found: list[sqlite3.Row] = self._connection.execute(query, values).fetchall()
@@ -172,6 +178,11 @@ class Database:
         """The one row that a SELECT finds, if any."""
         found: sqlite3.Row | None = self._connection.execute(query, values).fetchone()
         return found
+
+
+def columns(row: sqlite3.Row) -> dict[str, Any]:
+    """The values of a row by the names of its columns, which are those of the fields of what it holds."""
+    return dict(zip(row.keys(), row, strict=True))
 
 
 def take_lock(path: Path) -> int:

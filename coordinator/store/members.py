@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlite3 import Row
 from typing import Self
 
-from sealring.coordinator.store.database import Database
+from sealring.coordinator.store.database import Database, columns
 from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import NotFound
@@ -83,28 +83,8 @@ class Members:
 
     def save(self, member: StoredMember) -> None:
         """Store every field of a member."""
-        values = (
-            member.id,
-            member.role,
-            member.name,
-            member.identity_key,
-            member.key_type,
-            member.sealing_key,
-            member.level,
-            member.trust,
-            member.attestation,
-            member.attested_at,
-            member.challenged_at,
-            member.manifest_hash,
-            json.dumps(member.addresses),
-            member.software_version,
-            member.draining,
-            member.enrolled_at,
-            member.evidence,
-            pack_fields(*member.device_chain),
-        )
-        with self._database.transaction() as connection:
-            connection.execute(f"REPLACE INTO members VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
+        lists = {"addresses": json.dumps(member.addresses), "device_chain": pack_fields(*member.device_chain)}
+        self._database.write("members", vars(member) | lists)
 
     def all(self, role: Role | None = None) -> list[StoredMember]:
         """Everyone enrolled, or everyone of one role, by id."""
@@ -134,16 +114,9 @@ class Members:
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM members WHERE id = ?", (revocation.id,))
             connection.execute(
-                "INSERT INTO revocations VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE"
-                " SET at = excluded.at, banned = max(banned, excluded.banned)",
-                (
-                    revocation.id,
-                    revocation.role,
-                    revocation.name,
-                    revocation.identity_key,
-                    revocation.at,
-                    revocation.banned,
-                ),
+                "INSERT INTO revocations VALUES (:id, :role, :name, :identity_key, :at, :banned)"
+                " ON CONFLICT (id) DO UPDATE SET at = excluded.at, banned = max(banned, excluded.banned)",
+                vars(revocation),
             )
 
     def banned(self, identifier: str) -> bool:
@@ -172,32 +145,17 @@ def unknown_node(identifier: str) -> NotFound:
 
 
 def _revocation(row: Row) -> Revocation:
-    return Revocation(
-        row["id"], Role(row["role"]), row["name"], row["identity_key"], row["at"], bool(row["banned"])
-    )
+    return Revocation(**columns(row) | {"role": Role(row["role"]), "banned": bool(row["banned"])})
 
 
 def _member(row: Row) -> StoredMember:
-    return StoredMember(
-        id=row["id"],
-        role=Role(row["role"]),
-        name=row["name"],
-        identity_key=row["identity_key"],
-        key_type=KeyType(row["key_type"]),
-        sealing_key=row["sealing_key"],
-        level=TrustLevel(row["level"]),
-        trust=row["trust"],
-        attestation=row["attestation"],
-        attested_at=row["attested_at"],
-        challenged_at=row["challenged_at"],
-        manifest_hash=row["manifest_hash"],
-        addresses=tuple(json.loads(row["addresses"])),
-        software_version=row["software_version"],
-        draining=row["draining"],
-        enrolled_at=row["enrolled_at"],
-        evidence=row["evidence"],
-        device_chain=_chain(row["device_chain"]),
-    )
+    kinds = {
+        "role": Role(row["role"]),
+        "key_type": KeyType(row["key_type"]),
+        "level": TrustLevel(row["level"]),
+    }
+    lists = {"addresses": tuple(json.loads(row["addresses"])), "device_chain": _chain(row["device_chain"])}
+    return StoredMember(**columns(row) | kinds | lists)
 
 
 def _chain(packed: bytes) -> tuple[bytes, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from sealring.coordinator.store.database import Database
+from sealring.coordinator.store.database import Database, columns
 from sealring.mesh.errors import NotFound
 
 
@@ -38,9 +38,7 @@ class Operators:
 
     def save(self, operator: StoredOperator) -> None:
         """Add an operator, or replace its role and key."""
-        values = (operator.name, operator.role, operator.key_hash, operator.added, operator.expires)
-        with self._database.transaction() as connection:
-            connection.execute("REPLACE INTO operators VALUES (?, ?, ?, ?, ?)", values)
+        self._database.write("operators", vars(operator))
 
     def all(self) -> list[StoredOperator]:
         """Every operator, by name."""
@@ -48,11 +46,7 @@ class Operators:
         known = set(OperatorRole)
         return [
             StoredOperator(
-                row["name"],
-                OperatorRole(row["role"]) if row["role"] in known else None,
-                row["key_hash"],
-                row["added"],
-                row["expires"],
+                **columns(row) | {"role": OperatorRole(row["role"]) if row["role"] in known else None}
             )
             for row in rows
         ]

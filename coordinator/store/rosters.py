@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sealring.coordinator.store.database import Database
+from sealring.coordinator.store.database import Database, columns
 from sealring.mesh.errors import Internal
 from sealring.mesh.roster.model import TERM_BITS, term_of
 
@@ -32,9 +32,7 @@ class Rosters:
         if roster.version != self.next_version():
             raise Internal(f"roster version {roster.version} does not follow", reason="ROSTER_VERSION")
         with self._database.transaction() as connection:
-            connection.execute(
-                "INSERT INTO rosters VALUES (?, ?, ?)", (roster.version, roster.hash, roster.envelope)
-            )
+            self._database.write("rosters", vars(roster), verb="INSERT")
             connection.execute("DELETE FROM rosters WHERE version <= ?", (roster.version - _KEPT,))
 
     def next_version(self) -> int:
@@ -59,9 +57,9 @@ class Rosters:
     def latest(self) -> StoredRoster | None:
         """The newest version, if any was ever signed."""
         row = self._database.row("SELECT * FROM rosters ORDER BY version DESC LIMIT 1")
-        return None if row is None else StoredRoster(row["version"], row["hash"], row["envelope"])
+        return None if row is None else StoredRoster(**columns(row))
 
     def find(self, version: int) -> StoredRoster | None:
         """A version, if it is still kept."""
         row = self._database.row("SELECT * FROM rosters WHERE version = ?", version)
-        return None if row is None else StoredRoster(row["version"], row["hash"], row["envelope"])
+        return None if row is None else StoredRoster(**columns(row))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from sealring.coordinator.store.database import Database
+from sealring.coordinator.store.database import Database, columns
 from sealring.mesh.errors import NotFound
 from sealring.mesh.pki.certificates import Role
 
@@ -30,19 +30,7 @@ class Tokens:
 
     def add(self, token: StoredToken, secret: bytes) -> None:
         """Remember a token."""
-        with self._database.transaction() as connection:
-            connection.execute(
-                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    token.id,
-                    _hash(secret),
-                    token.role,
-                    token.created,
-                    token.expires,
-                    token.note,
-                    token.uses,
-                ),
-            )
+        self._database.write("tokens", vars(token) | {"secret_hash": _hash(secret)}, verb="INSERT")
 
     def spend(self, identifier: str, secret: bytes, role: Role, *, now: float) -> bool:
         """Whether this token was good; it has one use less afterwards. Of many callers, as many get True."""
@@ -87,13 +75,10 @@ class Tokens:
         """The tokens that are still good; the expired ones are dropped."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM tokens WHERE expires <= ?", (now,))
-        rows = self._database.rows("SELECT * FROM tokens ORDER BY created, id")
-        return [
-            StoredToken(
-                row["id"], Role(row["role"]), row["created"], row["expires"], row["note"], row["uses"]
-            )
-            for row in rows
-        ]
+        rows = self._database.rows(
+            "SELECT id, role, created, expires, note, uses FROM tokens ORDER BY created, id"
+        )
+        return [StoredToken(**columns(row) | {"role": Role(row["role"])}) for row in rows]
 
 
 def _hash(secret: bytes) -> bytes:
