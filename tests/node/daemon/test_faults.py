@@ -36,29 +36,6 @@ async def faults(ring: Any) -> set[str]:
 
 
 @on_two
-async def test_a_killed_child_ends_the_epoch_and_the_next_one_serves(
-    kept_bed: Any, children_of: Any, eventually: Any
-) -> None:
-    ring = kept_bed
-    await ring.form()
-    gateway = await ring.attach()
-    whole = await gateway.generate(QUESTION, 24)
-    for victim in CHILDREN:
-        os.kill(children_of(victim)[0].pid, signal.SIGKILL)
-        assert await faults(ring) & {"CHILD_ENDED", "PEER_LOST"}
-        last = await gateway.next(gateway.calls[0])
-        assert last.WhichOneof("message") == "fault"
-        with pytest.raises(EOFError):
-            await gateway.next(gateway.calls[0])
-        await gateway.close()
-        await eventually(lambda: not children_of("sealring.node.carrier.main"))
-        await ring.form()
-        gateway = await ring.attach()
-        assert await gateway.generate(QUESTION, 24) == whole
-    await gateway.close()
-
-
-@on_two
 async def test_a_frozen_child_is_found(
     kept_bed: Any, children_of: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,15 +127,6 @@ async def test_a_ring_that_is_gone_from_the_roster_is_unloaded(
         await eventually(lambda: not children_of("sealring.node.engine.main"))
 
 
-@on_two
-async def test_a_ring_whose_members_change_ends_its_epoch(kept_bed: Any) -> None:
-    ring = kept_bed
-    await ring.form()
-    first, second = (node.party for node in ring.nodes)
-    await ring.send_roster(ring=[second, first], members=[first, second])
-    assert await faults(ring) <= {"RING_CHANGED", "PEER_LOST"}
-
-
 async def refused(ring: Any, make_gateway: Any, party: Any, **attach: Any) -> grpc.StatusCode:
     gateway = make_gateway(party)
     try:
@@ -219,44 +187,6 @@ async def test_a_step_that_does_not_follow_ends_the_epoch(kept_bed: Any) -> None
     await gateway.step()
     assert await faults(ring) == {"BAD_STEP"}
     assert (await gateway.next(gateway.calls[0])).fault.problem.reason == "BAD_STEP"
-    await gateway.close()
-
-
-@on_one
-async def test_epochs_that_do_not_fit_are_refused(kept_bed: Any) -> None:
-    ring = kept_bed
-    ring.prepare(roster_hash=bytes(32))
-    assert await faults(ring) == {"ROSTER_MISMATCH"}
-    ring.prepare(model="other")
-    assert await faults(ring) == {"PLAN_MISMATCH"}
-    ring.prepare(ring="elsewhere")
-    (fault,) = [await ring.coordinator.hears(ring.nodes[0].id, "fault")]
-    assert fault.problem.reason == "NO_SUCH_RING"
-    ring.prepare(max_rows=0)
-    assert await faults(ring) == {"BAD_EPOCH"}
-    await ring.form()
-    ring.epoch -= 1
-    ring.prepare()
-    assert await faults(ring) == {"STALE_EPOCH"}
-    ring.coordinator.send(ring.nodes[0].id, commit=membership_pb2.CommitEpoch(ring="demo-0", epoch=99))
-    fault = await ring.coordinator.hears(ring.nodes[0].id, "fault", epoch=99)
-    assert fault.problem.reason == "NO_SUCH_EPOCH"
-
-
-@on_two
-async def test_an_epoch_may_end_or_be_replaced_while_it_is_prepared(kept_bed: Any) -> None:
-    ring = kept_bed
-    for moment in (0.0, 0.4):
-        ring.prepare()
-        await asyncio.sleep(moment)
-        await ring.end()
-        ring.prepare()
-        await asyncio.sleep(moment)
-        for heard in ring.coordinator.heard.values():
-            heard.clear()
-        await ring.form()
-    gateway = await ring.attach()
-    assert await gateway.generate(QUESTION, 4)
     await gateway.close()
 
 

@@ -6,7 +6,6 @@ import pytest
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member.state import load_machine_state, save_tls
 from sealring.mesh.pki.certificates import PeerIdentity, Role
-from sealring.v1 import membership_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -58,7 +57,7 @@ async def test_the_coordinator_may_be_away(make_bed: Any) -> None:
 async def test_a_node_serves_rings_that_leave_each_other_alone(
     make_bed: Any, children_of: Any, eventually: Any
 ) -> None:
-    ring = await make_bed(1)
+    ring = await make_bed(1, memory_limit=1 << 30)
     node, coordinator = ring.nodes[0].id, ring.coordinator
     await ring.deploy()
     await ring.send_roster(deployments=("demo", "small"))
@@ -69,7 +68,8 @@ async def test_a_node_serves_rings_that_leave_each_other_alone(
     while len((beat := await coordinator.hears(f"{node} beats", "heartbeat")).rings) < 2:
         pass
     assert {one.ring: one.epoch for one in beat.rings} == {"demo-0": epoch, "small-0": ring.epoch}
-    assert beat.memory_used > 1.5 * max(one.engine_memory for one in beat.rings)
+    assert beat.memory_total >= beat.memory_used > 1.5 * max(one.engine_memory for one in beat.rings)
+    assert (beat.memory_usable, beat.memory_overhead >= 512 << 20) == (1 << 30, True)
     (other,) = {one.pid: one for one in children_of("sealring.node.engine.main") if one != engine}.values()
     other.kill()
     fault = await coordinator.hears(node, "fault")
@@ -79,24 +79,6 @@ async def test_a_node_serves_rings_that_leave_each_other_alone(
     await ring.send_roster(deployments=("demo",))
     await eventually(lambda: children_of("sealring.node.engine.main") == [engine])
     assert await gateway.generate("What is the capital of France?", 8, row=2)
-    await gateway.close()
-
-
-async def test_heartbeats_tell_memory_and_rings(make_bed: Any) -> None:
-    ring = await make_bed(1, memory_limit=1 << 30)
-    await ring.deploy()
-    await ring.form()
-    node = ring.nodes[0].id
-    while not (beat := await ring.coordinator.hears(f"{node} beats", "heartbeat")).rings:
-        pass
-    assert beat.memory_usable == 1 << 30
-    assert beat.memory_total >= beat.memory_used > 0
-    assert beat.memory_overhead >= 512 << 20, "an engine has told it"
-    assert (beat.rings[0].ring, beat.rings[0].epoch, beat.rings[0].attended) == ("demo-0", ring.epoch, False)
-    gateway = await ring.attach()
-    await gateway.generate("What is the capital of France?", 1)
-    while not (await ring.coordinator.hears(f"{node} beats", "heartbeat")).rings[0].attended:
-        pass
     await gateway.close()
 
 
@@ -111,22 +93,6 @@ async def test_a_certificate_is_renewed_at_half_life(make_bed: Any, eventually: 
     await eventually(lambda: (node.folder / "tls.pem").read_bytes() != before)
     load_machine_state(node.folder)
     await ring.coordinator.hears(node.id, "hello")
-
-
-async def test_profiles_are_measured_once(make_bed: Any, children_of: Any) -> None:
-    ring = await make_bed(1)
-    await ring.deploy()
-    node = ring.nodes[0].id
-    (engine,) = children_of("sealring.node.engine.main")
-    engine.kill()
-    ring.coordinator.send(node, profile=membership_pb2.ProfileRequest(id=8, model="model"))
-    again = await ring.coordinator.hears(node, "profile", id=8)
-    assert again.profile == ring.profile
-    for name in ("../model", "no-such-model", "", "a" * 2000, "/nowhere", "org/absent"):
-        ring.coordinator.send(node, profile=membership_pb2.ProfileRequest(id=9, model=name))
-        answer = await ring.coordinator.hears(node, "profile", id=9)
-        assert answer.problem.reason in {"MODEL_NOT_FOUND", "BAD_MODEL_NAME"}
-        assert answer.problem.hint or answer.problem.reason == "BAD_MODEL_NAME"
 
 
 async def test_a_node_out_of_the_roster_drops_everything(make_bed: Any, children_of: Any) -> None:

@@ -222,7 +222,7 @@ async def test_a_handshake_that_breaks_off_is_tried_again(cluster, attack: str, 
         _, roster = cluster.roster([node.party for node in nodes])
         for skip in range(8):
             proxy.arm(ATTACKS[attack], inward=inward, skip=skip)
-            own, other = await both_ends(nodes, roster, epoch=skip + 1, first_attempt=1.0)
+            own, other = await both_ends(nodes, roster, epoch=skip + 1, first_attempt=0.3)
             assert matches(own.outgoing_keys, other.incoming_keys)
             assert matches(other.outgoing_keys, own.incoming_keys)
             assert (own.outgoing_pass, own.incoming_pass) == (other.incoming_pass, other.outgoing_pass)
