@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import structlog
 
 from sealring.edge.inference.answer import Answer
 from sealring.edge.metrics import Metrics
@@ -32,122 +31,17 @@ from sealring.v1 import inference_pb2 as inference
 SERVING = ServingEpoch("ring-0", 4, "model", (), 8, 64, 4096, False, 0, 1, False, False)
 
 
-def test_members_tell_their_memory_and_the_least_that_their_caches_allow() -> None:
-    attached = [
-        control.Attached(kv_bytes_per_token=3, kv_bytes_per_row=4, kv_budget=5, prefixes=support)
-        for support in (control.PREFIX_SUPPORT_ANY, control.PREFIX_SUPPORT_EXACT)
-    ]
-    facts = ring_facts(SERVING, attached)
-    assert (facts.max_rows, facts.prefill_chunk) == (8, 64)
-    assert facts.members == (MemberMemory(3, 4, 5),) * 2
-    assert facts.prefixes == control.PREFIX_SUPPORT_EXACT
+ATTACHED = control.Attached(kv_bytes_per_token=1, kv_budget=4096)
 
 
-@pytest.mark.parametrize(
-    ("in_turn", "lanes"), [((True, True), 3), ((True, False), 2), ((False, False), 2), ((True,), 1)]
-)
-def test_one_lane_more_than_stages_wants_all_members_to_compute_rows_in_turn(
-    in_turn: tuple[bool, ...], lanes: int
-) -> None:
-    facts = ring_facts(SERVING, [control.Attached(kv_budget=1, rows_in_turn=each) for each in in_turn])
-    assert facts.lanes == lanes
-
-
-def test_a_model_that_fails_is_not_called_a_lost_member() -> None:
-    failed, lost = epoch_ended("STAGE_FAILED"), epoch_ended("RECORD_LOST")
-    assert "ran out of memory" in epoch_ended("OUT_OF_MEMORY").message
-    assert (failed.reason, lost.reason) == ("STAGE_FAILED", "EPOCH_ENDED")
-    assert "the model failed" in failed.message
-    assert failed.hint != lost.hint == "send the request again"
-
-
-class Session:
-    """As gateway.rings.control.ControlStreams, to members that take everything and never answer."""
+class Members:
+    """A gateway.rings.control.ControlStreams whose members take everything and never answer. It keeps what it
+    is sent, and how often an answer was said to be owed or to have come."""
 
     epoch = 4
-    guest = False
-
-    def send_all(self, message: bytes) -> None: ...
-
-    def send_head(self, message: bytes, written: Any = None) -> None: ...
-
-    def expect(self) -> None: ...
-
-    def answered(self) -> None: ...
-
-
-def test_what_the_model_can_do_is_the_heads_word_as_far_as_it_is_known() -> None:
-    ring = Serving(None).ring
-    told = control.Attached(kv_budget=4096, capabilities=["thinking", "tools", "x" * 99, "tools"])
-    ring.begin(SERVING, Session(), [told, control.Attached(kv_budget=4096, capabilities=["y"])])  # type: ignore[arg-type]
-    assert ring.capabilities == ["tools", "thinking"]
-
-
-async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epoch() -> None:
-    """Also while its streams are still being closed."""
-    ring = Serving(None).ring
-    ring.serving = SERVING
-    ring.begin(SERVING, Session(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
-    clear, sealed = inference.Envelope(clear=inference.Prompt(text="ask")), inference.Envelope(sealed=b"s")
-    begun, hidden, later = Answer(), Answer(), Answer()
-    ring.submit(Request("begun", "key", 5, clear, "model"), begun)
-    ring.submit(Request("hidden", "key", 5, sealed, "model"), hidden)
-    for row in (1, 2):
-        opened = control.RowOpened(row=row, prompt_tokens=2, max_tokens=5)
-        ring.handle(control.ScheduleResponse(opened=opened))
-    output = control.RowOutput(row=1, text="so far", tokens=1, token=77)
-    ring.handle(control.ScheduleResponse(done=control.StepDone(step=1, outputs=[output])))
-    output = control.RowOutput(row=2, sealed=b"so far", tokens=1)
-    ring.handle(control.ScheduleResponse(done=control.StepDone(step=2, outputs=[output])))
-    ring.leave()
-    ring.submit(Request("later", "key", 1, inference.Envelope(), "model"), later)
-    assert ring.scheduler.load().waiting == 2
-    assert not later.over
-    with pytest.raises(EpochEnded, match="the coordinator ended") as caught:
-        _ = [event async for event in hidden]
-    assert caught.value.hint == "send the request again"
-    members = Members()
-    ring.serving = SERVING
-    ring.begin(SERVING, members, [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
-    again = members.head[0].open
-    assert (again.request_id, again.max_tokens) == ("begun", 5)
-    assert again.envelope.clear == inference.Prompt(text="ask", resume=inference.Resume(tokens=[77]))
-    assert not clear.clear.HasField("resume")
-    assert not begun.over
-
-
-async def test_a_head_that_was_given_a_prompt_owes_an_answer() -> None:
-    owed: list[str] = []
-
-    class Owing(Session):
-        def send_head(self, message: bytes, written: Any = None) -> None:
-            owed.append("sent")
-
-        def expect(self) -> None:
-            owed.append("expected")
-
-    ring = Serving(None).ring
-    ring.serving = SERVING
-    ring.begin(SERVING, Owing(), [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
-    ring.submit(Request("one", "key", 5, inference.Envelope(), "model"), Answer())
-    assert owed == ["expected", "sent"]
-
-
-def test_a_head_owes_an_answer_as_long_as_it_has_a_prompt() -> None:
-    ring = Serving()
-    for name in ("one", "two"):
-        ring.ask(name)
-    assert ring.members.owed == 2
-    problem = to_problem(InvalidInput("no", reason="NO"))
-    for row, owed in ((1, 3), (2, 3)):
-        ring.hear(refused=control.RowRefused(row=row, problem=problem))
-        assert ring.members.owed == owed
-
-
-class Members(Session):
-    """Keeps what it is sent, and how often an answer was said to be owed or to have come."""
 
     def __init__(self) -> None:
+        self.guest = False
         self.steps: list[control.Step] = []
         self.head: list[control.ScheduleRequest] = []
         self.owed = self.heard = 0
@@ -189,9 +83,12 @@ class Serving:
             formable=lambda: self.now,
         )
         if serving is not None:
-            self.ring.serving = serving
-            attached = [control.Attached(kv_bytes_per_token=1, kv_budget=4096)]
-            self.ring.begin(serving, self.members, attached)  # type: ignore[arg-type]
+            self.begin(serving)
+
+    def begin(self, serving: ServingEpoch = SERVING, *attached: control.Attached) -> None:
+        """An epoch serves, with members as they are by default."""
+        self.ring.serving = serving
+        self.ring.begin(serving, self.members, attached or [ATTACHED])  # type: ignore[arg-type]
 
     def _lost(self, lost: Ring) -> None:
         self.lost += 1
@@ -224,6 +121,82 @@ async def failure(answer: Answer) -> SealringError:
     with pytest.raises(SealringError) as caught:
         await read(answer)
     return caught.value
+
+
+def test_members_tell_their_memory_and_the_least_that_their_caches_allow() -> None:
+    attached = [
+        control.Attached(kv_bytes_per_token=3, kv_bytes_per_row=4, kv_budget=5, prefixes=support)
+        for support in (control.PREFIX_SUPPORT_ANY, control.PREFIX_SUPPORT_EXACT)
+    ]
+    facts = ring_facts(SERVING, attached)
+    assert (facts.max_rows, facts.prefill_chunk) == (8, 64)
+    assert facts.members == (MemberMemory(3, 4, 5),) * 2
+    assert facts.prefixes == control.PREFIX_SUPPORT_EXACT
+
+
+@pytest.mark.parametrize(
+    ("in_turn", "lanes"), [((True, True), 3), ((True, False), 2), ((False, False), 2), ((True,), 1)]
+)
+def test_one_lane_more_than_stages_wants_all_members_to_compute_rows_in_turn(
+    in_turn: tuple[bool, ...], lanes: int
+) -> None:
+    facts = ring_facts(SERVING, [control.Attached(kv_budget=1, rows_in_turn=each) for each in in_turn])
+    assert facts.lanes == lanes
+
+
+@pytest.mark.parametrize("reason", ["STAGE_FAILED", "OUT_OF_MEMORY", "RECORD_LOST", "LEFT"])
+def test_a_model_that_fails_is_not_called_a_lost_member(reason: str) -> None:
+    named = reason in ("STAGE_FAILED", "OUT_OF_MEMORY")
+    assert epoch_ended(reason).reason == (reason if named else "EPOCH_ENDED")
+
+
+def test_the_abilities_of_a_model_are_those_that_its_head_reports_and_that_are_known() -> None:
+    ring = Serving(None)
+    head = control.Attached(kv_budget=4096, capabilities=["thinking", "tools", "x" * 99, "tools"])
+    ring.begin(SERVING, head, control.Attached(kv_budget=4096, capabilities=["y"]))
+    assert ring.ring.capabilities == ["tools", "thinking"]
+
+
+async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epoch() -> None:
+    """Also while its streams are still being closed."""
+    serving = Serving()
+    ring = serving.ring
+    clear, sealed = inference.Envelope(clear=inference.Prompt(text="ask")), inference.Envelope(sealed=b"s")
+    begun, hidden, later = Answer(), Answer(), Answer()
+    ring.submit(Request("begun", "key", 5, clear, "model"), begun)
+    ring.submit(Request("hidden", "key", 5, sealed, "model"), hidden)
+    for row in (1, 2):
+        opened = control.RowOpened(row=row, prompt_tokens=2, max_tokens=5)
+        ring.handle(control.ScheduleResponse(opened=opened))
+    output = control.RowOutput(row=1, text="so far", tokens=1, token=77)
+    ring.handle(control.ScheduleResponse(done=control.StepDone(step=1, outputs=[output])))
+    output = control.RowOutput(row=2, sealed=b"so far", tokens=1)
+    ring.handle(control.ScheduleResponse(done=control.StepDone(step=2, outputs=[output])))
+    ring.leave()
+    ring.submit(Request("later", "key", 1, inference.Envelope(), "model"), later)
+    assert ring.scheduler.load().waiting == 2
+    assert not later.over
+    with pytest.raises(EpochEnded, match="the coordinator ended") as caught:
+        _ = [event async for event in hidden]
+    assert caught.value.hint == "send the request again"
+    serving.members = Members()
+    serving.begin()
+    again = serving.members.head[0].open
+    assert (again.request_id, again.max_tokens) == ("begun", 5)
+    assert again.envelope.clear == inference.Prompt(text="ask", resume=inference.Resume(tokens=[77]))
+    assert not clear.clear.HasField("resume")
+    assert not begun.over
+
+
+def test_a_head_owes_an_answer_as_long_as_it_has_a_prompt() -> None:
+    ring = Serving()
+    for name in ("one", "two"):
+        ring.ask(name)
+    assert ring.members.owed == 2
+    problem = to_problem(InvalidInput("no", reason="NO"))
+    for row, owed in ((1, 3), (2, 3)):
+        ring.hear(refused=control.RowRefused(row=row, problem=problem))
+        assert ring.members.owed == owed
 
 
 STOP = inference.FINISH_REASON_STOP
@@ -368,7 +341,7 @@ async def test_a_ring_that_serves_is_waited_for_and_a_request_no_longer_than_it_
 
 
 class Streams(Members):
-    """As gateway.rings.control.ControlStreams; `ends` says how the run of each epoch does, in turn."""
+    """Streams of which `ends` says how the run of each epoch does, in turn."""
 
     def __init__(self, epoch: int, ends: list[Exception | None], held: asyncio.Event | None) -> None:
         super().__init__()
@@ -378,7 +351,7 @@ class Streams(Members):
     async def attach(self) -> list[control.Attached]:
         if self.ends and self.ends[0] is not None and not isinstance(self.ends[0], EpochEnded):
             raise self.ends.pop(0)  # type: ignore[misc]
-        return [control.Attached(kv_bytes_per_token=1, kv_budget=4096)]
+        return [ATTACHED]
 
     async def run(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
         if self.ends and (end := self.ends.pop(0)) is not None:
@@ -391,82 +364,106 @@ class Streams(Members):
         self.cancelled = True
 
 
-class Epochs:
-    """Makes the sessions of a ring, and keeps for how long it rested in between."""
+class Epochs(Serving):
+    """A ring with sessions made here. It notes how long it rested in between; that time passes at once."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *ends: Exception | None) -> None:
+    def __init__(self, *ends: Exception | None, **options: Any) -> None:
+        super().__init__(None, **options)
         self.made: list[Streams] = []
         self.rested: list[float] = []
         self.yielded: list[bool] = []
         self.held: asyncio.Event | None = None
         """Until it is set, no run ends."""
         self.ends = list(ends)
+        self.guest = False
         self._sleep = asyncio.sleep
-        monkeypatch.setattr(ring_module, "ControlStreams", self._session)
-        monkeypatch.setattr(asyncio, "sleep", self._rest)
 
-    def _session(self, ring: str, epoch: int, *given: Any, clear_links: bool, yields: bool) -> Streams:
-        self.made.append(Streams(epoch, self.ends, self.held))
+    def session(self, ring: str, epoch: int, *given: Any, clear_links: bool, yields: bool) -> Streams:
+        self.members = made = Streams(epoch, self.ends, self.held)
+        made.guest = self.guest
+        self.made.append(made)
         self.yielded.append(yields)
-        return self.made[-1]
+        return made
 
-    async def _rest(self, seconds: float) -> None:
+    async def rest(self, seconds: float) -> None:
         self.rested.append(seconds)
+        self.now += seconds
         await self._sleep(0)
 
     async def settle(self) -> None:
         for _ in range(100):
             await self._sleep(0)
 
+    async def serve(self, **change: Any) -> None:
+        self.ring.serve(dataclasses.replace(SERVING, **change))
+        await self.settle()
 
-async def test_members_that_cannot_be_reached_are_tried_again_more_and_more_seldom(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ring_module, "Backoff", partial(Backoff, spread=0.0))
-    epochs, ring = Epochs(monkeypatch, *[EpochEnded("no")] * 3, *[InvalidInput("no")] * 4), Serving(None)
-    ring.ring.serve(SERVING)
-    await epochs.settle()
-    assert epochs.rested == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 4.0, 4.0])
+
+@pytest.fixture
+def epochs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Epochs]:
+    def make(*ends: Exception | None, **options: Any) -> Epochs:
+        made = Epochs(*ends, **options)
+        monkeypatch.setattr(ring_module, "ControlStreams", made.session)
+        monkeypatch.setattr(ring_module, "Backoff", partial(Backoff, spread=0.0))
+        monkeypatch.setattr(asyncio, "sleep", made.rest)
+        return made
+
+    return make
+
+
+async def test_members_that_cannot_be_reached_are_tried_again_more_and_more_seldom(epochs: Any) -> None:
+    ring = epochs(*[EpochEnded("no")] * 3, *[InvalidInput("no")] * 4)
+    await ring.serve()
+    assert ring.rested == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 4.0, 4.0])
     assert ring.ring.attached
-    assert [made.cancelled for made in epochs.made] == [True] * 7 + [False]
+    assert [made.cancelled for made in ring.made] == [True] * 7 + [False]
     assert ring.lost == 3  # of which it had been attached to
     assert ring.counted("epochs_ended") == 0
     await ring.ring.close()
 
 
-async def test_an_epoch_that_was_used_and_lost_is_not_gone_back_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    epochs, ring = Epochs(monkeypatch, EpochEnded("no")), Serving(None)
+async def test_an_epoch_that_was_used_and_lost_is_not_gone_back_to(epochs: Any) -> None:
+    ring = epochs(EpochEnded("no"))
     answer = ring.ask("one")
-    ring.ring.serve(SERVING)
-    await epochs.settle()
-    ring.ring.serve(SERVING)
-    await epochs.settle()
-    assert (len(epochs.made), epochs.rested, ring.ring.attached, ring.lost) == (1, [], False, 1)
+    for _ in range(2):
+        await ring.serve()
+    assert (len(ring.made), ring.rested, ring.ring.attached, ring.lost) == (1, [], False, 1)
     assert ring.counted("epochs_ended") == 1
     assert not answer.over
-    ring.ring.serve(dataclasses.replace(SERVING, epoch=5))
-    await epochs.settle()
+    await ring.serve(epoch=5)
     assert ring.ring.attached
-    assert len(epochs.made[1].head) == 1
+    assert len(ring.made[1].head) == 1
     await ring.ring.close()
     assert (await failure(answer)).reason in ("RING_GONE", "EPOCH_ENDED")
 
 
+async def test_an_epoch_is_attached_to_once_and_another_one_in_its_place(epochs: Any) -> None:
+    """Its task may have ended by a fault, and is begun anew."""
+    ring = epochs()
+    for epoch in (4, 4, 1, 1):
+        await ring.serve(epoch=epoch)
+    assert [made.epoch for made in ring.made] == [4, 1]
+    ring.ring.task.cancel()
+    await ring.settle()
+    await ring.serve(epoch=1)
+    assert [made.epoch for made in ring.made] == [4, 1, 1]
+    await ring.ring.close()
+
+
 @pytest.mark.parametrize("scarce", [True, False])
 async def test_a_prompt_for_which_there_is_no_memory_fails_whoever_tells_first_of_the_end(
-    monkeypatch: pytest.MonkeyPatch, scarce: bool
+    epochs: Any, scarce: bool
 ) -> None:
     """It stays until that is known, for it would end the epoch of the other ring too."""
-    epochs, ring = Epochs(monkeypatch), Serving(None, elsewhere=True)
+    ring = epochs(elsewhere=True)
     answers = [ring.ask(name) for name in ("large", "later")]
-    ring.ring.serve(SERVING)
-    await epochs.settle()
+    await ring.serve()
     ring.opened(1, prompt=100)
     ring.ring.leave()
     ring.ring.tick()
     assert ring.moved == ["later"]
-    epochs.made[0].out_of_memory = scarce
-    await epochs.settle()
+    ring.made[0].out_of_memory = scarce
+    await ring.settle()
     assert (ring.moved, ring.lost) == (["later"] if scarce else ["later", "large"], 2)
     assert not answers[1].over
     if scarce:
@@ -494,22 +491,20 @@ def test_a_guest_knows_which_of_its_prompts_members_had_to_work_on() -> None:
 
 
 @pytest.mark.parametrize("heard_first", [True, False])
-async def test_a_guest_is_told_that_its_prompt_had_no_memory_when_it_brings_it_again(
-    monkeypatch: pytest.MonkeyPatch, heard_first: bool
+async def test_a_guest_hears_that_its_prompt_had_no_memory_when_it_brings_it_again(
+    epochs: Any, heard_first: bool
 ) -> None:
     """No other request fails for it, nor what the guest asks for later under the same name."""
-    ends = [EpochEnded("no", reason="OUT_OF_MEMORY")] if heard_first else []
-    epochs, ring = Epochs(monkeypatch, *ends), Serving(None)
-    epochs.held = asyncio.Event()
-    ring.ring.serve(SERVING)
-    await epochs.settle()
+    ring = epochs(*[EpochEnded("no", reason="OUT_OF_MEMORY")] * heard_first)
+    ring.held = asyncio.Event()
+    await ring.serve()
     prompt = inference.Envelope(clear=inference.Prompt(text="x"))
     request = inference.GenerateRequest(model="model", envelope=prompt, request_id="theirs")
 
     def bring(number: int) -> list[str]:
         ring.hear(forward=control.Forward(guest=1, number=number, key="who", request=request))
-        told = [one.forwarded for one in epochs.made[-1].head]
-        return [one.problem.reason for one in told if one.HasField("problem")]
+        sent = [one.forwarded for one in ring.made[-1].head]
+        return [one.problem.reason for one in sent if one.HasField("problem")]
 
     bring(1)
     own = ring.ask("own")
@@ -517,16 +512,15 @@ async def test_a_guest_is_told_that_its_prompt_had_no_memory_when_it_brings_it_a
     ring.opened(2, prompt=10)
     if not heard_first:
         ring.ring.leave()
-    epochs.made[0].out_of_memory = True
-    epochs.held.set()
-    await epochs.settle()
+    ring.made[0].out_of_memory = True
+    ring.held.set()
+    await ring.settle()
     assert not own.over
     assert ring.ring.scheduler.load().waiting == 1, "the guest brings its own again"
-    ring.ring.serve(dataclasses.replace(SERVING, epoch=5))
-    await epochs.settle()
+    await ring.serve(epoch=5)
     assert bring(1) == ["OUT_OF_MEMORY"]
     assert bring(2) == ["OUT_OF_MEMORY"]
-    assert len([one for one in epochs.made[-1].head if one.HasField("open")]) == 2
+    assert len([one for one in ring.made[-1].head if one.HasField("open")]) == 2
     await ring.ring.close()
 
 
@@ -539,61 +533,28 @@ async def test_a_guest_is_told_that_its_prompt_had_no_memory_when_it_brings_it_a
         ("GATEWAY_LEFT", 0, False),
     ],
 )
-async def test_a_guest_whose_prompt_may_be_to_blame_lets_who_knows_it_schedule_again(
-    monkeypatch: pytest.MonkeyPatch, reason: str, progress: int, yields: bool
+async def test_a_guest_whose_prompt_may_be_to_blame_lets_the_gateway_that_knows_it_schedule_again(
+    epochs: Any, reason: str, progress: int, yields: bool
 ) -> None:
     """For a while: that gateway may have gone with the epoch."""
-    epochs, ring = Epochs(monkeypatch, EpochEnded("over", reason=reason)), Serving(None)
-    epochs.held = asyncio.Event()
-    monkeypatch.setattr(Streams, "guest", True)
-    ring.ring.serve(SERVING)
-    await epochs.settle()
+    ring = epochs(EpochEnded("over", reason=reason))
+    ring.held, ring.guest = asyncio.Event(), True
+    await ring.serve()
     ring.ask("one")
-    told = control.Forwarded(number=1)
-    ring.hear(forwarded=told)
+    forwarded = control.Forwarded(number=1)
+    ring.hear(forwarded=forwarded)
     if progress:
-        told.event.delta.text = "a"
-        told.progress.add(tokens=[7] * progress)
-        ring.hear(forwarded=told)
-    epochs.held.set()
-    await epochs.settle()
-    assert [made.epoch for made in epochs.made] == [4, 4], "it may come back to one that was not used"
-    epochs.ends += [FailedPrecondition("nobody", reason="NOBODY_SCHEDULES")] * 6
-    monkeypatch.setattr(ring.ring, "_clock", lambda: sum(epochs.rested))
-    ring.ring.serve(dataclasses.replace(SERVING, epoch=5))
-    await epochs.settle()
-    assert epochs.yielded[:4] == [False, False, yields, yields]
-    assert not epochs.yielded[8]
+        forwarded.event.delta.text = "a"
+        forwarded.progress.add(tokens=[7] * progress)
+        ring.hear(forwarded=forwarded)
+    ring.held.set()
+    await ring.settle()
+    assert [made.epoch for made in ring.made] == [4, 4], "it may come back to one that was not used"
+    ring.ends += [FailedPrecondition("nobody", reason="NOBODY_SCHEDULES")] * 6
+    await ring.serve(epoch=5)
+    assert ring.yielded[:4] == [False, False, yields, yields]
+    assert not ring.yielded[8]
     await ring.ring.close()
-
-
-async def test_an_epoch_is_attached_to_once_and_another_one_in_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun: list[int] = []
-
-    async def run(serving: ServingEpoch, previous: Any) -> None:
-        begun.append(serving.epoch)
-        await asyncio.Event().wait()
-
-    other = dataclasses.replace(SERVING, epoch=1, members=(MemberTarget("m1", b"", ()),))
-    ring = Serving().ring
-    assert ring.attached
-    monkeypatch.setattr(ring, "run", run)
-    ring.serve(SERVING)  # its task is not there, or has ended by a fault: it is begun anew
-    await asyncio.sleep(0)
-    assert ring.task is not None
-    assert not ring.attached
-    for serving in (SERVING, other, other):
-        ring.serve(serving)
-        await asyncio.sleep(0)
-    assert begun == [4, 1]
-    ring.task.cancel()
-    await asyncio.wait((ring.task,))
-    ring.serve(other)
-    await asyncio.sleep(0)
-    assert begun == [4, 1, 1]
-    ring.leave()
 
 
 def test_a_ring_that_is_down_is_waited_for_so_long_and_has_nothing_to_do() -> None:
@@ -611,23 +572,21 @@ def test_a_ring_that_is_down_is_waited_for_so_long_and_has_nothing_to_do() -> No
     "change", [{"members": (MemberTarget("other", b"", ()),)}, {"clear_links": not SERVING.clear_links}]
 )
 async def test_an_epoch_has_the_members_and_links_that_it_began_with(
-    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+    epochs: Any, change: dict[str, Any]
 ) -> None:
-    epochs, ring = Epochs(monkeypatch), Serving(None)
+    ring = epochs()
     for trust in (0, 1):
-        ring.ring.serve(dataclasses.replace(SERVING, min_trust=trust))
-        await epochs.settle()
-    assert len(epochs.made) == 1
+        await ring.serve(min_trust=trust)
+    assert len(ring.made) == 1
     assert ring.ring.serving == dataclasses.replace(SERVING, min_trust=1)
     ring.ring.serve(dataclasses.replace(SERVING, **change))
     assert (ring.ring.attached, ring.ring.serving) == (False, None)
-    await epochs.settle()
-    assert epochs.made[0].cancelled
-    ring.ring.serve(dataclasses.replace(SERVING, epoch=5, **change))
-    await epochs.settle()
-    assert [made.epoch for made in epochs.made] == [4, 5]
+    await ring.settle()
+    assert ring.made[0].cancelled
+    await ring.serve(epoch=5, **change)
+    assert [made.epoch for made in ring.made] == [4, 5]
     await ring.ring.close()
-    assert epochs.made[1].cancelled
+    assert ring.made[1].cancelled
 
 
 def test_what_waits_of_guests_is_brought_to_no_other_ring() -> None:
@@ -663,8 +622,7 @@ def guest() -> tuple[Serving, Answer]:
     ring = Serving(None)
     waited = ring.ask("one", floor=3)
     ring.members.guest = True
-    ring.ring.serving = SERVING
-    ring.ring.begin(SERVING, ring.members, [])  # type: ignore[arg-type]
+    ring.begin()
     return ring, waited
 
 
@@ -739,50 +697,6 @@ def test_requests_of_guests_are_served_until_they_take_them_back() -> None:
     assert not ring.ring.answers, "their gateways bring them again"
 
 
-@pytest.mark.parametrize(
-    ("speculate", "prefixes", "said"),
-    [
-        (True, control.PREFIX_SUPPORT_EXACT, True),
-        (True, control.PREFIX_SUPPORT_ANY, False),
-        (False, control.PREFIX_SUPPORT_EXACT, False),
-    ],
-)
-def test_a_ring_that_is_to_speculate_and_cannot_says_so(
-    speculate: bool, prefixes: control.PrefixSupport.ValueType, said: bool
-) -> None:
-    ring = Serving(None)
-    serving = dataclasses.replace(SERVING, speculate=speculate)
-    attached = [control.Attached(kv_bytes_per_token=1, kv_budget=4096, prefixes=prefixes)] * 2
-    with structlog.testing.capture_logs() as logs:
-        ring.ring.begin(serving, ring.members, attached)  # type: ignore[arg-type]
-    assert ("ring_cannot_speculate" in [one["event"] for one in logs]) is said
-
-
-async def test_an_epoch_is_begun_when_the_one_before_is_over_and_left_to_another_for_so_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ring, ended = Serving(None), asyncio.Event()
-    asked: list[bool] = []
-
-    async def attend(serving: ServingEpoch, *, yields: bool) -> bool:
-        asked.append(yields)
-        ring.now += ring_module.YIELD_SECONDS / 2
-        return len(asked) == 3
-
-    monkeypatch.setattr(ring.ring, "_attend", attend)
-    monkeypatch.setattr(ring_module, "Backoff", partial(Backoff, 0.0))
-    ring.ring.yields = True
-    previous: Any = asyncio.ensure_future(ended.wait())
-    running = asyncio.ensure_future(ring.ring.run(SERVING, previous))
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert not asked
-    ended.set()
-    await running
-    assert asked == [True, True, False]
-    assert not ring.ring.yields
-
-
 class Stepped(Serving):
     """A ring whose head brings a token of each row that a step samples."""
 
@@ -810,13 +724,19 @@ class Stepped(Serving):
         self.hear(done=control.StepDone(step=resolved.number, outputs=outputs))
 
 
-async def test_an_answer_whose_reader_is_too_far_behind_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = {"FREE_UNREAD": 1000, "MAX_UNREAD": 5000, "ALL_UNREAD": 9000, "ALL_ASKED": 40_000}
+    for name, size in bounds.items():
+        monkeypatch.setattr(ring_module, name, size)
+
+
+@pytest.mark.usefixtures("small_bounds")
+async def test_an_answer_whose_reader_is_too_far_behind_is_given_up() -> None:
     """At once and whole, by the bytes that wait; its row leaves the ring, and others go on."""
-    monkeypatch.setattr(ring_module, "FREE_UNREAD", 1000)
-    monkeypatch.setattr(ring_module, "MAX_UNREAD", 5000)
     ring = Stepped()
     slow, reads = ring.ask("slow"), ring.ask("reads")
-    told = asyncio.create_task(read(reads))
+    reading = asyncio.create_task(read(reads))
     for row in (1, 2):
         ring.opened(row)
     while not slow.over:
@@ -827,46 +747,33 @@ async def test_an_answer_whose_reader_is_too_far_behind_is_given_up(monkeypatch:
     assert slow.unread == 0
     assert (await failure(slow)).reason == "CLIENT_BEHIND"
     assert ring.ring.load().running == 1
-    while not told.done():
+    while not reading.done():
         ring.step("y")
         for _ in range(3):
             await asyncio.sleep(0)
-    assert "".join(event.delta.text for event in await told)[-1] == "y"
+    assert "".join(event.delta.text for event in await reading)[-1] == "y"
     assert ring.ring.load().running == 0
 
 
-async def test_all_readers_of_a_ring_have_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_module, "FREE_UNREAD", 1000)
-    monkeypatch.setattr(ring_module, "ALL_UNREAD", 9000)
+@pytest.mark.usefixtures("small_bounds")
+async def test_all_readers_of_a_ring_have_one_bound_and_one_that_reads_pays_for_no_other() -> None:
     ring = Stepped()
-    answers = [ring.ask(str(number)) for number in range(4)]
-    for row in range(1, 5):
+    deaf, reads = [ring.ask(str(number)) for number in range(4)], ring.ask("reads")
+    reading = asyncio.create_task(read(reads))
+    for row in range(1, 6):
         ring.opened(row)
-    for _ in range(8):
-        ring.step("x" * 2000)
-        assert sum(answer.unread for answer in answers) <= 9000
-    assert {answer.over for answer in answers} == {True, False}
-
-
-async def test_who_reads_is_not_given_up_for_those_who_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_module, "FREE_UNREAD", 1000)
-    monkeypatch.setattr(ring_module, "ALL_UNREAD", 9000)
-    ring = Stepped()
-    deaf, reads = [ring.ask("one"), ring.ask("two")], ring.ask("reads")
-    told = asyncio.create_task(read(reads))
-    for row in range(1, 4):
-        ring.opened(row)
-    while not told.done():
+    while not reading.done():
         ring.step("x" * 2000)
         for _ in range(3):
             await asyncio.sleep(0)
-    assert "".join(event.delta.text for event in await told).startswith("x" * 8000)
+        assert sum(answer.unread for answer in deaf) <= 9000
+    assert "".join(event.delta.text for event in await reading).startswith("x" * 8000)
     assert (await failure(deaf[0])).reason == "CLIENT_BEHIND"
 
 
-def test_what_guests_bring_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("small_bounds")
+def test_requests_of_guests_are_bounded_by_their_bytes() -> None:
     """All of it comes over the head, which may have made it up."""
-    monkeypatch.setattr(ring_module, "ALL_ASKED", 40_000)
     ring = Serving()
     prompt = inference.Envelope(clear=inference.Prompt(text="x" * 5000))
     request = inference.GenerateRequest(model="model", envelope=prompt, max_tokens=5)
@@ -882,18 +789,15 @@ def test_what_guests_bring_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPat
     assert "9:1" in ring.ring.answers
 
 
-def test_a_head_that_brings_guests_and_takes_no_answer_ends_the_epoch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ring_module, "ALL_UNREAD", 5000)
-
+@pytest.mark.usefixtures("small_bounds")
+def test_a_head_that_brings_guests_and_takes_no_answer_ends_the_epoch() -> None:
     class Deaf(Members):
         def send_head(self, message: bytes, written: Any = None) -> None:
             super().send_head(message)
 
     reading, deaf = Serving(), Serving()
     deaf.members = Deaf()
-    deaf.ring.begin(SERVING, deaf.members, [control.Attached(kv_bytes_per_token=1, kv_budget=4096)])  # type: ignore[arg-type]
+    deaf.begin()
     for number in range(1, 50):
         reading.hear(forward=control.Forward(guest=1, number=number))
     assert len(reading.members.head) == 49
