@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from sealring.api.answers import Loading
 from sealring.api.anthropic import ask_count, ask_messages
-from sealring.api.chat import ask_chat
+from sealring.api.chat import ChatBody, ask_chat
+from sealring.api.completions import CompletionBody, ask_completion
 from sealring.api.ollama import ask_ollama_chat, ask_ollama_generate
 from sealring.api.responses import ask_responses
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.validate import validate_request
 
 
 def _words(text: str) -> list[str]:
@@ -34,13 +36,13 @@ NAMES = st.sampled_from(
         "function format parameters input_schema summary namespace tool_calls definition images effort"
     )
 )
-LEAVES = st.none() | st.booleans() | st.integers(-2, 99) | WORDS | st.just("\ud800")
+LEAVES = st.none() | st.booleans() | st.integers(-2, 99) | st.floats(-2, 2) | WORDS | st.just("\ud800")
 VALUES = st.recursive(
     LEAVES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=5),
     max_leaves=20,
 )
-FIELDS = st.sampled_from(
+FIELDS = st.sampled_from([*ChatBody.model_fields, *CompletionBody.model_fields]) | st.sampled_from(
     _words(
         "model messages system tools tool_choice thinking output_config stop_sequences max_tokens input "
         "instructions reasoning text include prompt options think stream stop response_format metadata "
@@ -50,7 +52,8 @@ FIELDS = st.sampled_from(
 
 
 @pytest.mark.parametrize(
-    "ask", [ask_chat, ask_messages, ask_count, ask_responses, ask_ollama_chat, ask_ollama_generate]
+    "ask",
+    [ask_chat, ask_completion, ask_messages, ask_count, ask_responses, ask_ollama_chat, ask_ollama_generate],
 )
 @settings(max_examples=25)
 @given(body=st.dictionaries(FIELDS, VALUES, max_size=6))
@@ -62,6 +65,8 @@ def test_a_body_is_asked_or_refused(ask: Any, body: dict[str, Any]) -> None:
             named = error.metadata["param"]
         else:
             named = asked.answer if isinstance(asked, Loading) else asked.request.SerializeToString()
+            if not isinstance(asked, Loading):
+                validate_request(asked.request)
         assert named
 
 

@@ -12,7 +12,13 @@ from sealring.edge.access.keys import hash_key, is_hash, matches, new_key, parse
 _ALPHABET = string.ascii_lowercase + "234567"
 
 
-@given(st.text(_ALPHABET, min_size=16, max_size=16), st.text(_ALPHABET, min_size=52, max_size=52), st.data())
+def spelt(size: int) -> st.SearchStrategy[str]:
+    """Any text of the alphabet of this length; drawn as bytes, which is far quicker."""
+    drawn = st.binary(min_size=size, max_size=size)
+    return drawn.map(lambda data: "".join(_ALPHABET[one % len(_ALPHABET)] for one in data))
+
+
+@given(spelt(16), spelt(52), st.data())
 def test_a_key_is_parsed_and_nothing_like_it(key_id: str, secret: str, data: st.DataObject) -> None:
     text = f"srk_{key_id}_{secret}"
     found = parse_key(text)

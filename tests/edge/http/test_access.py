@@ -249,13 +249,13 @@ async def test_a_body_that_nobody_wants_is_cut_off(
 async def test_an_answer_may_take_longer_than_headers(
     port: int, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "HEADER_SECONDS", 1)
-    backend.pause = 1.2
+    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.5)
+    backend.pause = 0.2
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as http:
         for _ in range(2):
             body = {"model": "demo", "messages": MESSAGES}
             assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(0.6)
 
 
 async def test_long_headers_are_refused(port: int) -> None:

@@ -12,6 +12,7 @@ import jsonschema
 import openai
 import pytest
 from starlette.routing import Route
+from structlog.testing import capture_logs
 
 from sealring.edge.http.app import _headers, create_app
 from sealring.edge.http.server import HttpServer
@@ -348,7 +349,7 @@ async def test_an_error_in_mid_stream_raises(client: openai.AsyncOpenAI, backend
 
 async def test_an_unexpected_error_is_masked(client: openai.AsyncOpenAI, backend: Any) -> None:
     backend.texts = None
-    with pytest.raises(openai.InternalServerError) as caught:
+    with pytest.raises(openai.InternalServerError) as caught, capture_logs():
         await client.chat.completions.create(model="demo", messages=MESSAGES)
     assert caught.value.status_code == 500
     assert "NoneType" not in str(caught.value)
