@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,9 +15,6 @@ from sealring.node.daemon.epoch import (
     LinkSecrets,
     MemberEpoch,
     Phase,
-    _first_error,
-    _gateway_over,
-    _no_group,
 )
 from sealring.node.daemon.plan import rdma_devices
 from sealring.node.wire.channel import create_channel
@@ -188,15 +186,21 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-async def test_the_whole_way(size: int) -> None:
+async def prepared(plan: Any, rdma: Sequence[str] = ()) -> tuple[Workshop, MemberEpoch]:
     shop = Workshop()
-    epoch = MemberEpoch(Plan(size), shop)
+    shop.rdma = list(rdma)
+    epoch = MemberEpoch(plan, shop)
     epoch.prepare()
     for gate in GATES[:4]:
         assert epoch.phase is Phase.PREPARING
         shop.open(gate)
         await settle()
+    return shop, epoch
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_the_whole_way(size: int) -> None:
+    shop, epoch = await prepared(Plan(size))
     assert epoch.phase is Phase.PREPARED
     with pytest.raises(FailedPrecondition):
         epoch.attach(Gateway())
@@ -253,13 +257,7 @@ async def test_without_a_device_for_a_rank_nothing_is_loaded_for_jaccl() -> None
 async def test_the_engine_of_a_tensor_ring_joins_its_group_and_ends_with_the_epoch(
     fails: str, backend: str
 ) -> None:
-    shop = Workshop()
-    shop.rdma = ["cccc=rdma_en2", "bbbb=rdma_en3"]
-    epoch = MemberEpoch(Plan(2, backend=backend), shop)
-    epoch.prepare()
-    for gate in GATES[:4]:
-        shop.open(gate)
-        await settle()
+    shop, epoch = await prepared(Plan(2, backend=backend), rdma=["cccc=rdma_en2", "bbbb=rdma_en3"])
     assert shop.address == "a:1"
     epoch.commit(["a:1", "b:1"])
     shop.open("form")
@@ -286,12 +284,7 @@ async def test_the_engine_of_a_tensor_ring_joins_its_group_and_ends_with_the_epo
     ],
 )
 async def test_a_tensor_ring_is_not_formed_without_every_address(addresses: list[str], reason: str) -> None:
-    shop = Workshop()
-    epoch = MemberEpoch(Plan(2, backend="ring"), shop)
-    epoch.prepare()
-    for gate in GATES[:4]:
-        shop.open(gate)
-        await settle()
+    shop, epoch = await prepared(Plan(2, backend="ring"))
     epoch.commit(addresses)
     shop.open("form")
     await settle()
@@ -300,12 +293,7 @@ async def test_a_tensor_ring_is_not_formed_without_every_address(addresses: list
 
 
 async def up(plan: Any) -> MemberEpoch:
-    shop = Workshop()
-    epoch = MemberEpoch(plan, shop)
-    epoch.prepare()
-    for gate in GATES[:4]:
-        shop.open(gate)
-        await settle()
+    shop, epoch = await prepared(plan)
     epoch.commit()
     shop.open("form")
     await settle()
@@ -423,12 +411,7 @@ async def test_an_engine_that_does_not_close_is_killed() -> None:
 
 @pytest.mark.parametrize("part", ["carrier", "engine"])
 async def test_a_part_that_does_not_end_holds_up_no_other(part: str) -> None:
-    shop = Workshop()
-    epoch = MemberEpoch(Plan(2), shop)
-    epoch.prepare()
-    for gate in GATES[:4]:
-        shop.open(gate)
-        await settle()
+    shop, epoch = await prepared(Plan(2))
     assert epoch.phase is Phase.PREPARED
 
     def fail(*_: Any) -> Any:
@@ -446,21 +429,6 @@ async def test_a_part_that_does_not_end_holds_up_no_other(part: str) -> None:
     assert ("kill" in engine.log) == (part == "engine")
     assert ("close" in engine.log) == (part != "engine")
     assert ("stop" in carrier.log) == (part != "carrier")
-
-
-async def test_an_epoch_waits_for_the_one_before() -> None:
-    first_shop, second_shop = Workshop(), Workshop()
-    first = MemberEpoch(Plan(1), first_shop)
-    first.prepare()
-    await settle()
-    first.end("superseded")
-    second = MemberEpoch(Plan(1), second_shop, after=first)
-    second.prepare()
-    await settle()
-    assert first_shop.released == 1
-    assert "engine" in second_shop.gates
-    second.end("done")
-    await second.closed()
 
 
 @pytest.mark.parametrize(
@@ -508,29 +476,6 @@ def test_a_repeated_handshake_replaces_what_it_brings_and_nothing_else(field: st
     assert LinkSecrets(infos=infos).renewed(LinkSecrets(**SECRETS)) == first
     assert first.start() == engine_pb2.StartCarrier(**SECRETS)
     assert LinkSecrets() == LinkSecrets(b"", b"", b"", b"", "", [])
-
-
-@pytest.mark.parametrize(
-    ("goodbye", "reason", "told"),
-    [
-        ("LEAVING", "GATEWAY_LEFT", "the gateway left"),
-        ("STEP_LATE", "GATEWAY_ENDED", "the gateway ended the epoch: STEP_LATE"),
-        ("", "GATEWAY_GONE", "the gateway's control stream ended"),
-    ],
-)
-def test_what_a_gateway_said_is_why_its_steps_are_over(goodbye: str, reason: str, told: str) -> None:
-    error = _gateway_over(goodbye)
-    assert (error.reason, error.message) == (reason, told)
-
-
-def test_a_group_that_does_not_come_up_is_told_as_that_however_it_ended() -> None:
-    own = EpochEnded("no RDMA", reason="NO_GROUP")
-    assert _no_group("ring", own) is own
-    for error in (EpochEnded("it died", reason="CHILD_ENDED"), Conflict("it died", reason="NO_GROUP")):
-        told = _no_group("ring", error)
-        assert (told.reason, told.message) == ("NO_GROUP", "MLX's ring group did not come up: it died")
-    inner = ExceptionGroup("inner", [ValueError("first"), ValueError("second")])
-    assert str(_first_error(ExceptionGroup("outer", [inner, ValueError("third")]))) == "first"
 
 
 STEERING = (

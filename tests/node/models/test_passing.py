@@ -59,13 +59,12 @@ class Member:
     """A member that passes on what lies in its folder."""
 
     def __init__(self, cluster: Any, folder: Path, roster: Callable[[], Any]) -> None:
-        self.party = cluster.party()
+        self.party, self.folder = cluster.party(), folder / "model"
         self.write: Callable[[Any, bytes], Awaitable[None]] = write_piece
         notes = folder.with_name(f"{folder.name}-notes")
         self.giver = Giver(
             "testbed", [folder], notes, roster, lambda context, piece: self.write(context, piece)
         )
-        self.server = Server([(models_pb2_grpc.add_ModelsServicer_to_server, self.giver, SERVICE)])
 
 
 class Giver(ModelGiver):
@@ -104,23 +103,42 @@ class World:
     def __init__(self, cluster: Any, tmp_path: Path) -> None:
         self.cluster, self.tmp_path = cluster, tmp_path
         self.members: list[Member] = []
+        self.servers: list[Server] = []
         self.own = cluster.party()
         self.roster: Any = None
 
     async def add(self, name: str) -> Member:
         member = Member(self.cluster, self.tmp_path / name, lambda: self.roster)
-        port = member.server.listen("127.0.0.1:0", server_credentials(member.party.store()))
-        member.party.address = f"127.0.0.1:{port}"
-        await member.server.start()
         self.members.append(member)
+        await self._serve(member.giver, member.party)
+        return member
+
+    async def scripted(self, servicer: Any) -> Any:
+        """The party of a member that only this servicer answers for."""
+        party = self.cluster.party()
+        await self._serve(servicer, party)
+        return party
+
+    async def _serve(self, servicer: Any, party: Any) -> None:
+        server = Server([(models_pb2_grpc.add_ModelsServicer_to_server, servicer, SERVICE)])
+        party.address = f"127.0.0.1:{server.listen('127.0.0.1:0', server_credentials(party.store()))}"
+        await server.start()
+        self.servers.append(server)
+
+    async def giver(self, parts: int = 5) -> Member:
+        """The one member with the model, in a signed roster."""
+        make_model(self.tmp_path / "a" / "model", parts=parts)
+        member = await self.add("a")
+        self.sign()
         return member
 
     def sign(self, *without: Any) -> None:
         parties = [self.own, *(one.party for one in self.members)]
         _, self.roster = self.cluster.roster(members=[one for one in parties if one not in without])
 
-    def asker(self) -> ModelAsker:
-        return ModelAsker("testbed", self.own.id, self.own.store(), lambda: self.roster)
+    async def fetch(self, partial: PartialModel, *more: Any, progress: Any = lambda done, size: None) -> bool:
+        asker = ModelAsker("testbed", self.own.id, self.own.store(), lambda: self.roster)
+        return await asker.fetch("org/model", partial, progress, *more)
 
     def partial(self) -> PartialModel:
         return PartialModel(self.tmp_path / "own", "org/model")
@@ -141,7 +159,8 @@ async def world(cluster: Any, tmp_path: Path) -> AsyncIterator[World]:
     yield world
     for member in world.members:
         await member.giver.stop()
-        await member.server.stop(0)
+    for server in world.servers:
+        await server.stop(0)
 
 
 async def refusal(call: Any) -> str:
@@ -156,10 +175,6 @@ async def refusal(call: Any) -> str:
     return "none"
 
 
-def ignore(done: int, size: int) -> None:
-    pass
-
-
 async def test_a_model_comes_from_the_member_that_has_it(world: World) -> None:
     there = make_model(world.tmp_path / "a" / "model")
     await world.add("a")
@@ -167,7 +182,7 @@ async def test_a_model_comes_from_the_member_that_has_it(world: World) -> None:
     world.sign()
     told: list[tuple[int, int]] = []
     partial = world.partial()
-    assert await world.asker().fetch("org/model", partial, lambda *now: told.append(now))
+    assert await world.fetch(partial, progress=lambda *now: told.append(now))
     assert not partial.target.exists()
     found = partial.publish()
     assert found == world.tmp_path / "own" / "org" / "model"
@@ -193,13 +208,10 @@ async def test_a_member_that_reads_for_long_does_not_hold_up_what_another_has(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is waited for where nobody else has all of the model."""
-    slow = world.cluster.party()
     reading = Reading()
-    server = Server([(models_pb2_grpc.add_ModelsServicer_to_server, reading, SERVICE)])
-    slow.address = f"127.0.0.1:{server.listen('127.0.0.1:0', server_credentials(slow.store()))}"
-    await server.start()
+    slow = await world.scripted(reading)
     _, world.roster = world.cluster.roster(members=[world.own, slow])
-    waiting = asyncio.create_task(world.asker().fetch("org/model", world.partial(), ignore))
+    waiting = asyncio.create_task(world.fetch(world.partial()))
     await reading.asked.wait()
     assert not (await asyncio.wait((waiting,), timeout=0.1))[0]
     waiting.cancel()
@@ -210,23 +222,20 @@ async def test_a_member_that_reads_for_long_does_not_hold_up_what_another_has(
     giver = await world.add("giver")
     _, world.roster = world.cluster.roster(members=[world.own, slow, giver.party])
     partial = world.partial()
-    assert await world.asker().fetch("org/model", partial, ignore)
+    assert await world.fetch(partial)
     assert not any(partial.missing())
-    await server.stop(0)
 
 
 async def test_nobody_has_it(world: World) -> None:
     await world.add("empty")
     world.sign()
-    assert not await world.asker().fetch("org/model", world.partial(), ignore)
+    assert not await world.fetch(world.partial())
 
 
 async def test_it_goes_on_behind_what_has_come(world: World) -> None:
-    make_model(world.tmp_path / "a" / "model")
-    await world.add("a")
-    world.sign()
+    await world.giver()
     partial = world.partial()
-    assert await world.asker().fetch("org/model", partial, ignore)
+    assert await world.fetch(partial)
     weights = partial.path / "model.safetensors"
     whole = weights.read_bytes()
     damaged = bytearray(whole[: 3 * PART + 17])  # as kill -9 leaves it, and a part that the disk lost
@@ -241,7 +250,7 @@ async def test_it_goes_on_behind_what_has_come(world: World) -> None:
 
     world.members[0].write = write
     again = PartialModel(world.tmp_path / "own", "org/model")
-    assert await world.asker().fetch("org/model", again, ignore)
+    assert await world.fetch(again)
     assert weights.read_bytes() == whole
     assert again.done == Manifest.of(world.tmp_path / "a" / "model").size
     assert sum(sent) == len(whole) - 2 * PART
@@ -261,7 +270,7 @@ async def test_another_member_goes_on_where_one_lies(world: World) -> None:
 
     liar.write = write
     partial = world.partial()
-    assert await world.asker().fetch("org/model", partial, ignore)
+    assert await world.fetch(partial)
     assert Manifest.of(partial.path).digest == whole
 
 
@@ -269,11 +278,9 @@ async def test_another_member_goes_on_where_one_lies(world: World) -> None:
 async def test_pieces_may_have_the_length_of_another_release_and_no_less(
     world: World, monkeypatch: pytest.MonkeyPatch, length: int, good: bool
 ) -> None:
-    make_model(world.tmp_path / "a" / "model")
-    await world.add("a")
-    world.sign()
+    await world.giver()
     monkeypatch.setattr(giving, "MAX_PIECE", length)
-    fetching = world.asker().fetch("org/model", world.partial(), ignore)
+    fetching = world.fetch(world.partial())
     if good:
         assert await fetching
     else:
@@ -289,7 +296,7 @@ async def test_members_with_different_models_are_not_believed(world: World) -> N
     world.sign()
     partial = world.partial()
     with pytest.raises(ModelError) as raised:
-        await world.asker().fetch("org/model", partial, ignore)
+        await world.fetch(partial)
     assert raised.value.reason == "MODEL_VERSIONS_DIFFER"
     assert all(member.party.id[:16] in raised.value.message for member in (one, other))
     assert not partial.path.exists()
@@ -317,11 +324,9 @@ async def test_a_manifest_outlives_the_process_that_made_it(world: World) -> Non
 
 
 async def test_a_fetched_model_is_noted_beside_it(world: World) -> None:
-    folder = make_model(world.tmp_path / "a" / "model")
-    await world.add("a")
-    world.sign()
+    folder = (await world.giver()).folder
     partial = world.partial()
-    assert await world.asker().fetch("org/model", partial, ignore)
+    assert await world.fetch(partial)
     found = partial.publish()
     note = note_of(found)
     assert note is not None
@@ -344,9 +349,9 @@ async def test_a_model_of_another_commit_is_not_taken_and_its_own_goes_with_it(w
     Note(manifest, every_part(manifest), state, commit, True, "ab" * 32).write(folder / NOTE)
     await world.add("a")
     world.sign()
-    assert not await world.asker().fetch("org/model", world.partial(), ignore, None, "e" * 40)
+    assert not await world.fetch(world.partial(), None, "e" * 40)
     partial = world.partial()
-    assert await world.asker().fetch("org/model", partial, ignore, None, commit)
+    assert await world.fetch(partial, None, commit)
     note = note_of(partial.publish())
     assert note is not None
     assert (note.is_part, note.commit, note.checked) == (False, commit, True)
@@ -365,7 +370,7 @@ async def test_what_members_tell_of_the_hubs_files_is_kept_if_they_agree(
         await world.add(name)
     world.sign()
     partial = world.partial()
-    assert await world.asker().fetch("org/model", partial, ignore)
+    assert await world.fetch(partial)
     note = note_of(partial.publish())
     assert note is not None
     assert (note.commit, note.hub_files) == ("c" * 40, kept_of_it)
@@ -383,7 +388,7 @@ async def test_who_tells_a_commit_that_is_none_gives_nothing(
     monkeypatch.setattr(kept, "is_commit", lambda text: True)  # as this member would have it
     await world.add("a")
     world.sign()
-    assert not await world.asker().fetch("org/model", world.partial(), ignore)
+    assert not await world.fetch(world.partial())
 
 
 @pytest.mark.parametrize(
@@ -446,7 +451,7 @@ async def test_what_a_stage_needs_comes_and_no_more(world: World) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     partial = world.partial()
     wanted = ("model.safetensors", 4 * PART + 7, 5 * PART + 1)
-    assert await world.asker().fetch("org/model", partial, ignore, ranges(wanted))
+    assert await world.fetch(partial, ranges(wanted))
     assert partial.size == 4 * PART + 2
     found = partial.publish()
     there = (found / "model.safetensors").read_bytes()
@@ -461,15 +466,15 @@ async def test_what_a_stage_needs_comes_and_no_more(world: World) -> None:
     again = world.partial()
     assert again.path == found  # it is filled where it is
     wanted = ("model.safetensors", 8 * PART, len(whole))
-    assert await world.asker().fetch("org/model", again, ignore, ranges(wanted))
+    assert await world.fetch(again, ranges(wanted))
     again.publish()
     taker = await world.add("own")
     del world.members[world.members.index(member)]  # only parts are left in the roster
     world.sign()
     further = PartialModel(world.tmp_path / "further", "org/model")
-    assert await world.asker().fetch("org/model", further, ignore, ranges(wanted))
+    assert await world.fetch(further, ranges(wanted))
     with pytest.raises(Unavailable) as raised:
-        await world.asker().fetch("org/model", further, ignore)
+        await world.fetch(further)
     assert raised.value.reason == "MODEL_NOT_FETCHED"
     digest = (await taker.giver.manifest(found)).digest
     async with world.stub(taker) as stub:
@@ -487,7 +492,7 @@ async def test_a_part_that_was_copied_is_looked_at_again(world: World) -> None:
     world.sign()
     partial = world.partial()
     wanted = ("model.safetensors", 3 * PART, 5 * PART)
-    assert await world.asker().fetch("org/model", partial, ignore, ranges(wanted))
+    assert await world.fetch(partial, ranges(wanted))
     found = partial.publish()
     before = note_of(found)
     assert before is not None
@@ -549,7 +554,7 @@ async def test_a_member_that_is_killed_while_it_gives(world: World) -> None:
             if now > PART:
                 come.set()
 
-        fetching = asyncio.create_task(world.asker().fetch("org/model", partial, progress))
+        fetching = asyncio.create_task(world.fetch(partial, progress=progress))
         await come.wait()
         process.kill()
         with pytest.raises(Unavailable) as raised:
@@ -564,16 +569,14 @@ async def test_a_member_that_is_killed_while_it_gives(world: World) -> None:
     world.sign()
     again = world.partial()
     told: list[int] = []
-    assert await world.asker().fetch("org/model", again, lambda now, size: told.append(now))
+    assert await world.fetch(again, progress=lambda now, size: told.append(now))
     assert told[0] == partial.done >= 2 * PART
     assert Manifest.of(again.path).digest == Manifest.of(world.tmp_path / "a" / "model").digest
 
 
 async def test_a_connection_that_breaks_does_not_end_the_transfer(world: World) -> None:
     """Of the one member that has it. The part that was under way comes again, and no other."""
-    make_model(world.tmp_path / "a" / "model", parts=8)
-    await world.add("a")
-    world.sign()
+    await world.giver(parts=8)
     sent = 0
 
     async def write(context: Any, piece: bytes) -> None:
@@ -585,33 +588,29 @@ async def test_a_connection_that_breaks_does_not_end_the_transfer(world: World) 
 
     world.members[0].write = write
     partial = world.partial()
-    assert await world.asker().fetch("org/model", partial, ignore)
+    assert await world.fetch(partial)
     assert partial.done == partial.size == Manifest.of(world.tmp_path / "a" / "model").size
 
 
 async def test_a_model_that_nobody_gives_whole(world: World) -> None:
-    make_model(world.tmp_path / "a" / "model")
-    await world.add("a")
-    world.sign()
+    await world.giver()
 
     async def write(context: Any, piece: bytes) -> None:
         await write_piece(context, encode(bytes(len(decode(piece)))))
 
     world.members[0].write = write
     with pytest.raises(Unavailable) as raised:
-        await world.asker().fetch("org/model", world.partial(), ignore)
+        await world.fetch(world.partial())
     assert raised.value.reason == "MODEL_NOT_GIVEN"
 
 
 async def test_a_full_disk_is_said_before_anything_comes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_model(world.tmp_path / "a" / "model")
-    await world.add("a")
-    world.sign()
+    await world.giver()
     monkeypatch.setattr(partial_model, "SPARE", 1 << 60)
     with pytest.raises(ResourceExhausted) as raised:
-        await world.asker().fetch("org/model", world.partial(), ignore)
+        await world.fetch(world.partial())
     assert raised.value.reason == "DISK_FULL"
 
 
@@ -619,9 +618,7 @@ async def test_a_full_disk_is_said_before_anything_comes(
 
 
 async def test_only_members_of_the_roster_are_answered(world: World) -> None:
-    make_model(world.tmp_path / "a" / "model")
-    member = await world.add("a")
-    world.sign()
+    member = await world.giver()
     request = models_pb2.DescribeModelRequest(model="model")
     gateway, stranger = world.cluster.party(Role.GATEWAY), world.cluster.party()
     for party in (gateway, stranger):
@@ -635,9 +632,8 @@ async def test_only_members_of_the_roster_are_answered(world: World) -> None:
 
 
 async def test_who_is_thrown_out_gets_no_further_part(world: World) -> None:
-    folder = make_model(world.tmp_path / "a" / "model")
-    member = await world.add("a")
-    world.sign()
+    member = await world.giver()
+    folder = member.folder
     digest = (await member.giver.manifest(folder)).digest
     going = asyncio.Event()
 
@@ -666,9 +662,8 @@ async def test_names_that_lead_elsewhere(world: World, name: str) -> None:
 
 
 async def test_links_that_lead_out_are_not_followed(world: World) -> None:
-    folder = make_model(world.tmp_path / "a" / "model")
-    member = await world.add("a")
-    world.sign()
+    member = await world.giver()
+    folder = member.folder
     secret = world.tmp_path / "identity.json"
     secret.write_text("secret")
     (folder / "extra.json").symlink_to(secret)
@@ -684,9 +679,8 @@ async def test_links_that_lead_out_are_not_followed(world: World) -> None:
 
 
 async def test_ranges_and_manifests_that_there_are_not(world: World) -> None:
-    folder = make_model(world.tmp_path / "a" / "model")
-    member = await world.add("a")
-    world.sign()
+    member = await world.giver()
+    folder = member.folder
     digest = (await member.giver.manifest(folder)).digest
     bad = [(9, 0, 1), (2, 0, 0), (2, 0, 4), (2, 4, 2), (2, (1 << 32) - 1, 1), (1, 0, 1)]
     async with world.stub(member) as stub:
@@ -697,9 +691,8 @@ async def test_ranges_and_manifests_that_there_are_not(world: World) -> None:
 
 
 async def test_one_stream_for_each_caller_and_few_in_all(world: World) -> None:
-    folder = make_model(world.tmp_path / "a" / "model")
-    member = await world.add("a")
-    world.sign()
+    member = await world.giver()
+    folder = member.folder
     digest = (await member.giver.manifest(folder)).digest
     asked = models_pb2.ReadModelRequest(manifest=digest, file=2, first=0, parts=3)
     async with world.stub(member) as stub:
@@ -737,10 +730,8 @@ def test_manifests_that_are_refused(files: list[tuple[str, int, int]]) -> None:
 
 
 async def test_a_busy_member_is_asked_again(world: World) -> None:
-    make_model(world.tmp_path / "a" / "model")
-    member = await world.add("a")
-    world.sign()
-    fetching = asyncio.create_task(world.asker().fetch("org/model", world.partial(), ignore))
+    member = await world.giver()
+    fetching = asyncio.create_task(world.fetch(world.partial()))
     with busy(member, OTHERS):
         await member.giver.refused.wait()
     assert await fetching
@@ -756,19 +747,15 @@ class Occupied(models_pb2_grpc.ModelsServicer):
 async def test_members_that_stay_busy_are_passed_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next member is asked, and without one the fetch ends, so that the hub can be asked."""
     monkeypatch.setattr("sealring.node.models.asking.PATIENCE_SECONDS", 0.0)
-    mute = world.cluster.party()
-    server = Server([(models_pb2_grpc.add_ModelsServicer_to_server, Occupied(), SERVICE)])
-    mute.address = f"127.0.0.1:{server.listen('127.0.0.1:0', server_credentials(mute.store()))}"
-    await server.start()
+    mute = await world.scripted(Occupied())
     for name in ("a", "b"):
         make_model(world.tmp_path / name / "model")
     giver, other = [await world.add(name) for name in ("a", "b")]
     for parties in ([mute], [mute, giver.party]):
         _, world.roster = world.cluster.roster(members=[world.own, *parties])
         with busy(giver, OTHERS), pytest.raises(Unavailable) as raised:
-            await world.asker().fetch("org/model", world.partial(), ignore)
+            await world.fetch(world.partial())
         assert raised.value.reason == "MODEL_NOT_GIVEN"
     _, world.roster = world.cluster.roster(members=[world.own, mute, giver.party, other.party])
     with busy(giver, OTHERS):
-        assert await world.asker().fetch("org/model", world.partial(), ignore)
-    await server.stop(0)
+        assert await world.fetch(world.partial())
