@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -14,8 +16,7 @@ from stagering import FAMILIES, combinations, expected, prompt_of, run, stages_o
 
 from sealring.node.engine import params
 from sealring.node.engine.params import RowParameters
-from sealring.node.engine.staging import Stage
-from sealring.node.engine.staging.caches import Batch
+from sealring.node.engine.staging.interception import intercept_call
 from sealring.v1 import control_pb2 as control
 
 ALWAYS = [
@@ -40,28 +41,29 @@ def test_greedy_tokens_are_those_of_mlx_lm(family: str, size: int) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba2"])
 def test_a_prompt_in_one_pass_of_the_tail_goes_on_as_in_two(
-    family: str, monkeypatch: pytest.MonkeyPatch
+    family: str,
 ) -> None:
     """As on GPUs."""
-    stages = stages_of(family, 2)
-    own = Stage.__call__
+    tail = stages_of(family, 2)[1]
     calls: list[int] = []
 
-    def counted(self: Stage, inputs: list[mx.array], cache: Batch) -> list[mx.array]:
-        if self is stages[1]:
-            calls.append(inputs[0].shape[1])
-        return own(self, inputs, cache)
+    def counted(own: Callable[..., mx.array], tokens: mx.array, **given: Any) -> mx.array:
+        calls.append(tokens.shape[1])
+        return own(tokens, **given)
 
-    monkeypatch.setattr(Stage, "__call__", counted)
+    restore = intercept_call(tail.model, counted)
     prompt = prompt_of(family, 1, 13)
     passes = {}
-    for cuts in (False, True):
-        calls.clear()
-        monkeypatch.setattr(stages[1], "cuts", cuts)
-        steps = make_steps(random.Random(2), {1: (13, 4)}, 1)
-        answers = run(family, 2, steps, {1: (prompt, RowParameters())}).answers
-        assert answers[1][:4] == expected(family, tuple(prompt), 4)
-        passes[cuts] = [count for at, count in enumerate(calls) if sum(calls[:at]) < 13]
+    try:
+        for tail.cuts in (False, True):
+            calls.clear()
+            steps = make_steps(random.Random(2), {1: (13, 4)}, 1)
+            answers = run(family, 2, steps, {1: (prompt, RowParameters())}).answers
+            assert answers[1][:4] == expected(family, tuple(prompt), 4)
+            passes[tail.cuts] = [count for at, count in enumerate(calls) if sum(calls[:at]) < 13]
+    finally:
+        tail.cuts = False
+        restore()
     *before, last = passes[True]
     assert last > 1
     assert passes[False] == [*before, last - 1, 1]

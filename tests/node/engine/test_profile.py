@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from sealring.node.engine.profile import _eos, _hidden_size, digest, max_context, profile
+from sealring.node.engine.profile import digest, max_context, profile
 from sealring.node.engine.weights import load_stage
 
 Folder = Callable[..., Path]
@@ -111,27 +111,12 @@ def test_max_context(config: dict[str, Any], expected: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "text", "width"),
-    [
-        ({"hidden_size": 0, "d_model": 3}, {"hidden_size": 5}, 3),
-        ({"hidden_size": None}, {"n_embd": 1}, 1),
-        ({"hidden_size": "4"}, {}, 0),
-    ],
+    ("config", "stops"), [({"eos_token_id": [True, 5, "6", 0]}, [5, 0]), ({"eos_token_id": None}, [])]
 )
-def test_the_width_has_many_names(config: dict[str, Any], text: dict[str, Any], width: int) -> None:
-    assert _hidden_size(config, text) == width
-
-
-@pytest.mark.parametrize(
-    ("config", "text", "stops"),
-    [
-        ({"eos_token_id": [True, 5, "6", 0]}, {"eos_token_id": 1}, [5, 0]),
-        ({}, {"eos_token_id": 1}, [1]),
-        ({"eos_token_id": None}, {}, []),
-    ],
-)
-def test_only_numbers_end_answers(config: dict[str, Any], text: dict[str, Any], stops: list[int]) -> None:
-    assert _eos(config, text) == stops
+def test_only_numbers_end_answers(
+    llama: dict[str, Any], model_folder: Folder, config: dict[str, Any], stops: list[int]
+) -> None:
+    assert profile(model_folder(llama | config))["eos_token_ids"] == stops
 
 
 def test_digest(llama: dict[str, Any], model_folder: Folder) -> None:

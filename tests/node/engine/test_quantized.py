@@ -15,7 +15,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 from sealring.mesh.errors import ModelError
 from sealring.node.engine.staging import caches, random_model, random_stage
 from sealring.node.engine.staging.quantization import CacheQuantization, cache_quantization
-from sealring.node.engine.staging.rows import QuantizedBatchCache, QuantizedRowCache
+from sealring.node.engine.staging.rows import QuantizedRowCache
 
 HEADS, WIDTH = 2, 64
 
@@ -126,16 +126,6 @@ def test_a_copy_goes_its_own_way() -> None:
     assert row.is_trimmable()
 
 
-def test_bytes_are_those_of_the_arrays() -> None:
-    batch = QuantizedBatchCache([0, 0], 64, 4)
-    assert batch.nbytes == 0
-    assert QuantizedRowCache(64, 4).nbytes == 0
-    values = mx.zeros((2, HEADS, 5, WIDTH), mx.bfloat16)
-    batch.update_and_fetch(values, values)
-    per_token = 2 * HEADS * (WIDTH // 2 + 2 * 2)  # words, and a scale and a bias of two bytes
-    assert batch.nbytes == 2 * 256 * per_token
-
-
 def config(family: str, archs: dict[str, Any], **fields: Any) -> dict[str, Any]:
     found: dict[str, Any] = archs[family] | fields
     return found
@@ -196,19 +186,6 @@ def test_lists_of_caches_are_quantized_with_rows_together(archs: dict[str, Any])
     assert [caches.extract(batch, row)[0].caches[1].offset for row in range(2)] == [2, 6]
     (together,) = stage([mx.repeat(state[:, :1], 2, axis=0)], batch)
     assert mx.allclose(together, mx.concatenate(alone), atol=1e-4)
-
-
-def test_a_lane_is_merged_filtered_and_extracted(archs: dict[str, Any]) -> None:
-    stage = random_stage(config("qwen3", archs, vocab_size=99), 0, 4, seed=1, kv_bits=4)
-    rows = []
-    for length in (3, 6, 2):
-        cache = stage.make_cache()
-        mx.eval(stage([mx.ones((1, length), mx.uint32)], cache))
-        rows.append(cache)
-    batch = caches.merge(rows)
-    assert {type(one) for one in batch} == {QuantizedBatchCache}
-    batch = caches.recompose(batch, [1, 2], [])
-    assert [one.offset for one in caches.extract(batch, 1)] == [2] * 4
 
 
 def test_a_kept_prefix_of_a_quantized_row_goes_on_as_the_row_did(archs: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from sealring.node.engine import relaying
 from sealring.node.engine.relaying import RelaidLinear, pays, relay
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.engine.weights import load_stage
@@ -84,21 +83,17 @@ def test_only_float32_and_only_plain_linear_layers(small: Archs) -> None:
     assert not relaid(quantized)
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_a_folder_is_loaded_as_the_trial_tells(
-    small: Archs, model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, wanted: bool
-) -> None:
-    monkeypatch.setattr(relaying, "pays", lambda: wanted)
+def test_a_folder_is_loaded_as_the_trial_tells(small: Archs, model_folder: Callable[..., Path]) -> None:
     folder = model_folder(small["qwen2"], seed=2)
     stage = load_stage(folder, 0, 2)
-    assert bool(relaid(stage)) is wanted
+    assert bool(relaid(stage)) is pays()
     expected = random_stage(small["qwen2"], 0, 2, seed=2)
     tokens = mx.array([[1, 2, 3]])
     assert mx.array_equal(*(each([tokens], each.make_cache())[0] for each in (stage, expected))).item()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other builds have other libraries")
 def test_the_trial_looks_at_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(RelaidLinear, "__call__", lambda self, x: nn.Linear.__call__(self, x) * (1 + 1e-6))
     assert not pays()
 
@@ -108,9 +103,6 @@ def test_it_pays_with_the_library_of_linux_builds() -> None:
     assert pays()
 
 
-def test_it_does_not_pay_on_a_gpu_or_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(mx, "default_device", lambda: mx.gpu)
-        assert not pays()
+def test_it_does_not_pay_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not pays()

@@ -40,12 +40,6 @@ def test_specs_of_a_chain(llama: dict[str, Any]) -> None:
     assert (tail.spec.model_type, tail.spec.layers, tail.spec.lo, tail.spec.hi) == ("llama", 5, 3, 5)
 
 
-def test_dtype_of_the_state(llama: dict[str, Any]) -> None:
-    stage = random_stage(llama, 0, 2, seed=0, dtype=mx.bfloat16)
-    assert stage.spec.hands_on[0].dtype == "bfloat16"
-    greedy([stage], mx.array([[1, 2]], mx.uint32), [stage.make_cache()])
-
-
 def test_a_stage_keeps_only_its_parameters(llama: dict[str, Any]) -> None:
     whole = sum(array.nbytes for _, array in tree_flatten(random_model(llama, seed=0).parameters()))
     embedding, norm = 4 * 100 * 32, 4 * 32
@@ -178,14 +172,6 @@ def test_shared_keys_and_values_cross_the_boundary(archs: dict[str, dict[str, An
         "per_layer",
     ]
     assert spec.hands_on[-1].tail == (3, 32)
-
-
-def test_quantized_random_weights(llama: dict[str, Any]) -> None:
-    config = llama | {"quantization": {"group_size": 32, "bits": 4}}
-    stages = [random_stage(config, lo, hi, seed=0) for lo, hi in ((0, 2), (2, 5))]
-    assert stages[0].weight_bytes < random_stage(llama, 0, 2, seed=0).weight_bytes / 3
-    logits = greedy(stages, mx.array([[1, 2, 3]], mx.uint32), [stage.make_cache() for stage in stages])
-    assert mx.all(mx.isfinite(logits)).item()
 
 
 @pytest.mark.parametrize("layers", [None, "layers", [1], {}])

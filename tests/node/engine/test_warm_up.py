@@ -52,22 +52,19 @@ def stage_of(config: dict[str, Any], lo: int = 0, hi: int | None = None, **optio
 
 
 @pytest.fixture
-def looking(llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
+def looking(llama: dict[str, Any]) -> Callable[..., Stage]:
     """Makes a stage of a llama whose layers do something with their input first."""
 
     def make(
         look: Callable[[mx.array, Any], object], lo: int, hi: int, dtype: mx.Dtype = mx.float32
     ) -> Stage:
         stage = stage_of(llama, lo, hi, dtype=dtype)
-        layer = type(stage.model.layers[hi - 1])
-        own = layer.__call__
 
-        def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        def call(own: Callable[..., mx.array], x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
             look(x, cache)
-            found: mx.array = own(self, x, mask, cache)
-            return found
+            return own(x, mask, cache)
 
-        monkeypatch.setattr(layer, "__call__", call)
+        intercept_call(stage.model.layers[hi - 1], call)
         return stage
 
     return make
@@ -86,6 +83,12 @@ def test_models_that_only_put_a_graph_together_do_not_wait(archs: Archs, name: s
         with capture_logs() as logs:
             assert not awaits_input(stage)
         assert not logs
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows together take hardly longer than one."""
+    monkeypatch.setattr(device, "rows_in_turn", lambda: False)
 
 
 @pytest.fixture
@@ -201,20 +204,21 @@ def test_steps_are_timed_up_to_the_longest_chunk() -> None:
         assert all(each.microseconds for each in (*chunks, lane))
 
 
-def test_how_long_a_gpu_may_take_follows_from_its_longest_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_long_a_gpu_may_take_follows_from_its_longest_chunk(on_a_gpu: None) -> None:
     quick, slow = (
         [control.StepTime(rows=1, tokens=tokens, microseconds=each * tokens) for tokens in (32, 128)]
         + [control.StepTime(rows=TIMED_ROWS, tokens=1, microseconds=10**8)]
         for each in (10, 2000)
     )
-    monkeypatch.setattr(device, "rows_in_turn", lambda: False)
     assert patience(quick, 512) == 4
     assert patience(slow, 512) == pytest.approx(20 * 512 * 0.002)
     assert patience([], 512) == 4
     reads_weights = [control.StepTime(rows=1, tokens=tokens, microseconds=260_000) for tokens in (1, 4)]
     assert patience(reads_weights, 512) == pytest.approx(20 * 0.26 * 512 / 4), "512 tokens are no 4"
-    monkeypatch.setattr(device, "rows_in_turn", lambda: True)
-    assert patience(slow, 512) == math.inf
+
+
+def test_a_cpu_always_answers() -> None:
+    assert patience([control.StepTime(rows=1, tokens=32, microseconds=10**7)], 512) == math.inf
 
 
 def tokens_of(count: int, drawn: int) -> list[mx.array]:
@@ -248,10 +252,9 @@ def test_no_product_is_made_that_nobody_needs(llama: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("error", [False, True])
 def test_where_the_other_tokens_matter_all_logits_are_made(
-    llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch, error: bool
+    llama: dict[str, Any], on_a_gpu: None, error: bool
 ) -> None:
     """Behind the layers, where a model's code may do anything."""
-    monkeypatch.setattr("sealring.node.engine.device.rows_in_turn", lambda: False)
     stage = stage_of(llama)
 
     def looks(own: Callable[..., mx.array], x: mx.array) -> mx.array:
@@ -287,11 +290,10 @@ def test_rows_in_a_batch_get_what_they_get_alone(archs: Archs, name: str) -> Non
 
 
 def test_code_that_mixes_up_rows_on_a_gpu_computes_them_in_turn(
-    archs: Archs, monkeypatch: pytest.MonkeyPatch
+    archs: Archs, monkeypatch: pytest.MonkeyPatch, on_a_gpu: None
 ) -> None:
     """A kernel that reads the state of another row gives every row something, and nobody an error."""
     stage = stage_of(archs["mamba2"])
-    monkeypatch.setattr(device, "rows_in_turn", lambda: False)
     module = importlib.import_module(type(stage.model).__module__)
     own = module.ssm_update
 
