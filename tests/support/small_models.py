@@ -41,6 +41,14 @@ SMALLER: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 3,
         "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
     },
+    "gemma4": {
+        "num_hidden_layers": 6,
+        "text_config": {
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 3,
+            "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
+        },
+    },
     "gemma4:moe": {
         "text_config": {
             "num_hidden_layers": 6,
@@ -48,6 +56,7 @@ SMALLER: dict[str, dict[str, Any]] = {
             "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
         }
     },
+    "deepseek_v41": {"hc_sinkhorn_iters": 1},
     "iquestloopcoder": {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "head_dim": 16},
     "gemma3_text": {"vocab_size": 300},
     "gpt_oss": {"vocab_size": 300, "num_local_experts": 4, "head_dim": 16},

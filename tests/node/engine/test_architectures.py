@@ -201,7 +201,7 @@ def test_a_missing_package_is_named() -> None:
 HOOKED = ["deepseek_v41", "deepseek_v41:candidates", "kimi_k3"]
 """Their layers share more than a state, some of it in an object that they change."""
 
-CANDIDATES = tiny(MORE["deepseek_v41"]) | {
+CANDIDATES = tiny(MORE["deepseek_v41"], "deepseek_v41") | {
     "num_hidden_layers": 6,
     "compress_ratios": [1, 2, 2, 2, 2, 0],
     "kv_source_layer_ids": [0, 1, 3],
@@ -210,13 +210,12 @@ CANDIDATES = tiny(MORE["deepseek_v41"]) | {
     "candidate_topk_blocks": 2,
     "candidate_block_size": 2,
     "index_topk": 3,
-    "hc_sinkhorn_iters": 1,
 }
 
 
 @pytest.mark.parametrize("key", [pytest.param(HOOKED[0], marks=pytest.mark.sweep), *HOOKED[1:]])
 def test_one_layer_to_a_stage_gets_all_that_it_reads(key: str) -> None:
-    config = CANDIDATES if key.endswith("candidates") else MORE[key]
+    config = CANDIDATES if key.endswith("candidates") else tiny(MORE[key], key)
     report = check(config, splits=[1] * len(build_skeleton(config).layers), rows=2, seed=3)
     assert report.right
     assert report.alone_tokens_equal

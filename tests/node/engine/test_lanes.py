@@ -42,7 +42,7 @@ def lane_contents(cache: list[Any], rows: int) -> list[Any]:
     return [contents(cache if rows == 1 else caches.extract(cache, index)) for index in range(rows)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(choices=st.randoms(use_true_random=False))
 def test_caches_follow_the_composition(choices: random.Random) -> None:
     composition = Composition(epoch=1, max_rows=50, prefill_chunk=20)
