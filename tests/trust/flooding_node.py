@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import Message
+
 from sealring.node.control import service
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2
 
@@ -19,25 +21,44 @@ _ATTACK = Path(sys.argv[1])
 _LARGE = "x" * (1 << 20)
 
 
-def messages(attack: str, deployment: str, done: control_pb2.StepDone) -> Iterator[dict[str, Any]]:
-    """Fields of the responses of one attack, without end."""
-    row = done.outputs[0].row
+def messages(attack: str, deployment: str, done: control_pb2.StepDone) -> Iterator[bytes]:
+    """The encoded responses of one attack, without end."""
+    large = control_pb2.StepDone(
+        step=done.step, outputs=[control_pb2.RowOutput(row=done.outputs[0].row)], more=True
+    )
+    small = control_pb2.StepDone(step=done.step, outputs=list(large.outputs) * 20_000, more=True)
+    large.outputs[0].text = _LARGE
+    steps = {
+        "flood": large.SerializeToString,
+        "small": small.SerializeToString,
+        "fields": lambda: fields(done.step),
+    }
+    if attack in steps:
+        yield from itertools.repeat(
+            nested(control_pb2.ScheduleResponse(done=control_pb2.StepDone()), steps[attack]())
+        )
     for number in itertools.count(1):
-        if attack == "flood":
-            large = control_pb2.RowOutput(row=row, text=_LARGE)
-            yield {"done": control_pb2.StepDone(step=done.step, outputs=[large], more=True)}
-        elif attack == "small":
-            small = [control_pb2.RowOutput(row=row)] * 20_000
-            yield {"done": control_pb2.StepDone(step=done.step, outputs=small, more=True)}
-        elif attack == "fields":
-            empty = [control_pb2.RowOutput()] * (600 << 10)
-            yield {"done": control_pb2.StepDone(step=done.step, outputs=empty)}
-        elif attack == "guests":
+        if attack == "guests":
             prompt = inference_pb2.Envelope(clear=inference_pb2.Prompt(text=_LARGE))
             request = inference_pb2.GenerateRequest(model=deployment, envelope=prompt)
-            yield {"forward": control_pb2.Forward(guest=number, number=1, key=str(number), request=request)}
+            forward = control_pb2.Forward(guest=number, number=1, key=str(number), request=request)
+            yield control_pb2.ScheduleResponse(forward=forward).SerializeToString()
         else:
-            yield {"pong": control_pb2.Pong(sequence=number)}
+            yield control_pb2.ScheduleResponse(pong=control_pb2.Pong(sequence=number)).SerializeToString()
+
+
+def fields(step: int) -> bytes:
+    """A step of very many empty outputs; protobuf would take seconds to build it."""
+    empty = control_pb2.StepDone(outputs=[control_pb2.RowOutput()]).SerializeToString()
+    return control_pb2.StepDone(step=step).SerializeToString() + empty * (600 << 10)
+
+
+def nested(message: Message, content: bytes) -> bytes:
+    """A message with one empty field, encoded with this content in it."""
+    size, length = len(content), b""
+    while size > 0x7F:
+        length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
+    return message.SerializeToString()[:-1] + length + bytes([size]) + content
 
 
 class Flooding(service.GatewayStream):
@@ -57,7 +78,7 @@ class Flooding(service.GatewayStream):
         for message in messages(attack, self._deployment, done):
             while self.behind:
                 await asyncio.sleep(0.001)
-            self.pass_on(**message)
+            self._put(message)
             await asyncio.sleep(0)
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
 from sealring.mesh.rpc import server as rpc
 from sealring.mesh.rpc.connections import LATE_SECONDS, ConnectionWatch
-from sealring.mesh.rpc.server import JOINING, Port, Server
+from sealring.mesh.rpc.server import Port, Server
 from sealring.mesh.rpc.tls import (
     TlsMaterial,
     TlsStore,
@@ -187,13 +187,6 @@ async def test_half_open_connections_of_one_address_keep_no_member_out(
     for one in strangers:
         one.close()
     await server.stop(0)
-
-
-def test_a_connection_to_the_port_for_joining_ends_with_and_without_calls() -> None:
-    options = dict(JOINING.options)
-    assert 0 < options["grpc.max_connection_idle_ms"] < options["grpc.max_connection_age_ms"]
-    assert options["grpc.max_connection_age_grace_ms"] > 0
-    assert not {"grpc.max_connection_idle_ms", "grpc.max_connection_age_ms"} & dict(Port().options).keys()
 
 
 async def test_an_idle_connection_ends() -> None:

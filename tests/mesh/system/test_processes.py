@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import refused
 from structlog.testing import capture_logs
 
-from sealring.mesh.errors import PermissionDenied, SealringError
+from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.system import processes
 from sealring.mesh.system.lock import lock_state
 from sealring.mesh.system.processes import (
@@ -55,9 +56,8 @@ async def test_another_refusal_is_an_error(tmp_path: Path) -> None:
 
 async def test_the_state_is_locked_while_it_serves(tmp_path: Path) -> None:
     async def serve(stop: asyncio.Event) -> None:
-        with pytest.raises(SealringError) as raised, lock_state(tmp_path):
+        with refused("STATE_IN_USE"), lock_state(tmp_path):
             pass
-        assert raised.value.reason == "STATE_IN_USE"
         served.set()
 
     served = asyncio.Event()
