@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from doctortest import by_id
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.doctor.cabling import Cable, check, find_cables, find_loop, rdma_devices
@@ -139,6 +139,7 @@ def test_ids_are_shown_as_far_as_settings_need_them() -> None:
 EDGES = st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("abcdef")), max_size=9)
 
 
+@settings(max_examples=25)
 @given(edges=EDGES)
 def test_a_loop_is_found_where_there_is_one_and_is_one(edges: list[tuple[str, str]]) -> None:
     cables = [Cable(edge, True) for edge in edges]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from doctortest import by_id
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.doctor.cluster import Node, Stage, examine, without_commands
@@ -197,6 +197,7 @@ FACTS = st.builds(
 )
 
 
+@settings(max_examples=25)
 @given(facts=st.lists(FACTS, max_size=3), online=st.booleans())
 def test_no_report_breaks_the_others(facts: list[Facts], online: bool) -> None:
     nodes = [

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from doctortest import DATA, PYTHON, recording
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.doctor import (
@@ -49,6 +49,7 @@ def damaged(text: str, at: int, cut: int, put: str) -> str:
     return text[:at] + put + text[at + cut :]
 
 
+@settings(max_examples=25)
 @given(text=st.one_of(st.text(), CUTS.map(lambda parts: damaged(*parts))))
 def test_no_parser_raises(text: str) -> None:
     for parse in PARSERS:
@@ -69,6 +70,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=25)
 @given(buses=JSON)
 def test_no_form_of_a_report_in_json_raises(buses: object) -> None:
     for text in (json.dumps({"SPThunderboltDataType": buses}), json.dumps(buses)):

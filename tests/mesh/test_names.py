@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
@@ -30,6 +30,7 @@ def test_ring_ids() -> None:
     assert ring_id("///", 0).startswith("ring-")
 
 
+@settings(max_examples=25)
 @given(NAMES, st.integers(0, 63))
 def test_every_name_makes_a_ring_id_that_is_a_label(name: str, replica: int) -> None:
     identifier = ring_id(name, replica)
@@ -37,6 +38,7 @@ def test_every_name_makes_a_ring_id_that_is_a_label(name: str, replica: int) -> 
     assert identifier.endswith(f"-{replica}")
 
 
+@settings(max_examples=25)
 @given(NAMES, NAMES)
 def test_names_that_differ_have_rings_that_differ(first: str, second: str) -> None:
     assert (first == second) == (ring_id(first, 0) == ring_id(second, 0))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.units import parse_duration, parse_size, show_duration, show_size
@@ -32,6 +32,7 @@ def test_what_is_neither(text: str) -> None:
             parse(text)
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 10**12))
 def test_what_is_shown_is_read_as_the_same(number: int) -> None:
     assert parse_size(show_size(number)) == number

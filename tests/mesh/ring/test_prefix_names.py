@@ -6,7 +6,7 @@ import hmac
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
@@ -37,6 +37,7 @@ def test_boundaries_are_dense_at_first_and_few_in_the_end() -> None:
     assert len(list(boundaries(1 << 20))) == 128 + 7 * 64
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 40_000), st.integers(0, 40_000))
 def test_boundaries_of_a_part_are_those_of_the_whole(short: int, more: int) -> None:
     whole = list(boundaries(short + more))
@@ -44,6 +45,7 @@ def test_boundaries_of_a_part_are_those_of_the_whole(short: int, more: int) -> N
     assert all(later - earlier <= max(BLOCK, later // 64) for earlier, later in itertools.pairwise(whole))
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 1 << 17), max_size=300), st.data())
 def test_names_do_not_depend_on_where_a_sequence_was_cut(values: list[int], data: st.DataObject) -> None:
     whole, parts = PrefixNames(KEY, b"a"), PrefixNames(KEY, b"a")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.ring.routing import MOST_LEEWAY, SHORTEST, choose, leeway, ranked, routing_key
@@ -23,6 +23,7 @@ def order_of(key: bytes, rings: set[str] | list[str], most: int = 100) -> list[s
     return ranked(key, sorted(rings), str, most)
 
 
+@settings(max_examples=25)
 @given(keys, names, st.data())
 def test_only_the_keys_of_a_ring_that_leaves_move(key: bytes, rings: set[str], data: st.DataObject) -> None:
     """And back again when it comes: the order of all others stays as it was."""
@@ -47,6 +48,7 @@ def test_keys_are_spread_evenly_and_so_are_those_of_a_ring_that_is_gone() -> Non
 requests = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 256)), min_size=1, max_size=16)
 
 
+@settings(max_examples=25)
 @given(requests)
 def test_the_chosen_ring_is_the_first_that_is_not_much_busier(loads: list[tuple[int, int]]) -> None:
     at = choose(loads)
@@ -60,6 +62,7 @@ def test_the_chosen_ring_is_the_first_that_is_not_much_busier(loads: list[tuple[
     assert all(much_busier(load) for load in loads[:at])
 
 
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(1, 64), min_size=2, max_size=8),
     st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=300),
@@ -161,12 +164,14 @@ def test_a_key_that_is_given_counts_alone_and_an_empty_one_asks_for_none() -> No
     assert routing_key(SECRET, "", None, None) == b""
 
 
+@settings(max_examples=25)
 @given(st.text(max_size=40), st.text(max_size=40), st.text(min_size=1, max_size=40))
 def test_equal_keys_of_two_tenants_have_nothing_to_do_with_each_other(one: str, other: str, key: str) -> None:
     same = routing_key(SECRET, one, key, None) == routing_key(SECRET, other, key, None)
     assert same == (one == other)
 
 
+@settings(max_examples=25)
 @given(
     st.text(max_size=9), st.text(min_size=1, max_size=9), st.text(max_size=9), st.text(min_size=1, max_size=9)
 )

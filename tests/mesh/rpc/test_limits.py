@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
@@ -11,6 +11,7 @@ from sealring.mesh.errors import ResourceExhausted
 from sealring.mesh.rpc.limits import Buckets, grpc_peer_name, peer_name, too_fast
 
 
+@settings(max_examples=25)
 @given(
     rate=st.integers(1, 50),
     burst=st.integers(1, 20),
@@ -67,6 +68,7 @@ def test_buckets_are_apart_and_can_be_refilled() -> None:
     assert buckets.take("a") == 1
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 100), max_size=200))
 def test_the_table_is_bounded_and_forgets_the_quiet(names: list[int]) -> None:
     buckets = Buckets(1, 1, size=8, clock=lambda: 0.0)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from google.protobuf import descriptor_pb2
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
@@ -90,6 +90,7 @@ def release(oldest: int, newest: int) -> proof_pb2.Release:
     return proof_pb2.Release(software="1", protocol=newest, oldest=oldest)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=5))
 def test_machines_agree_on_the_newest_that_all_speak(spans: list[tuple[int, int]]) -> None:
     spoken = {f"node {i}": range(low, low + more + 1) for i, (low, more) in enumerate(spans)}
