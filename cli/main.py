@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_group_from_info
 from typer.models import TyperInfo
 
+from sealring.cli.host import Host
 from sealring.cli.terminal import exit_codes
 from sealring.cli.terminal.output import say
 from sealring.mesh.errors import SealringError
@@ -111,14 +112,17 @@ def root(
     """Options before the command."""
 
 
-def main() -> None:
-    """Runs the command and turns what it raises into one line and an exit status."""
+def main(arguments: Sequence[str] | None = None, host: Host | None = None) -> None:
+    """Runs the command line on `host` and turns what it raises into one line and an exit status.
+
+    `arguments` are by default those of this process, `host` this machine.
+    """
     collect_seldom()
     hide_rich()
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # looking for any reads each installed package
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would write to standard error as it likes
     try:
-        app(prog_name="sealring", standalone_mode=True)
+        app(arguments, prog_name="sealring", standalone_mode=True, obj=host)
     except SealringError as error:
         _debug()
         say(f"error: {error} [{error.reason}]")

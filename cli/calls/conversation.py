@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import sys
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 
-from sealring.cli.calls.asking import Asker, Question, Target, asking
+from sealring.cli.calls.asking import Asker, Question, Target
 from sealring.cli.terminal.output import say
-from sealring.cli.terminal.prompt import MAX_LINE, read_line
 from sealring.mesh.errors import SealringError
+
+MAX_LINE = 1 << 20
 
 _TOO_LONG = frozenset({"CONTEXT_TOO_LONG", "TOO_LARGE_FOR_RING"})
 _CLEAR, _EXIT, _HELP = "/clear", "/exit", "/help"
@@ -23,9 +26,15 @@ _COMMANDS = f"""\
 Ctrl-C stops an answer, or drops what is typed; the arrow keys edit the line and fetch earlier ones"""
 
 
-def converse(target: Target, base: Question, show: Callable[[str], None], *, seconds: float) -> None:
-    """Asks each line that the user types, until Ctrl-D or /exit. `base` has the model, the options and the
-    messages before the first line; `show` gets the pieces of answers, each of which may take `seconds`.
+def converse(
+    target: Target,
+    opened: AbstractAsyncContextManager[Asker],
+    base: Question,
+    show: Callable[[str], None],
+) -> None:
+    """Asks `opened`, which leads to `target`, each line that the user types, until Ctrl-D or /exit.
+
+    `base` has the model, the options and the messages before the first line; `show` gets the answers' pieces.
 
     Lines are read and Ctrl-C is caught in the main thread, between the runs of the event loop.
     """
@@ -34,7 +43,7 @@ def converse(target: Target, base: Question, show: Callable[[str], None], *, sec
     say(f"talking to {addresses}, {way}; Ctrl-C stops an answer, Ctrl-D ends it, /help lists the rest")
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        asker = runner.run(stack.enter_async_context(asking(target, seconds=seconds)))
+        asker = runner.run(stack.enter_async_context(opened))
         conversation = Conversation(runner, asker, base, show)
         try:
             while (line := read_line()) is not None:
@@ -124,3 +133,32 @@ class Conversation:
         if answer.finish == "length":
             say("(cut: no more tokens were allowed, or fit)")
         return answer.text
+
+
+def read_line() -> str | None:
+    """The next line, stripped, or None at its end (Ctrl-D). Ctrl-C drops what was typed."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - input() edits lines and keeps a history with it
+    while True:
+        try:
+            return _line().strip()
+        except EOFError:
+            say("")
+            return None
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            say("\n(Ctrl-D ends it, /help lists the rest)")
+
+
+def _line() -> str:
+    """Raises EOFError."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return input("> ")
+    if sys.stdin.isatty():  # the answers go elsewhere, so the prompt must not go there
+        sys.stderr.write("> ")
+        sys.stderr.flush()
+    line = sys.stdin.readline(MAX_LINE + 2)
+    if not line:
+        raise EOFError
+    return line

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sealring.cli.calls.gateway import named
+from sealring.cli.host import host_of
 from sealring.mesh.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from sealring.mesh.pki.root import RootMetadata
 
 T = TypeVar("T")
+
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,14 @@ async def connect(bundle: Path, *, address: str | None = None, seconds: float = 
 
     Raises ConfigError (NO_OPERATOR_BUNDLE), and what `read_bundle` raises.
     """
+    state = read_bundle(bundle)  # without one the command ends here, and grpc is not imported
+
     import grpc.aio
 
     from sealring.mesh.pki.certificates import Role, role_server_name
     from sealring.mesh.rpc.tls import channel_credentials, channel_options
     from sealring.v1 import admin_pb2_grpc
 
-    state = read_bundle(bundle)
     options = channel_options(role_server_name(Role.COORDINATOR))
     target = address or state.coordinator
     async with grpc.aio.secure_channel(target, channel_credentials(state.tls), options=options) as channel:
@@ -101,6 +105,26 @@ def read_bundle(folder: Path) -> MachineState:
     return state
 
 
+async def wait_for_bundle(folder: Path, address: str, *, seconds: float) -> None:
+    """Waits until the bundle leads to the coordinator's main `address` (host:port), for `seconds` at most.
+
+    The address may have changed since the last start. A coordinator that was off for a month renews the
+    bundle when it starts. Raises as `read_bundle`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while True:
+        try:
+            if read_bundle(folder).coordinator == address:
+                return
+        except ConfigError as error:
+            if error.reason != "OPERATOR_CERTIFICATE_EXPIRED" or loop.time() > deadline:
+                raise
+        if loop.time() > deadline:
+            return
+        await asyncio.sleep(_POLL_SECONDS)
+
+
 def _no_bundle(what: str) -> ConfigError:
     return ConfigError(
         what,
@@ -115,14 +139,15 @@ def run_admin(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> 
     from sealring.cli.terminal.command import load_settings
 
     settings: CliSettings = load_settings(context).settings
+    host = host_of(context)
 
     async def run() -> T:
-        async with connect(
+        async with host.admin(
             settings.operator, address=settings.coordinator, seconds=settings.timeout
         ) as admin:
             return await work(admin)
 
-    return asyncio.run(run())
+    return host.run(run())
 
 
 def call_admin(context: typer.Context, method: str, **request: Any) -> Any:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from sealring.mesh.roster.model import Roster
     from sealring.v1 import admin_pb2
 
-_AUDIT_PAGE = 1000
+AUDIT_PAGE = 1000
+"""Entries of a page, as many as the coordinator gives at most: a shorter page is taken for the last."""
+
 _READINGS = 3
 """A second reading follows a prune between two pages. The next prune is thousands of entries away, so whoever
 needs more than a third has another trouble."""
@@ -70,7 +72,7 @@ async def _read_audit(
     beginning = Beginning()
     head, found = None, None
     while True:
-        page = await admin.call("ListAuditLog", after=last[0] if last else 0, limit=_AUDIT_PAGE)
+        page = await admin.call("ListAuditLog", after=last[0] if last else 0, limit=AUDIT_PAGE)
         head = head or read_head(page.signed_head, root)
         begins = beginning.read(page.entries)
         last = last or begins
@@ -85,7 +87,7 @@ async def _read_audit(
         last = verify_chain(page.entries, after=last)
         found = next((one.hash for one in page.entries if one.sequence == head.sequence), found)
         read.extend(page.entries)
-        if len(page.entries) < _AUDIT_PAGE:
+        if len(page.entries) < AUDIT_PAGE:
             if since is None:
                 beginning.check()
             check_signed(found, head)

@@ -1,17 +1,21 @@
-"""Waiting for a deployment's rings, with words for what they are doing."""
+"""Waiting for nodes, rings and gateways, with words for what they are doing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, NotFound
 
 if TYPE_CHECKING:
+    from sealring.cli.calls.gateway import Gateway
     from sealring.cli.calls.operator import Admin
 
 _POLL_SECONDS = 0.15
+_START_POLL_SECONDS = 0.2
+"""A shorter pause would take processor time from the components that are starting."""
+
 _MAX_FAILURES = 4
 
 
@@ -83,3 +87,55 @@ def describe(name: str, rings: Any) -> str:
         if ring.reason and ring.phase == membership_pb2.RING_PHASE_DOWN:
             return f"{name}: waiting, {ring.reason}"
     return f"{name}: forming the ring"
+
+
+async def wait_until_online(
+    admin: Admin, wanted: Mapping[str, str], *, seconds: float, hint: str, say: Callable[[str], None]
+) -> None:
+    """Returns once all nodes of `wanted` (id to name) are online.
+
+    Raises DeadlineExceeded (NODES_NOT_ONLINE) with `hint`.
+    """
+    from sealring.v1 import admin_pb2
+
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while True:
+        answer = await admin.call("ListNodes")
+        online = {one.id for one in answer.nodes if one.state == admin_pb2.NODE_STATE_ONLINE}
+        late = sorted(name for member, name in wanted.items() if member not in online)
+        if not late:
+            return
+        say(f"{len(wanted) - len(late)} of {len(wanted)} nodes are online")
+        if loop.time() > deadline:
+            raise DeadlineExceeded(
+                f"not online after {seconds:g} s: {', '.join(late)}", hint=hint, reason="NODES_NOT_ONLINE"
+            )
+        await asyncio.sleep(_START_POLL_SECONDS)
+
+
+async def wait_until_offered(gateway: Gateway, name: str, *, seconds: float, hint: str) -> None:
+    """Returns once the gateway offers the model `name` with a ring, or asks for a key, which this lacks.
+
+    Raises DeadlineExceeded (GATEWAY_NOT_READY) with `hint`.
+    """
+    import grpc
+
+    from sealring.v1 import inference_pb2
+
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while loop.time() < deadline:
+        try:
+            request = inference_pb2.ListModelsRequest()
+            answer = await gateway.stub.ListModels(request, timeout=5, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                return
+            answer = inference_pb2.ListModelsResponse()
+        if any(one.name == name and one.rings for one in answer.models):
+            return
+        await asyncio.sleep(_START_POLL_SECONDS)
+    raise DeadlineExceeded(
+        f"the gateway did not offer {name} within {seconds:g} s", hint=hint, reason="GATEWAY_NOT_READY"
+    )

@@ -17,6 +17,7 @@ import typer
 from sealring.cli.calls.members import look
 from sealring.cli.calls.operator import run_admin
 from sealring.cli.commands.doctor import examine_machine
+from sealring.cli.host import host_of
 from sealring.cli.terminal.command import ADMIN, command, load_settings
 from sealring.cli.terminal.options import cannot_write
 from sealring.cli.terminal.output import say
@@ -67,7 +68,7 @@ def bugreport(
         "status.json": lambda: _json(run_admin(context, look)),
         "metrics.txt": lambda: _metrics(context),
         "versions.json": lambda: _json(_versions()),
-        "machine.json": lambda: _json(_machine()),
+        "machine.json": lambda: _json(_machine(context)),
     }
     found: dict[str, str] = {}
     missing: list[str] = []
@@ -126,11 +127,10 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _machine() -> dict[str, str]:
+def _machine(context: typer.Context) -> dict[str, str]:
     from sealring.doctor.hardware import machine
-    from sealring.doctor.system import System
 
-    return machine(System())
+    return machine(host_of(context).system())
 
 
 def _metrics(context: typer.Context) -> str:

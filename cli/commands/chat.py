@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import sys
 from collections.abc import Mapping
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sealring.cli.host import Host, host_of
 from sealring.cli.local.leftovers import gateway_of, running
 from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.options import AsJson, MinTrust, RootHash
 from sealring.cli.terminal.output import print_json, printable, say, write
 from sealring.mesh.errors import ConfigError, InvalidInput
-from sealring.mesh.system.addresses import listens, parse_address
+from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.paths import default_state_root
 from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
 
@@ -94,7 +94,7 @@ def chat(
     from sealring.cli.calls.asking import Question
     from sealring.client.types import SamplingOptions
 
-    loaded = load_settings(context)
+    loaded, host = load_settings(context), host_of(context)
     if logprobs is not None and not as_json:
         raise InvalidInput("--logprobs needs --json", reason="BAD_QUESTION", param="logprobs")
     if clear and root_sha256 is not None:
@@ -121,13 +121,16 @@ def chat(
     if question is not None:
         if not question or len(question) > _MAX_LINE:
             raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
-        asyncio.run(_once(_target(loaded, root_sha256, clear=clear), first, question, as_json=as_json))
+        target = _target(host, loaded, root_sha256, clear=clear)
+        host.run(_once(host, target, first, question, as_json=as_json))
     elif as_json:
         raise InvalidInput("--json needs the question on the command line", reason="BAD_QUESTION")
     else:
         from sealring.cli.calls.conversation import converse
 
-        converse(_target(loaded, root_sha256, clear=clear), first, write_piece, seconds=_ASK_SECONDS)
+        target = _target(host, loaded, root_sha256, clear=clear)
+        opened = host.asking(target, seconds=_ASK_SECONDS)
+        converse(target, opened, first, write_piece)
 
 
 def write_piece(text: str) -> None:
@@ -135,10 +138,8 @@ def write_piece(text: str) -> None:
     write(printable(text, keep="\n\t", instead=""))
 
 
-async def _once(target: Target, base: Question, question: str, *, as_json: bool) -> None:
-    from sealring.cli.calls.asking import asking
-
-    async with asking(target, seconds=_ASK_SECONDS) as asker:
+async def _once(host: Host, target: Target, base: Question, question: str, *, as_json: bool) -> None:
+    async with host.asking(target, seconds=_ASK_SECONDS) as asker:
         asked = replace(base, messages=[*base.messages, ("user", question)])
         answer = await asker.ask(asked, (lambda text: None) if as_json else write_piece)
     if as_json:
@@ -151,7 +152,7 @@ async def _once(target: Target, base: Question, question: str, *, as_json: bool)
     say(f"({answer.completion_tokens} tokens, {speed}; {way})")
 
 
-def _target(loaded: Loaded[Any], root_sha256: str | None, *, clear: bool) -> Target:
+def _target(host: Host, loaded: Loaded[Any], root_sha256: str | None, *, clear: bool) -> Target:
     """The gateways to ask, and the root key to check them against; a local cluster's is on this machine.
 
     Raises InvalidInput (WHICH_GATEWAY), ConfigError, and what `root_pin` raises.
@@ -161,7 +162,7 @@ def _target(loaded: Loaded[Any], root_sha256: str | None, *, clear: bool) -> Tar
     from sealring.client.trust import default_state_file
 
     local = {gateway: folder for folder in running() if (gateway := gateway_of(folder)) is not None}
-    addresses = _addresses(loaded, local)
+    addresses = _addresses(host, loaded, local)
     folder = local.get(addresses[0])
     lasts = folder is None or folder == default_state_root()
     if not lasts and addresses != loaded.settings.gateway:
@@ -170,7 +171,7 @@ def _target(loaded: Loaded[Any], root_sha256: str | None, *, clear: bool) -> Tar
     else:
         access = gateway_access(loaded.settings)
     if clear:
-        here = (one for one in addresses if listens(*parse_address(one)))
+        here = (one for one in addresses if host.listens(*parse_address(one)))
         return Target([next(here, addresses[0])], access, None)
     try:
         pin = root_pin(root_sha256, loaded, folder)
@@ -181,7 +182,7 @@ def _target(loaded: Loaded[Any], root_sha256: str | None, *, clear: bool) -> Tar
     return Target(addresses, access, pin, default_state_file(pin) if lasts else None)
 
 
-def _addresses(loaded: Loaded[Any], local: Mapping[str, Path]) -> list[str]:
+def _addresses(host: Host, loaded: Loaded[Any], local: Mapping[str, Path]) -> list[str]:
     """The gateways of the settings; by default that of this user's `up`, else the one at the default address,
     else that of the demo that runs. Raises InvalidInput (WHICH_GATEWAY)."""
     addresses: list[str] = loaded.settings.gateway
@@ -190,7 +191,7 @@ def _addresses(loaded: Loaded[Any], local: Mapping[str, Path]) -> list[str]:
     for gateway, folder in local.items():
         if folder == default_state_root():  # at the default address there may be another user's
             return [gateway]
-    if not local or listens(*parse_address(addresses[0])):
+    if not local or host.listens(*parse_address(addresses[0])):
         return addresses
     if len(local) > 1:
         raise InvalidInput(

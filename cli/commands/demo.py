@@ -12,6 +12,7 @@ import typer
 
 from sealring.cli.commands.chat import write_piece
 from sealring.cli.commands.deployment import default_name
+from sealring.cli.host import Host, host_of
 from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
 from sealring.cli.local.leftovers import PORTS, announced, temporary_folder
 from sealring.cli.local.output import QUESTION, print_ring, print_ways, report
@@ -34,6 +35,7 @@ Nodes = Annotated[int, typer.Option(min=1, max=64, help="nodes, each a daemon of
 
 @command(app, example="sealring demo --once", rich_help_panel="Start")
 def demo(
+    context: typer.Context,
     once: Annotated[bool, typer.Option("--once", help="leave after the answer")] = False,
     as_json: AsJson = False,
     nodes: Nodes = 3,
@@ -52,6 +54,7 @@ def demo(
         raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
     from sealring.node.models.folders import bundled_model
 
+    host = host_of(context)
     folder = bundled_model() if model is None else model_folder(model)
     name = "demo" if model is None else default_name(str(folder))
 
@@ -61,7 +64,7 @@ def demo(
         deployment = await cluster.deploy(stages=nodes)
         shown.close()
         ready = time.monotonic() - began
-        answer = await _ask(cluster, question, quiet=as_json)
+        answer = await _ask(host, cluster, question, quiet=as_json)
         first = answer.ttft_s
         say(f"(first token {ready + first:.1f} s after the start, {first:.2f} s after the question)")
         if as_json:
@@ -71,14 +74,12 @@ def demo(
         if not once:
             print_ways(cluster)
 
-    with state_folder(state_dir) as chosen:
+    with state_folder(host, state_dir) as chosen:
 
         def make(say: Callable[[str], None]) -> LocalCluster:
-            from sealring.cli.local.cluster import LocalCluster
+            return host.local_cluster(chosen, folder, nodes=nodes, name=name, say=say)
 
-            return LocalCluster(chosen, folder, nodes=nodes, name=name, say=say)
-
-        run_cluster(make, work, what="starting a local cluster", serve=not once)
+        run_cluster(host, make, work, what="starting a local cluster", serve=not once)
 
 
 def model_folder(path: Path) -> Path:
@@ -94,11 +95,11 @@ def model_folder(path: Path) -> Path:
 
 
 @contextmanager
-def state_folder(chosen: Path | None) -> Iterator[Path]:
+def state_folder(host: Host, chosen: Path | None) -> Iterator[Path]:
     """The chosen folder, or a temporary one that goes away again. Raises ConfigError (BAD_STATE_FOLDER)."""
     signals_as_exceptions()
     if chosen is None:
-        with temporary_folder() as folder:
+        with temporary_folder(host.now) as folder:
             yield folder
         return
     foreign = chosen.is_dir() and any(chosen.iterdir()) and not (chosen / PORTS).exists()
@@ -108,18 +109,18 @@ def state_folder(chosen: Path | None) -> Iterator[Path]:
             hint="name a new folder with --state-dir",
             reason="BAD_STATE_FOLDER",
         )
-    with announced(chosen):
+    with announced(chosen, host.now):
         yield chosen
 
 
-async def _ask(cluster: LocalCluster, question: str, *, quiet: bool) -> Answer:
-    from sealring.cli.calls.asking import Question, Target, asking
+async def _ask(host: Host, cluster: LocalCluster, question: str, *, quiet: bool) -> Answer:
+    from sealring.cli.calls.asking import Question, Target
     from sealring.cli.calls.operator import read_bundle
 
     say(f"\n> {question}")
     pin = read_bundle(cluster.operator_bundle).root_sha256
     target = Target([cluster.grpc_address], {"credentials": None, "api_key": None}, pin)
-    async with asking(target, seconds=_ASK_SECONDS) as asker:
+    async with host.asking(target, seconds=_ASK_SECONDS) as asker:
         asked = Question([("user", question)], cluster.name)
         answer = await asker.ask(asked, (lambda text: None) if quiet else write_piece)
     if not quiet:

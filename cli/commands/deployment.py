@@ -267,7 +267,7 @@ def create(
         await name_members(admin, spec)
         with progress(f"planning {spec.name}") as shown:
             asked = True
-            answer, fetches = await _create(admin, spec, shown.update)
+            answer, fetches = await create_deployment(admin, spec, shown.update)
             if wait:
                 most = _FETCH_SECONDS if fetches else wait_timeout
                 await wait_until_serving(admin, spec.name, seconds=most, say=shown.update)
@@ -291,7 +291,7 @@ def create(
         say(f"as few nodes hold it as can: {idle} online hold none of it (hint: --stages N, --replicas N)")
 
 
-async def _create(admin: Admin, spec: Any, shown: Callable[[str], None]) -> tuple[Any, bool]:
+async def create_deployment(admin: Admin, spec: Any, shown: Callable[[str], None]) -> tuple[Any, bool]:
     """Creates the deployment; of a model that no node has one of them fetches first what planning needs. The
     answer, and whether its nodes fetch what they lack of the model now, which takes as long as it does."""
     # Each node of the one ring fetches its own part; where several need the same, one fetches it for all.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sealring.cli.calls.operator import Admin, run_admin
+from sealring.cli.host import host_of
 from sealring.cli.terminal.command import ADMIN, command, config_file
 from sealring.cli.terminal.exit_codes import CHECK_FAILED
 from sealring.cli.terminal.options import AsJson
@@ -81,13 +82,12 @@ def examine_machine(context: typer.Context, state_dir: Path | None) -> Report:
     """What there is to say of this machine. Raises ConfigError."""
     from sealring.doctor.daemon import ask_daemon
     from sealring.doctor.local import examine
-    from sealring.doctor.system import System
     from sealring.doctor.view import read_view
 
     settings = _node_settings(context, state_dir)
     with progress("looking at this machine"):
         view = asyncio.run(ask_daemon(read_view(settings)))
-        return examine(System(), view)
+        return examine(host_of(context).system(), view)
 
 
 def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -> list[Finding]:
@@ -106,7 +106,7 @@ def _cluster(context: typer.Context, *, as_json: bool) -> list[Finding]:
     from sealring.doctor.report import lines, plain, summary
 
     with progress("asking every node"):
-        nodes = run_admin(context, _nodes)
+        nodes = run_admin(context, diagnose_all)
     together = examine(nodes)
     if as_json:
         print_json({"findings": [plain(one) for one in together], "nodes": [*map(_plain_node, nodes)]})
@@ -120,7 +120,7 @@ def _cluster(context: typer.Context, *, as_json: bool) -> list[Finding]:
     return [*together, *own]
 
 
-async def _nodes(admin: Admin) -> list[Node]:
+async def diagnose_all(admin: Admin) -> list[Node]:
     """Every node with its report; those that are asked are asked a few at once."""
     from sealring.doctor.cluster import Node, Stage
     from sealring.v1 import admin_pb2

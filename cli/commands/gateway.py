@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -17,6 +16,7 @@ from sealring.cli.calls.members import (
 )
 from sealring.cli.calls.operator import call_admin
 from sealring.cli.commands.node import leave_cluster, report_enrolled
+from sealring.cli.host import host_of
 from sealring.cli.local.processes import add_run_command
 from sealring.cli.terminal.command import ADMIN, command, load_settings, same_settings
 from sealring.cli.terminal.options import AsJson, JoinTokenText, read_token
@@ -52,10 +52,8 @@ def join(
 
     The root key in the token is checked before anything is sent.
     """
-    settings = load_settings(context).settings
-    from sealring.gateway.join import join as enrol
-
-    enrolled = asyncio.run(enrol(settings, read_token(token)))
+    settings, host = load_settings(context).settings, host_of(context)
+    enrolled = host.run(host.join("gateway", settings, read_token(token)))
     report_enrolled(enrolled, settings, as_json=as_json)
     say(f"next: {same_settings(context, 'gateway run', RUN)}")
 

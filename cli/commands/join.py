@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import typer
 
 from sealring.cli.commands.service import DryRun, Root, User
 from sealring.cli.commands.up import Address, Downloads, Models, Name, SoftwareIdentity
+from sealring.cli.host import Host, host_of
 from sealring.cli.service.places import needs_root
 from sealring.cli.terminal.command import command, config_file
 from sealring.cli.terminal.options import AsJson, read_token
@@ -67,38 +67,37 @@ def join(
 
     wishes = Wishes(address, name, models or (), downloads, software_identity_allowed)
     file = config_file(context.find_root().params.get("config"))
-    said = settings_given("node", file)
+    said, host = settings_given("node", file), host_of(context)
     signals_as_exceptions()
     if service:
-        _serve(token, said, wishes, user, prefix, dry_run=dry_run, as_json=as_json)
+        _serve(host, token, said, wishes, user, prefix, dry_run=dry_run, as_json=as_json)
         return
     root = default_state_root()
     os.umask(0o077)
     with lock_state(root):
         if token is None and is_enrolled(Path(said.get("state_dir", root / "node"))):
-            _run(root, said, wishes, tell=not begun)
+            _run(host, root, said, wishes, tell=not begun)
             return
         from sealring.cli.setup.enrol import enrol
 
-        joined = enrol(root, said, wishes, _read(token))
+        joined = enrol(host, root, said, wishes, _read(host, token))
         _tell(joined, as_json=as_json)
         _keep(root, joined["settings"])
-    _begin_anew(file)
+    # without the token, which other users of this machine could see for as long as this process lives
+    host.become([*([] if file is None else ["--config", str(file)]), "join", "--begun"])
 
 
-def _read(token: str | None) -> str:
+def _read(host: Host, token: str | None) -> str:
     """Raises InvalidInput (BAD_TOKEN)."""
     if token is not None:
         return read_token(token)
-    if not sys.stdin.isatty():
+    if not host.can_ask:
         raise InvalidInput(
             "this machine has not joined a cluster, and there is no token",
             hint="type what `sealring up` or `sealring token create` prints on the first machine",
             reason="BAD_TOKEN",
         )
-    return read_token(
-        str(typer.prompt("The token that the first machine printed", err=True, hide_input=True))
-    )
+    return read_token(str(host.ask("The token that the first machine printed", hide_input=True)))
 
 
 def _tell(joined: dict[str, Any], *, as_json: bool) -> None:
@@ -117,6 +116,7 @@ def _keep(root: Path, settings: dict[str, Any]) -> None:
 
 
 def _serve(
+    host: Host,
     token: str | None,
     said: dict[str, Any],
     wishes: Wishes,
@@ -129,13 +129,12 @@ def _serve(
     """Joins as the account that the service runs as, so that the key is that account's, and installs it."""
     from sealring.cli.commands.service import program
     from sealring.cli.service.install import Installation, account_id
-    from sealring.cli.service.launchctl import Launchctl
     from sealring.cli.service.launchd import Service
     from sealring.cli.service.places import make_places, require_of_root, under
     from sealring.cli.setup.enrol import enrol_as
     from sealring.mesh.member.state import is_enrolled
 
-    control = Launchctl()
+    control = host.launchd()
     made = Service("node", program=program(), user=user)
     owner = account_id(user, prefix)
     state = under(prefix, made.folder)
@@ -143,7 +142,7 @@ def _serve(
     was_loaded = False
     try:
         if token is not None or not is_enrolled(state):
-            given = _read(token)
+            given = _read(host, token)
             if dry_run:
                 say(f"would join as the account {user}, with the state in {state}")
                 return
@@ -155,7 +154,7 @@ def _serve(
             joined = enrol_as(user if owner is not None else None, state.parent, said, wishes, given)
             _tell(joined, as_json=as_json)
             settings = joined["settings"]
-        Installation(control, made, prefix, chosen=settings).run(say, start=True, dry_run=dry_run)
+        Installation(host, made, prefix, chosen=settings).run(say, start=True, dry_run=dry_run)
     except BaseException as error:
         if was_loaded:
             control.bootstrap(made.label, under(prefix, LAUNCH_DAEMONS / made.file_name))
@@ -164,36 +163,25 @@ def _serve(
         raise
 
 
-def _begin_anew(file: Path | None) -> None:
-    """Becomes `sealring join` without the token, which other users of this machine could see for as long as
-    this process lives."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    settings = [] if file is None else ["--config", str(file)]
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "sealring.cli", *settings, "join", "--begun"])  # noqa: S606 - itself
-
-
-def _run(root: Path, said: dict[str, Any], wishes: Wishes, *, tell: bool) -> None:
+def _run(host: Host, root: Path, said: dict[str, Any], wishes: Wishes, *, tell: bool) -> None:
     from sealring.cli.local.foreground import run_cluster
     from sealring.cli.setup.choices import choose_other
     from sealring.mesh.member.state import load_machine_state
 
     joined = load_machine_state(Path(said.get("state_dir", root / "node")))
-    choices = choose_other(root, said, wishes, [joined.coordinator], joined=True)
+    choices = choose_other(host, root, said, wishes, [joined.coordinator], joined=True)
     for line in choices.said if tell else ():
         say(line)
 
     def make(told: Callable[[str], None]) -> OtherMachine:
-        from sealring.cli.local.machines import OtherMachine
-
-        return OtherMachine(root, choices.settings, say=told)
+        return host.other_machine(root, choices.settings, say=told)
 
     async def work(machine: OtherMachine, shown: Progress) -> None:
         await machine.start()
         shown.close()
         say(f"the node runs until Ctrl-C; its log: {machine.logs['node']}")
 
-    run_cluster(make, work, what="starting the node", meanwhile=_watch)
+    run_cluster(host, make, work, what="starting the node", meanwhile=_watch)
 
 
 async def _watch(machine: OtherMachine) -> None:
@@ -202,7 +190,7 @@ async def _watch(machine: OtherMachine) -> None:
 
     before = "", NOTHING
     while True:
-        now = await asyncio.to_thread(machine.looks)
+        now = await asyncio.to_thread(machine.look)
         for line in now:
             if line and line not in before:
                 say(line)

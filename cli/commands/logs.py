@@ -7,15 +7,19 @@ from typing import Annotated
 
 import typer
 
+from sealring.cli.host import host_of
 from sealring.cli.terminal.command import command
 from sealring.cli.terminal.output import print_data
 from sealring.mesh.errors import NotFound
 
 app = typer.Typer()
 
+_LOOK_SECONDS = 0.5
+
 
 @command(app, example="sealring logs --component node --follow", rich_help_panel="Look")
 def logs(
+    context: typer.Context,
     component: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,11 +67,4 @@ def logs(
         for name, tail in tails.items():
             for line in tail.new():
                 show(name, line)
-        pause()
-
-
-def pause() -> None:
-    """Until files are looked at again."""
-    import time
-
-    time.sleep(0.5)
+        host_of(context).pause(_LOOK_SECONDS)

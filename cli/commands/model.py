@@ -11,7 +11,7 @@ import typer
 from sealring.cli.calls.held import print_models, pull, remove
 from sealring.cli.calls.operator import call_admin, run_admin
 from sealring.cli.commands.deployment import parse_split
-from sealring.cli.local.apart import ask_apart
+from sealring.cli.host import host_of
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.exit_codes import CHECK_FAILED
 from sealring.cli.terminal.options import AsJson
@@ -67,6 +67,7 @@ def remove_model(context: typer.Context, model: ModelName, node: Nodes = None) -
 
 @command(app, "split", example="sealring model split ~/models/Qwen3-8B --split 18,18 --into /Volumes/stick")
 def split_model(
+    context: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="model folder")],
     split: Annotated[str, typer.Option(metavar="A,B,...", help="layers per stage, as the plan has them")],
     into: Annotated[Path, typer.Option(metavar="DIR", help="where the parts go")],
@@ -82,7 +83,7 @@ def split_model(
     _check_folder(path)
     with progress(f"splitting {path}") as shown:
         layers = ",".join(map(str, parse_split(split)))
-        found = ask_apart("sealring.node.engine.ranges", [str(path.resolve()), layers])
+        found = host_of(context).run_apart("sealring.node.engine.ranges", [str(path.resolve()), layers])
         made = write_parts(path.resolve(), into.resolve(), found["stages"], shown.update)
     if as_json:
         print_json([{"part": str(folder), "bytes": done} for folder, done in made])
@@ -92,6 +93,7 @@ def split_model(
 
 @command(app, example="sealring model check ~/models/Qwen3-8B --stages 3")
 def check(
+    context: typer.Context,
     path_or_config: Annotated[
         str,
         typer.Argument(metavar="PATH_OR_CONFIG", help="model folder, config.json, or FILE.json#KEY"),
@@ -111,7 +113,7 @@ def check(
     sizes = parse_split(split) or None
     asked = {"splits": sizes, "stages": stages, "rows": rows, "seed": seed}
     with progress(f"comparing {path_or_config} with its stages"):
-        report = ask_apart("sealring.node.engine.check", [path_or_config, json.dumps(asked)])
+        report = host_of(context).run_apart("sealring.node.engine.check", [path_or_config, json.dumps(asked)])
     if as_json:
         print_json(report)
     else:
@@ -134,12 +136,14 @@ def check(
 
 @command(app, example="sealring model profile ~/models/Qwen3-8B")
 def profile(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="model folder")], as_json: AsJson = False
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="model folder")],
+    as_json: AsJson = False,
 ) -> None:
     """Show what a model needs, without loading its weights."""
     _check_folder(path)
     with progress(f"measuring {path}"):
-        found = ask_apart("sealring.node.engine.profile", [str(path)])
+        found = host_of(context).run_apart("sealring.node.engine.profile", [str(path)])
     if as_json:
         print_json(found)
         return

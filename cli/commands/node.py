@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ from sealring.cli.calls.members import (
     revoked,
 )
 from sealring.cli.calls.operator import call_admin
+from sealring.cli.host import host_of
 from sealring.cli.local.processes import add_run_command
 from sealring.cli.terminal.command import ADMIN, command, load_settings, same_settings
 from sealring.cli.terminal.options import AsJson, JoinTokenText, read_token
@@ -50,11 +50,9 @@ def join(context: typer.Context, token: JoinTokenText, as_json: AsJson = False) 
 
     The root key in the token is checked before anything is sent.
     """
-    loaded = load_settings(context)
-    from sealring.node.join import join as enrol
-
-    enrolled = asyncio.run(enrol(loaded.settings, read_token(token)))
-    report_enrolled(enrolled, loaded.settings, as_json=as_json)
+    settings, host = load_settings(context).settings, host_of(context)
+    enrolled = host.run(host.join("node", settings, read_token(token)))
+    report_enrolled(enrolled, settings, as_json=as_json)
     say(f"next: {same_settings(context, 'node run', RUN)}")
 
 

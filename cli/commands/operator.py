@@ -121,7 +121,7 @@ def _make_bundle(
     async def work(admin: Admin) -> tuple[Any, str]:
         return await admin.call(method, csr=leaf.csr(), **fields), admin.address
 
-    with _folder_for(folder):
+    with bundle_folder(folder):
         answer, address = run_admin(context, work)
     root = verify_root_chain(decode_chain(answer.root_metadata), own.root_sha256, now=time.time())
     material = TlsMaterial(leaf.private_pem(), parse_pem_leaf(answer.certificate_chain), root.authorities)
@@ -135,7 +135,7 @@ def _make_bundle(
 
 
 @contextmanager
-def _folder_for(bundle: Path) -> Iterator[None]:
+def bundle_folder(bundle: Path) -> Iterator[None]:
     """The folder is there before anything is asked, and gone again when that is refused."""
     made = [folder for folder in (bundle, *bundle.parents) if not folder.exists()]
     try:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.service.launchctl import Launchctl
+from sealring.cli.host import host_of
 from sealring.cli.service.launchd import NEWSYSLOG_FOLDER, Service
 from sealring.cli.service.places import needs_root, under
 from sealring.cli.terminal.command import command
@@ -40,42 +40,36 @@ Root = Annotated[
 
 @command(app, example="sealring service install node --config /etc/sealring.toml")
 def install(
+    context: typer.Context,
     component: Which,
     user: User = "_sealring",
     config: Annotated[Path | None, typer.Option(help="settings file that it reads", metavar="FILE")] = None,
-    adopt: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="state to take over [default: that of the user who calls sudo]"),
-    ] = None,
     start: Annotated[bool, typer.Option("--start/--no-start", help="load it right away")] = True,
     dry_run: DryRun = False,
     root: Root = Path("/"),
 ) -> None:
     """Make a component a service: it starts now and at every boot.
 
-    A service without state takes over the state that `sealring join` left in the user's home folder. If it
-    does not come up, everything is undone.
+    If it does not come up, everything is undone.
     """
     from sealring.cli.local.foreground import signals_as_exceptions
-    from sealring.cli.service.install import Installation, users_state
+    from sealring.cli.service.install import Installation
 
     signals_as_exceptions()  # a closed terminal undoes what was begun, as Ctrl-C does
-    control = Launchctl()
     service = Service(
         component.value,
         program=program(),
         user=user,
         config=None if config is None else str(config.absolute()),
     )
-    found, owner = (adopt, None) if adopt is not None else users_state(component.value) or (None, None)
-    Installation(control, service, root, adopt=found, user=owner).run(say, start=start, dry_run=dry_run)
+    Installation(host_of(context), service, root).run(say, start=start, dry_run=dry_run)
 
 
 @command(app, example="sealring service uninstall node")
-def uninstall(component: Which, root: Root = Path("/")) -> None:
+def uninstall(context: typer.Context, component: Which, root: Root = Path("/")) -> None:
     """Stop a service and remove it; its state and logs stay."""
     service = Service(component.value)
-    Launchctl().bootout(service.label)
+    host_of(context).launchd().bootout(service.label)
     for file in (LAUNCH_DAEMONS / service.file_name, NEWSYSLOG_FOLDER / service.rules_name):
         file = under(root, file)
         try:
@@ -86,28 +80,28 @@ def uninstall(component: Which, root: Root = Path("/")) -> None:
 
 
 @command(app, example="sealring service start node")
-def start(component: Which, root: Root = Path("/")) -> None:
+def start(context: typer.Context, component: Which, root: Root = Path("/")) -> None:
     """Load an installed service and start it."""
     service = Service(component.value)
-    control = Launchctl()
+    control = host_of(context).launchd()
     control.bootstrap(service.label, _installed(service, root))
     control.kickstart(service.label)
     say(f"started {service.label}")
 
 
 @command(app, example="sealring service stop node")
-def stop(component: Which) -> None:
+def stop(context: typer.Context, component: Which) -> None:
     """Stop a service until `start` or the next boot."""
     service = Service(component.value)
-    Launchctl().bootout(service.label)
+    host_of(context).launchd().bootout(service.label)
     say(f"stopped {service.label}")
 
 
 @command(app, example="sealring service restart node")
-def restart(component: Which, root: Root = Path("/")) -> None:
+def restart(context: typer.Context, component: Which, root: Root = Path("/")) -> None:
     """Stop a service and start it again, with its property list read anew."""
     service = Service(component.value)
-    control = Launchctl()
+    control = host_of(context).launchd()
     plist = _installed(service, root)
     control.bootout(service.label)
     control.bootstrap(service.label, plist)
@@ -117,6 +111,7 @@ def restart(component: Which, root: Root = Path("/")) -> None:
 
 @command(app, example="sealring service status")
 def status(
+    context: typer.Context,
     component: Annotated[
         Component | None,
         typer.Argument(metavar="COMPONENT", help="coordinator, node or gateway [default: all]"),
@@ -126,7 +121,7 @@ def status(
     """Show what launchd says of the services."""
     from dataclasses import asdict
 
-    control = Launchctl()
+    control = host_of(context).launchd()
     wanted = [component] if component is not None else list(Component)
     found = [control.status(Service(one.value).label) for one in wanted]
     if as_json:

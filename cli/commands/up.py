@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sealring.cli.host import Host, host_of
 from sealring.cli.terminal.command import command, config_file
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import Progress, moment, print_data, print_json, say
@@ -82,18 +82,17 @@ def up(
     from sealring.mesh.system.lock import lock_state
 
     wishes = Wishes(address, name, models or (), downloads, software_identity_allowed)
-    root = default_state_root()
+    root, host = default_state_root(), host_of(context)
     signals_as_exceptions()
     os.umask(0o077)
     with lock_state(root):
-        choices = choose_first(root, config_file(context.find_root().params.get("config")), wishes, _ask)
+        file = config_file(context.find_root().params.get("config"))
+        choices = choose_first(host, root, file, wishes, lambda found: choose_address(host, found))
         for line in choices.said:
             say(line)
 
         def make(say: Callable[[str], None]) -> FirstMachine:
-            from sealring.cli.local.machines import FirstMachine
-
-            return FirstMachine(root, choices.settings, say=say)
+            return host.first_machine(root, choices.settings, say=say)
 
         async def work(machine: FirstMachine, shown: Progress) -> None:
             await machine.start()
@@ -104,19 +103,19 @@ def up(
             else:
                 _tell(machine, token)
 
-        run_cluster(make, work, what="starting the coordinator", meanwhile=_watch)
+        run_cluster(host, make, work, what="starting the coordinator", meanwhile=_watch)
 
 
-def _ask(found: Sequence[OwnAddress]) -> OwnAddress:
-    """Which address others reach this machine at: the likeliest, where nobody can be asked."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+def choose_address(host: Host, found: Sequence[OwnAddress]) -> OwnAddress:
+    """The address at which others reach this machine: the likeliest, where nobody can be asked."""
+    if not host.can_ask:
         return found[0]
     for number, one in enumerate(found, 1):
         say(f"  {number}  {one}")
     number = 0
     while not 1 <= number <= len(found):
         question = "At which of its addresses do other machines reach this one?"
-        number = int(typer.prompt(question, default=1, type=int, err=True))
+        number = int(host.ask(question, default=1, type=int))
     return found[number - 1]
 
 

@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 
-from sealring.mesh.errors import Unavailable
+from sealring.cli.host import Host
+from sealring.mesh.errors import SealringError, Unavailable
 from sealring.mesh.member.roster_keeper import removed
 from sealring.mesh.system.processes import signal_group
+
+T = TypeVar("T")
 
 TERM_SECONDS = 6.0
 REAP_SECONDS = 3.0
@@ -38,19 +41,16 @@ class Child:
 
 
 class Children:
-    """Starts and ends the components. Their lives hang on a pipe of this process (see `lifeline.py`)."""
+    """Starts and ends the components. Each ends with this process (`processes.die_with_parent`)."""
 
     def __init__(
         self,
         log_dir: Path,
         *,
-        command: Sequence[str] = (sys.executable, "-P", "-m", "sealring.cli"),
+        command: Sequence[str] = Host.components,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`environment` is added to what the children inherit of this process's.
-
-        `-P`: modules come from where sealring is installed, never from the working folder.
-        """
+        """`environment` is added to what the children inherit of this process's."""
         self._log_dir = log_dir
         self._environment = _inherited() | dict(environment or {})
         self.command = command
@@ -127,6 +127,25 @@ class Children:
         """Raises Unavailable (COMPONENT_ENDED) with its log's last lines once a component ends by itself, or
         PermissionDenied (REMOVED) where that is because the cluster has thrown it out."""
         await asyncio.shield(self._future())
+
+    async def or_failure(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, unless a component ends first. Raises as `failed`, and what `work` raises."""
+        task = asyncio.ensure_future(work)
+        failure = asyncio.ensure_future(self.failed())
+        try:
+            await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                failure.result()
+            return await task
+        except SealringError:
+            await asyncio.sleep(0.1)  # a component that has just ended explains the error
+            if failure.done():
+                failure.result()
+            raise
+        finally:
+            for one in (task, failure):
+                one.cancel()
+            await asyncio.gather(task, failure, return_exceptions=True)
 
     async def stop(self) -> None:
         """Ends everything: SIGTERM, gateway first, then SIGKILL, until no descendant is left."""

@@ -11,37 +11,34 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil  # type: ignore[import-untyped]
 
 from sealring.cli.calls.gateway import inference
-from sealring.cli.calls.operator import Admin, connect, read_bundle
-from sealring.cli.calls.waiting import wait_until_serving
+from sealring.cli.calls.operator import Admin, read_bundle, wait_for_bundle
+from sealring.cli.calls.waiting import wait_until_offered, wait_until_online, wait_until_serving
+from sealring.cli.host import Host
 from sealring.cli.local.children import Children
 from sealring.cli.local.leftovers import PORTS
 from sealring.cli.setup.settings_files import as_toml, settings_file_of
-from sealring.mesh.errors import ConfigError, DeadlineExceeded, InvalidInput, SealringError
+from sealring.cli.terminal.command import settings_model
+from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.system.addresses import free_port
 from sealring.mesh.system.files import write_atomic
 
 if TYPE_CHECKING:
     from sealring.coordinator.settings import CoordinatorSettings
-    from sealring.mesh.member.state import MachineState
-
-T = TypeVar("T")
 
 MAX_NODES = 64
 _HOST = "127.0.0.1"
 _ADMIN_SECONDS = 60.0
 _START_SECONDS = 60.0
 _PLAN_SECONDS = 180.0
-_POLL_SECONDS = 0.2
-"""A shorter pause would take processor time from the components that are starting."""
 _MIN_MEMORY = 64 << 20
 _MEMORY_FRACTION = 0.75
 
@@ -56,10 +53,17 @@ class Cluster:
     names: Sequence[str]
     """Of the components: coordinator, gateway, and whatever else is a node."""
 
-    def __init__(self, state_dir: Path, *, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        say: Callable[[str], None] = lambda text: None,
+        host: Host | None = None,
+    ) -> None:
         self.state_dir = state_dir.absolute()
         self.admin: Admin
         self._say = say
+        self._host = host or Host()
         self.children: Children
         """The running components, from the block's beginning on."""
         self._stack = AsyncExitStack()
@@ -69,7 +73,7 @@ class Cluster:
         logs, temporary = self.state_dir / "logs", self.state_dir / "tmp"
         for folder in (logs, temporary):
             folder.mkdir(mode=0o700, exist_ok=True)
-        self.children = Children(logs, environment={"TMPDIR": str(temporary)})
+        self.children = Children(logs, command=self._host.components, environment={"TMPDIR": str(temporary)})
         return self
 
     async def __aexit__(
@@ -136,10 +140,10 @@ class Cluster:
         self.write_configs()
         await self.start_coordinator()
         self._say(f"enrolling {self._count_nodes()} and a gateway")
-        await self._or_failure(self.enrol_all())
+        await self.children.or_failure(self.enrol_all())
         self._say("starting the nodes and the gateway")
         await asyncio.gather(*(self.start_one(name) for name in (*self.node_names, "gateway")))
-        await self._or_failure(self.wait_for_nodes())
+        await self.children.or_failure(self.wait_for_nodes())
 
     async def start_one(self, name: str) -> None:
         """Starts an enrolled component, also one that has ended."""
@@ -162,30 +166,18 @@ class Cluster:
 
         settings = CoordinatorSettings(**self.settings_of("coordinator"))
         if not is_enrolled(self.operator_bundle):
-            await asyncio.to_thread(_make_whole, settings, init)
+            await asyncio.to_thread(make_whole, settings, init)
         await self.start_one("coordinator")
-        await self._or_failure(self._wait_for_bundle(settings.main_address()))
+        address = settings.main_address()
+        waiting = wait_for_bundle(self.operator_bundle, address, seconds=_START_SECONDS)
+        await self.children.or_failure(waiting)
         await self.administer(self.operator_bundle)
-        await self._or_failure(self.wait_for_coordinator())
+        await self.children.or_failure(self.wait_for_coordinator())
 
     async def administer(self, bundle: Path) -> None:
         """Connects `admin` to the coordinator of an operator bundle."""
-        self.admin = await self._stack.enter_async_context(connect(bundle, seconds=_ADMIN_SECONDS))
-
-    async def _wait_for_bundle(self, address: str) -> None:
-        """Until the bundle leads to the coordinator's main `address`, which may have changed since the last
-        time. A coordinator that was off for a month renews the bundle when it starts."""
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                if read_bundle(self.operator_bundle).coordinator == address:
-                    return
-            except ConfigError as error:
-                if error.reason != "OPERATOR_CERTIFICATE_EXPIRED" or time.monotonic() > deadline:
-                    raise
-            if time.monotonic() > deadline:
-                return
-            await asyncio.sleep(_POLL_SECONDS)
+        calls = self._host.admin(bundle, address=None, seconds=_ADMIN_SECONDS)
+        self.admin = await self._stack.enter_async_context(calls)
 
     async def wait_for_coordinator(self) -> None:
         """Returns when the coordinator answers."""
@@ -201,32 +193,19 @@ class Cluster:
         root = verify_root_chain(decode_chain(answer.root_metadata), bundle.root_sha256, now=now)
         roster = check_roster(answer.roster, root, now=now)
         good = {one.id for one in roster.members} | {one.id for one in roster.gateways}
-        new = [one for one in self.names if one != "coordinator" and not self._is_in(one, bundle, good)]
-        await asyncio.gather(*(self.enrol(name) for name in new))
-
-    def _is_in(self, name: str, bundle: MachineState, good: set[str]) -> bool:
-        """Whether a component is one of these members, and knows where the coordinator is now."""
-        from sealring.mesh.member.state import is_enrolled, load_machine_state
-
-        folder = self._state_dir(name)
-        if not is_enrolled(folder):
-            return False
-        state = load_machine_state(folder)
-        return state.peer.id in good and state.coordinator == bundle.coordinator
+        await asyncio.gather(
+            *(
+                self.enrol(name)
+                for name in self.names
+                if name != "coordinator" and not is_member(self._state_dir(name), good, bundle.coordinator)
+            )
+        )
 
     async def enrol(self, name: str) -> None:
         """Enrols a node or the gateway with a token of its own."""
-        if name == "gateway":
-            from sealring.gateway.join import join as join_gateway
-            from sealring.gateway.settings import GatewaySettings
-
-            token = await self.join_token("ROLE_GATEWAY")
-            await join_gateway(GatewaySettings(**self.settings_of(name)), token)
-        else:
-            from sealring.node.join import join as join_node
-            from sealring.node.settings import NodeSettings
-
-            await join_node(NodeSettings(**self.settings_of(name)), await self.join_token("ROLE_NODE"))
+        component = "gateway" if name == "gateway" else "node"
+        settings = settings_model(component)(**self.settings_of(name))
+        await self._host.join(component, settings, await self.join_token(f"ROLE_{component.upper()}"))
 
     async def join_token(self, role: str) -> str:
         """A new join token for one component of a role."""
@@ -235,43 +214,10 @@ class Cluster:
     async def wait_for_nodes(self) -> None:
         """Returns when all nodes are online. Raises DeadlineExceeded (NODES_NOT_ONLINE)."""
         from sealring.mesh.member.state import load_machine_state
-        from sealring.v1 import admin_pb2
 
         wanted = {load_machine_state(self._state_dir(name)).peer.id: name for name in self.node_names}
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            answer = await self.admin.call("ListNodes")
-            online = {one.id for one in answer.nodes if one.state == admin_pb2.NODE_STATE_ONLINE}
-            if online >= set(wanted):
-                return
-            self._say(f"{len(online & set(wanted))} of {len(wanted)} nodes are online")
-            if time.monotonic() > deadline:
-                late = ", ".join(sorted(name for member, name in wanted.items() if member not in online))
-                raise DeadlineExceeded(
-                    f"not online after {_START_SECONDS:g} s: {late}",
-                    hint=f"see the logs in {self.state_dir / 'logs'}",
-                    reason="NODES_NOT_ONLINE",
-                )
-            await asyncio.sleep(_POLL_SECONDS)
-
-    async def _or_failure(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, unless a component ends first."""
-        task = asyncio.ensure_future(work)
-        failure = asyncio.ensure_future(self.children.failed())
-        try:
-            await asyncio.wait({task, failure}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                failure.result()
-            return await task
-        except SealringError:
-            await asyncio.sleep(0.1)
-            if failure.done():
-                failure.result()
-            raise
-        finally:
-            for one in (task, failure):
-                one.cancel()
-            await asyncio.gather(task, failure, return_exceptions=True)
+        hint = f"see the logs in {self.state_dir / 'logs'}"
+        await wait_until_online(self.admin, wanted, seconds=_START_SECONDS, hint=hint, say=self._say)
 
     def write_configs(self) -> None:
         """Writes what each component is set to, which it reads when it starts."""
@@ -286,7 +232,18 @@ class Cluster:
         return ["--config", str(settings_file_of(self.state_dir, name))]
 
 
-def _make_whole(settings: CoordinatorSettings, init: Callable[[CoordinatorSettings], None]) -> None:
+def is_member(folder: Path, members: Collection[str], coordinator: str) -> bool:
+    """Whether the component with its state in `folder` is one of `members` (ids), and knows that the
+    coordinator is at `coordinator` (host:port) now."""
+    from sealring.mesh.member.state import is_enrolled, load_machine_state
+
+    if not is_enrolled(folder):
+        return False
+    state = load_machine_state(folder)
+    return state.peer.id in members and state.coordinator == coordinator
+
+
+def make_whole(settings: CoordinatorSettings, init: Callable[[CoordinatorSettings], None]) -> None:
     """Makes a coordinator's state beside its place and moves it there: what a crash leaves of it half made is
     in nobody's way the next time. Raises as `init`."""
     beside = settings.state_dir.with_name(f".{settings.state_dir.name}.new")
@@ -314,6 +271,7 @@ class LocalCluster(Cluster):
         settings: dict[str, dict[str, Any]] | None = None,
         gpus: int = 0,
         say: Callable[[str], None] = lambda text: None,
+        host: Host | None = None,
     ) -> None:
         """`settings` are further settings of the sections coordinator, node and gateway.
 
@@ -321,7 +279,7 @@ class LocalCluster(Cluster):
 
         Raises InvalidInput (BAD_NODE_COUNT).
         """
-        super().__init__(state_dir, say=say)
+        super().__init__(state_dir, say=say, host=host)
         if not 1 <= nodes <= MAX_NODES:
             raise InvalidInput(
                 f"{nodes} nodes are not possible", hint=f"choose 1 to {MAX_NODES}", reason="BAD_NODE_COUNT"
@@ -339,47 +297,29 @@ class LocalCluster(Cluster):
 
         `spec` are further fields of DeploymentSpec.
         """
-        found = await self._or_failure(self._deployment())
+        found = await self.children.or_failure(self._deployment())
         if found is None:
             self._say(f"planning {self.name} over {self._count_nodes()}")
             wanted: dict[str, Any] = {"name": self.name, "model": self.model, "strategy": "pipeline"}
-            await self._or_failure(
+            await self.children.or_failure(
                 self.admin.call("CreateDeployment", spec=wanted | spec, seconds=_PLAN_SECONDS)
             )
-        serving = await self._or_failure(
+        serving = await self.children.or_failure(
             wait_until_serving(self.admin, self.name, seconds=_START_SECONDS * 10, say=self._say)
         )
         self._say("waiting for the gateway")
-        await self._or_failure(self._wait_for_gateway())
+        await self.children.or_failure(self.wait_for_gateway())
         return serving
 
     async def _deployment(self) -> Any:
         answer = await self.admin.call("ListDeployments")
         return next((one for one in answer.deployments if one.plan.spec.name == self.name), None)
 
-    async def _wait_for_gateway(self) -> None:
-        import grpc
-
-        from sealring.v1 import inference_pb2
-
-        deadline = time.monotonic() + _START_SECONDS
+    async def wait_for_gateway(self) -> None:
+        """Returns once the gateway offers the model. Raises DeadlineExceeded (GATEWAY_NOT_READY)."""
+        hint = f"see {self.logs['gateway']}"
         async with inference(self.grpc_address) as client:
-            while time.monotonic() < deadline:
-                try:
-                    request = inference_pb2.ListModelsRequest()
-                    answer = await client.stub.ListModels(request, timeout=5, wait_for_ready=True)
-                except grpc.RpcError as error:
-                    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                        return  # it serves, and without a key no more is learnt
-                    answer = inference_pb2.ListModelsResponse()
-                if any(one.name == self.name and one.rings for one in answer.models):
-                    return
-                await asyncio.sleep(_POLL_SECONDS)
-        raise DeadlineExceeded(
-            f"the gateway did not offer {self.name} within {_START_SECONDS:g} s",
-            hint=f"see {self.logs['gateway']}",
-            reason="GATEWAY_NOT_READY",
-        )
+            await wait_until_offered(client, self.name, seconds=_START_SECONDS, hint=hint)
 
     def _environment(self, name: str) -> dict[str, str]:
         if not self._gpus or name not in self.node_names:

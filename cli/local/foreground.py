@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from sealring.cli.host import Host
 from sealring.cli.terminal import exit_codes
 from sealring.cli.terminal.output import Progress, progress, say
 
@@ -30,6 +31,7 @@ def _leave(number: int, _frame: object) -> None:
 
 
 def run_cluster(
+    host: Host,
     make: Callable[[Callable[[str], None]], C],
     work: Callable[[C, Progress], Coroutine[Any, Any, None]],
     *,
@@ -66,7 +68,7 @@ def run_cluster(
                 say("stopping")
 
     try:
-        asyncio.run(run())
+        host.run(run())
     except asyncio.CancelledError:
         say("stopped")
         if serving:

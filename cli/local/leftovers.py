@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -28,9 +28,9 @@ _YOUNG_SECONDS = 60.0
 
 
 @contextmanager
-def temporary_folder() -> Iterator[Path]:
+def temporary_folder(clock: Callable[[], float] = time.time) -> Iterator[Path]:
     """A folder of mode 0700 that is gone afterwards; those of killed processes of this user go now."""
-    _clear()
+    _clear(clock())
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
         with lock_state(folder):
@@ -40,9 +40,9 @@ def temporary_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def announced(state: Path) -> Iterator[Path]:
+def announced(state: Path, clock: Callable[[], float] = time.time) -> Iterator[Path]:
     """`state`, where a local cluster keeps its state for good, among those that `running` finds meanwhile."""
-    with temporary_folder() as note:
+    with temporary_folder(clock) as note:
         (note / _ELSEWHERE).write_text(str(state.absolute()), encoding="utf-8")
         yield state
 
@@ -87,10 +87,10 @@ def _own_folders() -> Iterator[Path]:
                 yield folder
 
 
-def _clear() -> None:
+def _clear(now: float) -> None:
     for folder in _own_folders():
         with contextlib.suppress(OSError, Conflict):
-            if time.time() - folder.lstat().st_ctime > _YOUNG_SECONDS:
+            if now - folder.lstat().st_ctime > _YOUNG_SECONDS:
                 _remove_unless_used(folder)
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sealring.cli.host import Host
 from sealring.cli.local.cluster import Cluster
 from sealring.cli.local.leftovers import PORTS
 from sealring.mesh.errors import DeadlineExceeded, SealringError
 from sealring.mesh.member.state import ROSTER, load_machine_state
 from sealring.mesh.roster.model import Ring
 from sealring.mesh.roster.reader import check_roster
-from sealring.mesh.system.addresses import listens, parse_address
+from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
 from sealring.node.daemon.watch import DOING, read_doing
 
@@ -35,8 +35,9 @@ class Machine(Cluster):
         settings: Mapping[str, Mapping[str, Any]],
         *,
         say: Callable[[str], None] = lambda text: None,
+        host: Host | None = None,
     ) -> None:
-        super().__init__(root, say=say)
+        super().__init__(root, say=say, host=host)
         self.names = list(settings)
         self._chosen = settings
 
@@ -84,40 +85,43 @@ class OtherMachine(Machine):
         self.write_configs()
         (self._state_dir("node") / DOING).unlink(missing_ok=True)  # of the last time
         await self.start_one("node")
-        await self._or_failure(self._wait_until_it_listens())
+        await self.children.or_failure(self.wait_until_it_listens())
 
-    def looks(self) -> tuple[str, str]:
+    def look(self) -> tuple[str, str]:
         """In words whether the coordinator answers (empty at first), and what the node serves. Blocks."""
         folder = self._state_dir("node")
         doing = read_doing(folder)
         try:
             state = load_machine_state(folder)
-            roster = check_roster(read_bounded(folder / ROSTER), state.root, now=time.time())
+            roster = check_roster(read_bounded(folder / ROSTER), state.root, now=self._host.now())
         except (OSError, SealringError):
             return "", NOTHING
         if doing is None:
             return "", NOTHING
         answers = "answers" if doing.coordinator else "does not answer; this node goes on, and asks it again"
         places = [
-            _place(ring, state.peer.id, doing.phases.get(ring.id, ""))
+            describe_place(ring, state.peer.id, doing.phases.get(ring.id, ""))
             for ring in roster.rings_of(state.peer.id)
         ]
         return f"the coordinator at {state.coordinator} {answers}", "; ".join(places) or NOTHING
 
-    async def _wait_until_it_listens(self) -> None:
+    async def wait_until_it_listens(self) -> None:
+        """Raises DeadlineExceeded (NODE_NOT_STARTED)."""
         address = parse_address(self.settings_of("node")["listen"])
-        deadline = time.monotonic() + _START_SECONDS
-        while not await asyncio.to_thread(listens, *address):
-            if time.monotonic() > deadline:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _START_SECONDS
+        while not await asyncio.to_thread(self._host.listens, *address):
+            if loop.time() > deadline:
                 raise DeadlineExceeded(
                     f"the node did not start within {_START_SECONDS:g} s",
-                    hint=f"see {self.logs['node']}",
+                    hint=f"see {self.state_dir / 'logs' / 'node.log'}",
                     reason="NODE_NOT_STARTED",
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def _place(ring: Ring, own_id: str, phase: str) -> str:
+def describe_place(ring: Ring, own_id: str, phase: str) -> str:
+    """What the member `own_id` does for a ring; `phase` is that of its last epoch, as `Doing` has it."""
     own = ring.member(own_id)
     first, end = own.layers
     place = f"layers {first} to {end - 1} of {ring.total_layers}, {own.rank + 1} of {len(ring.members)} nodes"

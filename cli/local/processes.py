@@ -7,6 +7,10 @@ import enum
 import gc
 import importlib
 import os
+import signal
+import stat
+import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +18,10 @@ from typing import Annotated, Any
 
 import typer
 
-from sealring.cli.local.lifeline import die_with_parent
 from sealring.cli.terminal.command import command, load_settings
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import InvalidInput, SealringError
+
+GRACE_SECONDS = 8.0
 
 
 class Level(enum.StrEnum):
@@ -103,3 +108,29 @@ def run_daemon(
         if log_file is not None or not isinstance(error, SealringError):
             structlog.get_logger().error("ended_by_error", exc_info=error)
         raise
+
+
+def die_with_parent(descriptor: int) -> None:
+    """Ends this process, as by SIGTERM, once its parent has ended and so the pipe behind `descriptor`.
+
+    The parent alone holds the pipe's write end. However it ends, SIGKILL included, the kernel closes the
+    pipe, on Linux and on macOS, whichever thread of the parent started this process.
+
+    Raises InvalidInput (BAD_DESCRIPTOR).
+    """
+    try:
+        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except (OSError, OverflowError):
+        is_pipe = False
+    if not is_pipe:
+        raise InvalidInput(f"descriptor {descriptor} is not a pipe", reason="BAD_DESCRIPTOR")
+    os.set_inheritable(descriptor, False)
+    threading.Thread(target=_watch, args=(descriptor,), name="lifeline", daemon=True).start()
+
+
+def _watch(descriptor: int) -> None:
+    while os.read(descriptor, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_SECONDS)
+    os._exit(1)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import pwd
-import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from sealring.cli.host import Host
 from sealring.cli.local.children import tail
-from sealring.cli.service.adoption import copy_state, in_the_way, remove_state, stopped
 from sealring.cli.service.launchd import (
     NEWSYSLOG_FOLDER,
     STATE_FOLDER,
@@ -30,19 +27,25 @@ from sealring.cli.terminal.command import settings_model
 from sealring.mesh.errors import ConfigError, FailedPrecondition, SealringError
 from sealring.mesh.member.state import is_enrolled
 from sealring.mesh.settings.config import load
-from sealring.mesh.system.addresses import listens, parse_address
+from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
-from sealring.mesh.system.paths import LAUNCH_DAEMONS, state_root_of
+from sealring.mesh.system.paths import LAUNCH_DAEMONS
 from sealring.node.models.folders import unreadable
-
-if TYPE_CHECKING:
-    from sealring.cli.service.launchctl import Launchctl
 
 _START_SECONDS = 60.0
 _READ_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _ROLE_ACCOUNTS = range(200, 401)
 """User ids that macOS keeps for accounts of services (sysadminctl(8))."""
+
+
+_BEGIN = {
+    "node": "sudo sealring join --service TOKEN",
+    "coordinator": "begin with --no-start; then, as the account {user}, sealring coordinator init, or restore"
+    " from a sealring coordinator backup",
+    "gateway": "begin with --no-start; then, as the account {user}, sealring gateway join TOKEN",
+}
+"""How a component's state comes to be in its service's folder."""
 
 
 @dataclass(frozen=True)
@@ -78,32 +81,20 @@ def _undo(step: Step, say: Callable[[str], None]) -> None:
 class Installation:
     """A service that is to be installed below the prefix `root`.
 
-    `adopt` is the state folder that is taken over where the service has none; it has to be of `user` (None:
-    of anybody). `chosen` are its settings (as
-    it was started before, where None), written to a file of root's unless the service names one of its own.
+    `chosen` are its settings (as it was started before, where None), written to a file of root's unless the
+    service names one of its own.
     """
 
     def __init__(
-        self,
-        control: Launchctl,
-        service: Service,
-        root: Path,
-        *,
-        adopt: Path | None = None,
-        user: int | None = None,
-        chosen: Mapping[str, Any] | None = None,
+        self, host: Host, service: Service, root: Path, *, chosen: Mapping[str, Any] | None = None
     ) -> None:
-        self._control = control
+        self._host = host
+        self._control = host.launchd()
         self._root = root
         self._owner = account_id(service.user, root)
         self.state = under(root, service.folder)
-        self._user = user
-        self._opened = -1
-        self._taken_over = False
-        self._adopt = adopt if adopt is not None and not _is_there(service.component, self.state) else None
         if chosen is None and service.config is None:
-            beside = (self._adopt or self.state).parent
-            chosen = read_settings(settings_file_of(beside, service.component), service.component)
+            chosen = read_settings(settings_file_of(self.state.parent, service.component), service.component)
         self._chosen = {name: value for name, value in (chosen or {}).items() if name != "state_dir"}
         if service.config is None and self._chosen:
             service = replace(service, config=str(settings_file_of(Path(STATE_FOLDER), service.component)))
@@ -114,28 +105,24 @@ class Installation:
     def check(self, *, start: bool) -> None:
         """Finds what is wrong before anything is done.
 
-        Raises ConfigError (NOT_ENROLLED), FailedPrecondition (ADDRESS_IN_USE, STATE_IN_THE_WAY,
-        UNSAFE_PLACE, MODEL_FOLDER_UNREADABLE).
+        Raises ConfigError (NOT_ENROLLED), FailedPrecondition (ADDRESS_IN_USE, UNSAFE_PLACE,
+        MODEL_FOLDER_UNREADABLE).
         """
         component = self.service.component
         if "enclave_helper" in self._chosen:  # chosen by a user, run by the account whose keys it would see
             require_of_root(Path(self._chosen["enclave_helper"]))
-        if self._adopt is not None and self.state.is_dir() and any(self.state.iterdir()):
-            raise in_the_way(str(self.state))
         if component == "node":
             self._check_models(self._settings().models)
         if not start:
             return
-        if self._adopt is None and not _is_there(component, self.state):
+        if not _is_there(component, self.state):
             raise ConfigError(
                 f"the {component} has no state yet in {self.state}",
-                hint="sudo sealring join --service TOKEN"
-                if component == "node"
-                else f"begin with --no-start, then make it there as the account {self.service.user}",
+                hint=_BEGIN[component].format(user=self.service.user),
                 reason="NOT_ENROLLED",
             )
         host, port = self._address()
-        if not self._control.status(self.service.label).loaded and listens(host, port):
+        if not self._control.status(self.service.label).loaded and self._host.listens(host, port):
             raise FailedPrecondition(
                 f"something listens at {host}:{port} already, where the {component} is to",
                 hint="stop what runs in the foreground first",
@@ -156,8 +143,6 @@ class Installation:
             f"make {self.state} and the log files, for the account {service.user}",
             lambda: make_places(service, self._root, self._owner),
         )
-        if self._adopt is not None:
-            yield Step(f"copy the state in {self._adopt} there", self._take_over, self._give_back)
         if self._chosen and service.config is not None:
             text = as_toml(service.component, self._chosen)
             yield self._writing(under(self._root, service.config), text)
@@ -171,34 +156,13 @@ class Installation:
             )
 
     def run(self, say: Callable[[str], None], *, start: bool, dry_run: bool) -> None:
-        """Raises as `check`, Conflict (STATE_IN_USE), FailedPrecondition (SERVICE_DID_NOT_START,
-        UNSAFE_PLACE, UNSAFE_STATE, STATE_IN_THE_WAY), PermissionDenied (NEEDS_ROOT); what was done is undone
-        then. FailedPrecondition (STATE_LEFT_BEHIND) when all is done but one thing."""
+        """Raises as `check`, FailedPrecondition (SERVICE_DID_NOT_START, UNSAFE_PLACE), PermissionDenied
+        (NEEDS_ROOT); what was done is undone then."""
         try:
             self.check(start=start)
-            with contextlib.ExitStack() as stack:
-                if self._adopt is not None:
-                    self._opened = stack.enter_context(stopped(self._adopt, self._user))
-                run_steps(list(self.steps(start=start)), say, dry_run=dry_run)
-                if self._adopt is not None:
-                    self._remove(self._adopt, say, dry_run=dry_run)
+            run_steps(list(self.steps(start=start)), say, dry_run=dry_run)
         except PermissionError as error:
             raise needs_root(Path(str(error.filename))) from None
-
-    def _take_over(self) -> None:
-        with folder_of_root(self._root, PurePath(self.service.state)) as above:
-            copy_state(self._opened, above, self.state.name, self._owner)
-        self._taken_over = True
-
-    def _give_back(self) -> None:
-        if self._taken_over:  # else what is there was there before
-            shutil.rmtree(self.state, ignore_errors=True)
-
-    def _remove(self, source: Path, say: Callable[[str], None], *, dry_run: bool) -> None:
-        """There must not be two machines with one identity; not undone any more."""
-        if not dry_run:
-            remove_state(self._opened, source)
-        say(f"{'would remove' if dry_run else 'removed'} {source}, which is the service's now")
 
     def _writing(self, path: Path, content: bytes) -> Step:
         try:
@@ -220,8 +184,25 @@ class Installation:
 
     def _start(self) -> None:
         self._control.bootstrap(self.service.label, self.plist)
-        log = under(self._root, self.service.log_file)
-        wait_until_up(self._control, self.service.label, self._address(), log)
+        self._wait_until_up(self._address(), under(self._root, self.service.log_file))
+
+    def _wait_until_up(self, address: tuple[str, int], log: Path) -> None:
+        """Returns once the service's process runs and somebody listens where it should."""
+        label, deadline = self.service.label, self._host.monotonic() + _START_SECONDS
+        why = f"it did not listen at {address[0]}:{address[1]} within {_START_SECONDS:g} s"
+        while self._host.monotonic() < deadline:
+            status = self._control.status(label)
+            if status.last_exit[:1].isdigit():
+                why = f"it ended with status {status.last_exit}"
+                break
+            if status.pid is not None and self._host.listens(*address):
+                return
+            self._host.pause(_POLL_SECONDS)
+        raise FailedPrecondition(
+            f"{label} does not come up: {why}; the end of {log}:\n{tail(log)}",
+            hint="everything was put back as it was",
+            reason="SERVICE_DID_NOT_START",
+        )
 
     def _check_models(self, folders: Sequence[Path]) -> None:
         """Tries each folder as the account. That macOS keeps services from a place cannot be seen here: who
@@ -252,28 +233,6 @@ class Installation:
         listen = getattr(settings, "grpc_listen" if component == "gateway" else "listen")
         host, port = parse_address(listen)
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port  # noqa: S104 - compared
-
-
-def wait_until_up(control: Launchctl, label: str, address: tuple[str, int], log: Path) -> None:
-    """Until the service's process runs and somebody listens where it should.
-
-    Raises FailedPrecondition (SERVICE_DID_NOT_START).
-    """
-    deadline = time.monotonic() + _START_SECONDS
-    why = f"it did not listen at {address[0]}:{address[1]} within {_START_SECONDS:g} s"
-    while time.monotonic() < deadline:
-        status = control.status(label)
-        if status.last_exit[:1].isdigit():
-            why = f"it ended with status {status.last_exit}"
-            break
-        if status.pid is not None and listens(*address):
-            return
-        time.sleep(_POLL_SECONDS)
-    raise FailedPrecondition(
-        f"{label} does not come up: {why}; the end of {log}:\n{tail(log)}",
-        hint="everything was put back as it was",
-        reason="SERVICE_DID_NOT_START",
-    )
 
 
 def _may_read(folder: Path, account: int | None) -> bool:
@@ -312,19 +271,6 @@ def account_id(user: str, root: Path) -> int | None:
             reason="NO_SUCH_USER",
         ) from None
     return found if os.geteuid() == 0 else None
-
-
-def users_state(component: str) -> tuple[Path, int] | None:
-    """An enrolled component's state below the home folder of the user behind sudo, and the user's id. The id
-    is needed because a link in that home folder may lead to another user's files. None without such state."""
-    user = os.environ.get("SUDO_USER", "")
-    try:
-        caller = pwd.getpwnam(user) if user else None
-    except KeyError:
-        return None
-    home, owner = (Path.home(), os.getuid()) if caller is None else (Path(caller.pw_dir), caller.pw_uid)
-    folder = state_root_of(home) / component
-    return (folder, owner) if _is_there(component, folder) else None
 
 
 def _is_there(component: str, state: Path) -> bool:

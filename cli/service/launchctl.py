@@ -6,11 +6,10 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from sealring.cli.host import Host
 from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, PermissionDenied
 
 _DOMAIN = "system"
@@ -36,12 +35,7 @@ class ServiceStatus:
 class Launchctl:
     """launchd's system domain. Raises FailedPrecondition (NOT_MACOS, LAUNCHCTL_FAILED), PermissionDenied."""
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, host: Host) -> None:
         program = shutil.which("launchctl")
         if program is None:
             raise FailedPrecondition(
@@ -50,8 +44,7 @@ class Launchctl:
                 reason="NOT_MACOS",
             )
         self._program = program
-        self._clock = clock
-        self._sleep = sleep
+        self._host = host
 
     def bootstrap(self, label: str, plist: Path) -> None:
         """Loads a service, enabled from now on and over reboots; a loaded one is left as it is."""
@@ -67,13 +60,13 @@ class Launchctl:
         if not self.status(label).loaded:
             return
         self._run("bootout", f"{_DOMAIN}/{label}", also=_NOT_FOUND | {36})
-        deadline = self._clock() + _SECONDS + 30
+        deadline = self._host.monotonic() + _SECONDS + 30
         while self.status(label).loaded:
-            if self._clock() > deadline:
+            if self._host.monotonic() > deadline:
                 raise DeadlineExceeded(
                     f"{label} has not ended", hint="see sealring logs", reason="SERVICE_STILL_THERE"
                 )
-            self._sleep(_POLL_SECONDS)
+            self._host.pause(_POLL_SECONDS)
 
     def kickstart(self, label: str) -> None:
         """Starts a loaded service now."""

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sealring.cli.host import Host
 from sealring.cli.setup.settings_files import read_settings, settings_file_of
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.member.state import IDENTITY_KEY, is_enrolled
-from sealring.mesh.system.addresses import format_address, free_port, is_free, parse_address
-from sealring.mesh.system.networks import OwnAddress, address_towards, own_addresses
+from sealring.mesh.system.addresses import format_address, free_port, parse_address
 from sealring.mesh.trust.levels import TrustLevel
 
 if TYPE_CHECKING:
+    from sealring.mesh.system.networks import OwnAddress
     from sealring.node.settings import NodeSettings
 
 _KEPT = ("name", "models", "allow_downloads", "enclave_helper")
@@ -34,7 +35,7 @@ _PORTS = {
     ("gateway", "http_listen"): 8080,
 }
 
-Ask = Callable[[Sequence[OwnAddress]], OwnAddress]
+Ask = Callable[[Sequence["OwnAddress"]], "OwnAddress"]
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Wishes:
         return {name: value for name, value in wished.items() if value is not None}
 
 
-def choose_first(root: Path, file: Path | None, wishes: Wishes, ask: Ask) -> Choices:
+def choose_first(host: Host, root: Path, file: Path | None, wishes: Wishes, ask: Ask) -> Choices:
     """For the machine with coordinator, gateway and a node. Makes the node's identity key if there is none.
 
     `root` is the folder of all state, `file` the user's settings file, `ask` chooses one of several
@@ -75,10 +76,10 @@ def choose_first(root: Path, file: Path | None, wishes: Wishes, ask: Ask) -> Cho
     given = {section: settings_given(section, file) for section in ("coordinator", "gateway", "node")}
     before = {section: read_settings(settings_file_of(root, section), section) for section in given}
     made = Choices()
-    host = _first_host(given["coordinator"], before["coordinator"], wishes, ask, made)
-    coordinator = _listening("coordinator", host, given, before)
-    gateway = _listening("gateway", _LOOPBACK, given, before)
-    node = _node(host, root, given, before, wishes, made)
+    address = _first_address(host, given["coordinator"], before["coordinator"], wishes, ask, made)
+    coordinator = _listening(host, "coordinator", address, given, before)
+    gateway = _listening(host, "gateway", _LOOPBACK, given, before)
+    node = _node(host, address, root, given, before, wishes, made)
     allowed = before["coordinator"].get("software_identity_allowed", False) is True
     coordinator["software_identity_allowed"] = allowed or node["software_identity_allowed"]
     if wishes.software_identity_allowed is not None:
@@ -96,7 +97,13 @@ def choose_first(root: Path, file: Path | None, wishes: Wishes, ask: Ask) -> Cho
 
 
 def choose_other(
-    root: Path, said: Mapping[str, Any], wishes: Wishes, coordinators: Sequence[str], *, joined: bool = False
+    host: Host,
+    root: Path,
+    said: Mapping[str, Any],
+    wishes: Wishes,
+    coordinators: Sequence[str],
+    *,
+    joined: bool = False,
 ) -> Choices:
     """For a machine with a node alone, whose coordinator is at one of `coordinators` (host:port).
 
@@ -106,44 +113,45 @@ def choose_other(
     given = {"node": dict(said)}
     before = {"node": read_settings(settings_file_of(root, "node"), "node")}
     made = Choices()
-    host = wishes.address or _host_of(given["node"])
+    address = wishes.address or _host_of(given["node"])
     last = _host_of(before["node"])
-    if host is None and joined and last in (_LOOPBACK, *(one.host for one in own_addresses())):
-        host = last
-    if host is None:
-        ways = (address_towards(*parse_address(address)) for address in coordinators)
-        host = next((way for way in ways if way is not None), None) or last
-        if host is None:
+    if address is None and joined and last in (_LOOPBACK, *(one.host for one in host.own_addresses())):
+        address = last
+    if address is None:
+        ways = (host.address_towards(*parse_address(one)) for one in coordinators)
+        address = next((way for way in ways if way is not None), None) or last
+        if address is None:
             raise ConfigError(
                 "this machine has no network address towards the coordinator",
                 hint="connect it to the network, or name its address with --address",
                 reason="NO_ADDRESS",
             )
-    made.said.append(f"address: {_checked(host)}, where the other machines reach this one (or --address)")
-    made.settings = {"node": _node(host, root, given, before, wishes, made)}
+    made.said.append(_reached(host, address))
+    made.settings = {"node": _node(host, address, root, given, before, wishes, made)}
     return made
 
 
-def _first_host(
-    given: Mapping[str, Any], before: Mapping[str, Any], wishes: Wishes, ask: Ask, made: Choices
+def _first_address(
+    host: Host, given: Mapping[str, Any], before: Mapping[str, Any], wishes: Wishes, ask: Ask, made: Choices
 ) -> str:
-    host, last = wishes.address or _host_of(given), _host_of(before)
-    found = own_addresses()
-    if host is None and last in (_LOOPBACK, *(one.host for one in found)):
-        host = last
-    if host is None:
+    address, last = wishes.address or _host_of(given), _host_of(before)
+    found = host.own_addresses()
+    if address is None and last in (_LOOPBACK, *(one.host for one in found)):
+        address = last
+    if address is None:
         if not found:
             made.said.append(f"address: {_LOOPBACK}: there is no network, so no other machine can join")
             return _LOOPBACK
-        host = (found[0] if len(found) == 1 else ask(found)).host
-    if last is not None and host != last:
+        address = (found[0] if len(found) == 1 else ask(found)).host
+    if last is not None and address != last:
         made.said.append(f"address: it was {last}: machines that joined there have to join again")
-    made.said.append(f"address: {_checked(host)}, where the other machines reach this one (or --address)")
-    return host
+    made.said.append(_reached(host, address))
+    return address
 
 
 def _node(
-    host: str,
+    host: Host,
+    address: str,
     root: Path,
     given: Mapping[str, Mapping[str, Any]],
     before: Mapping[str, Mapping[str, Any]],
@@ -151,15 +159,15 @@ def _node(
     made: Choices,
 ) -> dict[str, Any]:
     from sealring.node.identity.attestor import require_software_allowed
-    from sealring.node.identity.choice import IdentityChoice, choose_identity
+    from sealring.node.identity.choice import IdentityChoice
 
-    own = _host_of(given["node"]) or host
+    own = _host_of(given["node"]) or address
     settings: dict[str, Any] = {
         "state_dir": str(root / "node"),
         "allow_downloads": True,
         "ring_host": own,
         **{name: before["node"][name] for name in _KEPT if name in before["node"]},
-        **_listening("node", host, given, before),
+        **_listening(host, "node", address, given, before),
         **given["node"],
         **wishes.of_node(),
     }
@@ -168,7 +176,7 @@ def _node(
     if enrolled and checked.enclave_helper is None and (checked.state_dir / IDENTITY_KEY).exists():
         found = IdentityChoice(TrustLevel.SOFTWARE, None, "the key that it has joined with is in a file")
     else:
-        found = choose_identity(checked)
+        found = host.identity(checked)
     if found.helper is not None:
         settings["enclave_helper"] = str(found.helper)
     allowed = settings.setdefault("software_identity_allowed", found.level is TrustLevel.SOFTWARE)
@@ -207,22 +215,23 @@ def _host_of(settings: Mapping[str, Any]) -> str | None:
 
 
 def _listening(
+    host: Host,
     section: str,
-    host: str,
+    own: str,
     given: Mapping[str, Mapping[str, Any]],
     before: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """A component's addresses on `host`: at its earlier port, the usual one, or a free one."""
+    """A component's addresses on the address `own`: at its earlier port, the usual one, or a free one."""
     chosen: dict[str, Any] = {}
     for (owner, name), usual in _PORTS.items():
         if owner != section or name in given[section]:
             continue
         port = _port_of(before[section].get(name))
-        if section == "node" and port is not None and not is_free(host, port):
+        if section == "node" and port is not None and not host.is_free(own, port):
             port = None  # taken meanwhile; a node tells the others its new one
         if port is None:
-            port = usual if is_free(host, usual) else free_port(host)
-        chosen[name] = format_address(host, port)
+            port = usual if host.is_free(own, usual) else free_port(own)
+        chosen[name] = format_address(own, port)
     return chosen
 
 
@@ -233,18 +242,21 @@ def _port_of(address: Any) -> int | None:
         return None
 
 
-def _checked(host: str) -> str:
-    """Raises InvalidInput (BAD_ADDRESS) unless it is an IPv4 address of this machine."""
+def _reached(host: Host, own: str) -> str:
+    """The line about the address `own`.
+
+    Raises InvalidInput (BAD_ADDRESS) unless it is an IPv4 address of this machine.
+    """
     try:
-        address = ipaddress.IPv4Address(host)
-        unusable = address.is_unspecified or address.is_multicast or not is_free(host, 0)
+        address = ipaddress.IPv4Address(own)
+        unusable = address.is_unspecified or address.is_multicast or not host.is_free(own, 0)
     except ValueError:
         unusable = True
     if unusable:
         raise InvalidInput(
-            f"{host[:64]} is not an IPv4 address of this machine",
-            hint=f"it has {', '.join(map(str, own_addresses())) or 'none'}",
+            f"{own[:64]} is not an IPv4 address of this machine",
+            hint=f"it has {', '.join(map(str, host.own_addresses())) or 'none'}",
             reason="BAD_ADDRESS",
             param="address",
         )
-    return host
+    return f"address: {own}, where the other machines reach this one (or --address)"

@@ -11,7 +11,6 @@ if __name__ == "__main__":
     hide_rich()  # before structlog
     collect_seldom()
 
-import asyncio
 import contextlib
 import json
 import subprocess
@@ -21,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sealring.cli.host import Host
 from sealring.cli.setup.choices import Wishes, choose_other
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.system.start import forbid_core_files
@@ -29,17 +29,16 @@ from sealring.node.engine.apart import answer, result_of
 _MAX_BYTES = 1 << 20
 
 
-def enrol(root: Path, said: Mapping[str, Any], wishes: Wishes, token: str) -> dict[str, Any]:
+def enrol(host: Host, root: Path, said: Mapping[str, Any], wishes: Wishes, token: str) -> dict[str, Any]:
     """Joins with the state in `root`/node: the node's settings, a line about each choice, and who it is now.
 
     Raises as `choose_other` and `node.join.join`.
     """
     from sealring.mesh.member.bootstrap import JoinToken
-    from sealring.node.join import join
     from sealring.node.settings import NodeSettings, default_name
 
-    choices = choose_other(root, said, wishes, JoinToken.parse(token).addresses)
-    enrolled = asyncio.run(join(NodeSettings(**choices.settings["node"]), token))
+    choices = choose_other(host, root, said, wishes, JoinToken.parse(token).addresses)
+    enrolled = host.run(host.join("node", NodeSettings(**choices.settings["node"]), token))
     peer, wanted = enrolled.state.peer, choices.settings["node"].get("name", default_name())
     if enrolled.state.name != wanted:
         choices.said.append(
@@ -105,7 +104,7 @@ def main() -> int:
     forbid_core_files()
     given = json.loads(sys.stdin.buffer.read(_MAX_BYTES))
     wishes = Wishes(**given["wishes"] | {"models": [Path(folder) for folder in given["wishes"]["models"]]})
-    return answer(lambda: enrol(Path(given["root"]), given["said"], wishes, given["token"]))
+    return answer(lambda: enrol(Host(), Path(given["root"]), given["said"], wishes, given["token"]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -11,14 +10,11 @@ from typing import Any
 
 import pytest
 
-from sealring.cli import __main__ as module
-from sealring.cli import main as main_module
 from sealring.cli.main import Commands
 from sealring.cli.terminal import exit_codes
 from sealring.mesh import errors
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK, MAX_ROWS
-from sealring.mesh.system import start
 
 HEAVY = (
     "grpc",
@@ -114,12 +110,9 @@ def test_only_what_there_is_is_a_command(here: Any) -> None:
     ],
 )
 def test_whatever_a_command_raises_is_one_line(
-    here: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, said: str
+    here: Any, coordinator: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, said: str
 ) -> None:
-    def fail(**_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(main_module, "app", fail)
+    coordinator.answers["ListNodes"] = error
     done = here("status")
     assert (done.status, done.out, done.err) == (status, "", said)
     traced = here("status", SEALRING_DEBUG="1").err
@@ -286,42 +279,6 @@ def test_every_error_has_a_documented_status(kind: type[SealringError]) -> None:
     status = exit_codes.exit_code(kind("x"))
     assert f"| {status} |" in (exit_codes.__doc__ or "")
     assert kind.code in exit_codes.BY_CODE
-
-
-def test_the_statuses_are_those_that_scripts_know() -> None:
-    named = (exit_codes.OK, exit_codes.CHECK_FAILED, exit_codes.INTERRUPTED)
-    assert (named, *exit_codes.BY_CODE.values()) == ((0, 13, 130), 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
-    assert list(exit_codes.BY_CODE)[2:] == [
-        *("INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "UNAUTHENTICATED", "PERMISSION_DENIED"),
-        *("FAILED_PRECONDITION", "ABORTED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"),
-        "CANCELLED",
-    ]
-
-
-@pytest.mark.parametrize("heeded", [True, False])
-def test_the_module_runs_the_command_and_leaves_ctrl_c_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, heeded: bool
-) -> None:
-    before = signal.default_int_handler if heeded else signal.SIG_IGN
-    at, did = before, list[Any]()
-
-    def put(number: int, handler: Any) -> None:
-        nonlocal at
-        assert number == signal.SIGINT
-        at = handler
-        did.append(handler)
-
-    monkeypatch.setattr(signal, "getsignal", lambda _: at)
-    monkeypatch.setattr(signal, "signal", put)
-    monkeypatch.setattr(start, "forbid_core_files", lambda: did.append("no cores"))
-    monkeypatch.setattr(main_module, "main", lambda: did.append("run"))
-    monkeypatch.delitem(sys.modules, module.__name__)
-    runpy.run_module("sealring.cli", run_name="__main__")
-    around = [signal.SIG_DFL, signal.default_int_handler] if heeded else []
-    assert did == ["no cores", *around, "run"]
-    runpy.run_module(module.__name__, run_name="another")
-    assert did[-1] == "run"
-    assert did.count("run") == 1
 
 
 def test_the_working_folder_has_a_name_in_errors(here: Any) -> None:

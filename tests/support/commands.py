@@ -1,18 +1,31 @@
-"""The commands of `sealring`, and the command lines that texts show."""
+"""The commands of `sealring`, the command lines that texts show, and a host for commands to run on."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
+import selectors
 import shlex
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Self, TypeVar
 
+from google.protobuf.message_factory import GetMessageClass
 from typer._click.exceptions import BadOptionUsage, MissingParameter, NoArgsIsHelpError
 from typer.main import get_command
 
+from sealring.cli.calls.asking import Answer, Question, Target
+from sealring.cli.host import Host
 from sealring.cli.main import app
+from sealring.cli.service.launchctl import ServiceStatus
+from sealring.mesh.system.networks import OwnAddress
+from sealring.mesh.trust.levels import TrustLevel
+from sealring.node.identity.choice import IdentityChoice
+from sealring.v1 import admin_pb2
+
+T = TypeVar("T")
 
 _SHOWN = re.compile(r"(?:^ *|[`&|;>] *|\$ ?|bin/)sealring ((?:[^`#\n\\&|]|\\\n)+)", re.MULTILINE)
 _SAID = re.compile(r"(?:^|[`:;,(]|\b(?:see|run|then|type)) ?sealring ([a-z][a-z-]*(?: [a-z][a-z-]*)?)")
@@ -82,3 +95,234 @@ def commands_said(file: Path) -> set[str]:
         if isinstance(one, ast.Constant) and isinstance(one.value, str) and id(one) not in docstrings
     ]
     return {found for text in strings for found in _SAID.findall(text)}
+
+
+class _Skipping(selectors.DefaultSelector):
+    """Waits for no timer: `seconds` says how many were skipped."""
+
+    seconds = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        found = super().select(timeout if timeout is None else 0)
+        if not found and timeout:
+            self.seconds += timeout
+        return found
+
+
+class _QuickLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._skipping = _Skipping()
+        super().__init__(self._skipping)
+
+    def time(self) -> float:
+        return super().time() + self._skipping.seconds
+
+
+def quickly(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, whose timers expire as soon as there is nothing else to do; for fakes alone."""
+    with asyncio.Runner(loop_factory=_QuickLoop) as runner:
+        return runner.run(work)
+
+
+class Coordinator:
+    """An Admin service that remembers the requests, and answers each method as a test says.
+
+    An answer is a message, an exception, a list of answers of which the last stays, or a function of the
+    request; without one it is an empty message.
+    """
+
+    address, root = "coordinator:1", None
+
+    def __init__(self, **answers: Any) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.seconds: float | None = None
+        self.answers: dict[str, Any] = answers
+
+    async def call(self, method: str, *, seconds: float | None = None, **fields: Any) -> Any:
+        described = admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name[method]
+        fields.pop("wait_for_ready", None)
+        request = GetMessageClass(described.input_type)(**fields)
+        self.asked.append((method, request))
+        self.seconds = seconds
+        answer = self.answers.get(method)
+        if isinstance(answer, list):
+            answer = answer.pop(0) if len(answer) > 1 else answer[0]
+        if callable(answer) and not isinstance(answer, type):
+            answer = answer(request)
+        if isinstance(answer, BaseException) or (
+            isinstance(answer, type) and issubclass(answer, BaseException)
+        ):
+            raise answer
+        return GetMessageClass(described.output_type)() if answer is None else answer
+
+    def calls(self, method: str) -> list[Any]:
+        """The requests of one method."""
+        return [request for name, request in self.asked if name == method]
+
+
+class Asker:
+    """Answers Paris, and remembers what it was asked, and where."""
+
+    def __init__(self) -> None:
+        self.targets: list[Target] = []
+        self.asked: list[Question] = []
+        self.end: BaseException | None = None
+
+    @asynccontextmanager
+    async def open(self, target: Target) -> AsyncIterator[Self]:
+        self.targets.append(target)
+        yield self
+
+    async def ask(
+        self, question: Question, on_text: Callable[[str], None], *, on_reasoning: Any = None
+    ) -> Answer:
+        self.asked.append(question)
+        on_text("Par\x1b[2Jis\t.\n")
+        if self.end is not None:
+            raise self.end
+        sealed = self.targets[-1].pin is not None
+        return Answer("demo", "r", 20, 5, 7, "stop", "Paris.", sealed=sealed, ttft_s=0.125, tok_s=40.0)
+
+
+class Launchd:
+    """launchd: the verbs that it was asked for, and the services that it has loaded."""
+
+    def __init__(self, *loaded: str) -> None:
+        self.loaded = {label: Path() for label in loaded}
+        self.did: list[str] = []
+        self.fails: dict[str, Exception] = {}
+        self.last_exit = "(never exited)"
+
+    def _do(self, verb: str) -> None:
+        self.did.append(verb)
+        if verb in self.fails:
+            raise self.fails[verb]
+
+    def bootstrap(self, label: str, plist: Path) -> None:
+        self._do("bootstrap")
+        self.loaded[label] = plist
+
+    def bootout(self, label: str) -> None:
+        if label in self.loaded:
+            self._do("bootout")
+            del self.loaded[label]
+
+    def kickstart(self, label: str) -> None:
+        self._do("kickstart")
+
+    def status(self, label: str) -> ServiceStatus:
+        if label not in self.loaded:
+            return ServiceStatus(label, loaded=False)
+        pid = 4711 if self.last_exit.startswith("(") else None
+        return ServiceStatus(label, True, "running", pid, self.last_exit)
+
+
+class Became(SystemExit):
+    """This process would have become another one."""
+
+
+class FakeHost(Host):
+    """A host with nothing around it but what a test puts there. Its clock runs only while somebody pauses.
+
+    Where `coordinator`, `asker`, `services` or `machine` is None, the real one is reached.
+    """
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+        self.pauses: Iterator[Any] = iter(())
+        """Work to do while somebody pauses; None: Ctrl-C."""
+        self.typed: list[Any] | None = None
+        """What somebody answers; None: nobody is there."""
+        self.became: list[list[str]] = []
+        self.addresses: list[OwnAddress] = []
+        self.way: str | None = "127.0.0.1"
+        self.ports: set[int] = set()
+        """Ports at which somebody listens."""
+        self.identity_found = IdentityChoice(TrustLevel.SOFTWARE, None, "the key is in a file")
+        self.joined: list[tuple[str, Any, str]] = []
+        self.enrolled: Any = None
+        self.coordinator: Any = None
+        self.asker: Asker | None = None
+        self.services: Launchd | None = None
+        self.examined: Any = None
+        self.reports: dict[str, Any] = {}
+        self.ran: list[tuple[str, list[str]]] = []
+        self.machine: Any = None
+
+    def monotonic(self) -> float:
+        return self.passed
+
+    def pause(self, seconds: float) -> None:
+        self.passed += seconds
+        work = next(self.pauses, lambda: None)
+        if work is None:
+            raise KeyboardInterrupt
+        work()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return super().run(work) if self.coordinator is None else quickly(work)
+
+    def become(self, arguments: Sequence[str]) -> NoReturn:
+        self.became.append(list(arguments))
+        raise Became(0)
+
+    @property
+    def can_ask(self) -> bool:
+        return self.typed is not None
+
+    def ask(self, question: str, **options: Any) -> Any:
+        assert self.typed is not None
+        return self.typed.pop(0)
+
+    def own_addresses(self) -> list[OwnAddress]:
+        return self.addresses
+
+    def address_towards(self, host: str, port: int) -> str | None:
+        return self.way
+
+    def listens(self, host: str, port: int) -> bool:
+        up = self.services is not None and bool(self.services.loaded)
+        return port in self.ports or (up and "127.0.0.1" in host)
+
+    def is_free(self, host: str, port: int) -> bool:
+        return (
+            host in ("127.0.0.1", self.way, *(one.host for one in self.addresses)) and port not in self.ports
+        )
+
+    def identity(self, settings: Any) -> IdentityChoice:
+        return self.identity_found
+
+    def system(self) -> Any:
+        return super().system() if self.examined is None else self.examined
+
+    def launchd(self) -> Any:
+        return super().launchd() if self.services is None else self.services
+
+    def run_apart(self, module: str, arguments: Sequence[str]) -> dict[str, Any]:
+        self.ran.append((module.rpartition(".")[2], list(arguments)))
+        found: dict[str, Any] | None = self.reports.get(module.rpartition(".")[2])
+        return super().run_apart(module, arguments) if found is None else found
+
+    def local_cluster(self, *arguments: Any, **options: Any) -> Any:
+        return self.machine(*arguments, **options)
+
+    first_machine = other_machine = local_cluster
+
+    def admin(self, bundle: Path, *, address: str | None, seconds: float) -> Any:
+        if self.coordinator is None:
+            return super().admin(bundle, address=address, seconds=seconds)
+        return _given(self.coordinator)
+
+    def asking(self, target: Target, *, seconds: float) -> Any:
+        return super().asking(target, seconds=seconds) if self.asker is None else self.asker.open(target)
+
+    async def join(self, component: str, settings: Any, token: str) -> Any:
+        if self.enrolled is None:
+            return await super().join(component, settings, token)
+        self.joined.append((component, settings, token))
+        return self.enrolled
+
+
+@asynccontextmanager
+async def _given(one: T) -> AsyncIterator[T]:
+    yield one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ class PaperCluster:
     ) -> None:
         self._clock = clock
         now = int(clock())
-        self.root_signer, self.roster_signer = Ed25519Signer.generate(), Ed25519Signer.generate()
+        self.root_seed = os.urandom(32)
+        self.root_signer, self.roster_signer = Ed25519Signer(self.root_seed), Ed25519Signer.generate()
         with tempfile.TemporaryDirectory() as folder:
             authority = ClusterCA.create(Path(folder) / "ca", name, now=now).certificate
         self.root = self.sign_root(

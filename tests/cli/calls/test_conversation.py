@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, nullcontext
+import io
+import sys
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sealring.cli.calls import conversation
-from sealring.cli.calls.asking import Question, Target
-from sealring.cli.calls.conversation import Conversation
-from sealring.cli.terminal.prompt import MAX_LINE
+from sealring.cli.calls.asking import Question
+from sealring.cli.calls.conversation import MAX_LINE, Conversation, read_line
 from sealring.mesh.errors import InvalidInput, Unavailable
 
 TOO_LONG = InvalidInput("too long", reason="CONTEXT_TOO_LONG")
@@ -114,39 +113,6 @@ def test_the_oldest_question_is_left_out_until_the_rest_fits(
     assert "CONTEXT_TOO_LONG" in capsys.readouterr().err, "there is nothing to leave out"
 
 
-@pytest.mark.parametrize("end", ["/exit", None, KeyboardInterrupt])
-def test_a_conversation_goes_on_until_it_is_left_and_leaves_nothing_open(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: Any
-) -> None:
-    lines = ["one", end, "never"]
-    said: list[Any] = []
-
-    def read_line() -> str | None:
-        line = lines.pop(0)
-        if isinstance(line, type):
-            raise line
-        return line
-
-    @asynccontextmanager
-    async def opened(target: Target, *, seconds: float) -> AsyncIterator[Any]:
-        async def ask(question: Question, show: Any, *, on_reasoning: Any) -> Any:
-            said.append(list(question.messages))
-            return SimpleNamespace(text="1", finish="stop")
-
-        said.append((target, seconds))
-        yield SimpleNamespace(ask=ask)
-        said.append("closed")
-
-    monkeypatch.setattr(conversation, "asking", opened)
-    monkeypatch.setattr(conversation, "read_line", read_line)
-    target = Target(["h:1", "h:2"], {"credentials": None, "api_key": "k"}, bytes(32))
-    with pytest.raises(end) if isinstance(end, type) else nullcontext():
-        conversation.converse(target, Question([]), said.append, seconds=9.0)
-    assert said == [(target, 9.0), [("user", "one")], "\n", "closed"]
-    assert lines == ["never"]
-    assert capsys.readouterr().err.startswith("talking to h:1 or h:2, sealed; Ctrl-C stops")
-
-
 def test_what_is_no_question_asks_nothing(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
     for line in ("", "/help", "/nothing", "x" * (MAX_LINE + 1)):
         talk.conversation.take(line)
@@ -159,3 +125,26 @@ def test_what_is_no_question_asks_nothing(talk: Talk, capsys: pytest.CaptureFixt
     talk.say("x" * MAX_LINE, ["y"], "stop")
     talk.say("/Not a command", ["y"], "stop")
     assert len(talk.asked) == 2
+
+
+class Terminal(io.StringIO):
+    """A terminal at which somebody types Ctrl-C, and then a line."""
+
+    interrupted = False
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1, /) -> str:
+        if not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        return super().readline(size)
+
+
+def test_the_prompt_is_not_where_the_answers_go(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(" one \n"))
+    assert [read_line(), read_line()] == ["one", None]
+    assert capsys.readouterr() == ("", "> \n(Ctrl-D ends it, /help lists the rest)\n> > \n")

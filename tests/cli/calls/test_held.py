@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from commands import quickly
 
 from sealring.cli.calls import held
-from sealring.cli.commands import deployment
-from sealring.cli.commands.deployment import _create
+from sealring.cli.commands.deployment import create_deployment
 from sealring.cli.terminal.output import plain
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
 from sealring.v1 import admin_pb2, membership_pb2
@@ -20,8 +21,9 @@ Held = membership_pb2.HeldModel
 class Admin:
     """A coordinator of two nodes; each look finds the next of the states that its model goes through."""
 
-    def __init__(self, *states: list[Held], online: bool = True) -> None:
+    def __init__(self, *states: list[Held], online: bool = True, small: Sequence[Held] = ()) -> None:
         self.states = list(states)
+        self.small = small
         self.state = admin_pb2.NODE_STATE_ONLINE if online else admin_pb2.NODE_STATE_OFFLINE
         self.ordered: list[tuple[str, str, str]] = []
         self.unknown: bool | None = True
@@ -33,7 +35,7 @@ class Admin:
             models = self.states.pop(0) if len(self.states) > 1 else self.states[0]
             big = admin_pb2.Node(id="b", name="big", state=self.state, memory_usable=9, models=models)
             return admin_pb2.ListNodesResponse(
-                nodes=[admin_pb2.Node(id="a", name="small", state=self.state), big]
+                nodes=[admin_pb2.Node(id="a", name="small", state=self.state, models=self.small), big]
             )
         if method == "CreateDeployment":
             if self.unknown is not None and not self.ordered:
@@ -46,12 +48,6 @@ class Admin:
         return None
 
 
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(held, "_STALE_SECONDS", 0.0)
-
-
 WHOLE = [Held(name=MODEL, size=10, done=10, fetched=True)]
 HEADERS = [Held(name=MODEL, size=10, done=1, fetched=True)]
 HALF = [Held(name=MODEL, size=10, done=5)]
@@ -59,9 +55,9 @@ ONE = [Held(name=MODEL, size=1, done=1)]
 NONE: list[Held] = []
 
 
-async def test_a_model_is_fetched_by_the_node_with_most_memory_and_waited_for() -> None:
+def test_a_model_is_fetched_by_the_node_with_most_memory_and_waited_for() -> None:
     admin, said = Admin([], [], HALF, WHOLE), []
-    assert await held.pull(admin, MODEL, [], said.append) == ["big"]  # type: ignore[arg-type]
+    assert quickly(held.pull(admin, MODEL, [], said.append)) == ["big"]  # type: ignore[arg-type]
     assert admin.ordered == [("PullModel", "b", MODEL)]
     assert admin.to_plan is False
     assert said == [
@@ -70,24 +66,23 @@ async def test_a_model_is_fetched_by_the_node_with_most_memory_and_waited_for() 
     ]
 
 
-async def test_a_model_whose_size_is_not_known_is_not_there() -> None:
+def test_a_model_whose_size_is_not_known_is_not_there() -> None:
     admin = Admin([Held(name=MODEL)], [Held(name=MODEL)], [Held(name="other", size=1, done=1)], ONE)
     said: list[str] = []
-    await held.pull(admin, MODEL, ["big"], said.append)  # type: ignore[arg-type]
+    quickly(held.pull(admin, MODEL, ["big"], said.append))  # type: ignore[arg-type]
     assert said == [f"fetching {MODEL} to big: asking who has it"] * 2
-    assert await held.pull(Admin(HALF), MODEL, [], said.append, wait=False) == ["big"]  # type: ignore[arg-type]
+    assert quickly(held.pull(Admin(HALF), MODEL, [], said.append, wait=False)) == ["big"]  # type: ignore[arg-type]
     assert len(said) == 2
 
 
-async def test_what_an_earlier_fetch_came_to_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "_STALE_SECONDS", 1e9)
+def test_what_an_earlier_fetch_came_to_is_no_failure() -> None:
     stale = [Held(name=MODEL, size=10, problem="the disk was full")]
     said: list[str] = []
-    assert await held.pull(Admin([], stale, WHOLE), MODEL, [], said.append) == ["big"]  # type: ignore[arg-type]
+    assert quickly(held.pull(Admin([], stale, WHOLE), MODEL, [], said.append)) == ["big"]  # type: ignore[arg-type]
     assert said == [f"fetching {MODEL} to big: 0% of 10 B"]
 
 
-async def test_a_node_that_leaves_while_it_fetches_has_not_fetched() -> None:
+def test_a_node_that_leaves_while_it_fetches_has_not_fetched() -> None:
     class Leaving(Admin):
         async def call(self, method: str, **asked: Any) -> Any:
             found = await super().call(method, **asked)
@@ -98,7 +93,7 @@ async def test_a_node_that_leaves_while_it_fetches_has_not_fetched() -> None:
     said: list[str] = []
     for nodes in (["big"], ["small", "big"]):
         with pytest.raises(NotFound) as caught:
-            await held.pull(Leaving(WHOLE), MODEL, nodes, said.append)  # type: ignore[arg-type]
+            quickly(held.pull(Leaving(WHOLE), MODEL, nodes, said.append))  # type: ignore[arg-type]
         assert (caught.value.reason, MODEL in caught.value.message) == ("UNKNOWN_NODE", True)
     assert said == []
 
@@ -125,61 +120,62 @@ class Nodes:
         return admin_pb2.ListNodesResponse(nodes=self.nodes)
 
 
-async def test_of_the_nodes_that_are_online_the_one_with_most_of_it_fetches_it() -> None:
+def test_of_the_nodes_that_are_online_the_one_with_most_of_it_fetches_it() -> None:
     other = [Held(name="other", size=99, done=99)]
     for nodes, best in (
         ({"a": [], "b": [], "off": WHOLE}, "b"),
         ({"a": HEADERS, "b": [], "c": other}, "a"),
         ({"a": HALF, "b": HEADERS, "c": []}, "a"),
     ):
-        assert await held._best(Nodes(**nodes), MODEL) == best  # type: ignore[arg-type]
+        pulling = held.pull(Nodes(**nodes), MODEL, [], lambda text: None, wait=False)  # type: ignore[arg-type]
+        assert quickly(pulling) == [best]
 
 
 @pytest.mark.parametrize(
     ("models", "parts", "lacks"),
     [("WHOLE", False, False), ("HEADERS", True, True), ("HALF", False, True), ("NONE", False, False)],
 )
-async def test_parts_of_a_model_are_told_from_all_of_it(models: str, parts: bool, lacks: bool) -> None:
+def test_parts_of_a_model_are_told_from_all_of_it(models: str, parts: bool, lacks: bool) -> None:
     admin: Any = Nodes(a=globals()[models])
-    assert await held.lies_in_parts(admin, MODEL) == parts
+    assert quickly(held.lies_in_parts(admin, MODEL)) == parts
     stages = [admin_pb2.StagePlan(member="a")]
     spec = admin_pb2.DeploymentSpec(model=MODEL)
     plan = admin_pb2.DeploymentPlan(spec=spec, rings=[admin_pb2.RingPlan(stages=stages)])
-    assert await held.lacks_parts(admin, plan) == lacks
+    assert quickly(held.lacks_parts(admin, plan)) == lacks
     plan.rings[0].stages.add(member="b")
-    assert await held.lacks_parts(admin, plan) == (models != "NONE"), "the second node has nothing"
-    assert not await held.lies_in_parts(Nodes(a=HEADERS, b=WHOLE), MODEL)  # type: ignore[arg-type]
+    assert quickly(held.lacks_parts(admin, plan)) == (models != "NONE"), "the second node has nothing"
+    assert not quickly(held.lies_in_parts(Nodes(a=HEADERS, b=WHOLE), MODEL))  # type: ignore[arg-type]
 
 
-async def test_what_is_removed_was_fetched_or_comes_or_failed() -> None:
+def test_what_is_removed_was_fetched_or_comes_or_failed() -> None:
     own = [Held(name=MODEL, size=1, done=1)]
     failed = [Held(name=MODEL, size=1, done=1, problem="it is damaged")]
     admin: Any = Nodes(a=WHOLE, b=HALF, c=failed, d=own, e=[Held(name="other", fetched=True)])
-    assert await held.remove(admin, MODEL, []) == admin.removed == ["a", "b", "c"]
+    assert quickly(held.remove(admin, MODEL, [])) == admin.removed == ["a", "b", "c"]
     admin.removed.clear()
-    assert await held.remove(admin, MODEL, ["d"]) == admin.removed == ["d"], "for the node to refuse"
+    assert quickly(held.remove(admin, MODEL, ["d"])) == admin.removed == ["d"], "for the node to refuse"
 
 
-async def test_a_fetch_that_fails_says_why() -> None:
+def test_a_fetch_that_fails_says_why() -> None:
     admin = Admin([Held(name=MODEL, problem="the disk is full")])
     with pytest.raises(FailedPrecondition) as raised:
-        await held.pull(admin, MODEL, [], lambda text: None)  # type: ignore[arg-type]
+        quickly(held.pull(admin, MODEL, [], lambda text: None))  # type: ignore[arg-type]
     assert "the disk is full" in raised.value.message
     with pytest.raises(Unavailable):
-        await held.pull(Admin([], online=False), MODEL, [], lambda text: None)  # type: ignore[arg-type]
+        quickly(held.pull(Admin([], online=False), MODEL, [], lambda text: None))  # type: ignore[arg-type]
 
 
-async def test_only_nodes_that_fetched_it_are_asked_to_remove_it() -> None:
+def test_only_nodes_that_fetched_it_are_asked_to_remove_it() -> None:
     admin = Admin(WHOLE)
-    assert await held.remove(admin, MODEL, []) == ["big"]  # type: ignore[arg-type]
+    assert quickly(held.remove(admin, MODEL, [])) == ["big"]  # type: ignore[arg-type]
     assert admin.ordered == [("RemoveModel", "b", MODEL)]
     with pytest.raises(NotFound):
-        await held.remove(Admin([Held(name=MODEL, size=1, done=1)]), MODEL, [])  # type: ignore[arg-type]
+        quickly(held.remove(Admin([Held(name=MODEL, size=1, done=1)]), MODEL, []))  # type: ignore[arg-type]
 
 
-async def test_deploy_fetches_what_no_node_has() -> None:
+def test_deploy_fetches_what_no_node_has() -> None:
     admin, spec = Admin(WHOLE), admin_pb2.DeploymentSpec(name="m", model=MODEL)
-    answer, fetches = await _create(admin, spec, lambda text: None)  # type: ignore[arg-type]
+    answer, fetches = quickly(create_deployment(admin, spec, lambda text: None))  # type: ignore[arg-type]
     assert answer.plan.spec == spec
     assert not fetches
     assert admin.ordered == [("PullModel", "b", MODEL)]
@@ -188,32 +184,25 @@ async def test_deploy_fetches_what_no_node_has() -> None:
 @pytest.mark.parametrize(
     ("fields", "to_plan"), [({}, True), ({"replicas": 2}, False), ({"strategy": "tensor"}, False)]
 )
-async def test_deploy_fetches_what_planning_needs_where_each_node_fetches_its_own_part(
+def test_deploy_fetches_what_planning_needs_where_each_node_fetches_its_own_part(
     fields: dict[str, Any], to_plan: bool
 ) -> None:
     admin = Admin(HEADERS if to_plan else WHOLE)
     spec = admin_pb2.DeploymentSpec(**{"name": "m", "model": MODEL, "strategy": "pipeline"} | fields)
-    assert (await _create(admin, spec, lambda text: None))[1] == to_plan  # type: ignore[arg-type]
+    assert (quickly(create_deployment(admin, spec, lambda text: None)))[1] == to_plan  # type: ignore[arg-type]
     assert admin.to_plan == to_plan
     admin = Admin(WHOLE)
     admin.unknown = False
     with pytest.raises(NotFound):
-        await _create(admin, spec, lambda text: None)  # type: ignore[arg-type]
+        quickly(create_deployment(admin, spec, lambda text: None))  # type: ignore[arg-type]
 
 
-async def test_of_the_members_that_are_named_the_first_fetches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    async def pull(admin: Any, model: str, nodes: Any, tell: Any, **how: Any) -> None:
-        asked.append((model, list(nodes), how))
-        admin.ordered.append(("PullModel", "b", model))
-
-    monkeypatch.setattr(deployment, "pull", pull)
-    spec = admin_pb2.DeploymentSpec(name="m", model=MODEL, strategy="pipeline", members=["b", "a"])
+def test_of_the_members_that_are_named_the_first_fetches_it() -> None:
+    spec = admin_pb2.DeploymentSpec(name="m", model=MODEL, strategy="pipeline", members=["small", "big"])
     said: list[str] = []
-    await _create(Admin(WHOLE), spec, said.append)  # type: ignore[arg-type]
-    assert asked == [(MODEL, ["b"], {"to_plan": True})]
-    assert said == ["planning m"]
+    admin = Admin(WHOLE, small=WHOLE)
+    quickly(create_deployment(admin, spec, said.append))  # type: ignore[arg-type]
+    assert (admin.ordered, admin.to_plan, said) == ([("PullModel", "a", MODEL)], True, ["planning m"])
 
 
 @pytest.mark.parametrize(
@@ -226,14 +215,14 @@ async def test_of_the_members_that_are_named_the_first_fetches_it(monkeypatch: p
         (2, [WHOLE], 0, False),
     ],
 )
-async def test_deploy_again_fetches_what_the_first_time_left_away(
+def test_deploy_again_fetches_what_the_first_time_left_away(
     replicas: int, states: list[list[Held]], pulls: int, fetches: bool
 ) -> None:
     """As after a deployment that did not fit: the headers are there, so it can be planned at once."""
     admin = Admin(*states)
     admin.unknown = None
     spec = admin_pb2.DeploymentSpec(name="m", model=MODEL, strategy="pipeline", replicas=replicas)
-    assert (await _create(admin, spec, lambda text: None))[1] == fetches  # type: ignore[arg-type]
+    assert (quickly(create_deployment(admin, spec, lambda text: None)))[1] == fetches  # type: ignore[arg-type]
     assert len(admin.ordered) == pulls
     assert not admin.to_plan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 from bundles import SigningCluster
+from commands import quickly
 
-from sealring.cli.calls import operator
-from sealring.cli.calls.operator import Admin, connect, read_bundle
-from sealring.mesh.errors import ConfigError, RosterError, Unavailable
-from sealring.mesh.pki.certificates import Role, expires_at
+from sealring.cli.calls.operator import Admin, connect, read_bundle, wait_for_bundle
+from sealring.mesh.errors import ConfigError, Unavailable
+from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.v1 import admin_pb2
 
 
@@ -28,9 +29,7 @@ def refused(folder: Path) -> ConfigError:
     return raised.value
 
 
-def test_a_folder_without_a_bundle_is_named(
-    cluster: SigningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_a_bundle_is_named(cluster: SigningCluster, tmp_path: Path) -> None:
     assert read_bundle(cluster.bundle).peer.role is Role.OPERATOR
     cluster.save(tmp_path / "node", Role.MEMBER)
     for folder, said in (
@@ -41,36 +40,36 @@ def test_a_folder_without_a_bundle_is_named(
         assert (error.message, error.reason) == (said, "NO_OPERATOR_BUNDLE")
         assert "--operator" in error.hint
 
-    def deny(folder: Path) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr("sealring.mesh.member.state.load_machine_state", deny)
-    assert refused(cluster.bundle).message == f"the operator bundle in {cluster.bundle} cannot be read"
-
 
 def test_a_damaged_bundle_is_not_called_a_missing_one(cluster: SigningCluster) -> None:
     (cluster.bundle / "member.json").write_text("{")
     assert refused(cluster.bundle).reason == "MEMBER_STATE_CORRUPT"
 
 
-def test_a_bundle_opens_nothing_from_the_second_on_in_which_its_certificate_ends(
-    cluster: SigningCluster, monkeypatch: pytest.MonkeyPatch
+class Late(SigningCluster):
+    """A cluster whose certificates have ended, an hour ago."""
+
+    def issue(self, csr: bytes, peer: PeerIdentity) -> bytes:
+        return self.ca.issue(csr, peer, lifetime=3600, now=time.time() - 7200)
+
+
+def test_a_bundle_opens_nothing_once_its_certificate_has_ended(tmp_path: Path) -> None:
+    assert refused(Late(tmp_path).bundle).reason == "OPERATOR_CERTIFICATE_EXPIRED"
+
+
+def test_a_bundle_is_waited_for_until_it_leads_to_the_coordinator(
+    cluster: SigningCluster, tmp_path: Path
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(operator, "time", SimpleNamespace(time=lambda: now[0]))
-    ends = expires_at(read_bundle_at(now, cluster).tls.certificate)
-    now[0] = ends - 1
-    assert read_bundle(cluster.bundle)
-    for now[0] in (ends, ends + 1):
-        assert refused(cluster.bundle).reason == "OPERATOR_CERTIFICATE_EXPIRED"
-    now[0] = cluster.root.expires + 1e9
-    with pytest.raises(RosterError):
-        read_bundle(cluster.bundle)
-
-
-def read_bundle_at(now: list[float], cluster: SigningCluster) -> Any:
-    now[0] = float(cluster.root.issued)
-    return read_bundle(cluster.bundle)
+    """A coordinator that was off renews an ended one; one that stays as it is is used after a while."""
+    for address in (cluster.address, "moved:1"):
+        quickly(wait_for_bundle(cluster.bundle, address, seconds=60))
+    for folder, reason in (
+        (Late(tmp_path / "late").bundle, "OPERATOR_CERTIFICATE_EXPIRED"),
+        (tmp_path / "none", "NO_OPERATOR_BUNDLE"),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            quickly(wait_for_bundle(folder, cluster.address, seconds=60))
+        assert raised.value.reason == reason
 
 
 async def test_a_call_is_made_of_its_fields_and_lasts_as_long_as_it_may() -> None:

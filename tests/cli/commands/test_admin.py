@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 from sealring.cli.local.cluster import LocalCluster
-from sealring.mesh.errors import ConfigError, InvalidInput, Unavailable
+from sealring.mesh.errors import Unavailable
+from sealring.mesh.system.addresses import parse_address
 
 pytestmark = [
     pytest.mark.integration,
@@ -242,8 +243,8 @@ async def test_a_port_in_use_is_named(run: Run, cluster: LocalCluster, tmp_path:
 async def test_a_component_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> None:
     async with LocalCluster(tmp_path / "state", MODEL, nodes=1) as cluster:
         with socket.socket() as taken:
-            cluster.choose_ports()
-            taken.bind(("127.0.0.1", cluster.ports["gateway-http"]))
+            cluster.write_configs()
+            taken.bind(parse_address(cluster.address("gateway-http")))
             taken.listen()
             with pytest.raises(Unavailable) as caught:
                 await cluster.start()
@@ -251,15 +252,6 @@ async def test_a_component_that_cannot_start_is_told_with_its_log(tmp_path: Path
     assert caught.value.reason == "COMPONENT_ENDED"
     assert "the gateway ended by itself with status 7" in caught.value.message
     assert "CANNOT_LISTEN" in caught.value.message
-
-
-async def test_a_cluster_is_checked_before_it_starts(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput):
-        LocalCluster(tmp_path, MODEL, nodes=0)
-    (tmp_path / "ports.json").write_text("[")
-    with pytest.raises(ConfigError) as caught:
-        LocalCluster(tmp_path, MODEL).choose_ports()
-    assert caught.value.reason == "BAD_CLUSTER_FILE"
 
 
 async def test_operators_are_added_rotated_and_revoked(run: Run, tmp_path: Path) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from bundles import SigningCluster
+from commands import Asker
 
-from sealring.cli.calls import conversation
-from sealring.cli.calls.asking import Answer, Question, Target
-from sealring.cli.commands import chat
 from sealring.cli.local.leftovers import temporary_folder
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.system.lock import lock_state
@@ -23,47 +20,23 @@ PIN = "ab" * 32
 KNOWN = ("--gateway", "h:1", "--root-sha256", PIN)
 
 
-class Asker:
-    """Answers Paris, and keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.targets: list[Target] = []
-        self.asked: list[Question] = []
-
-    @asynccontextmanager
-    async def open(self, target: Target, *, seconds: float) -> AsyncIterator[Self]:
-        assert seconds == 3600.0
-        self.targets.append(target)
-        yield self
-
-    async def ask(self, question: Question, on_text: Any) -> Answer:
-        self.asked.append(question)
-        on_text("Par\x1b[2Jis\t.\n")
-        sealed = self.targets[-1].pin is not None
-        return Answer("demo", "r", 20, 5, 7, "stop", "Paris.", sealed=sealed, ttft_s=0.125, tok_s=40.0)
-
-    @property
-    def gateways(self) -> list[str]:
-        """The first gateway of each question since the last look."""
-        found = [one.addresses[0] for one in self.targets]
-        self.targets.clear()
-        return found
-
-
 @pytest.fixture
-def asker(monkeypatch: pytest.MonkeyPatch) -> Asker:
-    made = Asker()
-    monkeypatch.setattr("sealring.cli.calls.asking.asking", made.open)
-    return made
+def asker(host: Any) -> Asker:
+    host.asker = Asker()
+    return host.asker  # type: ignore[no-any-return]
 
 
 @pytest.fixture(autouse=True)
-def at_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The ports at which a gateway listens; no other demo runs."""
-    ports: list[int] = []
-    monkeypatch.setattr(chat, "listens", lambda host, port: port in ports)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other demo runs."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return ports
+
+
+def gateways(asker: Asker) -> list[str]:
+    """The first gateway of each question since the last look."""
+    found = [one.addresses[0] for one in asker.targets]
+    asker.targets.clear()
+    return found
 
 
 def demo(stack: ExitStack, port: int, cluster: SigningCluster) -> Path:
@@ -89,19 +62,19 @@ def test_a_running_demo_is_found_with_its_root_key(here: Any, asker: Asker, clus
         assert here("chat", "hi", *KNOWN).status == 0
         assert here("chat", "hi", "--gateway", "127.0.0.1:4711").status == 0
         assert asker.targets[-1].pin == cluster.root.fingerprint
-        assert asker.gateways == ["127.0.0.1:4711", "h:1", "127.0.0.1:4711"]
+        assert gateways(asker) == ["127.0.0.1:4711", "h:1", "127.0.0.1:4711"]
         demo(stack, 4712, cluster)
         refused = here("chat", "hi")
         assert "[WHICH_GATEWAY]" in refused.err
         assert "--gateway 127.0.0.1:471" in refused.err
     assert here("chat", "hi", "--root-sha256", PIN).status == 0
-    assert asker.gateways == ["127.0.0.1:7780"]
+    assert gateways(asker) == ["127.0.0.1:7780"]
 
 
 def test_the_users_own_cluster_comes_before_the_default_address(
-    here: Any, asker: Asker, cluster: SigningCluster, at_default: list[int]
+    here: Any, asker: Asker, cluster: SigningCluster, host: Any
 ) -> None:
-    at_default.append(7780)
+    host.ports.add(7780)
     root = default_state_root()
     cluster.save(root / "coordinator" / "operator", Role.OPERATOR)
     with lock_state(root):
@@ -112,19 +85,19 @@ def test_the_users_own_cluster_comes_before_the_default_address(
         assert target.state_file is not None
         assert target.state_file.is_relative_to(root)
         assert here("chat", "hi", *KNOWN).status == 0
-        assert asker.gateways == ["127.0.0.1:4713", "h:1"]
+        assert gateways(asker) == ["127.0.0.1:4713", "h:1"]
     assert here("chat", "hi").status == 0
-    assert asker.gateways == ["127.0.0.1:7780"]
+    assert gateways(asker) == ["127.0.0.1:7780"]
 
 
 def test_the_gateway_at_the_default_address_comes_before_a_demo(
-    here: Any, asker: Asker, cluster: SigningCluster, at_default: list[int]
+    here: Any, asker: Asker, cluster: SigningCluster, host: Any
 ) -> None:
-    at_default.append(7780)
+    host.ports.add(7780)
     with ExitStack() as stack:
         demo(stack, 4711, cluster)
         assert here("chat", "hi", "--root-sha256", PIN).status == 0
-    assert asker.gateways == ["127.0.0.1:7780"]
+    assert gateways(asker) == ["127.0.0.1:7780"]
 
 
 def test_a_machine_that_has_joined_seals_for_its_cluster(
@@ -137,8 +110,8 @@ def test_a_machine_that_has_joined_seals_for_its_cluster(
     assert (target.addresses, target.pin) == (["h:1", "h:2"], cluster.root.fingerprint)
 
 
-def test_in_clear_only_when_the_user_says_so(here: Any, asker: Asker, at_default: list[int]) -> None:
-    at_default.append(2)
+def test_in_clear_only_when_the_user_says_so(here: Any, asker: Asker, host: Any) -> None:
+    host.ports.add(2)
     done = here("chat", "hi", "--gateway", "h:1", "--gateway", "h:2", "--clear")
     assert done.err.endswith("; in clear)\n")
     (target,) = asker.targets
@@ -162,17 +135,21 @@ def test_an_answer_is_shown_as_it_comes_without_what_steers_a_terminal(here: Any
     assert (asked.model, asked.max_tokens, asked.min_trust) == ("m", 3, 30)
 
 
-def test_without_a_question_it_is_a_conversation(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Any] = []
-    monkeypatch.setattr(conversation, "converse", lambda *what, **how: begun.append((what, how)))
-    assert here("chat", *KNOWN, "--system", "be brief").status == 0
-    (((target, first, show), how),) = begun
-    assert (target.addresses, first.messages) == (["h:1"], [("system", "be brief")])
-    assert (show, how) == (chat.write_piece, {"seconds": 3600.0})
+def test_without_a_question_it_is_a_conversation(here: Any, asker: Asker) -> None:
+    done = here("chat", *KNOWN, "--system", "be brief", stdin="one\n/clear\ntwo\n/exit\nnever\n")
+    assert done.status == 0, done.err
+    assert done.err.startswith("talking to h:1, sealed; Ctrl-C stops")
+    brief = ("system", "be brief")
+    assert [one.messages for one in asker.asked] == [[brief, ("user", "one")], [brief, ("user", "two")]]
     for options in (("--json",), ("--logprobs", "1"), ("--logprobs", "0")):
         refused = here("chat", *KNOWN, *options)
         assert (refused.status, "[BAD_QUESTION]" in refused.err) == (2, True)
-    assert len(begun) == 1
+    asker.asked.clear()
+    done = here("chat", *KNOWN, stdin="x" * (2 * LONGEST))
+    assert "the question is longer than" in done.err, "a line of no end is not read whole"
+    assert [len(one.messages[0][1]) for one in asker.asked] == [LONGEST - 2]
+    asker.end = KeyboardInterrupt()
+    assert "(stopped)" in here("chat", *KNOWN, stdin="one\n").err, "and it ends with the file"
 
 
 LONGEST = 1 << 20

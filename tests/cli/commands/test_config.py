@@ -5,10 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from sealring.cli.commands import config
-
 
 def rows(text: str) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in text.splitlines()[1:]}
@@ -33,10 +29,3 @@ def test_of_one_section_only_that_is_shown_and_no_file_is_told(here: Any) -> Non
     assert set(here("config", "show", "cli", "gateway", "--json").data) == {"cli", "gateway"}
     done = here("config", "show", "x" * 50)
     assert (done.status, f"'{'x' * 40}'" in done.err) == (7, True)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, ""), ([], ""), ([1, "a"], "1, a"), (0, "0"), (False, "False"), ("", "")]
-)
-def test_values_are_shown_as_one_would_say_them(value: Any, text: str) -> None:
-    assert config._text(value) == text

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 from bundles import SigningCluster
+from commands import Asker
 
-from sealring.cli.calls.asking import Answer, Question, Target
-from sealring.cli.local import cluster as local
 from sealring.cli.local.leftovers import PORTS
-from sealring.cli.terminal.output import Progress
 from sealring.v1 import admin_pb2, membership_pb2
 
 
@@ -31,13 +27,12 @@ def deployed() -> admin_pb2.Deployment:
 class Cluster:
     """Starts nothing. Keeps what it was made with."""
 
-    made: list[Cluster] = []
-    grpc_address, http_url, operator_bundle = "127.0.0.1:5", "http://127.0.0.1:6", Path("/bundle")
+    grpc_address, http_url = "127.0.0.1:5", "http://127.0.0.1:6"
 
     def __init__(self, state: Path, model: Path, *, nodes: int, name: str, say: Any) -> None:
         self.state_dir, self.model, self.nodes, self.name = state, model, nodes, name
         self.did: list[Any] = []
-        self.made.append(self)
+        self.operator_bundle = Path()
 
     async def __aenter__(self) -> Self:
         assert self.state_dir.is_dir() or not self.state_dir.exists()
@@ -57,51 +52,27 @@ class Cluster:
         self.did.append("served")
 
 
-class Asker:
-    """Answers Paris, and keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-
-    @asynccontextmanager
-    async def open(self, target: Target, *, seconds: float) -> AsyncIterator[Self]:
-        self.asked.append((target.addresses, target.pin))
-        yield self
-
-    async def ask(self, question: Question, on_text: Any) -> Answer:
-        self.asked.append((question.messages, question.model))
-        on_text("Paris.")
-        return Answer("demo", "demo-0", 10, 5, 2, "stop", "Paris.", sealed=True, ttft_s=0.25, tok_s=8.0)
-
-
 @pytest.fixture(scope="module")
 def signed(tmp_path_factory: pytest.TempPathFactory) -> SigningCluster:
     return SigningCluster(tmp_path_factory.mktemp("signed"))
 
 
 @pytest.fixture
-def asker(monkeypatch: pytest.MonkeyPatch) -> Asker:
-    made = Asker()
-    monkeypatch.setattr("sealring.cli.calls.asking.asking", made.open)
-    return made
+def made(host: Any, signed: SigningCluster) -> list[Cluster]:
+    clusters: list[Cluster] = []
+
+    def make(*arguments: Any, **options: Any) -> Cluster:
+        clusters.append(Cluster(*arguments, **options))
+        clusters[-1].operator_bundle = signed.bundle
+        return clusters[-1]
+
+    host.machine, host.asker = make, Asker()
+    return clusters
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, asker: Asker, signed: SigningCluster) -> list[Cluster]:
-    monkeypatch.setattr(Cluster, "made", [])
-    monkeypatch.setattr(Cluster, "operator_bundle", signed.bundle)
-    monkeypatch.setattr(local, "LocalCluster", Cluster)
-    return Cluster.made
-
-
-def test_it_serves_three_nodes_until_it_is_ended(
-    here: Any, made: list[Cluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[Any] = []
-    monkeypatch.setattr(Progress, "close", lambda shown: closed.append(shown))
+def test_it_serves_three_nodes_until_it_is_ended(here: Any, made: list[Cluster]) -> None:
     done = here("demo")
     assert done.status == 0
-    assert len(closed) == 2, "what is waited for is taken away before, and in the end"
     (cluster,) = made
     assert (cluster.nodes, cluster.name) == (3, "demo")
     assert (cluster.model / "config.json").is_file()
@@ -116,18 +87,17 @@ def test_it_serves_three_nodes_until_it_is_ended(
         f"status --operator {cluster.operator_bundle}",
     ):
         assert way in done.out
-    assert "0.25 s after the question" in done.err
+    assert "0.12 s after the question" in done.err
 
 
 def test_the_question_is_sealed_for_the_cluster_itself(
-    here: Any, made: list[Cluster], asker: Asker, signed: SigningCluster
+    here: Any, host: Any, made: list[Cluster], signed: SigningCluster
 ) -> None:
     done = here("demo", "--once", "--question", "why?")
-    assert asker.asked == [
-        (["127.0.0.1:5"], signed.root.fingerprint),
-        ([("user", "why?")], "demo"),
-    ]
-    assert done.out.startswith("Paris.\n")
+    (target,), (asked,) = host.asker.targets, host.asker.asked
+    assert (target.addresses, target.pin) == (["127.0.0.1:5"], signed.root.fingerprint)
+    assert (asked.messages, asked.model) == ([("user", "why?")], "demo")
+    assert done.out.startswith("Par[2Jis\t.\n")
     assert "\n> why?\n" in done.err
 
 
@@ -140,7 +110,7 @@ def test_once_it_leaves_after_the_answer(here: Any, made: list[Cluster]) -> None
 
 def test_what_programs_read_of_it(here: Any, made: list[Cluster]) -> None:
     found = here("demo", "--once", "--json").data
-    assert (found["answer"], found["suite"], found["min_trust"]) == ("Paris.", "hybrid", "software")
+    assert (found["answer"], found["suite"], found["min_trust"]) == ("Paris.", "hybrid", "self_signed")
     assert [one["layers"] for one in found["ring"]] == [[0, 3], [3, 4]]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -24,47 +23,42 @@ NODES = [
 ]
 
 
-class Admin:
-    """A coordinator that plans every model on node a."""
-
-    def __init__(self, *, serves: bool) -> None:
-        self.serves = serves
-
-    async def call(self, method: str, *, spec: Any = None, **_: Any) -> Any:
-        stage = admin_pb2.StagePlan(member="a", member_name="a", end_layer=4)
-        plan = admin_pb2.DeploymentPlan(spec=spec, rings=[admin_pb2.RingPlan(ring="m-0", stages=[stage])])
-        if method == "PlanDeployment":
-            return admin_pb2.PlanDeploymentResponse(plan=plan)
-        if method == "CreateDeployment":
-            return admin_pb2.CreateDeploymentResponse(plan=plan)
-        if method == "ListNodes":
-            nodes = [
-                admin_pb2.Node(
-                    id=name, name=name, state=state, rings=[admin_pb2.NodeRing(ring=ring)] if ring else []
-                )
-                for name, state, ring in NODES
-            ]
-            return admin_pb2.ListNodesResponse(nodes=nodes)
-        if not self.serves:
-            raise KeyboardInterrupt
-        plan.spec.name = "m"
-        ring = admin_pb2.RingStatus(ring="m-0", phase=membership_pb2.RING_PHASE_SERVING)
-        return admin_pb2.ListDeploymentsResponse(deployments=[admin_pb2.Deployment(plan=plan, rings=[ring])])
+def planned(request: Any) -> admin_pb2.DeploymentPlan:
+    """Every model on node a."""
+    stage = admin_pb2.StagePlan(member="a", member_name="a", end_layer=4)
+    return admin_pb2.DeploymentPlan(spec=request.spec, rings=[admin_pb2.RingPlan(ring="m-0", stages=[stage])])
 
 
 @pytest.fixture
-def deploy(here: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def planner(coordinator: Any) -> Any:
+    """A coordinator that plans every model on node a, where it then serves."""
+    nodes = [
+        admin_pb2.Node(id=name, name=name, state=state, rings=[admin_pb2.NodeRing(ring=ring)] if ring else [])
+        for name, state, ring in NODES
+    ]
+    plan = admin_pb2.DeploymentPlan(spec=admin_pb2.DeploymentSpec(name="m"))
+    ring = admin_pb2.RingStatus(ring="m-0", phase=membership_pb2.RING_PHASE_SERVING)
+    serving = admin_pb2.Deployment(plan=plan, rings=[ring])
+    coordinator.answers = {
+        "PlanDeployment": lambda asked: admin_pb2.PlanDeploymentResponse(plan=planned(asked)),
+        "CreateDeployment": lambda asked: admin_pb2.CreateDeploymentResponse(plan=planned(asked)),
+        "ListNodes": admin_pb2.ListNodesResponse(nodes=nodes),
+        "ListDeployments": admin_pb2.ListDeploymentsResponse(deployments=[serving]),
+    }
+    return coordinator
+
+
+@pytest.fixture
+def deploy(here: Any, planner: Any) -> Any:
     def run(*arguments: str, serves: bool = True) -> Any:
-        monkeypatch.setattr(
-            deployment, "run_admin", lambda context, work: asyncio.run(work(Admin(serves=serves)))
-        )
+        if not serves:
+            planner.answers["ListDeployments"] = KeyboardInterrupt
         return here("deploy", "m", *arguments)
 
     return run
 
 
-def test_a_plan_is_shown_as_a_table_or_as_json(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deployment, "run_admin", lambda context, work: asyncio.run(work(Admin(serves=True))))
+def test_a_plan_is_shown_as_a_table_or_as_json(here: Any, planner: Any) -> None:
     stage = here("deployment", "plan", "m", "--json").data["rings"][0]["stages"][0]
     assert (stage["member"], stage["end_layer"]) == ("a", 4)
     assert "m-0" in here("deployment", "plan", "m").out
@@ -288,19 +282,19 @@ def test_a_split_has_up_to_256_members_of_up_to_99999_layers(layers: str, fine: 
             deployment.parse_split(text)
 
 
-def test_what_is_done_is_said(deploy: Any, here: Any, coordinator: Any) -> None:
+def test_what_is_done_is_said(deploy: Any, here: Any, planner: Any) -> None:
     done = deploy("--json")
     assert done.data["rings"][0]["ring"] == "m-0"
     assert "serving" not in done.err
-    assert "m is on its way" in deploy("--no-wait", serves=False).err
+    assert "m is on its way" in deploy("--no-wait").err
     for option in ("--split=4", "--member=a"):
         done = deploy(option)
         assert (done.status, "hold none of it" in done.err) == (0, False), option
     done = here("deployment", "delete", "m")
     assert done.err == "deleted m\n"
-    assert [(method, asked.name) for method, asked in coordinator.asked] == [("DeleteDeployment", "m")]
+    assert [asked.name for asked in planner.calls("DeleteDeployment")] == ["m"]
     plan = admin_pb2.DeploymentPlan(spec=admin_pb2.DeploymentSpec(name="m"))
     one = admin_pb2.Deployment(plan=plan, created=7)
-    coordinator.answers["ListDeployments"] = admin_pb2.ListDeploymentsResponse(deployments=[one])
+    planner.answers["ListDeployments"] = admin_pb2.ListDeploymentsResponse(deployments=[one])
     assert [one["created"] for one in here("deployment", "list", "--json").data] == [7]
     assert here("deployment", "list").out.startswith("name")

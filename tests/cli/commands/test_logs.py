@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 
-from sealring.cli.commands import logs
 from sealring.cli.local.leftovers import temporary_folder
-from sealring.cli.service import logfiles
 from sealring.cli.service.logfiles import Tail, find_logs
-from sealring.mesh.errors import PermissionDenied
 
 
 @pytest.fixture(autouse=True)
 def nothing_else_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(logfiles, "COMPONENTS", ())
 
 
 def write(folder: Path, **logs: str) -> Path:
@@ -39,31 +35,13 @@ def test_the_last_lines_of_each_component(here: Any, home: Path) -> None:
     assert (nothing.status, "nod in state" in nothing.err) == (3, True)
 
 
-def test_running_clusters_and_services_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_clusters_are_found() -> None:
     assert find_logs(None, []) == {}
     with ExitStack() as stack:
         first = write(stack.enter_context(temporary_folder()), gateway="")
         assert find_logs(None, []) == {"gateway": first / "logs" / "gateway.log"}
         second = write(stack.enter_context(temporary_folder()), gateway="")
         assert set(find_logs(None, ["gateway"])) == {f"{first.name}/gateway", f"{second.name}/gateway"}
-    file = tmp_path / "node.log"
-    file.write_text("")
-    monkeypatch.setattr(logfiles, "COMPONENTS", ("node", "gateway"))
-    monkeypatch.setattr(
-        "sealring.cli.service.launchd.Service.log_file",
-        property(lambda self: str(tmp_path / f"{self.component}.log")),
-    )
-    assert find_logs(None, ["node"]) == {"service node": file}
-
-
-def test_a_log_of_somebody_elses_needs_more_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(Path, "open", closed)
-    with pytest.raises(PermissionDenied) as refused:
-        Tail(tmp_path / "node.log").last(1)
-    assert refused.value.reason == "NEEDS_ROOT"
 
 
 def test_what_grows_is_followed_through_rotation(tmp_path: Path) -> None:
@@ -83,29 +61,15 @@ def test_what_grows_is_followed_through_rotation(tmp_path: Path) -> None:
     assert list(tail.new()) == [], "truncated"
 
 
-def test_files_are_not_looked_at_all_the_time(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
-    logs.pause()
-    assert slept == [0.5]
-    assert "there is no log of any component on this machine" in here("logs").err
-    assert (
-        "there is no log of node, x on this machine"
-        in here("logs", "--component", "node", "--component", "x").err
-    )
-
-
-def test_following_goes_on_until_ctrl_c(here: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_goes_on_until_ctrl_c(here: Any, host: Any, home: Path) -> None:
     file = write(home / "state", gateway="first\n") / "logs" / "gateway.log"
-    later = iter(["second\n", "third\n"])
 
-    def pause() -> None:
-        text = next(later, None)
-        if text is None:
-            raise KeyboardInterrupt
+    def append(text: str) -> None:
         with file.open("a") as opened:
             opened.write(text)
 
-    monkeypatch.setattr(logs, "pause", pause)
+    host.pauses = iter([lambda: append("second\n"), lambda: append("third\n"), None])
     done = here("logs", "--state-dir", "state", "--follow")
     assert (done.status, done.out) == (130, "first\nsecond\nthird\n")
+    said = here("logs", "--component", "node", "--component", "x").err
+    assert "there is no log of node, x on this machine" in said

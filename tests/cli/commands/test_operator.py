@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bundles import SigningCluster
 
-from sealring.cli.commands import operator
-from sealring.cli.commands.operator import _folder_for
+from sealring.cli.commands.operator import bundle_folder
 from sealring.cli.terminal.output import moment
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.member.state import load_machine_state
@@ -22,10 +20,10 @@ AT = 1_800_000_000
 
 def test_a_bundles_folder_is_there_before_anything_is_asked(tmp_path: Path) -> None:
     bundle = tmp_path / "new" / "bundle"
-    with _folder_for(bundle):
+    with bundle_folder(bundle):
         assert bundle.stat().st_mode & 0o777 == 0o700
     assert bundle.is_dir()
-    with pytest.raises(KeyboardInterrupt), _folder_for(bundle):
+    with pytest.raises(KeyboardInterrupt), bundle_folder(bundle):
         raise KeyboardInterrupt
     assert bundle.is_dir(), "which was there before"
 
@@ -33,14 +31,14 @@ def test_a_bundles_folder_is_there_before_anything_is_asked(tmp_path: Path) -> N
 def test_of_a_bundle_that_was_refused_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     bundle = tmp_path / "there" / "new" / "bundle"
-    with pytest.raises(KeyboardInterrupt), _folder_for(bundle):
+    with pytest.raises(KeyboardInterrupt), bundle_folder(bundle):
         raise KeyboardInterrupt
     assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
 
 
 def test_where_no_folder_can_be_made_nothing_is_asked(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(InvalidInput) as refused, _folder_for(tmp_path / "file" / "bundle"):
+    with pytest.raises(InvalidInput) as refused, bundle_folder(tmp_path / "file" / "bundle"):
         raise AssertionError("asked all the same")
     assert refused.value.reason == "BAD_FILE"
     assert (tmp_path / "file").read_text() == "in the way"
@@ -63,9 +61,8 @@ def test_operators_are_listed_with_what_they_may(here: Any, coordinator: Any) ->
 
 
 @pytest.fixture
-def ask(here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    cluster: Any = SigningCluster(tmp_path)
-    monkeypatch.setattr(operator, "run_admin", lambda context, work: asyncio.run(work(cluster)))
+def ask(here: Any, host: Any, tmp_path: Path) -> Any:
+    host.coordinator = cluster = SigningCluster(tmp_path)
 
     def run(*arguments: str) -> Any:
         return here("operator", *arguments, "--operator", str(cluster.bundle)), cluster
@@ -101,14 +98,6 @@ def test_a_bundle_is_good_for_an_hour_to_a_month(
 ) -> None:
     done, cluster = ask("add", "a", "--role", "read", "--out", str(tmp_path / "a"), "--lifetime", lifetime)
     assert (done.status, len(cluster.asked)) == (status, status == 0)
-
-
-def test_a_bundle_that_cannot_be_read_again_is_none(
-    ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sealring.mesh.member.state.save_machine_state", lambda folder, state: None)
-    done, _ = ask("add", "a", "--role", "read", "--out", str(tmp_path / "a"))
-    assert (done.status, done.out) == (7, "")
 
 
 def test_a_root_that_is_not_the_pinned_one_makes_no_bundle(ask: Any, tmp_path: Path) -> None:

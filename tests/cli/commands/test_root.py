@@ -34,7 +34,7 @@ class Offline:
 
     def __init__(self, here: Sealring, home: Path, paper: PaperCluster) -> None:
         self.here, self.home, self.paper = here, home, paper
-        (home / "root.key").write_bytes(bytes(paper.root_signer._key))
+        (home / "root.key").write_bytes(paper.root_seed)
         (home / "root.key").chmod(0o600)
         self.keys = [here("root", "init", "--key", f"{name}.key").out.strip() for name in ("a", "b")]
 

@@ -7,16 +7,17 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bundles import SigningCluster
 from rostertest import PaperCluster
 
-from sealring.cli.commands import roster
 from sealring.cli.commands.roster import compare_rosters
 from sealring.cli.terminal.output import moment
+from sealring.mesh.pki.certificates import Role
 from sealring.mesh.trust.levels import level_of
+from sealring.v1 import admin_pb2
 
 Sealring = Callable[..., Any]
 
@@ -92,12 +93,14 @@ def test_files_of_no_end_are_not_read(
 
 
 def test_the_coordinators_roster_is_shown_once_it_is_verified(
-    here: Sealring, paper: PaperCluster, home: Path, monkeypatch: pytest.MonkeyPatch
+    here: Sealring, paper: PaperCluster, home: Path, coordinator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = SimpleNamespace(root_metadata=paper.root_chain, roster=paper.envelope)
-    pin = [bytes.fromhex(paper.pin)]
-    monkeypatch.setattr(roster, "read_bundle", lambda _: SimpleNamespace(root_sha256=pin[0]))
-    monkeypatch.setattr(roster, "call_admin", lambda context, method: {"GetRoster": answer}[method])
+    answer = admin_pb2.GetAdminRosterResponse(root_metadata=paper.root_chain, roster=paper.envelope)
+    coordinator.answers["GetRoster"] = answer
+    signed = SigningCluster(home / "signed")
+    other, signed.root = signed.bundle, paper.root
+    signed.save(home / "bundle", Role.OPERATOR)
+    monkeypatch.setenv("SEALRING_CLI_OPERATOR", str(home / "bundle"))
     found = paper.roster
     lines = here("roster", "show").out.splitlines()
     assert lines[:6] == [
@@ -124,8 +127,7 @@ def test_the_coordinators_roster_is_shown_once_it_is_verified(
     assert (home / "kept" / "roster.dsse").read_bytes() == paper.envelope
     assert (home / "kept" / "root.dsse").read_bytes() == paper.root_chain
     assert "[BAD_FILE]" in here("roster", "show", "--save", "kept/root.dsse").err
-    pin[0] = bytes(32)
-    done = here("roster", "show", "--save", "other")
+    done = here("roster", "show", "--save", "other", "--operator", str(other))
     assert (done.status, done.out, "[ROOT_PIN]" in done.err) == (6, "", True)
     assert not (home / "other").exists()
 

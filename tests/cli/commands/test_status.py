@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,28 +68,26 @@ def test_a_plan_without_stages_needs_no_memory() -> None:
     assert why_idle(node(), [deployment(trust_floor=30), empty]).count("; ") == 1
 
 
-class Admin:
-    def __init__(self, looks: int, root: Any = None) -> None:
-        self.looks, self.root = looks, root
-
-    async def call(self, method: str) -> Any:
-        if method == "ListDeployments":
-            return admin_pb2.ListDeploymentsResponse()
-        if not self.looks:
-            raise KeyboardInterrupt
-        self.looks -= 1
-        nodes = [admin_pb2.Node(id="a", name="mac-1", state=ONLINE, trust=10)]
-        return admin_pb2.ListNodesResponse(
-            nodes=nodes, gateways=[admin_pb2.Gateway(id="g", name="edge", watching=True)]
-        )
+ROOT = SimpleNamespace(ends=4_000_000_000.5, ends_soon=lambda now: True)
 
 
-def test_it_shows_nodes_gateways_and_why(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "run_admin", lambda context, work: asyncio.run(work(Admin(1))))
+@pytest.fixture
+def looked(coordinator: Any) -> Any:
+    """A coordinator with one node and one gateway, which answers twice, and then Ctrl-C comes."""
+    found = admin_pb2.ListNodesResponse(
+        nodes=[admin_pb2.Node(id="a", name="mac-1", state=ONLINE, trust=10)],
+        gateways=[admin_pb2.Gateway(id="g", name="edge", watching=True)],
+    )
+    coordinator.answers["ListNodes"] = [found, found, KeyboardInterrupt]
+    return coordinator
+
+
+def test_it_shows_nodes_gateways_and_why(here: Any, looked: Any) -> None:
     shown = here("status")
     assert "mac-1 is in no ring: there is no deployment" in shown.out
     assert "edge" in shown.out
     assert "connected" in shown.out
+    assert "the cluster ends" not in shown.err
     found = here("status", "--json").data
     assert [found[part][0]["name"] for part in ("nodes", "gateways")] == ["mac-1", "edge"]
     assert (found["nodes"][0]["trust"], found["nodes"][0]["idle"]) == ("software", "there is no deployment")
@@ -106,31 +103,8 @@ def test_its_parts_stand_apart_and_models_where_there_are_some(
     assert [part.split()[0] for part in parts] == ["node", "gateway", "name", *["model"] * models]
 
 
-@pytest.mark.parametrize(
-    ("options", "cleared"), [((), 0), (("--json",), 0), (("--watch",), 2), (("--watch", "--json"), 0)]
-)
-def test_only_who_watches_has_the_screen_emptied(
-    here: Any, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], cleared: int
-) -> None:
-    did: list[str] = []
-    monkeypatch.setattr(status, "_WATCH_SECONDS", 0)
-    monkeypatch.setattr(status, "clear_screen", lambda: did.append("cleared"))
-    monkeypatch.setattr(status, "run_admin", lambda context, work: asyncio.run(work(Admin(2))))
-    here("status", *options)
-    assert len(did) == cleared
-
-
-@pytest.mark.parametrize("soon", [False, True])
-def test_the_end_of_the_cluster_is_told_long_before(
-    here: Any, monkeypatch: pytest.MonkeyPatch, soon: bool
-) -> None:
-    root = SimpleNamespace(ends=4_000_000_000.5, ends_soon=lambda now: soon)
-    monkeypatch.setattr(status, "run_admin", lambda context, work: asyncio.run(work(Admin(1, root))))
-    assert ("the cluster ends at 2096-" in here("status").err) == soon
-
-
-def test_watching_shows_it_again_until_ctrl_c(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "_WATCH_SECONDS", 0)
-    monkeypatch.setattr(status, "run_admin", lambda context, work: asyncio.run(work(Admin(2))))
+def test_watching_shows_it_again_until_ctrl_c_and_warns_of_the_clusters_end(here: Any, looked: Any) -> None:
+    looked.root = ROOT
     done = here("status", "--watch")
-    assert (done.status, done.out.count("mac-1 is in no ring")) == (130, 2)
+    assert (done.status, done.out.count("mac-1 is in no ring"), done.out[0]) == (130, 2, "\n")
+    assert "the cluster ends at 2096-" in done.err

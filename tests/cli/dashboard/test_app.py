@@ -9,10 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+from commands import Coordinator
+from rostertest import PaperCluster
 from starlette.responses import PlainTextResponse
 
 from sealring.cli.dashboard import app
 from sealring.mesh.errors import Unavailable
+from sealring.v1 import admin_pb2
 
 TOKEN = {"authorization": "Bearer secret"}
 
@@ -26,25 +29,34 @@ class Client:
         return [ring]
 
 
+def traced(asked: Any) -> Any:
+    if asked.ring == "down":
+        raise Unavailable("no such ring serves", reason="RING_DOWN")
+    answer = admin_pb2.TraceRingResponse(ring=asked.ring, duration=1000)
+    answer.members.add(rank=0, name=asked.ring[:8])
+    return answer
+
+
+@pytest.fixture(scope="module")
+def paper() -> PaperCluster:
+    return PaperCluster()
+
+
 @pytest.fixture
-async def browser(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
-    async def trace(admin: Any, ring: str) -> Any:
-        if ring == "down":
-            raise Unavailable("no such ring serves", reason="RING_DOWN")
-        return {"ring": ring}
-
-    async def cluster(admin: Any, pin: bytes, now: float) -> Any:
-        return {"pin": pin.hex()}
-
+def made(paper: PaperCluster) -> Any:
     async def metrics() -> str:
         return 'sealring_num_requests_running{model_name="demo"} 3\n'
 
-    monkeypatch.setattr(app, "trace", trace)
-    monkeypatch.setattr(app, "cluster", cluster)
+    roster = admin_pb2.GetAdminRosterResponse(root_metadata=paper.root_chain, roster=paper.envelope)
+    admin: Any = Coordinator(TraceRing=traced, GetRoster=roster)
     gateways: Any = [SimpleNamespace(address=f"127.0.0.1:{port}", metrics=metrics) for port in (1, 2)]
     stand_in: Any = Client()
     edge = PlainTextResponse("the chat's edge")
-    made = app.create_dashboard(None, b"\1", gateways, stand_in, edge, "secret")  # type: ignore[arg-type]
+    return app.create_dashboard(admin, bytes.fromhex(paper.pin), gateways, stand_in, edge, "secret")
+
+
+@pytest.fixture
+async def browser(made: Any) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://x") as client:
         yield client
 
@@ -69,11 +81,11 @@ async def test_everything_else_needs_the_token(browser: httpx.AsyncClient, path:
     assert (await browser.get(path, headers=TOKEN)).status_code == 200
 
 
-async def test_data_is_what_was_looked_at(browser: httpx.AsyncClient) -> None:
+async def test_data_is_what_was_looked_at(browser: httpx.AsyncClient, paper: PaperCluster) -> None:
     async def told(path: str) -> Any:
         return (await browser.get(path, headers=TOKEN)).json()
 
-    assert await told("/data/cluster") == {"pin": "01"}
+    assert (await told("/data/cluster"))["root"] == paper.pin
     (ring,) = await told("/data/rings")
     assert (ring["ring"], ring["min_trust"], ring["clear_links"]) == ("demo-0", "software", False)
     assert ring["members"] == [{"id": "a", "level": "software", "layers": [0, 4]}]
@@ -86,7 +98,7 @@ async def test_data_is_what_was_looked_at(browser: httpx.AsyncClient) -> None:
     ("query", "status", "told"),
     [
         ("?ring=demo-0", 200, "demo-0"),
-        (f"?ring={'r' * 128}", 200, "r" * 128),
+        (f"?ring={'r' * 128}", 200, "r" * 8),
         (f"?ring={'r' * 129}", 400, "bad_ring"),
         ("?ring=", 400, "bad_ring"),
         ("", 400, "bad_ring"),
@@ -100,13 +112,12 @@ async def test_a_trace_is_of_a_ring_that_is_named(
     assert (answer.status_code, told in answer.text) == (status, True)
 
 
-async def test_what_is_no_request_is_not_answered() -> None:
-    async def edge(*_: Any) -> None:
+async def test_what_is_no_request_is_not_answered(made: Any) -> None:
+    async def nobody(*_: Any) -> None:
         raise AssertionError
 
-    guard = app._Token(edge, "secret")
     headers = [(b"authorization", b"Bearer secret")]
-    await guard({"type": "websocket", "path": "/", "headers": headers}, edge, edge)  # type: ignore[arg-type]
+    await made({"type": "websocket", "path": "/", "headers": headers}, nobody, nobody)
 
 
 def test_every_run_has_a_token_of_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.edge.metrics import Metrics, ModelLoad
 from sealring.mesh.errors import RosterError, Unavailable
-from sealring.mesh.pki import root
+from sealring.mesh.pki.root import encode_chain
 from sealring.v1 import admin_pb2
 
 NOW = 1_800_000_000
@@ -159,14 +160,10 @@ async def test_a_gateway_that_does_not_answer_says_why() -> None:
     assert "it is away" in told["trouble"]
 
 
-async def test_the_audit_log_is_verified_once_and_then_what_is_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_audit_log_is_verified_once_and_then_what_is_new(tmp_path: Path) -> None:
     settings = CoordinatorSettings(state_dir=tmp_path, cluster="demo")
-    init(settings, clock=lambda: NOW)
-    keys = ClusterKeys.load(settings, now=NOW)
-    monkeypatch.setattr(root, "decode_chain", lambda told: told)
-    monkeypatch.setattr(root, "verify_root_chain", lambda chain, pin, *, now: keys.root)
+    init(settings)
+    keys = ClusterKeys.load(settings, now=time.time())
     with closing(Store.open(tmp_path)) as store:
         seal = AuditSeal(store, keys, clock=lambda: NOW)
 
@@ -176,7 +173,7 @@ async def test_the_audit_log_is_verified_once_and_then_what_is_new(
 
             async def call(self, method: str, after: int = 0, limit: int = 0, newest: bool = False) -> Any:
                 if method == "GetRoster":
-                    return SimpleNamespace(root_metadata=b"")
+                    return SimpleNamespace(root_metadata=encode_chain(keys.root.chain))
                 entries = store.audit.entries(after=after, limit=limit)
                 self.read += [one.sequence for one in entries] * (not newest)
                 return admin_pb2.ListAuditLogResponse(entries=entries, signed_head=seal.envelope)
@@ -188,7 +185,7 @@ async def test_the_audit_log_is_verified_once_and_then_what_is_new(
                 seal.renew()
 
         admin: Any = Admin()
-        audit = look.Audit(admin, b"")
+        audit = look.Audit(admin, keys.root.fingerprint)
         write(59, renewed=True)
         write(1, renewed=False)
         for signed, last, read in ((60, 61, [*range(1, 62)]), (60, 61, [60, 61]), (63, 63, [60, 61, 62, 63])):

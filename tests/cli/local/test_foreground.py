@@ -10,6 +10,7 @@ from typing import Any, Self
 import pytest
 import typer
 
+from sealring.cli.host import Host
 from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
 from sealring.cli.terminal.exit_codes import INTERRUPTED
 
@@ -49,7 +50,7 @@ async def nothing(*_: object) -> None:
 
 def run(cluster: Cluster, work: Any, **options: Any) -> None:
     made: Any = cluster
-    run_cluster(lambda say: made, work, what="starting", **options)
+    run_cluster(Host(), lambda say: made, work, what="starting", **options)
 
 
 @pytest.mark.parametrize(

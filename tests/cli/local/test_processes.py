@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import importlib
 import os
+import signal
 import stat
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import structlog
 
-from sealring.cli.local import processes
 from sealring.cli.local.cluster import LocalCluster
-from sealring.cli.local.processes import Level, run_daemon, starting
-from sealring.mesh.errors import ConfigError
+from sealring.cli.local.processes import die_with_parent, starting
+from sealring.mesh.errors import InvalidInput
 
 DAEMON = """
 import os, pathlib, sys
@@ -62,67 +57,6 @@ async def test_the_settings_of_a_local_cluster_are_its_owners_alone(tmp_path: Pa
     assert {mode(file) for file in files} == {0o600}
 
 
-@pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch, umask: None) -> list[Any]:
-    """What a daemon does to its process, which here is the tests'."""
-    did: list[Any] = []
-
-    def note(name: str) -> Any:
-        return lambda *told, **more: did.append((name, *told, *more.values()))
-
-    monkeypatch.setattr("sealring.mesh.system.logging.configure", note("log"))
-    monkeypatch.setattr("sealring.mesh.system.processes.allow_open_files", note("files"))
-    monkeypatch.setattr(processes, "die_with_parent", note("lifeline"))
-    logger = SimpleNamespace(error=lambda event, exc_info: did.append((event, exc_info)))
-    monkeypatch.setattr(structlog, "get_logger", lambda: logger)
-    return did
-
-
-@pytest.mark.parametrize("error", [ConfigError("x"), ValueError("x"), None])
-@pytest.mark.parametrize("log_file", [None, Path("node.log")])
-@pytest.mark.parametrize("pipe", [None, 0, 7])
-def test_how_a_daemon_ends_is_logged_where_its_command_does_not_say_it(
-    process: list[Any], error: Exception | None, log_file: Path | None, pipe: int | None
-) -> None:
-    """An error that is ours is a line on standard error; where a log is a file nobody sees that."""
-
-    async def work() -> None:
-        process.append("works")
-        if error is not None:
-            raise error
-
-    with pytest.raises(type(error)) if error is not None else nullcontext():
-        run_daemon("node", work, log_level=Level.WARNING, log_file=log_file, parent_pipe=pipe)
-    begun = [("log", "node", "warning", log_file), ("files",)]
-    begun += [("lifeline", pipe)] if pipe is not None else []
-    logged = error is not None and (log_file is not None or not isinstance(error, ConfigError))
-    assert process == [*begun, "works", *([("ended_by_error", error)] if logged else [])]
-
-
-def test_a_component_is_run_with_its_settings_as_it_was_said(
-    here: Any, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[Any] = []
-
-    async def run(settings: Any) -> None:
-        ran.append(settings.state_dir)
-
-    def run_daemon(component: str, work: Any, **how: Any) -> None:
-        ran.append((component, how))
-        asyncio.run(work())
-
-    modules = {"sealring.gateway.main": SimpleNamespace(run=run)}
-    load = importlib.import_module
-    monkeypatch.setattr(processes.importlib, "import_module", lambda name: modules.get(name) or load(name))
-    monkeypatch.setattr(processes, "run_daemon", run_daemon)
-    command = ("gateway", "run", "--state-dir", str(home), "--die-with-parent-fd")
-    assert here(*command, "3", "--log-level", "debug", "--log-file", "x.log").status == 0
-    how = {"log_level": Level.DEBUG, "log_file": Path("x.log"), "parent_pipe": 3}
-    assert ran == [("gateway", how), home]
-    assert here(*command, "2").status == 2, "which is standard error"
-    assert len(ran) == 2
-
-
 def test_nothing_is_collected_while_a_process_starts_and_what_it_has_then_is_not_looked_at_again() -> None:
     gc.unfreeze()
     with pytest.raises(ValueError, match="x"), starting():
@@ -131,3 +65,67 @@ def test_nothing_is_collected_while_a_process_starts_and_what_it_has_then_is_not
     assert gc.isenabled()
     assert gc.get_freeze_count() > 0
     gc.unfreeze()
+
+
+CHILD = """
+import signal, sys, time
+from sealring.cli.local.processes import die_with_parent
+signal.signal(signal.SIGTERM, lambda *_: (print("told", flush=True), sys.exit(0)))
+die_with_parent(int(sys.argv[1]))
+print("up", flush=True)
+time.sleep(60)
+"""
+PARENT = """
+import os, subprocess, sys
+read_end, write_end = os.pipe()
+command = [sys.executable, "-c", {child!r}, str(read_end)]
+child = subprocess.Popen(command, pass_fds=[read_end], start_new_session=True)
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_a_child_ends_when_its_parent_is_killed() -> None:
+    code = textwrap.dedent(PARENT).format(child=CHILD)
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    lines = {parent.stdout.readline().strip(), parent.stdout.readline().strip()}
+    assert "up" in lines
+    parent.kill()
+    parent.wait()
+    assert parent.stdout.read() == "told\n"
+    parent.stdout.close()
+    pid = int(next(line for line in lines if line != "up"))
+    stat = Path(f"/proc/{pid}/stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
+def test_only_a_pipe_will_do(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file, pytest.raises(InvalidInput) as caught:
+        die_with_parent(file.fileno())
+    assert caught.value.reason == "BAD_DESCRIPTOR"
+    with pytest.raises(InvalidInput):
+        die_with_parent(987)
+
+
+def test_the_descriptor_goes_to_no_grandchild() -> None:
+    code = textwrap.dedent(
+        """
+        import os, sys
+        from sealring.cli.local.processes import die_with_parent
+        die_with_parent(int(sys.argv[1]))
+        print(os.get_inheritable(int(sys.argv[1])))
+        """
+    )
+    read_end, write_end = os.pipe()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(read_end)],
+        pass_fds=[read_end],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    os.close(read_end)
+    os.close(write_end)
+    assert done.stdout == "False\n"
+    assert done.returncode in (0, -signal.SIGTERM)

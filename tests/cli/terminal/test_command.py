@@ -7,6 +7,7 @@ import enum
 import importlib
 import inspect
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from sealring.cli.terminal.command import (
 )
 from sealring.cli.terminal.options import Seconds
 from sealring.mesh.errors import ConfigError
+from sealring.mesh.system.paths import default_config_file
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = commands()
@@ -177,34 +179,34 @@ class Fields(BaseModel):
     name: str = Field(description="a word")
     folder: Path = Field(default_factory=lambda: Path.home() / "x" / "y", description="below home")
     other: Path | None = Field(default=Path("/x"), description="elsewhere")
-    none: Path | None = Field(default=None, description="none")
     files: list[Path] = Field(default=[Path("/a"), Path("/b")], description="some")
-    count: int = Field(default=7)
+    count: int = Field(default=7, description="how many")
     share: float | None = Field(default=0.5, description="how much")
     nothing: str = Field(default="", description="nothing")
-    on: bool = Field(default=True, description="on")
-    either: bool | None = Field(default=None, description="either")
+    on: bool = Field(default=True, description="whether")
 
 
-@pytest.mark.parametrize(
-    ("name", "metavar", "shown", "kind"),
-    [
-        ("name", "TEXT", "a word", str),
-        ("folder", "PATH", "below home [default: ~/x/y]", str),
-        ("other", "PATH", "elsewhere [default: /x]", str),
-        ("none", "PATH", "none", str),
-        ("files", "PATH", "some [default: /a, /b]", list[str]),
-        ("count", "N", "[default: 7]", str),
-        ("share", "N", "how much [default: 0.5]", str),
-        ("nothing", "TEXT", "nothing", str),
-        ("on", None, "on", bool),
-        ("either", None, "either", bool),
-    ],
-)
-def test_a_setting_is_an_option_of_its_kind(name: str, metavar: str | None, shown: str, kind: Any) -> None:
-    field = Fields.model_fields[name]
-    assert (command_module._metavar(field), command_module._help(field)) == (metavar, shown)
-    assert command_module._kind(field) == kind | None
+def test_a_setting_is_an_option_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(command_module.MODELS, "fields", (__name__, "Fields"))
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(Fields=Fields))  # type: ignore[arg-type]
+    monkeypatch.setenv("COLUMNS", "80")
+    own = typer.Typer(rich_markup_mode=None)
+
+    @command(own, example="x", section="fields", fields=tuple(Fields.model_fields))
+    def do(context: typer.Context) -> None: ...
+
+    shown = CliRunner().invoke(own, ["--help"]).output
+    lines = [line.split(maxsplit=2) for line in shown.partition("Settings")[2].splitlines()[1:]]
+    assert [" ".join(line) for line in lines if line] == [
+        "--name TEXT a word",
+        "--folder PATH below home [default: ~/x/y]",
+        "--other PATH elsewhere [default: /x]",
+        "--files PATH some [default: /a, /b]",
+        "--count N how many [default: 7]",
+        "--share N how much [default: 0.5]",
+        "--nothing TEXT nothing",
+        "--[no-]on whether",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -212,8 +214,8 @@ def test_a_setting_is_an_option_of_its_kind(name: str, metavar: str | None, show
     [
         ("a.toml", "b.toml", True, "a.toml"),
         (None, "b.toml", True, "b.toml"),
-        (None, "", True, "own.toml"),
-        (None, None, True, "own.toml"),
+        (None, "", True, "own"),
+        (None, None, True, "own"),
         (None, None, False, None),
     ],
 )
@@ -225,28 +227,26 @@ def test_which_settings_file_is_read(
     there: bool,
     found: str | None,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SEALRING_CONFIG", raising=False)
     if variable is not None:
         monkeypatch.setenv("SEALRING_CONFIG", variable)
-    own = Path("own.toml")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    own = default_config_file()
     if there:
+        own.parent.mkdir(parents=True)
         own.touch()
-    monkeypatch.setattr(command_module, "default_config_file", lambda: own)
-    assert config_file(named and Path(named)) == (found and Path(found))  # type: ignore[arg-type]
+    expected = own if found == "own" else found and Path(found)
+    assert config_file(named and Path(named)) == expected  # type: ignore[arg-type]
 
 
-def test_a_settings_file_that_cannot_be_looked_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed:
-        def is_file(self) -> bool:
-            raise PermissionError(13, "Permission denied")
-
-        def __str__(self) -> str:
-            return "/closed/s.toml"
-
+def test_a_settings_file_that_cannot_be_looked_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SEALRING_CONFIG", raising=False)
-    monkeypatch.setattr(command_module, "default_config_file", Closed)
-    with pytest.raises(ConfigError, match=r"^cannot read /closed/s\.toml: Permission denied"):
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / ("x" * 300)))  # too long a name, which is not a missing file
+    with pytest.raises(ConfigError, match=r"^cannot read .*: File name too long"):
         config_file(None)
 
 

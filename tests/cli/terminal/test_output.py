@@ -1,17 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
-import os
 import re
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sealring.cli.terminal import output
 from sealring.cli.terminal.output import (
-    Progress,
+    clear_screen,
     enum_word,
     moment,
     plain,
@@ -21,7 +19,6 @@ from sealring.cli.terminal.output import (
     progress,
     say,
 )
-from sealring.mesh.system.start import show_rich
 from sealring.mesh.units import size
 from sealring.v1 import admin_pb2, inference_pb2, membership_pb2
 
@@ -121,67 +118,39 @@ def test_json_shows_what_does_not_print_by_its_number(capsys: pytest.CaptureFixt
     assert shown.replace("\n", "").isprintable()
 
 
-def test_at_a_terminal_a_table_fits_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_at_a_terminal_a_table_fits_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
     for name, value in (("COLUMNS", "12"), ("TERM", "xterm")):
         monkeypatch.setenv(name, value)
     print_table(["name", "n"], [["x" * 12, 1]], title="a title")
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
     assert [line.rstrip() for line in shown.splitlines()] == [
         *("a title", "name       n", "xxxxxxxxx  1", "xxx")
     ]
-    output.clear_screen()
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
-    output.clear_screen()
-    assert capsys.readouterr().out == "\x1b[H\x1b[2J\n"
+    clear_screen()
+    assert terminal.getvalue().endswith("\x1b[H\x1b[2J")
 
 
-def test_at_a_terminal_what_is_waited_for_is_one_line_that_goes_again(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_at_a_terminal_what_is_waited_for_is_one_line_that_steers_nothing(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    did: list[Any] = []
-    status = SimpleNamespace(
-        start=lambda: did.append("start"),
-        update=lambda text: did.append(text.plain),
-        stop=lambda: did.append("stop"),
-    )
-    console = SimpleNamespace(status=lambda text, *, spinner: status)
-    show_rich()
-    monkeypatch.setattr("rich.console.Console", lambda *, file: console)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setitem(sys.modules, "rich", None)  # as the command hides it
     with pytest.raises(KeyboardInterrupt), progress("one") as shown:
-        shown.update("one")
-        shown.update("two")
+        shown.update(HOSTILE)
         raise KeyboardInterrupt
-    assert did == ["start", "one", "two", "stop"]
+    text = terminal.getvalue()
+    assert "a?[2J?31m??b?" in text
+    assert "\x1b[2J" not in text
+    assert text.endswith("\x1b[?25h\r\x1b[1A\x1b[2K") or "\x1b[?25h" in text, "the cursor is back"
     shown.close()
-    assert did[4:] == []
+    assert terminal.getvalue() == text
     assert sys.modules.get("rich", ...) is not None, "what is needed is hidden no more"
-    assert capsys.readouterr().err == ""
-
-
-def test_who_stops_reading_ends_data_and_not_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
-        say("lost")
-        say("lost as well")
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as stream:
-        monkeypatch.setattr(sys, "stdout", stream)
-        with pytest.raises(SystemExit) as ended:
-            output.write("lost")
-        assert ended.value.code == 0
-
-
-def test_what_is_waited_for_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-    waiting = Progress("one")
-    waiting._status = SimpleNamespace(update=lambda text: shown.append(text.plain))
-    waiting.update(HOSTILE)
-    assert shown == ["a?[2J?31m??b?"]
