@@ -41,6 +41,8 @@ class Host:
     components: Sequence[str] = (sys.executable, "-P", "-m", "sealring.cli")
     """The program that runs a component. `-P`: modules never come from the working folder."""
 
+    platform = sys.platform
+
     def now(self) -> float:
         """Unix time in seconds."""
         return time.time()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from sealring.cli.host import host_of
 from sealring.cli.setup.tools import TOOLS, Settings, filled, shown, values_of
 from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.output import say, write
@@ -44,7 +44,7 @@ def connect(
     tool = TOOLS.get(name)
     if tool is None:
         raise InvalidInput(f"no tool {name!r} is known", hint=f"give {', '.join(TOOLS)}", reason="BAD_TOOL")
-    below = tool.file_on_macs if sys.platform == "darwin" and tool.file_on_macs else tool.file
+    below = tool.file_on_macs if host_of(context).platform == "darwin" and tool.file_on_macs else tool.file
     if (to_file or undo) and not below:
         raise InvalidInput(
             f"{name} has no file to be written", hint="enter them by hand", reason="BAD_OPTION"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sealring.cli.host import host_of
 from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.options import AsJson, Seconds
 from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say
@@ -72,15 +73,13 @@ def create(
 @command(app, "list", example="sealring key list", section="gateway", fields=_STATE)
 def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
     """List the keys without their secrets."""
-    import time
-
     records = sorted(_keys(context).read().values(), key=lambda record: record.created)
     if as_json:
         print_json([_plain(record) for record in records])
         return
     rows = []
     for one in records:
-        state = "revoked" if one.revoked else "usable" if one.usable(time.time()) else "expired"
+        state = "revoked" if one.revoked else "usable" if one.usable(host_of(context).now()) else "expired"
         times = [moment(when) for when in (one.created, one.last_used, one.expires)]
         rows.append([one.id, one.label, ", ".join(one.scopes), *times, state])
     print_table(["id", "label", "scopes", "created", "last used", "expires", "state"], rows)
@@ -92,11 +91,9 @@ def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="as `key list` shows it")],
 ) -> None:
     """Refuse a key from now on, for good."""
-    import time
-
     keys = _keys(context)
     say(f"revoked {keys.revoke(key_id).id}")
-    if not any(one.usable(time.time()) for one in keys.read().values()):
+    if not any(one.usable(host_of(context).now()) for one in keys.read().values()):
         say("no key is usable now: the gateway answers no request until you create one")
 
 

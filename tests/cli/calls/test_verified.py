@@ -32,8 +32,8 @@ class Log:
         self.asked: list[int] = []
         self.prunes = 0
         """How often the oldest three entries are dropped after a page."""
+        self.hashes: dict[int, bytes] = {}
         self.append(count)
-        self.hashes = {one.sequence: one.hash for one in self.entries}
 
     def append(self, count: int, action: str = "do", actor: str = "operator", **details: str) -> None:
         for _ in range(count):
@@ -41,7 +41,7 @@ class Log:
             one = admin_pb2.AuditEntry(
                 sequence=last.sequence + 1, previous=last.hash, actor=actor, action=action, details=details
             )
-            one.hash = entry_hash(one)
+            self.hashes[one.sequence] = one.hash = entry_hash(one)
             self.entries.append(one)
 
     def prune(self, count: int) -> None:

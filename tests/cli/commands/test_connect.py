@@ -7,12 +7,10 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sealring.cli.commands import connect
 from sealring.mesh.system.paths import proxy_key_file
 
 
@@ -34,8 +32,14 @@ class Edge(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Edge) as server:
+def edge() -> type[Edge]:
+    """An edge of the test's own, which asks for no key."""
+    return type("Own", (Edge,), {})
+
+
+@pytest.fixture
+def url(edge: type[Edge]) -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), edge) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -59,10 +63,10 @@ def test_as_a_user_runs_it(sealring: Any, here: Any, home: Path, url: str) -> No
 
 
 def test_programs_get_the_key_of_the_users_own_proxy_where_one_is_asked_for(
-    here: Any, home: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    here: Any, home: Path, url: str, edge: type[Edge]
 ) -> None:
     assert "Bearer none" in here("connect", "curl", "--url", url).out
-    monkeypatch.setattr(Edge, "key", "srk_own")
+    edge.key = "srk_own"
     refused = here("connect", "curl", "--url", url)
     assert "[KEY_REFUSED]" in refused.err
     file = proxy_key_file()
@@ -75,7 +79,7 @@ def test_programs_get_the_key_of_the_users_own_proxy_where_one_is_asked_for(
     settings = home / ".claude" / "settings.json"
     assert json.loads(settings.read_text())["env"]["ANTHROPIC_AUTH_TOKEN"] == "srk_own"
     assert settings.stat().st_mode & 0o077 == 0
-    monkeypatch.setattr(Edge, "key", "")
+    edge.key = ""
     assert "srk_own" not in here("connect", "curl", "--url", url).out, "nobody asked for it"
 
 
@@ -95,19 +99,14 @@ def test_files_that_cannot_be_used_are_named(here: Any, home: Path, url: str) ->
     assert "~/.config/zed/settings.json cannot be read" in here(*command, "--write").err
 
 
-@pytest.mark.parametrize(
-    ("tool", "platform", "file"),
-    [
-        ("llm", "darwin", "Library/Application Support/io.datasette.llm/extra-openai-models.yaml"),
-        ("llm", "linux", ".config/io.datasette.llm/extra-openai-models.yaml"),
-        ("codex", "darwin", ".codex/sealring.config.toml"),
-    ],
-)
-def test_tools_that_keep_their_files_elsewhere_on_macs(
-    here: Any, monkeypatch: pytest.MonkeyPatch, url: str, tool: str, platform: str, file: str
-) -> None:
-    monkeypatch.setattr(connect, "sys", SimpleNamespace(platform=platform))
-    assert f"~/{file}:\n" in here("connect", tool, "--url", url).err
+def test_tools_that_keep_their_files_elsewhere_on_macs(here: Any, host: Any, url: str) -> None:
+    folder = "io.datasette.llm/extra-openai-models.yaml"
+    for host.platform, file in (
+        ("darwin", f"Library/Application Support/{folder}"),
+        ("linux", f".config/{folder}"),
+    ):
+        assert f"~/{file}:\n" in here("connect", "llm", "--url", url).err
+        assert "~/.codex/sealring.config.toml:\n" in here("connect", "codex", "--url", url).err
 
 
 def test_what_is_known_is_said(here: Any, home: Path, url: str) -> None:

@@ -44,7 +44,7 @@ def test_keys_are_made_listed_and_revoked(sealring: Any, here: Any, home: Path) 
     assert text.encode() not in b"".join(file.read_bytes() for file in state.iterdir())
 
 
-def test_how_long_a_key_is_good_for_is_said(here: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_long_a_key_is_good_for_is_said(here: Any, host: Any, home: Path) -> None:
     state = home / "gw"
     state.mkdir()
     (state / "member.json").write_text("{}")
@@ -59,7 +59,7 @@ def test_how_long_a_key_is_good_for_is_said(here: Any, home: Path, monkeypatch: 
     second = here("key", "list", *at, "--json").data[1]
     until = f"until {moment(second['expires'])}; use: authorization: Bearer KEY"
     assert made.err == f"good for admin, read {until}\n"
-    monkeypatch.setattr("time.time", lambda: second["expires"] + 1.0)
+    host.now = lambda: second["expires"] + 1.0
     rows = here("key", "list", *at).out.splitlines()
     assert [row.split()[0] for row in rows[1:]] == [first, second["id"]]
     assert [row.split()[-1] for row in rows[1:]] == ["usable", "expired"]

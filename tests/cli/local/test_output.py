@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,13 +23,19 @@ def script(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Has this process been started by a name."""
+    return lambda name: monkeypatch.setattr(sys, "argv", [name])
+
+
 @pytest.mark.parametrize("here", [".", "some where", "some where/bin"])
 @pytest.mark.parametrize("on_path", [False, True])
 def test_a_script_is_named_as_it_is_found(
-    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, on_path: bool
+    script: Path, tmp_path: Path, called: Any, monkeypatch: pytest.MonkeyPatch, here: str, on_path: bool
 ) -> None:
     monkeypatch.chdir(tmp_path / here)
-    monkeypatch.setattr(sys, "argv", [str(script)])
+    called(str(script))
     monkeypatch.setenv("PATH", f"{script.parent if on_path else tmp_path}:/usr/bin:/bin")
     command = own_command()
     assert (command == "sealring") == on_path
@@ -36,24 +43,26 @@ def test_a_script_is_named_as_it_is_found(
     assert done.stdout == "it is me\n"
 
 
-def test_a_way_around_is_not_told(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_around_is_not_told(script: Path, called: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(script.parent)
-    monkeypatch.setattr(sys, "argv", ["../bin/sealring"])
+    called("../bin/sealring")
     assert own_command() == "./sealring"
 
 
-def test_another_one_on_the_path_is_not_meant(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_one_on_the_path_is_not_meant(
+    script: Path, called: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = script.parent.parent / "sealring"
     shutil.copy(script, other)
-    monkeypatch.setattr(sys, "argv", [str(other)])
+    called(str(other))
     monkeypatch.setenv("PATH", str(script.parent))
     assert own_command() != "sealring"
 
 
-def test_without_a_script_python_is_named(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_script_python_is_named(script: Path, called: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     other = script.with_name("pytest")
     shutil.copy(script, other)
     script.chmod(0o644)
     for argument in ("/somewhere/cli/__main__.py", str(other), str(script), str(script.with_name("none"))):
-        monkeypatch.setattr(sys, "argv", [argument])
+        called(argument)
         assert shlex.split(own_command()) == [sys.executable, "-P", "-m", "sealring.cli"]
