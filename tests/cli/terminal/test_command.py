@@ -49,6 +49,9 @@ def test_a_command_reads_the_settings_that_it_declares_and_no_others(name: str) 
     if name.endswith(" run"):
         start = importlib.import_module(f"sealring.{declared.section}.main").run
     read = fields_read(start, settings_model(declared.section))
+    if name in ("node join", "gateway join"):  # which reach it through the host
+        start = importlib.import_module(f"sealring.{declared.section}.join").join
+        read |= fields_read(start, settings_model(declared.section))
     assert set(declared.fields) == read
 
 
