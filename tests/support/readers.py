@@ -19,10 +19,10 @@ _OURS = "sealring"
 _NAMES = ("settings", "_settings")
 
 
-def fields_read(start: Callable[..., Any], model: type[Any]) -> set[str]:
-    """The fields of `model` that `start` and what it reaches read of settings."""
+def fields_read(start: Callable[..., Any], model: type[Any], *, stop: type[Any]) -> set[str]:
+    """The fields of `model` that `start` and what it reaches, but not through `stop`, read of settings."""
     found: set[str] = set()
-    open_, seen = [start], set()
+    open_, seen = [start], {id(stop)}
     while open_:
         here = open_.pop()
         if here is model or id(here) in seen:

@@ -21,6 +21,7 @@ from readers import fields_read
 from typer._click.exceptions import UsageError
 from typer.testing import CliRunner
 
+from sealring.cli.host import Host
 from sealring.cli.terminal import command as command_module
 from sealring.cli.terminal.command import (
     Command,
@@ -48,10 +49,10 @@ def test_a_command_reads_the_settings_that_it_declares_and_no_others(name: str) 
     start = declared.callback
     if name.endswith(" run"):
         start = importlib.import_module(f"sealring.{declared.section}.main").run
-    read = fields_read(start, settings_model(declared.section))
+    read = fields_read(start, settings_model(declared.section), stop=Host)
     if name in ("node join", "gateway join"):  # which reach it through the host
         start = importlib.import_module(f"sealring.{declared.section}.join").join
-        read |= fields_read(start, settings_model(declared.section))
+        read |= fields_read(start, settings_model(declared.section), stop=Host)
     assert set(declared.fields) == read
 
 
