@@ -8,7 +8,7 @@ import pytest
 from scriptedgateway import PIECES, ScriptedGateway, Stage
 
 from sealring.client import Client
-from sealring.mesh.errors import EnvelopeError, EpochEnded, FailedPrecondition, RosterError, Unavailable
+from sealring.mesh.errors import FailedPrecondition, RosterError
 from sealring.v1 import inference_pb2 as inference
 
 QUESTION = [{"role": "user", "content": "what is the capital?"}]
@@ -39,20 +39,6 @@ async def test_streams_and_gives_the_whole(stage: Stage) -> None:
     assert b"capital" not in b"".join(request.SerializeToString() for request in stage.gateway.requests)
 
 
-async def test_a_roster_is_fetched_once_for_many_questions(stage: Stage) -> None:
-    def work(client: Client) -> list[int]:
-        counts = []
-        for ask in (client.complete, client.complete):
-            ask("x").result()
-            counts.append(stage.gateway.fetched)
-        for look in (client.rings, client.models):
-            look()
-            counts.append(stage.gateway.fetched)
-        return counts
-
-    assert await with_client(stage, work) == [1, 1, 1, 1]
-
-
 async def test_refuses_what_the_other_one_refuses(stage: Stage) -> None:
     for settings, error in (
         ({"root_sha256": b"\x00" * 32}, RosterError),
@@ -61,31 +47,6 @@ async def test_refuses_what_the_other_one_refuses(stage: Stage) -> None:
         with pytest.raises(error):
             await with_client(stage, lambda client: client.chat(QUESTION).result(), **settings)
     assert stage.gateway.requests == []
-
-
-async def test_a_plaintext_reply_is_a_hard_error(stage: Stage) -> None:
-    async def script(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
-        yield gateway.reply(request)[0]
-        yield inference.GenerateResponse(delta=inference.Delta(text="The ", tokens=1))
-
-    stage.gateway.script = script
-    with pytest.raises(EnvelopeError) as caught:
-        await with_client(stage, lambda client: client.chat(QUESTION).result())
-    assert caught.value.reason == "PLAINTEXT_REPLY"
-
-
-async def test_tries_again_with_a_fresh_envelope(stage: Stage) -> None:
-    async def script(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
-        if len(gateway.requests) == 1:
-            raise EpochEnded("gone")
-        for response in gateway.reply(request):
-            yield response
-
-    stage.gateway.script = script
-    done = await with_client(stage, lambda client: client.chat(QUESTION).result())
-    assert done.text == "".join(PIECES)
-    first, second = stage.gateway.requests
-    assert first.envelope.sealed_for.request_id != second.envelope.sealed_for.request_id
 
 
 async def test_leaving_the_reply_cancels_the_call(stage: Stage) -> None:
@@ -107,15 +68,6 @@ async def test_leaving_the_reply_cancels_the_call(stage: Stage) -> None:
     assert await with_client(stage, work) == PIECES[0]
     async with asyncio.timeout(200):
         await cancelled.wait()
-
-
-async def test_a_gateway_that_is_not_there_is_named_so() -> None:
-    def run() -> None:
-        with Client("127.0.0.1:1", root_sha256="ab" * 32) as client:
-            client.chat(QUESTION).result()
-
-    with pytest.raises(Unavailable):
-        await asyncio.to_thread(run)
 
 
 def test_a_client_that_never_asked_has_nothing_to_close() -> None:

@@ -230,7 +230,7 @@ async def proxy(ring: Ring, folder: Path, *options: str) -> AsyncIterator[tuple[
         *(
             sys.executable,
             "-m",
-            "cli",
+            "sealring.cli",
             "proxy",
             "--gateway",
             ring.cluster.grpc_address,

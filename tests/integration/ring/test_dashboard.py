@@ -15,7 +15,7 @@ pytestmark = CLUSTER
 async def dashboard(ring):
     """A running dashboard: its address, with the token."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cli", "dashboard", "--gateway", ring.cluster.grpc_address),
+        *(sys.executable, "-m", "sealring.cli", "dashboard", "--gateway", ring.cluster.grpc_address),
         *("--operator", str(ring.cluster.operator_bundle)),
         stderr=asyncio.subprocess.PIPE,
     )

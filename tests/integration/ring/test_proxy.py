@@ -75,7 +75,7 @@ async def test_a_proxy_with_the_wrong_root_does_not_start(ring, tmp_path):
         *(
             sys.executable,
             "-m",
-            "cli",
+            "sealring.cli",
             "proxy",
             "--gateway",
             ring.cluster.grpc_address,
