@@ -47,8 +47,8 @@ def ask_each_apart(
             raise Internal(f"the check of {waiting[0]} failed")
 
 
-def main() -> None:
-    file = Path(sys.argv[1])
+def main(arguments: Sequence[str]) -> None:
+    file = Path(arguments[0])
     keys = list(json.loads(file.read_bytes()))
     found: dict[str, Any] = {}
     for key, answer in ask_each_apart(CHECK, [str(file), json.dumps(OPTIONS)], keys):
@@ -61,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

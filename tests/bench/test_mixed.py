@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import pytest
 
 from bench import mixed
 from bench.openai_client import Reply
-from sealring.mesh.errors import Unavailable
 
 
 @pytest.mark.parametrize("name", mixed.LISTS)
@@ -77,34 +75,6 @@ def test_a_result_has_tables_and_checks() -> None:
     assert [len(row) for row in systems.rows] == [len(systems.columns)] * 3
     assert [len(row) for row in shares.rows] == [len(shares.columns)]
     assert (spent.columns, spent.rows) == (["load", "engine", "gateway"], [["2 at a time", 3.0, 1.0]])
-
-
-async def test_a_peer_that_does_not_run_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def start(_: object, short: str, options: object) -> str:
-        if short == "pipeline":
-            raise Unavailable("it ended", reason="COMPONENT_ENDED")
-        return short
-
-    async def turn(system: str, *_: object) -> list[tuple[str, Any]]:
-        return [("2 at a time", {"tokens_per_second": len(system), "cpu_ms_per_token": 1.0})]
-
-    monkeypatch.setattr(mixed, "start", start)
-    monkeypatch.setattr(mixed, "_turn", turn)
-    monkeypatch.setattr(mixed, "can_pin", lambda: False)
-    options = argparse.Namespace(at_once=[2], open_rows=2, rounds=2, systems=["pipeline", "server"])
-    found = await mixed.run(options)
-    assert found["rounds"] == {
-        "2 at a time": {mixed.SERVER: [{"tokens_per_second": 6, "cpu_ms_per_token": 1.0}] * 2}
-    }
-    assert list(found["missing"]) == [mixed.PIPELINE]
-    options.systems, options.rounds = ["two"], 1
-
-    async def gone(*_: object) -> str:
-        raise Unavailable("it ended", reason="COMPONENT_ENDED")
-
-    monkeypatch.setattr(mixed, "start", gone)
-    with pytest.raises(Unavailable):
-        await mixed.run(options)
 
 
 def test_a_closed_loop_sends_requests_while_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,10 @@ CONFIG = {
 }
 
 
-def test_all_configurations_of_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_configurations_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "models.json"
     file.write_text(json.dumps({"one": CONFIG, "two": {"model_type": "unheard_of"}}))
-    monkeypatch.setattr(sys, "argv", ["stages", str(file)])
-    stages.main()
+    stages.main([str(file)])
     found = json.loads(capsys.readouterr().out)
     assert found["one"] == {
         "model_type": "llama",

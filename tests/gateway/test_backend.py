@@ -150,19 +150,11 @@ async def test_a_gateway_that_stops_takes_nothing_more_and_waits_for_what_it_too
     rings.answers[0].finished(inference.Finished())
     await asked
     await draining
-    asked = asyncio.create_task(ask(RingBackend(rings, Metrics())))  # type: ignore[arg-type]
-    await backend.drain(200)
-    asked.cancel()
-    await asyncio.gather(asked, return_exceptions=True)
-
-
-async def test_it_waits_no_longer_than_it_was_told_to() -> None:
-    rings = SlowRing()
     backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
     asked = asyncio.create_task(ask(backend))
-    await until(lambda: rings.requests)
+    await until(lambda: len(rings.requests) == 2)
     await backend.drain(0.001)
-    assert not asked.done()
+    assert not asked.done(), "it waits no longer than for its limit"
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
 
@@ -187,33 +179,24 @@ async def test_a_sealed_prompt_names_its_ring_and_no_other_does(ring: str, seale
     assert error.reason == reason
 
 
-async def test_log_probabilities_and_choices_reach_the_scheduler() -> None:
-    rings = OneRing()
-    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
-    for logprobs, choices in ((None, 1), (0, 3)):
-        envelope = inference.Envelope(clear=inference.Prompt(text="x"))
-        if logprobs is not None:
-            envelope.clear.sampling.logprobs = logprobs
-        await refused(backend, envelope=envelope, choices=choices, max_tokens=7)
-        request = rings.requests.pop()
-        assert (request.logprobs, request.choices, request.max_tokens) == (logprobs is not None, choices, 7)
-
-
 @pytest.mark.parametrize(
-    ("fields", "priority", "patience"),
-    [({}, 0, math.inf), ({"priority": -7, "deadline_ms": 1500}, -7, 1.5)],
+    ("logprobs", "asked", "given"),
+    [
+        (None, {}, {"logprobs": False, "choices": 1, "max_tokens": 0, "priority": 0, "patience": math.inf}),
+        (0, {"choices": 3, "max_tokens": 7}, {"logprobs": True, "choices": 3, "max_tokens": 7}),
+        (None, {"priority": -7, "deadline_ms": 1500}, {"priority": -7, "patience": 1.5}),
+    ],
 )
-async def test_priority_and_deadline_reach_the_scheduler(
-    fields: dict[str, Any], priority: int, patience: float
+async def test_options_of_a_request_reach_the_scheduler(
+    logprobs: int | None, asked: dict[str, Any], given: dict[str, Any]
 ) -> None:
     rings = OneRing()
-    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
     envelope = inference.Envelope(clear=inference.Prompt(text="x"))
-    with pytest.raises(Unavailable):
-        async for _ in backend.generate(inference.GenerateRequest(envelope=envelope, **fields), key="k"):
-            pass
+    if logprobs is not None:
+        envelope.clear.sampling.logprobs = logprobs
+    await refused(RingBackend(rings, Metrics()), envelope=envelope, **asked)  # type: ignore[arg-type]
     (request,) = rings.requests
-    assert (request.priority, request.patience, request.key) == (priority, patience, "k")
+    assert {name: getattr(request, name) for name in given} == given
 
 
 LONG = "what all turns of a conversation begin with " * 8

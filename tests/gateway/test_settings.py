@@ -44,10 +44,11 @@ def test_a_certificate_and_its_key_go_together_and_open_an_edge_to_others(edge: 
         with pytest.raises(ConfigError) as caught:
             GatewaySettings(**fields)
         assert caught.value.reason == "TLS_INCOMPLETE"
-    beyond = {f"{edge}_listen": "192.0.2.1:80"}
-    with pytest.raises(ConfigError) as caught:
-        GatewaySettings(**beyond)
-    assert caught.value.reason == "LOOPBACK_ONLY"
-    made = GatewaySettings(**beyond, **{certificate: Path("c"), key: Path("k")})
-    assert made.listens_beyond_loopback
+    for address in ("0.0.0.0:80", "192.168.1.1:80", "[::]:80", "example.com:80"):
+        beyond = {f"{edge}_listen": address}
+        with pytest.raises(ConfigError) as caught:
+            GatewaySettings(**beyond)
+        assert caught.value.reason == "LOOPBACK_ONLY"
+        made = GatewaySettings(**beyond, **{certificate: Path("c"), key: Path("k")})
+        assert made.listens_beyond_loopback
     assert not GatewaySettings(**{certificate: Path("c"), key: Path("k")}).listens_beyond_loopback

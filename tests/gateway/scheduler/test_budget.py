@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulatedring import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
 
 from bench.summaries import percentile
-from sealring.gateway.scheduler.budget import MANY, Cut, PrefillBudget
+from sealring.gateway.scheduler.budget import MANY, PrefillBudget
 from sealring.gateway.scheduler.facts import StepCosts
 
 GPU = Costs(step_ms=11.4, row_ms=0.1, prefill_ms=12.0, token_us=24.0, link_ms=1.0)
@@ -138,31 +138,6 @@ def test_lanes_are_parts_of_a_round() -> None:
 COSTS = StepCosts(rows=((1, 0.01), (16, 0.02)), tokens=((1, 0.01), (64, 0.02), (256, 0.08)))
 
 
-def test_chunks_have_lengths_that_were_timed_or_any_where_rows_go_in_turn() -> None:
-    assert PrefillBudget(COSTS, 100, 1).sizes == [1, 64, 100]
-    assert PrefillBudget(COSTS, 64, 1).sizes == [1, 64]
-    fine = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192]
-    assert PrefillBudget(COSTS, 200, 1, True).sizes == [*fine, 200]
-    assert PrefillBudget(COSTS, 9999, 1, True).sizes[-4:] == [3072, 4096, 6144, 9999]
-
-
-def test_ways_to_cut_prompts_and_how_long_each_takes_alone() -> None:
-    budget = PrefillBudget(COSTS, 256, 3)
-    third = pytest.approx(0.02 + 0.06 * 36 / 192)
-    assert budget.cuts(2, 100) == [(1, 200, 0.01), (64, 4, 0.02), (256, 2, third)]
-    assert [cut.size for cut in budget.cuts(1, 64)] == [1, 64]
-    assert [cut.steps for cut in budget.cuts(3, 65)] == [195, 6, 3]
-    assert budget.alone_seconds(Cut(64, 4, 2.0)) == 12.0
-    assert budget.alone_seconds(Cut(64, 4, 2.0), 0.5) == 9.0
-    flat = PrefillBudget(StepCosts(tokens=((1, 0.01), (64, 0.01), (256, 0.01))), 256, 1)
-    assert flat.alone(1, 64) == 64
-    assert flat.alone(1, 1000) == 256
-    same = PrefillBudget(StepCosts(tokens=((1, 0.01), (2, 0.02), (4, 0.04))), 4, 1)
-    assert same.alone(1, 4) == 4, "of those that take as long the one of fewest steps"
-    # two prompts of 64 tokens in 3 stages: (1 + 2.5) * 0.02, and (64 + 2.5) * 0.01 in steps of one token
-    assert budget.alone(2, 64) == 64
-
-
 def test_what_rounds_take_corrects_the_table_a_little_each() -> None:
     budget = PrefillBudget(COSTS, 256, 2)
     assert budget.round_seconds(2, 2) == pytest.approx(0.02)
@@ -185,14 +160,6 @@ def test_what_rounds_take_corrects_the_table_a_little_each() -> None:
     for _ in range(9):
         budget.measure(0.0, 2, 0.04, 2, 2)
     assert budget.chunk_factor == 1.0, "what idle stages hide is not counted on"
-
-
-def test_a_chunk_that_takes_longer_than_a_decode_step_holds_up_every_stage() -> None:
-    budget = PrefillBudget(COSTS, 256, 5)
-    assert budget.round_with(0.05, 1, 1, 1.0) == pytest.approx(4 * 1.0 + 0.01)
-    assert budget.round_with(0.05, 1, 8, 1.0) == pytest.approx(8.05)
-    assert budget.round_with(0.06, 6, 1, 0.02) == pytest.approx(4 * 0.02 + 0.01)
-    assert budget.round_with(0.06, 6, 2, 0.001) == pytest.approx(0.062)
 
 
 def test_a_round_has_its_steps_and_the_next_begins_where_it_ends() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from contextlib import nullcontext
 from statistics import fmean
 from types import SimpleNamespace
@@ -10,14 +9,10 @@ from typing import Any
 import pytest
 from draftedring import DraftedRing, Machine
 
-from sealring.gateway.scheduler.actions import Action, AnnounceStep, Finish, OpenRow
 from sealring.gateway.scheduler.drafting import DEPTHS, Depth, Drafting
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
+from sealring.gateway.scheduler.facts import StepCosts
 from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import Composition
-from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 STAGES = 3
@@ -113,19 +108,6 @@ def test_no_more_is_wanted_than_may_be(most: int) -> None:
     drafts, runs = depth.best(most, 0.9)
     assert (drafts in DEPTHS and runs in (1, 2, 3)) or drafts == runs == 0
     assert drafts <= max(most, 0)
-
-
-def test_one_slow_run_changes_nothing() -> None:
-    slow, usual = Depth(COSTS, STAGES), Depth(COSTS, STAGES)
-    for depth in (slow, usual):
-        for _ in range(30):
-            depth.plain(PLAIN)
-        depth.took(7, 1, 10 * PLAIN if depth is slow else 1.8 * PLAIN)
-        depth.took(0, 1, PLAIN)
-        for _ in range(30):
-            depth.plain(PLAIN)
-        depth.took(7, 8, 1.8 * PLAIN)
-    assert slow.best(15, 0.9) == usual.best(15, 0.9) != (0, 0)
 
 
 def turns(tokens: int, right: float, source: random.Random) -> list[int]:
@@ -240,50 +222,3 @@ def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() 
     assert drafting.settling() != []
     assert (row.request.progress.drafted, row.request.progress.accepted) == (2 * drafts + 1, drafts)
     assert drafting.wanted(lane, 1) != 0
-
-
-def test_the_head_is_asked_only_where_it_may_come_to_guess() -> None:
-    facts: Any = SimpleNamespace(speculates=True, costs=COSTS, stages=STAGES)
-    lane: Any = SimpleNamespace(rows={1: SimpleNamespace(drafts=15)})
-    silent: Any = SimpleNamespace(rows={1: SimpleNamespace(drafts=0)})
-    drafting = Drafting(facts)
-    assert [drafting.asks(lane, rows) for rows in (1, 2)] == [True, False]
-    assert not drafting.asks(silent, 1)
-    assert not Drafting(SimpleNamespace(**vars(facts) | {"speculates": False})).asks(lane, 1)  # type: ignore[arg-type]
-
-
-def test_what_steps_with_drafts_brought_is_counted() -> None:
-    """Each draft is right."""
-    any_prefix = control.PREFIX_SUPPORT_ANY
-    members = (MemberMemory(1, 0, 1 << 40),) * STAGES
-    facts = RingFacts(members, 4, 64, prefixes=any_prefix, speculate=True, costs=COSTS)
-    scheduler = Scheduler(queue_limit=1)
-    composition = Composition(epoch=1, max_rows=4, prefill_chunk=64)
-    request = Request("a", "", 60, inference.Envelope())
-    todo: deque[Action] = deque([*scheduler.attach(facts), *scheduler.submit(request, 0.0)])
-    under_way: deque[control.StepDone] = deque()
-    said, ends = 0, []
-    for now in range(200):
-        while todo:
-            action = todo.popleft()
-            if isinstance(action, OpenRow):
-                todo += scheduler.row_opened(
-                    control.RowOpened(
-                        row=action.row, prompt_tokens=4, params_bytes=64, max_tokens=60, drafts=15
-                    )
-                )
-            elif isinstance(action, AnnounceStep):
-                done = control.StepDone(step=action.step.number, likely=90)
-                for row in composition.apply(action.step).sampled:
-                    done.outputs.add(row=row, text="x")
-                under_way += [done] if done.outputs else []
-            elif isinstance(action, Finish):
-                ends.append(action.finished.completion_tokens)
-        if under_way:
-            done = under_way.popleft()
-            for output in done.outputs:
-                said += 1
-                output.tokens = said
-            todo += scheduler.step_done(done, float(now))
-    assert (said, ends) == (60, [60])
-    assert request.progress.accepted == request.progress.drafted > 20

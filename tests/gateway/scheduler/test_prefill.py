@@ -64,27 +64,3 @@ def test_a_short_rest_goes_along_with_the_chunk_before_it() -> None:
     cut = Line(30, chunk=100)
     cut.rows[1].cuts = (13,)
     assert [cut.taken() for _ in range(3)] == [(1, 0, 13), (1, 13, 23), (1, 23, 30)]
-
-
-def test_only_a_rows_first_chunk_says_what_it_is() -> None:
-    line = Line(20)
-    one = line.rows[1]
-    one.prefilled, one.prefix, one.copies = 4, 9, (row(2, 20),)
-    _, first = line.take(10)
-    _, second = line.take(10)
-    assert (first.start, first.end, first.prefix, first.params_bytes, first.choices) == (4, 14, 9, 7, 2)
-    assert (second.start, second.end, second.prefix, second.params_bytes, second.choices) == (14, 20, 0, 0, 0)
-    assert (one.reused, first.prompt_tokens) == (4, 20)
-    alone = Line(5)
-    assert alone.take(10)[1].choices == 0
-
-
-def test_what_waits_is_told_by_the_mean_of_prompts() -> None:
-    line = Line(25)
-    assert line.tokens == 25
-    line.taken()
-    assert line.tokens == 25, "of all of the prompt"
-    line.add(row(2, 10))
-    assert line.tokens == 17
-    line.discard(line.rows[1])
-    assert line.tokens == 10

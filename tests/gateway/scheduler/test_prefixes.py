@@ -81,13 +81,6 @@ def test_the_last_token_is_always_computed() -> None:
     assert desk.row("a" * 64).prefilled == 0
 
 
-def test_what_is_kept_already_is_not_kept_again() -> None:
-    desk = Desk()
-    desk.prefill("a" * 200)
-    row, changes = desk.prefill("a" * 199)
-    assert (row.reused, changes) == (192, [])
-
-
 def test_an_answer_takes_the_place_of_its_prompt() -> None:
     """And the next turn of the conversation takes the place of both."""
     desk = Desk()
@@ -146,21 +139,6 @@ def test_a_new_prefix_takes_the_room_of_an_old_one() -> None:
     assert desk.row("b" * 200).prefix == 2
 
 
-def test_nothing_is_kept_where_a_member_cannot() -> None:
-    desk = Desk(control.PREFIX_SUPPORT_UNSPECIFIED)
-    assert desk.prefill("a" * 200)[1] == []
-    assert desk.row("a" * 200).prefix == 0
-
-
-def test_a_row_without_names_is_not_kept() -> None:
-    desk = Desk()
-    row = desk.row("a" * 200)
-    row.names = ()
-    row.begun, row.prefilled = True, 200
-    desk.cache.chunk(row, 0)
-    assert desk.changes() == []
-
-
 def test_caches_that_cannot_be_cut_are_kept_where_prompts_part() -> None:
     """At the second sight of a common beginning, and before the end of every prompt."""
     desk = Desk(EXACT)
@@ -213,14 +191,6 @@ def test_a_prompt_that_two_rows_had_at_once_is_used_by_both() -> None:
     assert desk.changes() == ["drop 2"]
 
 
-def test_an_answer_may_end_where_a_block_does() -> None:
-    desk = Desk()
-    row, _ = desk.prefill("a" * 100)
-    whole = "a" * 100 + "b" * 28
-    desk.cache.finished(row, 29, b"".join(name for _, name in names(whole, 100)))
-    assert desk.changes() == ["drop 1", "keep 2: 128 of 1"]
-
-
 def test_an_answer_that_adds_no_block_does_not_bring_back_what_was_dropped() -> None:
     desk = Desk(tokens=300)
     row, _ = desk.prefill("a" * 200)
@@ -234,10 +204,6 @@ def test_an_answer_is_not_kept_where_a_member_cannot() -> None:
     row, _ = desk.prefill("a" * 100)
     desk.cache.finished(row, 41, b"".join(name for _, name in names("a" * 100 + "b" * 40, 100)))
     assert desk.changes() == []
-
-
-def test_a_short_prompt_is_not_cut() -> None:
-    assert Desk(EXACT).prefill("a" * 30)[0].cuts == ()
 
 
 def test_what_an_earlier_epoch_kept_is_found_again_the_newest_while_there_is_room() -> None:

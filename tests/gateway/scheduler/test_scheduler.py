@@ -285,28 +285,6 @@ def test_running_lanes_step_between_chunks() -> None:
     assert "p" * 9 not in work, "a round of two milliseconds takes 1.4 times as long with eight"
 
 
-def test_short_prompts_pass_a_long_one() -> None:
-    driver = Driver(1, chunk=100)
-    driver.ask("long", prompt=5000, max_tokens=2)
-    for name in "abc":
-        driver.ask(name, prompt=30, max_tokens=2)
-    driver.done(40)
-    assert set(driver.finished) == {"a", "b", "c"}
-    driver.finish()
-    assert "long" in driver.finished
-
-
-def test_a_row_that_stops_costs_at_most_what_was_announced() -> None:
-    driver = Driver(1)
-    driver.ask("a", max_tokens=100)
-    driver.done(5)
-    steps = len(driver.steps)
-    driver.done(stop=frozenset({1}))
-    assert driver.finished == {"a": 6}
-    driver.finish()
-    assert driver.work()[steps:] == ["-"]
-
-
 def test_changes_are_gathered() -> None:
     driver = Driver(1)
     for number in range(20):
@@ -647,17 +625,6 @@ def test_a_sealed_answer_that_has_begun_is_its_clients_to_go_on_with() -> None:
     driver.lose()
     assert driver.failed == {"seen": "EPOCH_ENDED"}
     assert driver.scheduler.load().waiting == 1
-
-
-def test_a_request_that_brings_something_in_every_epoch_is_not_given_up() -> None:
-    driver = Driver(1)
-    driver.ask("long", max_tokens=20)
-    for _ in range(6):
-        driver.done(3)
-        driver.lose()
-        driver.attach()
-    driver.finish()
-    assert (driver.failed, driver.finished) == ({}, {"long": 20})
 
 
 @pytest.mark.parametrize("answered", [0, 2, 4])

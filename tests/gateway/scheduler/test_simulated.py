@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from simulatedring import Costs, SimulatedRing
 
 from sealring.gateway.scheduler.request import Request
@@ -16,18 +15,6 @@ def served(ring: SimulatedRing, requests: int, tokens: int) -> float:
     ring.run()
     assert ring.finished == requests
     return ring.sampled / ring.now
-
-
-@pytest.mark.parametrize("stages", [1, 2, 7])
-def test_every_request_is_answered_in_simulated_time(stages: int) -> None:
-    ring = SimulatedRing(stages, 16, 40, Costs(step_ms=20.0, token_us=500.0))
-    assert served(ring, 40, 8) > 0
-    assert 0 < ring.busy / stages / ring.now <= 1
-
-
-def test_more_stages_are_faster_while_links_are_cheap() -> None:
-    one, four = (SimulatedRing(stages, 16, 60, Costs(step_ms=20.0, token_us=500.0)) for stages in (1, 4))
-    assert served(four, 60, 8) > served(one, 60, 8)
 
 
 def test_a_lane_more_than_stages_pays_where_rows_are_computed_in_turn() -> None:
