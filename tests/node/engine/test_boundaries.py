@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from patience import PATIENCE_SECONDS
-from stagering import Prompts, Ring, compute_thread, prompt_of, stages_of
+from stagering import Prompts, Ring, compute_thread, config_of, prompt_of, stages_of
 
 from sealring.mesh.errors import EpochEnded, InvalidInput, StageFailed
 from sealring.node.engine import params, threads
@@ -40,6 +40,11 @@ def test_what_does_not_fit_its_record_is_found_before_anything_serves(llama: dic
     assert caught.value.reason == "BAD_RECORD"
 
 
+@pytest.fixture(scope="module")
+def stage() -> Stage:
+    return random_stage(config_of("llama"), 0, 5, seed=0)
+
+
 def epoch_of(stage: Stage, faults: list[BaseException]) -> StageEpoch:
     return StageEpoch(
         1,
@@ -54,62 +59,58 @@ def epoch_of(stage: Stage, faults: list[BaseException]) -> StageEpoch:
     )
 
 
-def test_a_failure_of_the_models_code_is_named_as_one(llama: dict[str, Any]) -> None:
+def fault_of(stage: Stage, error: BaseException) -> BaseException:
+    """What an epoch reports that meets this error."""
     faults: list[BaseException] = []
-    epoch = epoch_of(random_stage(llama, 0, 5, seed=0), faults)
-    error = ValueError("words of a prompt")
+    epoch = epoch_of(stage, faults)
     epoch.fail(error)
     epoch.close()
     (fault,) = faults
-    assert isinstance(fault, StageFailed)
-    assert fault.__cause__ is error
-    assert "words" not in str(fault)
-    assert "llama failed in layers 0 to 4 (ValueError)" in fault.message
+    return fault
+
+
+METAL = "[METAL] Command buffer execution failed: "
+LACKING = "no memory left for a step in layers 0 to 4"
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "reason", "words"),
     [
-        MemoryError(),
-        RuntimeError("[metal::malloc] Resource limit (499000) exceeded."),
-        RuntimeError(
-            "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPU...OutOfMemory)"
-        ),
-        RuntimeError("[malloc] Unable to allocate 8589934592 bytes."),
-    ],
-)
-def test_a_step_without_memory_is_named_as_one(llama: dict[str, Any], error: Exception) -> None:
-    faults: list[BaseException] = []
-    epoch = epoch_of(random_stage(llama, 0, 5, seed=0), faults)
-    epoch.fail(error)
-    epoch.close()
-    (fault,) = faults
-    assert isinstance(fault, StageFailed)
-    assert fault.reason == "OUT_OF_MEMORY"
-    assert "no memory left for a step in layers 0 to 4" in fault.message
-
-
-@pytest.mark.parametrize(
-    ("said", "reason", "words"),
-    [
-        ("GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)", "GPU_RESET", "Timeout"),
+        (ValueError("secret"), "STAGE_FAILED", "llama failed in layers 0 to 4 (ValueError)"),
+        (MemoryError(), "OUT_OF_MEMORY", LACKING),
+        (RuntimeError("[metal::malloc] Resource limit (499000) exceeded."), "OUT_OF_MEMORY", LACKING),
         (
-            "victim of GPU error/recovery (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)",
+            RuntimeError(METAL + "Insufficient Memory (00000008:kIOGPU...OutOfMemory)"),
+            "OUT_OF_MEMORY",
+            LACKING,
+        ),
+        (RuntimeError("[malloc] Unable to allocate 8589934592 bytes."), "OUT_OF_MEMORY", LACKING),
+        (
+            RuntimeError(METAL + "GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)"),
+            "GPU_RESET",
+            "Timeout",
+        ),
+        (
+            RuntimeError(METAL + "victim (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)"),
             "GPU_RESET",
             "InnocentVictim",
         ),
-        ("Other", "STAGE_FAILED", "RuntimeError: [METAL] Command buffer execution failed: Other"),
+        (RuntimeError(METAL + "Other"), "STAGE_FAILED", f"RuntimeError: {METAL}Other"),
     ],
+    ids=lambda value: value[:30] if isinstance(value, str) else type(value).__name__,
 )
-def test_metals_words_are_reported(llama: dict[str, Any], said: str, reason: str, words: str) -> None:
-    faults: list[BaseException] = []
-    epoch = epoch_of(random_stage(llama, 0, 5, seed=0), faults)
-    epoch.fail(RuntimeError(f"[METAL] Command buffer execution failed: {said}"))
-    epoch.close()
-    (fault,) = faults
+def test_a_failure_is_named_by_what_failed(stage: Stage, error: Exception, reason: str, words: str) -> None:
+    """In the device's words, which have seen no prompt; those of a model's code may quote one."""
+    fault = fault_of(stage, error)
     assert isinstance(fault, StageFailed)
-    assert fault.reason == reason
+    assert (fault.reason, fault.__cause__) == (reason, error)
     assert words in fault.message
+    assert "secret" not in str(fault)
+
+
+def test_a_named_end_stays_what_it_is(stage: Stage) -> None:
+    error = EpochEnded("the data channel was closed")
+    assert fault_of(stage, error) is error
 
 
 def test_a_fault_of_the_device_costs_one_epoch() -> None:
@@ -132,22 +133,12 @@ def test_a_fault_of_the_device_costs_one_epoch() -> None:
         again.close()
 
 
-def test_a_named_end_stays_what_it_is(llama: dict[str, Any]) -> None:
-    faults: list[BaseException] = []
-    epoch = epoch_of(random_stage(llama, 0, 5, seed=0), faults)
-    error = EpochEnded("the data channel was closed")
-    epoch.fail(error)
-    epoch.close()
-    assert faults == [error]
-
-
 @pytest.mark.parametrize("ended", [True, False])
 def test_memory_that_the_outbox_may_still_read_is_not_freed(
-    llama: dict[str, Any], monkeypatch: pytest.MonkeyPatch, ended: bool
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
     freed: list[bool] = []
     made: Any = SimpleNamespace(close=lambda: freed.append(True))
-    stage = random_stage(llama, 0, 5, seed=0)
     register(lambda: made)
     try:
         epoch = epoch_of(stage, [])

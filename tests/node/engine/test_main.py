@@ -1,4 +1,4 @@
-"""Real engine processes, and a ring of three of them with real carriers on loopback."""
+"""Real engine processes, each alone. `tests/integration/arrangements/test_exact.py` has rings of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -18,21 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from knock import knocking
 
-from sealring.gateway.scheduler.actions import AnnounceStep, Finish, OpenRow
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import Scheduler
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.suites import DEFAULT_SUITES
-from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.engine import device, main
 from sealring.node.engine.profile import digest
-from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
-from sealring.node.link.keys import SessionKeys
-from sealring.node.link.params import LinkParams
-from sealring.node.wire.channel import create_channel
 from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
@@ -117,7 +104,7 @@ class EngineProcess:
         command = engine.LoadStage(path=str(path), lo=lo, hi=hi, context=CONTEXT, digest=digest)
         return self.ask("loaded", load=command)
 
-    def open_epoch(self, epoch: int = 1, rank: int = 0, size: int = 1, *, speculate: bool = False) -> Any:
+    def open_epoch(self, epoch: int = 1, rank: int = 0, size: int = 1) -> Any:
         command = engine.OpenEngineEpoch(
             epoch=epoch,
             rank=rank,
@@ -125,17 +112,16 @@ class EngineProcess:
             prefill_chunk=CHUNK,
             max_rows=8,
             kv_budget=1 << 40,
-            speculate=speculate,
         )
         return self.ask("epoch_opened", open_epoch=command)
 
     def close_epoch(self) -> Any:
         return self.ask("epoch_closed", close_epoch=engine.CloseEngineEpoch())
 
-    def open_row(self, row: int, question: str, *, max_tokens: int = 0, **fields: Any) -> Any:
+    def open_row(self, row: int, question: str) -> Any:
         chat = inference.Chat(messages=[inference.ChatMessage(role="user", content=question)])
-        prompt = inference.Prompt(chat=chat, **fields)
-        self.send(open_row=engine.OpenEngineRow(row=row, prompt=prompt, max_tokens=max_tokens))
+        prompt = inference.Prompt(chat=chat)
+        self.send(open_row=engine.OpenEngineRow(row=row, prompt=prompt))
         return self.wait_for("opened", "refused")
 
     def end(self) -> str:
@@ -191,11 +177,10 @@ def expected(question: str, tokens: int) -> str:
 
 
 class Gateway:
-    """Sends the same steps to all members and gathers the head's text."""
+    """Sends steps to an engine and gathers its text."""
 
-    def __init__(self, members: list[EngineProcess], lanes: int) -> None:
-        self._members = members
-        self._head = members[0]
+    def __init__(self, member: EngineProcess, lanes: int) -> None:
+        self._member = member
         self._lanes = lanes
         self._number = 0
         self.texts: dict[int, str] = {}
@@ -203,11 +188,10 @@ class Gateway:
 
     def step(self, **fields: Any) -> None:
         self._number += 1
-        for member in self._members:
-            member.send(step=control.Step(number=self._number, **fields))
+        self._member.send(step=control.Step(number=self._number, **fields))
 
     def gather(self) -> None:
-        for output in self._head.wait_for("done").outputs:
+        for output in self._member.wait_for("done").outputs:
             self.texts[output.row] = self.texts.get(output.row, "") + output.text
             if output.finish:
                 self.finished[output.row] = output.finish
@@ -259,111 +243,6 @@ def open_rows(head: EngineProcess) -> dict[int, control.RowOpened]:
     return rows
 
 
-def handshake(signers: list[SoftwareSigner], low: int, high: int, sender: int) -> dict[int, SessionKeys]:
-    """Session keys of the link from `sender` to the other, by rank."""
-    receiver = low + high - sender
-
-    def params(own: int) -> LinkParams:
-        peer = signers[low + high - own].public_key
-        own_id, peer_id = member_id(signers[own].public_key), member_id(peer)
-        return LinkParams(
-            "test", "ring-0", 1, sender, receiver, own, 1, bytes(32), own_id, peer_id, peer, DEFAULT_SUITES
-        )
-
-    initiator = Initiator(params(low), signers[low])
-    responder = Responder(params(high), signers[high], EphemeralLedger())
-    reply = responder.on_message(initiator.start()).message
-    assert reply is not None
-    proof = initiator.on_message(reply).message
-    assert proof is not None
-    finished = responder.on_message(proof)
-    assert finished.message is not None
-    done = initiator.on_message(finished.message)
-    assert done.session is not None
-    assert finished.session is not None
-    return {low: done.session, high: finished.session}
-
-
-class CarrierProcess:
-    def __init__(self, descriptors: tuple[int, int, int, int], listener: socket.socket) -> None:
-        ours, theirs = socket.socketpair()
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "sealring.node.carrier.main",
-            "--control-fd",
-            str(theirs.fileno()),
-        ]
-        command += ["--channel-fds", ",".join(map(str, descriptors)), "--listen-fd", str(listener.fileno())]
-        with theirs, listener:
-            self.process = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(), *descriptors, listener.fileno()),
-                stderr=subprocess.DEVNULL,
-            )
-        ours.settimeout(40)
-        self.frames = FrameSocket(ours)
-        self.wait_for("ready")
-
-    def wait_for(self, kind: str) -> None:
-        event = self.frames.receive(engine.CarrierEvent)
-        assert event is not None
-        if event.WhichOneof("event") == "knock":
-            with knocking(event.knock.port):
-                self.wait_for(kind)
-        else:
-            assert event.WhichOneof("event") == kind, event
-
-    def end(self) -> None:
-        self.frames.close()
-        self.process.kill()
-        self.process.wait(200)
-
-
-@contextlib.contextmanager
-def carried_ring(engines: list[EngineProcess], epoch: int) -> Iterator[list[CarrierProcess]]:
-    """Hands each engine its data channel and forms the ring of their carriers."""
-    size = len(engines)
-    signers = [SoftwareSigner.generate() for _ in engines]
-    outgoing: list[SessionKeys] = [None] * size  # type: ignore[list-item]
-    incoming: list[SessionKeys] = [None] * size  # type: ignore[list-item]
-    for rank in range(size):
-        after = (rank + 1) % size
-        keys = handshake(signers, min(rank, after), max(rank, after), rank)
-        outgoing[rank], incoming[after] = keys[rank], keys[after]
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in engines]
-    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in listeners]
-    passes = [keys.export(b"ring pass", length=PASS_BYTES) for keys in outgoing]
-    carriers = []
-    try:
-        for rank, process in enumerate(engines):
-            ends = create_channel()
-            socket.send_fds(process.handoff, [str(epoch).encode()], list(ends.engine))
-            carriers.append(CarrierProcess(ends.carrier, listeners[rank]))
-            for descriptor in (*ends.engine, *ends.carrier):
-                os.close(descriptor)
-            start = engine.StartCarrier(
-                rank=rank,
-                size=size,
-                next_address=addresses[(rank + 1) % size],
-                outgoing_keys=outgoing[rank].to_carrier(),
-                incoming_keys=incoming[rank].to_carrier(),
-                outgoing_pass=passes[rank],
-                incoming_pass=passes[rank - 1],
-                form_timeout_ms=20_000,
-            )
-            carriers[rank].frames.send(engine.CarrierCommand(start=start))
-        for carrier in carriers:
-            carrier.frames.send(engine.CarrierCommand(form=engine.FormGroup()))
-        for carrier in carriers:
-            carrier.wait_for("up")
-        yield carriers
-    finally:
-        for carrier in carriers:
-            carrier.end()
-
-
 @pytest.fixture(scope="module")
 def shared() -> Iterator[EngineProcess]:
     """An engine with all layers and without an epoch, and so it is left."""
@@ -371,103 +250,6 @@ def shared() -> Iterator[EngineProcess]:
     made.load()
     yield made
     made.end()
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[list[EngineProcess]]:
-    """Engines with three layers each. Who ends them comes last."""
-    made = [EngineProcess() for _ in range(3)]
-    for rank, process in enumerate(made):
-        assert isinstance(process.load(3 * rank, 3 * rank + 3), engine.StageLoaded)
-    yield made
-    for process in made:
-        process.end()
-
-
-def test_a_lost_carrier_is_a_fault_and_the_engine_goes_on(three: list[EngineProcess]) -> None:
-    with carried_ring(three, 1) as carriers:
-        for rank, process in enumerate(three):
-            process.open_epoch(1, rank, 3)
-        opened = three[0].open_row(1, QUESTIONS[0])
-        assert opened.drafts == 0
-        carriers[1].end()
-        Gateway(three, 1).step(
-            prefill=control.Prefill(
-                chunks=[
-                    control.Chunk(
-                        row=1,
-                        start=0,
-                        end=CHUNK,
-                        prompt_tokens=opened.prompt_tokens,
-                        params_bytes=opened.params_bytes,
-                    )
-                ]
-            )
-        )
-        fault = three[1].wait_for("fault")
-        assert (fault.epoch, fault.problem.reason) == (1, "EPOCH_ENDED")
-        for process in three:
-            assert isinstance(process.close_epoch(), engine.EpochClosed)
-    assert isinstance(three[1].load(3, 6), engine.StageLoaded)
-
-
-def test_a_ring_that_speculates_drafts_what_its_head_knows(three: list[EngineProcess]) -> None:
-    """By the gateway's own scheduler, whose clock says that every step takes a second: drafts pay."""
-    question, tokens = "The capital of France is Paris. " * 3 + QUESTIONS[0], 48
-    memory = (MemberMemory(1, 0, 1 << 40),) * 3
-    costs = StepCosts(rows=((1, 0.3),), tokens=((1, 0.3), (16, 0.4)))
-    facts = RingFacts(memory, 8, CHUNK, control.PREFIX_SUPPORT_ANY, speculate=True, costs=costs)
-    request, scheduler = Request("a", "", tokens, inference.Envelope()), Scheduler(queue_limit=1)
-    drafts, most, text, now, ended = list[int](), 0, "", 0, False
-    with carried_ring(three, 1):
-        for rank, process in enumerate(three):
-            assert isinstance(process.open_epoch(1, rank, 3, speculate=True), engine.EpochOpened)
-        todo = deque([*scheduler.attach(facts), *scheduler.submit(request, 0.0)])
-        while todo or not ended:
-            if not todo:
-                done, now = three[0].wait_for("done"), now + 1
-                drafts = [step for step in drafts if step > done.step]
-                text += "".join(output.text for output in done.outputs)
-                todo += scheduler.step_done(done, float(now))
-                continue
-            action = todo.popleft()
-            if isinstance(action, OpenRow):
-                opened = three[0].open_row(action.row, question, max_tokens=tokens)
-                todo += scheduler.row_opened(
-                    control.RowOpened(
-                        row=action.row,
-                        prompt_tokens=opened.prompt_tokens,
-                        params_bytes=opened.params_bytes,
-                        max_tokens=opened.max_tokens,
-                        drafts=opened.drafts,
-                    )
-                )
-            elif isinstance(action, AnnounceStep):
-                drafts += [action.step.number] * bool(action.step.decode.drafts)
-                most = max(most, len(drafts))
-                for process in three:
-                    process.send(step=action.step)
-            ended = ended or isinstance(action, Finish)
-        for process in three:
-            assert isinstance(process.close_epoch(), engine.EpochClosed)
-    assert text == expected(question, tokens)
-    assert request.progress.drafted >= request.progress.accepted > 0
-    assert most > 1, "a run follows another before that is verified"
-
-
-def test_a_sealed_ring_of_three_answers_as_mlx_lm(three: list[EngineProcess]) -> None:
-    with carried_ring(three, 2):
-        for rank, process in enumerate(three):
-            assert isinstance(process.open_epoch(2, rank, 3), engine.EpochOpened)
-        gateway = Gateway(three, lanes=3)
-        gateway.run(open_rows(three[0]))
-        for row, question in enumerate(QUESTIONS, start=1):
-            assert gateway.texts[row] == expected(question, CONTEXT), question
-        for process in three:
-            assert isinstance(process.close_epoch(), engine.EpochClosed)
-    for process in three:
-        log = process.end()
-        assert not any(question in log for question in QUESTIONS if len(question) > 5)
 
 
 def test_commands_out_of_place_are_refused_and_shutdown_ends_it(process: EngineProcess) -> None:
@@ -545,7 +327,7 @@ def test_a_ring_of_one_answers_as_mlx_lm_and_logs_nothing_of_it(shared: EnginePr
     assert loaded.weight_bytes > 1 << 20
     assert loaded.kv_bytes_per_token > 0
     assert isinstance(shared.open_epoch(), engine.EpochOpened)
-    gateway = Gateway([shared], lanes=2)
+    gateway = Gateway(shared, lanes=2)
     gateway.run(open_rows(shared))
     for row, question in enumerate(QUESTIONS, start=1):
         assert gateway.texts[row] == expected(question, CONTEXT), question

@@ -101,13 +101,10 @@ def test_a_request_without_a_seed_gets_a_random_one() -> None:
     assert len(seeds) == 8
 
 
-def test_defaults_are_greedy_and_off() -> None:
+def test_what_a_request_asks_for_is_taken_over() -> None:
     row = params.from_sampling(inference.Sampling(seed=5))
     assert row == RowParameters(seed=5)
     assert row.greedy
-
-
-def test_what_a_request_asks_for_is_taken_over() -> None:
     sampling = inference.Sampling(temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, seed=9)
     assert params.from_sampling(sampling) == RowParameters(0.5, 0.25, 0.125, 7, 9)
 

@@ -87,20 +87,19 @@ def test_how_long_a_device_has_answered_nobody() -> None:
     assert after(3) == 3, "the other waits"
 
 
-def test_an_outbox_notes_how_long_it_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outbox_notes_how_long_it_waits_for_the_device() -> None:
     now, begun, done = [0.0], threading.Event(), threading.Event()
     sent: SimpleQueue[object] = SimpleQueue()
     outbox = Outbox(lambda label, buffers: sent.put(label), fail)
     outbox.waits = DeviceWaits(lambda: now[0])
-    results = SharedSendBuffer([b"x"])
 
-    def wait() -> list[memoryview]:
-        begun.set()
-        done.wait(200)
-        return []
+    class Results(SharedSendBuffer):
+        def wait(self) -> list[memoryview]:
+            begun.set()
+            done.wait(200)
+            return []
 
-    monkeypatch.setattr(results, "wait", wait)
-    outbox.put(1, results, StepTimes(1, time.perf_counter()))
+    outbox.put(1, Results([b"x"]), StepTimes(1, time.perf_counter()))
     assert begun.wait(200)
     assert outbox.waits.seconds() == 0
     now[0] = 9
