@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from cryptography import x509
 
+from sealring.mesh.clock import wall_clock
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, load_certificate
+from sealring.mesh.rpc.tls import TlsMaterial
 
 NOW = 1_800_000_000
 MEMBER = PeerIdentity("demo", Role.MEMBER, "node-a")
@@ -14,6 +16,13 @@ MEMBER = PeerIdentity("demo", Role.MEMBER, "node-a")
 def issue(ca: ClusterCA, peer: PeerIdentity = MEMBER, **options: object) -> bytes:
     arguments = {"lifetime": 3600, "now": NOW, **options}
     return ca.issue(LeafKey().csr(), peer, **arguments)  # type: ignore[arg-type]
+
+
+def material(ca: ClusterCA, peer: PeerIdentity = MEMBER, **options: object) -> TlsMaterial:
+    """A new key with a certificate by this authority, by default valid for an hour from now."""
+    leaf = LeafKey()
+    arguments = {"lifetime": 3600, "now": wall_clock(), **options}
+    return TlsMaterial(leaf.private_pem(), ca.issue(leaf.csr(), peer, **arguments), (ca.certificate,))  # type: ignore[arg-type]
 
 
 def names(der: bytes, kind: type[x509.GeneralName]) -> list[object]:

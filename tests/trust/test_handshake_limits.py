@@ -22,6 +22,7 @@ import httpx
 import pytest
 from edgecert import write_edge_certificate
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from leaftest import MEMBER, material
 
 import sealring.edge.http.server as http_server
 from sealring.coordinator.init import init
@@ -31,11 +32,10 @@ from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.http.server import HttpServer
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, role_server_name
+from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.rpc import server as rpc
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import (
-    TlsMaterial,
     TlsStore,
     channel_credentials,
     channel_options,
@@ -98,18 +98,15 @@ async def coordinator_port(folder: Path, *, joining: bool) -> AsyncIterator[Port
 @contextlib.asynccontextmanager
 async def daemon_port(folder: Path) -> AsyncIterator[Port]:
     ca = ClusterCA.create(folder, "demo", now=time.time())
-    leaf = LeafKey()
-    peer = PeerIdentity("demo", Role.MEMBER, "one")
-    certificate = ca.issue(leaf.csr(), peer, lifetime=3600, now=time.time())
-    material = TlsMaterial(leaf.private_pem(), certificate, (ca.certificate,))
+    own = material(ca)
     server = Server([])
-    number = server.listen("127.0.0.1:0", server_credentials(TlsStore(material)))
+    number = server.listen("127.0.0.1:0", server_credentials(TlsStore(own)))
     await server.start()
 
     async def ask() -> None:
-        options = channel_options(peer.server_name)
+        options = channel_options(MEMBER.server_name)
         await healthy(
-            grpc.aio.secure_channel(f"127.0.0.1:{number}", channel_credentials(material), options=options)
+            grpc.aio.secure_channel(f"127.0.0.1:{number}", channel_credentials(own), options=options)
         )
 
     yield Port(number, ask)

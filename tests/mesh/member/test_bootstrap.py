@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leaftest import material
 from refusals import refused
 
 from sealring.mesh.errors import CertificateError, DeadlineExceeded, InvalidInput, RosterError, Unavailable
@@ -40,12 +41,9 @@ def coordinator_material(
     cluster: str = "demo",
     ca: Any = None,
 ) -> TlsMaterial:
-    key = LeafKey()
-    issuer = ca or authority.ca
     root_chain = encode_chain(authority.root.chain) if chain is None else chain
     peer = PeerIdentity(cluster, role, "main")
-    leaf = issuer.issue(key.csr(), peer, lifetime=3600, now=NOW, root_chain=root_chain)
-    return TlsMaterial(key.private_pem(), leaf, (issuer.certificate,))
+    return material(ca or authority.ca, peer, now=NOW, root_chain=root_chain)
 
 
 @pytest.mark.parametrize("require_client", [True, False])
@@ -64,8 +62,8 @@ async def test_nothing_is_sent_after_the_handshake_and_the_connection_is_closed(
     authority: Any, make_authority: Callable[..., Any], clock: Any, tmp_path: Path, pinned: bool
 ) -> None:
     """To a wrong root as to the right one; HTTP/2 is asked for, as gRPC does."""
-    material = coordinator_material(authority)
-    (tmp_path / "leaf.pem").write_bytes(material.private_key + to_pem(material.certificate))
+    shown = coordinator_material(authority)
+    (tmp_path / "leaf.pem").write_bytes(shown.private_key + to_pem(shown.certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "leaf.pem")
     context.set_alpn_protocols(["h2"])
@@ -263,7 +261,7 @@ async def test_the_first_address_whose_coordinator_holds_the_root_is_taken(
         token = JoinToken.generate(authority.root.fingerprint, addresses)
         assert await find_coordinator(token, deadline=200, clock=clock) == (addresses[2], authority.root)
         for tried in (token.addresses[:2], token.addresses[1::-1]):
-            with refused("ROOT_PIN", "worse than one that nobody is at", RosterError):
+            with refused("ROOT_PIN", RosterError):  # worse than one that nobody is at
                 await find_coordinator(dataclasses.replace(token, addresses=tried), deadline=200, clock=clock)
     finally:
         for server in servers:

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from leaftest import material
 from refusals import refused
 
 from sealring.mesh.crypto.dsse import Ed25519Signer
@@ -25,7 +26,7 @@ from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
 from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import TlsMaterial, TlsStore
+from sealring.mesh.rpc.tls import TlsStore
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 PEER = PeerIdentity("demo", Role.MEMBER, "one")
@@ -73,14 +74,12 @@ class Machine:
     def __init__(
         self, folder: Path, authority: Any, clock: Any, coordinator: Coordinator, channel: Any
     ) -> None:
-        leaf = LeafKey()
-        der = authority.ca.issue(leaf.csr(), PEER, lifetime=LIFETIME, now=clock())
-        material = TlsMaterial(leaf.private_pem(), der, authority.root.authorities)
+        own = material(authority.ca, PEER, lifetime=LIFETIME, now=clock())
         pin = authority.root.fingerprint
-        self.state = MachineState(PEER, "one", "127.0.0.1:1", pin, authority.root, material, JOIN)
+        self.state = MachineState(PEER, "one", "127.0.0.1:1", pin, authority.root, own, JOIN)
         save_machine_state(folder, self.state)
         self.folder, self.clock, self.coordinator = folder, clock, coordinator
-        self.store = TlsStore(material)
+        self.store = TlsStore(own)
         self.roots: list[RootMetadata] = []
         self.answered_by = coordinator.asked_by
         self.by_identity: SealringError | None = None
@@ -98,9 +97,7 @@ class Machine:
 
     def issue(self, lifetime: float) -> None:
         """Another certificate to begin with, from now on."""
-        leaf = LeafKey()
-        der = self.coordinator.ca.issue(leaf.csr(), PEER, lifetime=lifetime, now=self.clock())
-        self.store.replace(TlsMaterial(leaf.private_pem(), der, self.coordinator.root.authorities))
+        self.store.replace(material(self.coordinator.ca, PEER, lifetime=lifetime, now=self.clock()))
 
     async def renew_by_identity(
         self, address: str, pin: bytes, signer: SoftwareSigner, csr: bytes, **_: Any
@@ -146,11 +143,11 @@ async def machine(
 async def test_a_renewed_certificate_is_stored_and_used(machine: Machine) -> None:
     machine.clock.advance(100)
     await machine.keeper.renew()
-    generation, material = machine.store.current()
+    generation, now = machine.store.current()
     stored = load_machine_state(machine.folder)
-    assert (generation, stored.tls) == (1, material)
-    assert material.private_key != machine.state.tls.private_key
-    assert expires_at(material.certificate) == machine.clock() + LIFETIME
+    assert (generation, stored.tls) == (1, now)
+    assert now.private_key != machine.state.tls.private_key
+    assert expires_at(now.certificate) == machine.clock() + LIFETIME
     assert [root.version for root in machine.roots] == [1]
 
 

@@ -16,15 +16,14 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from leaftest import MEMBER, material
 from patience import PATIENCE_SECONDS
 
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
 from sealring.mesh.rpc import server as rpc
 from sealring.mesh.rpc.connections import LATE_SECONDS, ConnectionWatch
 from sealring.mesh.rpc.server import Port, Server
 from sealring.mesh.rpc.tls import (
-    TlsMaterial,
     TlsStore,
     channel_credentials,
     channel_options,
@@ -158,19 +157,17 @@ async def test_half_open_connections_of_one_address_keep_no_member_out(
     """There are as many as the port takes in all, again and again. A member that is connected stays so, and a
     new one gets in."""
     ca = ClusterCA.create(tmp_path, "demo", now=time.time())
-    leaf, peer = LeafKey(), PeerIdentity("demo", Role.MEMBER, "one")
-    certificate = ca.issue(leaf.csr(), peer, lifetime=3600, now=time.time())
-    material = TlsMaterial(leaf.private_pem(), certificate, (ca.certificate,))
+    own = material(ca)
     slow = dict(rpc.SERVER_OPTIONS) | {"grpc.server_handshake_timeout_ms": 10_000 * 1000}
     monkeypatch.setattr(rpc, "SERVER_OPTIONS", list(slow.items()))
     server = Server([], port=Port(connections=40, share=SHARE))
-    address = f"127.0.0.1:{server.listen('127.0.0.1:0', server_credentials(TlsStore(material)))}"
+    address = f"127.0.0.1:{server.listen('127.0.0.1:0', server_credentials(TlsStore(own)))}"
     await server.start()
     strangers: list[asyncio.StreamWriter] = []
 
     def channel() -> grpc.aio.Channel:
-        options = channel_options(peer.server_name)
-        return grpc.aio.secure_channel(address, channel_credentials(material), options=options)
+        options = channel_options(MEMBER.server_name)
+        return grpc.aio.secure_channel(address, channel_credentials(own), options=options)
 
     async with channel() as member:
         await healthy(member)

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from leaftest import material
 
 from sealring.mesh.clock import SKEW_SECONDS, wall_clock
 from sealring.mesh.errors import PermissionDenied
@@ -24,7 +25,6 @@ from sealring.mesh.rpc.interceptor import ErrorInterceptor, Lease, stream_lease
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import (
-    TlsMaterial,
     TlsStore,
     channel_credentials,
     channel_options,
@@ -44,20 +44,14 @@ class Membership(membership_pb2_grpc.MembershipServicer):
 @pytest.fixture
 async def channel(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
     authority = ClusterCA.create(tmp_path / "ca", "demo", now=wall_clock())
-
-    def material(role: Role, name: str) -> TlsMaterial:
-        key = LeafKey()
-        leaf = authority.issue(key.csr(), PeerIdentity("demo", role, name), lifetime=600, now=wall_clock())
-        return TlsMaterial(key.private_pem(), leaf, (authority.certificate,))
-
+    main = PeerIdentity("demo", Role.COORDINATOR, "main")
     member = "sealring.v1.Membership"
     server = Server([(membership_pb2_grpc.add_MembershipServicer_to_server, Membership(), member)])
-    port = server.listen("127.0.0.1:0", server_credentials(TlsStore(material(Role.COORDINATOR, "main"))))
+    port = server.listen("127.0.0.1:0", server_credentials(TlsStore(material(authority, main))))
     await server.start()
-    name = PeerIdentity("demo", Role.COORDINATOR, "main").server_name
-    credentials = channel_credentials(material(Role.MEMBER, "node-a"))
+    credentials = channel_credentials(material(authority))
     async with grpc.aio.secure_channel(
-        f"127.0.0.1:{port}", credentials, options=channel_options(name)
+        f"127.0.0.1:{port}", credentials, options=channel_options(main.server_name)
     ) as channel:
         yield channel
     await server.stop(0)

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from leaftest import material
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
+from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.rpc import reach
 from sealring.mesh.rpc.reach import Backoff, Reach
-from sealring.mesh.rpc.tls import TlsMaterial, TlsStore, server_credentials
+from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.mesh.system.addresses import free_port
 
 PEER = PeerIdentity("demo", Role.MEMBER, "node-b")
@@ -33,9 +34,7 @@ class Bed:
         self.servers: list[grpc.aio.Server] = []
 
     def store(self, name: str) -> TlsStore:
-        key, peer = LeafKey(), PeerIdentity("demo", Role.MEMBER, name)
-        leaf = self._ca.issue(key.csr(), peer, lifetime=600, now=wall_clock())
-        return TlsStore(TlsMaterial(key.private_pem(), leaf, (self._ca.certificate,)))
+        return TlsStore(material(self._ca, PeerIdentity("demo", Role.MEMBER, name)))
 
     async def serve(self, name: str) -> str:
         server = grpc.aio.server()

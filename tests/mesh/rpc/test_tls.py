@@ -9,11 +9,12 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from leaftest import material
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import CertificateError, SealringError, Unauthenticated
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, role_server_name
+from sealring.mesh.pki.certificates import PeerIdentity, Role, role_server_name
 from sealring.mesh.rpc import tls
 from sealring.mesh.rpc.server import SERVER_OPTIONS
 from sealring.mesh.rpc.tls import (
@@ -30,12 +31,8 @@ from sealring.mesh.rpc.tls import (
 )
 
 
-def make_material(
-    ca: ClusterCA, role: Role, name: str, *, cluster: str = "demo", lifetime: float = 600.0
-) -> TlsMaterial:
-    key = LeafKey()
-    leaf = ca.issue(key.csr(), PeerIdentity(cluster, role, name), lifetime=lifetime, now=wall_clock())
-    return TlsMaterial(key.private_pem(), leaf, (ca.certificate,))
+def make_material(ca: ClusterCA, role: Role, name: str) -> TlsMaterial:
+    return material(ca, PeerIdentity("demo", role, name))
 
 
 @pytest.fixture
@@ -102,8 +99,8 @@ async def test_another_clusters_certificate_is_refused_both_ways(ca: ClusterCA, 
     server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))
     stranger = make_material(other, Role.MEMBER, "node-a")
     forged = TlsMaterial(stranger.private_key, stranger.certificate, (ca.certificate,))
-    for material in (stranger, forged):
-        async with member_channel(address, material, "node-b.member.sealring.internal") as channel:
+    for shown in (stranger, forged):
+        async with member_channel(address, shown, "node-b.member.sealring.internal") as channel:
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask(channel)
     await server.stop(None)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 from attackertest import attack_with, attacker, lines, nodes, serves_on
+from leaftest import material
 from ringtest import CLUSTER, LIMIT_SECONDS, Ring, chat
 
 from sealring.mesh.member.state import load_machine_state, save_tls
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey
-from sealring.mesh.rpc.tls import TlsMaterial
 
 pytestmark = CLUSTER
 
@@ -29,10 +27,8 @@ def minted(ring: Ring, folder: Path, who: str) -> Path:
     genuine = ring.cluster.state_dir / who
     state = load_machine_state(genuine)
     ca = ClusterCA.load(authority(ring))
-    leaf = LeafKey()
-    certificate = ca.issue(leaf.csr(), state.peer, lifetime=3600, now=time.time(), addresses=("127.0.0.1",))
     shutil.copy(genuine / "member.json", folder / "member.json")
-    save_tls(folder, TlsMaterial(leaf.private_pem(), certificate, (ca.certificate,)))
+    save_tls(folder, material(ca, state.peer, addresses=("127.0.0.1",)))
     return folder
 
 
@@ -58,8 +54,7 @@ async def test_a_minted_certificate_opens_nothing(
     await serves_on(victim, before.epoch)
 
 
-@pytest.mark.parametrize("how", ["refuse", "no proof", "wrong proof"])
-async def test_nobody_believes_who_poses_as_the_coordinator(victim: Ring, how: str) -> None:
+async def test_nobody_believes_who_poses_as_the_coordinator(victim: Ring) -> None:
     """Its refusal would have ended daemons and gateway for good. It hears offers and nothing else."""
     cluster = victim.cluster
     processes = {name: pid for name, pid in cluster.processes.items() if name != "coordinator"}
@@ -69,18 +64,18 @@ async def test_nobody_believes_who_poses_as_the_coordinator(victim: Ring, how: s
         "authority": str(authority(victim)),
         "cluster": load_machine_state(cluster.operator_bundle).peer.cluster,
         "address": cluster.address("coordinator"),
-        "how": how,
     }
-    heard: list[tuple[str, str]] = []
-    async with attacker("pose", **arguments) as process, asyncio.timeout(LIMIT_SECONDS):
-        async for line in lines(process):
-            if "heard" in line:
-                heard.append((line["purpose"], line["heard"]))
-            if heard.count(("SESSION", "offer")) >= 2 and heard.count(("WATCH", "offer")) >= 1:
-                break
-        assert (await victim.ask(chat("What is the capital of France?"), 20)).completion_tokens > 0
-    assert set(heard) == {("SESSION", "offer"), ("WATCH", "offer")}
-    assert {name: pid for name, pid in cluster.processes.items() if name != "coordinator"} == processes
+    for how in ("refuse", "no proof", "wrong proof"):
+        heard: list[tuple[str, str]] = []
+        async with attacker("pose", **arguments, how=how) as process, asyncio.timeout(LIMIT_SECONDS):
+            async for line in lines(process):
+                if "heard" in line:
+                    heard.append((line["purpose"], line["heard"]))
+                if heard.count(("SESSION", "offer")) >= 2 and heard.count(("WATCH", "offer")) >= 1:
+                    break
+            assert (await victim.ask(chat("What is the capital of France?"), 20)).completion_tokens > 0
+        assert set(heard) == {("SESSION", "offer"), ("WATCH", "offer")}
+        assert {name: pid for name, pid in cluster.processes.items() if name != "coordinator"} == processes
     await cluster.start_one("coordinator")
     await cluster.wait_for_coordinator()
     assert (await victim.serving()) == before

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from attackertest import attack_with, attacker, lines, nodes, replaced, serves_on, targets
+from leaftest import material
 from refusals import refused
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring
 
@@ -25,7 +26,6 @@ from sealring.mesh.member.renewal import renew_by_identity
 from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state, save_tls
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, Role
-from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.v1 import membership_pb2
 
 pytestmark = CLUSTER
@@ -46,11 +46,8 @@ def forged(folder: Path, genuine: Path) -> Path:
     """State with the names of a genuine one, under a certificate authority of the attacker's own."""
     state = load_machine_state(genuine)
     ca = ClusterCA.create(folder / "ca", state.peer.cluster, now=time.time())
-    leaf = LeafKey()
-    certificate = ca.issue(leaf.csr(), state.peer, lifetime=3600, now=time.time(), addresses=("127.0.0.1",))
-    material = TlsMaterial(leaf.private_pem(), certificate, (ca.certificate,))
     shutil.copy(genuine / "member.json", folder / "member.json")
-    save_tls(folder, material)
+    save_tls(folder, material(ca, state.peer, addresses=("127.0.0.1",)))
     return folder
 
 
