@@ -44,6 +44,8 @@ from sealring.v1 import (
 
 GIB = 1 << 30
 LAYERS = 9
+SERVING = membership_pb2.RING_PHASE_SERVING
+DOWN = membership_pb2.RING_PHASE_DOWN
 
 
 def small_profile(digest: str = "ab" * 32) -> model_pb2.ModelProfile:
@@ -201,7 +203,6 @@ class FakeNode:
         self.instance = instance or secrets.token_bytes(16)
         self.busy = False
         self.step_us = 0
-        self.drafts = (0, 0)
         self.beats = 0
         self.steps = 0
         self.said: dict[str, Any] = {}
@@ -272,8 +273,6 @@ class FakeNode:
                 epoch=epoch,
                 steps=self.steps,
                 step_us=step_us,
-                drafted=self.drafts[0],
-                accepted=self.drafts[1],
             )
             for ring, epoch in self.running.items()
         ]
@@ -318,6 +317,12 @@ class FakeNode:
         async with asyncio.timeout(seconds):
             await self._tasks[-1]
         return self.error
+
+    async def ended_with(self) -> str:
+        """The reason of the error that the session ended with."""
+        error = await self.wait_closed()
+        assert error is not None
+        return error.reason
 
     @property
     def roster(self) -> Roster:
@@ -403,6 +408,29 @@ def evidence(**changes: Any) -> NodeEvidence:
 def channel_to(address: str, material: Any) -> grpc.aio.Channel:
     options = channel_options(role_server_name(Role.COORDINATOR))
     return grpc.aio.secure_channel(address, channel_credentials(material), options=options)
+
+
+async def deploy(cluster: Cluster, **spec: Any) -> admin_pb2.DeploymentPlan:
+    """Over three nodes if nothing else is asked for."""
+    values: dict[str, Any] = {"name": "demo", "model": "demo"} | spec
+    if not spec.keys() & {"stages", "split"}:
+        values["stages"] = 3
+    request = admin_pb2.CreateDeploymentRequest(spec=admin_pb2.DeploymentSpec(**values))
+    plan: admin_pb2.DeploymentPlan = (await cluster.call("CreateDeployment", request)).plan
+    return plan
+
+
+async def ring_state(
+    cluster: Cluster, phase: int, *, epoch: int = 0, deployment: int = 0
+) -> admin_pb2.RingStatus:
+    """The status of the first ring of the deployment with this number, by their names."""
+    async with asyncio.timeout(200):
+        while True:
+            answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+            status: admin_pb2.RingStatus = answer.deployments[deployment].rings[0]
+            if status.phase == phase and status.epoch >= epoch:
+                return status
+            await asyncio.sleep(0.05)
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import re
 import stat
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -37,9 +36,7 @@ from sealring.mesh.pki.root import (
 from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES
 from sealring.mesh.roster.codec import PAYLOAD_TYPE as ROSTER_TYPE
 from sealring.mesh.roster.reader import check_roster
-
-if TYPE_CHECKING:
-    from tests.coordinator.conftest import Cluster
+from tests.coordinator.conftest import Cluster
 
 SEEDS = [bytes([number]) * 32 for number in (1, 2, 3)]
 HOLDERS = [Ed25519Signer(seed) for seed in SEEDS]
@@ -329,21 +326,3 @@ def test_a_cluster_without_a_name_gets_one(tmp_path: Path) -> None:
         names.add(ClusterKeys.load(made, now=time.time()).root.cluster)
     assert len(names) == 2
     assert all(re.fullmatch("ring-[a-z2-7]{8}", name) for name in names)
-
-
-@pytest.mark.parametrize("where", ["mkdir", "keys", "store"])
-def test_a_folder_that_cannot_be_written_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
-    target = {
-        "mkdir": "sealring.coordinator.init.Path.mkdir",
-        "keys": "sealring.coordinator.init.ClusterCA.create",
-        "store": "sealring.coordinator.init.Store.create",
-    }[where]
-    monkeypatch.setattr(target, full)
-    with pytest.raises(ConfigError, match="no space left on device") as caught:
-        init(settings(tmp_path))
-    assert caught.value.reason == "STATE_UNWRITABLE"

@@ -9,7 +9,7 @@ import signal
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -25,9 +25,7 @@ from sealring.mesh.member.bootstrap import fetch_root
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.system.addresses import free_port
-
-if TYPE_CHECKING:
-    from tests.coordinator.conftest import Cluster
+from tests.coordinator.conftest import Cluster, channel_to
 
 
 def settings(tmp_path: Path, **changes: Any) -> CoordinatorSettings:
@@ -160,8 +158,6 @@ async def test_it_runs_until_a_signal_and_stops_cleanly(tmp_path: Path, number: 
 
 
 async def test_health_is_served_on_both_ports(cluster: Cluster) -> None:
-    from tests.coordinator.conftest import channel_to
-
     bundle = load_machine_state(cluster.settings.state_dir / "operator")
     for port in (cluster.coordinator.port, cluster.coordinator.join_port):
         async with channel_to(f"127.0.0.1:{port}", bundle.tls) as channel:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -21,9 +21,7 @@ from sealring.mesh.errors import Internal
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, MemberMessage
-
-if TYPE_CHECKING:
-    from tests.coordinator.conftest import Cluster, FakeNode
+from tests.coordinator.conftest import Cluster, FakeNode
 
 HARD = int(os.environ.get("SEALRING_FUZZ", "1"))
 pytestmark = pytest.mark.timeout(600 * HARD)
@@ -98,8 +96,6 @@ async def ring(cluster: Cluster) -> Any:
 
 async def say(cluster: Cluster, said: list[bytes], *, hello: bool, draw_nonce: bool) -> str:
     """A session of alpha that says all of it; the reason that it ended with, "" if it ended well."""
-    from tests.coordinator.conftest import FakeNode
-
     if cluster.coordinator.store.members.find(alpha_id(cluster)) is None:
         await cluster.join("alpha")  # three bad answers to challenges, and it is out
     node = FakeNode(cluster.folder / "alpha", cluster.coordinator.main_address())

@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import structlog
@@ -31,9 +31,7 @@ from sealring.mesh.errors import ConfigError, RosterError, SealringError, Unavai
 from sealring.mesh.roster.model import term_of
 from sealring.mesh.rpc.server import MAX_MESSAGE
 from sealring.v1 import admin_pb2
-
-if TYPE_CHECKING:
-    from tests.coordinator.conftest import Cluster
+from tests.coordinator.conftest import Cluster
 
 
 @pytest.fixture

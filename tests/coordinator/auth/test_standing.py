@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sealring.coordinator.auth import standing
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredMember
+from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.trust.attestation import Statement, sign_statement
 from sealring.mesh.trust.levels import SCORES, TrustLevel
 
 NOW = 1_800_000_000
@@ -109,12 +109,10 @@ def test_evidence_that_is_old_counts_as_the_level_below(level: TrustLevel, trust
     assert machine.standing.trust(one) == later
 
 
-@pytest.mark.parametrize(
-    ("pinned", "proved", "may"), [(False, b"old", True), (True, b"old", False), (True, b"key", True)]
-)
-def test_where_software_is_pinned_a_process_proves_it_first(
-    monkeypatch: pytest.MonkeyPatch, pinned: bool, proved: bytes, may: bool
-) -> None:
-    monkeypatch.setattr(standing, "decode_statement", lambda evidence: SimpleNamespace(sealing_key=evidence))
+@pytest.mark.parametrize(("pinned", "own", "may"), [(False, 0, True), (True, 0, False), (True, 1, True)])
+def test_where_software_is_pinned_a_process_proves_it_first(pinned: bool, own: int, may: bool) -> None:
+    signer, keys = SoftwareSigner.generate(), (bytes(32), b"k" * 32)
+    said = Statement("c", bytes(32), NOW, signer.public_key, KeyType.SOFTWARE, keys[own], bytes(32))
+    evidence, _ = sign_statement(signer, said)
     made = Standing(CoordinatorSettings(**(ALLOWED if pinned else {})), clock=lambda: NOW)
-    assert made.attested(member(NOW, sealing_key=b"key", evidence=proved)) is may
+    assert made.attested(member(NOW, sealing_key=keys[1], evidence=evidence)) is may

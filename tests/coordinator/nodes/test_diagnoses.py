@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from patience import until
@@ -15,9 +15,7 @@ from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.errors import Conflict, DeadlineExceeded, InvalidInput, NotFound, SealringError
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import admin_pb2, membership_pb2
-
-if TYPE_CHECKING:
-    from tests.coordinator.conftest import Cluster
+from tests.coordinator.conftest import Cluster
 
 SECOND = 10**9
 

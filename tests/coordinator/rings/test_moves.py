@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import structlog
@@ -18,10 +18,8 @@ from sealring.mesh.crypto.identity import KeyType
 from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError
 from sealring.mesh.pki.certificates import Role
 from sealring.v1 import admin_pb2, membership_pb2
-from tests.coordinator.rings.test_rings import DOWN, SERVING, deploy, ring_state, three
-
-if TYPE_CHECKING:
-    from tests.coordinator.conftest import Cluster, FakeNode
+from tests.coordinator.conftest import DOWN, SERVING, Cluster, FakeNode, deploy, ring_state
+from tests.coordinator.rings.test_rings import three
 
 QUICK = {"replace_after": 1.0}
 TIGHT = 13_000
@@ -46,24 +44,6 @@ async def leave(node: FakeNode) -> None:
     await node.send(goodbye=membership_pb2.Goodbye(reason="off"))
     await node.wait_closed()
     await node.stop()
-
-
-async def test_an_evicted_member_is_cut_off_and_its_ring_moves(cluster: Cluster) -> None:
-    nodes = await three(cluster)
-    spare = await cluster.node("spare")
-    plan = await deploy(cluster)
-    serving = {stage.member for stage in plan.rings[0].stages}
-    everyone = [*nodes, spare]
-    leaving = next(node for node in everyone if node.id in serving)
-    replacement = next(node for node in everyone if node.id not in serving)
-    await ring_state(cluster, SERVING)
-    await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=leaving.id))
-    error = await leaving.wait_closed()
-    assert error is not None
-    assert error.reason == "EVICTED"
-    await ring_state(cluster, SERVING, epoch=2)
-    assert replacement.roster.ring("demo-0").member(replacement.id)
-    assert leaving.id in {one.id for one in replacement.roster.revoked}
 
 
 async def test_who_is_away_for_long_is_replaced(start_cluster: Any) -> None:

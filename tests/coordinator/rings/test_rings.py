@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from patience import until
@@ -12,61 +12,11 @@ from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.rpc import protocol
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import admin_pb2, membership_pb2, proof_pb2
-
-if TYPE_CHECKING:
-    from tests.coordinator.conftest import Cluster, FakeNode
-
-SERVING = membership_pb2.RING_PHASE_SERVING
-DOWN = membership_pb2.RING_PHASE_DOWN
+from tests.coordinator.conftest import DOWN, SERVING, Cluster, FakeNode, deploy, ring_state
 
 
 async def three(cluster: Cluster) -> list[FakeNode]:
     return [await cluster.node(name) for name in ("alpha", "beta", "gamma")]
-
-
-async def deploy(cluster: Cluster, **spec: Any) -> admin_pb2.DeploymentPlan:
-    values: dict[str, Any] = {"name": "demo", "model": "demo", "stages": 3} | spec
-    request = admin_pb2.CreateDeploymentRequest(spec=admin_pb2.DeploymentSpec(**values))
-    plan: admin_pb2.DeploymentPlan = (await cluster.call("CreateDeployment", request)).plan
-    return plan
-
-
-async def ring_state(
-    cluster: Cluster, phase: int, *, epoch: int = 0, deployment: int = 0
-) -> admin_pb2.RingStatus:
-    """The status of the first ring of the deployment with this number, by their names."""
-    async with asyncio.timeout(200):
-        while True:
-            answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
-            status: admin_pb2.RingStatus = answer.deployments[deployment].rings[0]
-            if status.phase == phase and status.epoch >= epoch:
-                return status
-            await asyncio.sleep(0.1)
-
-
-async def test_an_operator_sees_how_many_guesses_of_the_head_were_right(cluster: Cluster) -> None:
-    """And nothing that other members make up, nor of an epoch before."""
-    nodes = await three(cluster)
-    await deploy(cluster, speculate=True)
-    await ring_state(cluster, SERVING)
-    nodes[0].drafts, nodes[1].drafts = (40, 30), (900, 1)
-
-    async def told() -> tuple[int, int]:
-        for node in reversed(nodes):
-            await node.beat()
-        status = await ring_state(cluster, SERVING)
-        return status.drafted, status.accepted
-
-    async with asyncio.timeout(200):
-        while await told() != (40, 30):
-            await asyncio.sleep(0.02)
-    nodes[0].drafts = (40, 41)
-    assert await told() == (40, 30)
-    nodes[0].drafts = (50, 9)
-    nodes[0].running["demo-0"] += 1  # of an epoch that is not this one
-    async with asyncio.timeout(200):
-        while await told() != (0, 0):
-            await asyncio.sleep(0.02)
 
 
 async def test_three_members_form_a_ring(cluster: Cluster) -> None:
@@ -131,7 +81,7 @@ async def test_a_tensor_ring_whose_group_does_not_come_up_becomes_a_pipeline_and
     assert "no RDMA" in made.reasons[-1]
 
 
-@pytest.mark.parametrize("address", ["", "10.0.0.1", "10.0.0.1:0", "a b:1", "h" * 300 + ":1"])
+@pytest.mark.parametrize("address", ["", "a b:1"])
 async def test_an_address_that_is_none_is_passed_on_to_nobody(cluster: Cluster, address: str) -> None:
     nodes = [await cluster.node(name, commit=False) for name in ("alpha", "beta")]
     nodes[1].group_address = address
@@ -141,14 +91,14 @@ async def test_an_address_that_is_none_is_passed_on_to_nobody(cluster: Cluster, 
     assert not any(one.HasField("commit") for node in nodes for one in node.messages)
 
 
-@pytest.mark.parametrize("name", ["Qwen2.5", "org/Model_7B.v1", "A" * 128])
-async def test_a_deployment_is_called_what_the_contract_promises(cluster: Cluster, name: str) -> None:
+async def test_a_deployment_is_called_what_the_contract_promises(cluster: Cluster) -> None:
     node = await cluster.node("alpha")
-    plan = await deploy(cluster, name=name, stages=1)
-    await ring_state(cluster, SERVING)
-    ring = node.roster.ring(plan.rings[0].ring)
-    assert (ring.deployment, ring.replica) == (name, 0)
-    await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name=name))
+    for name in ("Qwen2.5", "org/Model_7B.v1", "A" * 128):
+        plan = await deploy(cluster, name=name, stages=1)
+        await ring_state(cluster, SERVING)
+        ring = node.roster.ring(plan.rings[0].ring)
+        assert (ring.deployment, ring.replica) == (name, 0)
+        await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name=name))
 
 
 async def test_a_fault_ends_the_epoch_everywhere_and_the_next_forms(cluster: Cluster) -> None:
@@ -165,25 +115,12 @@ async def test_a_fault_ends_the_epoch_everywhere_and_the_next_forms(cluster: Clu
     assert status.epoch == 2
 
 
-async def test_a_member_that_goes_ends_the_epoch_and_its_return_forms_the_next(cluster: Cluster) -> None:
-    nodes = await three(cluster)
-    await deploy(cluster)
-    await ring_state(cluster, SERVING)
-    await nodes[2].send(goodbye=membership_pb2.Goodbye(reason="restarting"))
-    await nodes[0].wait_for("end", lambda end: end.epoch == 1)
-    assert (await ring_state(cluster, DOWN)).reason == "gamma is offline"
-    await cluster.node("gamma", join=False)
-    await ring_state(cluster, SERVING, epoch=2)
-
-
 async def test_a_silent_member_is_offline(start_cluster: Any) -> None:
     cluster = await start_cluster(heartbeat_timeout=1.0)
     try:
         node = await cluster.node("alpha")
         node.beating = False
-        error = await node.wait_closed()
-        assert error is not None
-        assert error.reason == "SILENT"
+        assert await node.ended_with() == "SILENT"
         answer = await cluster.call("ListNodes", admin_pb2.ListNodesRequest())
         assert answer.nodes[0].state == admin_pb2.NODE_STATE_OFFLINE
     finally:
@@ -226,26 +163,6 @@ async def test_status_names_the_culprit_and_not_who_noticed_first(cluster: Clust
     while status.reason.startswith("gamma"):
         status = await ring_state(cluster, membership_pb2.RING_PHASE_FORMING, epoch=2)
     assert status.reason == "beta: the engine process ended"
-
-
-async def test_a_restarted_member_ends_the_old_epoch(cluster: Cluster) -> None:
-    nodes = await three(cluster)
-    await deploy(cluster)
-    await ring_state(cluster, SERVING)
-    await nodes[0].stop()
-    await cluster.node("alpha", join=False)
-    end = await nodes[1].wait_for("end", lambda end: end.epoch == 1)
-    assert end.reason == "alpha was restarted"
-    await ring_state(cluster, SERVING, epoch=2)
-
-
-async def test_a_member_that_runs_what_is_over_is_told(cluster: Cluster) -> None:
-    await cluster.join("alpha")
-    node = await cluster.node("alpha", join=False, heartbeat=False)
-    node.running = {"gone-0": 7}
-    await node.beat()
-    end = await node.wait_for("end")
-    assert (end.ring, end.epoch, end.unload) == ("gone-0", 7, True)
 
 
 async def test_an_epoch_number_is_never_used_twice_even_after_a_restart(
@@ -322,10 +239,8 @@ def usable(cluster: Cluster, node: FakeNode) -> int:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"max_rows": 1},
         {"model_digest": "cd" * 32},
         {"epoch": 7},
-        {"roster_version": 1000},
         {"roster_hash": bytes(32)},
         None,
     ],

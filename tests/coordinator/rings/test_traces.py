@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,9 +18,7 @@ from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.ring.limits import MAX_SPANS
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
-
-if TYPE_CHECKING:
-    from tests.coordinator.conftest import Cluster, FakeNode
+from tests.coordinator.conftest import SERVING, Cluster, FakeNode, deploy, ring_state
 
 BEHIND = 7_000_000_000
 
@@ -94,14 +92,8 @@ def asked(node: FakeNode) -> int:
 async def serving(cluster: Cluster, count: int) -> None:
     for number in range(count):
         await cluster.node(f"node-{number}")
-    spec = admin_pb2.DeploymentSpec(name="demo", model="demo", stages=count)
-    await cluster.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec))
-    async with asyncio.timeout(200):
-        while True:
-            listed = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
-            if listed.deployments[0].rings[0].phase == membership_pb2.RING_PHASE_SERVING:
-                return
-            await asyncio.sleep(0.02)
+    await deploy(cluster, stages=count)
+    await ring_state(cluster, SERVING)
 
 
 async def test_members_are_put_on_one_clock(cluster: Cluster) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import stat
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -27,16 +27,14 @@ from sealring.mesh.errors import (
 )
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
-from sealring.mesh.member.state import is_enrolled, load_machine_state
+from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import LeafKey, Role
 from sealring.mesh.roster.reader import RosterReader
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import joining_channel
 from sealring.mesh.trust.attestation import Statement, sign_statement
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
-
-if TYPE_CHECKING:
-    from tests.coordinator.conftest import Cluster
+from tests.coordinator.conftest import Cluster
 
 
 async def test_a_node_joins_and_keeps_what_it_needs(cluster: Cluster) -> None:
@@ -55,12 +53,6 @@ async def test_a_node_joins_and_keeps_what_it_needs(cluster: Cluster) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
-async def test_a_gateway_joins_and_may_schedule(cluster: Cluster) -> None:
-    joined = await cluster.join("gate", role=Role.GATEWAY)
-    assert joined.roster.gateway(joined.state.peer.id)
-    assert joined.roster.members == ()
-
-
 async def test_machines_of_one_name_are_told_apart(cluster: Cluster) -> None:
     """As Macs are, that all call themselves alike; also a name that has no room for a number."""
     wanted = "m" * 63
@@ -74,13 +66,6 @@ async def test_machines_of_one_name_are_told_apart(cluster: Cluster) -> None:
     assert again.state.name == wanted, "its own name is not taken"
     gateway = await cluster.join(wanted, role=Role.GATEWAY, folder="gate")
     assert gateway.state.name == wanted
-
-
-async def test_a_token_is_good_once(cluster: Cluster) -> None:
-    token = await cluster.token()
-    await cluster.join("alpha", token=token)
-    await refused(cluster.join("beta", token=token))
-    assert not is_enrolled(cluster.folder / "beta")
 
 
 async def test_of_many_that_use_one_token_at_once_exactly_one_wins(cluster: Cluster) -> None:
