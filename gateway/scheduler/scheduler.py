@@ -220,6 +220,9 @@ class Scheduler:
         """A step has come round, or with `more` some of its outputs have. Raises InvalidInput (BAD_STEP) when
         they cannot have: the epoch must end."""
         epoch, self._now = self._running_epoch(), now
+        if not done.step and done.outputs:
+            self._contents(epoch.rows, done)
+            return self._pump()
         if done.more:
             if not done.outputs:
                 raise InvalidInput(f"step {done.step} brought a part of nothing", reason="BAD_STEP")
@@ -306,7 +309,6 @@ class Scheduler:
         owed = step.owed
         pieces: list[Piece] = []
         self._actions.append(Deliver(pieces))
-        add = pieces.append
         large = done.ByteSize() > TOKEN_BYTES
         for output in done.outputs:  # each field that is read here counts: they are most of a step's time
             number = output.row
@@ -315,29 +317,54 @@ class Scheduler:
                 raise InvalidInput(f"step {step.number} owes no token of row {number}", reason="BAD_STEP")
             owed[number] = left - 1
             row = rows.get(number)
-            if row is None:
+            if row is None or row.ended:
                 continue
-            text, sealed, tokens = output.text, output.sealed, output.tokens
-            so_far = row.progress.tokens
-            so_far.append(output.token)
-            if tokens != len(so_far) + row.earlier:
+            tokens, untold, progress = output.tokens, output.untold, row.progress
+            (progress.untold if untold or progress.untold else progress.tokens).append(output.token)
+            if tokens != len(progress.tokens) + len(progress.untold) + row.earlier:
                 raise InvalidInput(f"the head counts {tokens} tokens of row {row.number}", reason="BAD_STEP")
-            if large:
-                held = sum(one.ByteSize() for one in output.held)
-                row.progress.spend(
-                    output.ByteSize(), sealed=row.request.sealed, logprobs=row.request.logprobs, held=held
-                )
-            logprobs: Sequence[inference.TokenLogprob] = ()
-            if row.request.logprobs:
-                logprobs, row.progress.held = output.logprobs, output.held
-            parsed = output.parsed if output.HasField("parsed") else None
-            if text or sealed or logprobs or parsed is not None:
-                add((row.request, text, sealed, tokens, logprobs, row.choice, parsed))
+            self._content(row, output, pieces, large=large)
             if finish := output.finish:
                 self._running_epoch().planner.prefixes.finished(row, tokens - row.answered, output.prefixes)
-                self._finish(row, finish, tokens)
+                if untold:
+                    row.ended = True
+                    self._running_epoch().planner.close(row)
+                else:
+                    self._finish(row, finish, tokens)
             elif tokens - row.answered >= row.limit:
                 self._finish(row, inference.FINISH_REASON_LENGTH, tokens)
+
+    def _contents(self, rows: dict[int, Row], done: control.StepDone) -> None:
+        """What rows had not told that have finished. Raises InvalidInput (BAD_STEP) for others."""
+        pieces: list[Piece] = []
+        self._actions.append(Deliver(pieces))
+        for output in done.outputs:
+            row = rows.get(output.row)
+            if row is None:
+                continue
+            if not row.ended or output.untold or not output.finish:
+                raise InvalidInput(f"row {output.row} has not told all before", reason="BAD_STEP")
+            self._content(row, output, pieces, large=True)
+            self._finish(row, output.finish, row.earlier + len(row.progress.tokens))
+
+    def _content(self, row: Row, output: control.RowOutput, pieces: list[Piece], *, large: bool) -> None:
+        """Takes what an output tells. Raises InvalidInput (BAD_STEP) for a size that cannot be."""
+        progress = row.progress
+        if progress.untold and not output.untold:
+            progress.tokens.extend(progress.untold)
+            del progress.untold[:]
+        if large:
+            held = sum(one.ByteSize() for one in output.held)
+            progress.spend(
+                output.ByteSize(), sealed=row.request.sealed, logprobs=row.request.logprobs, held=held
+            )
+        logprobs: Sequence[inference.TokenLogprob] = ()
+        if row.request.logprobs and not output.untold:
+            logprobs, progress.held = output.logprobs, output.held
+        text, sealed = output.text, output.sealed
+        parsed = output.parsed if output.HasField("parsed") else None
+        if text or sealed or logprobs or parsed is not None:
+            pieces.append((row.request, text, sealed, output.tokens, logprobs, row.choice, parsed))
 
     def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int) -> None:
         request = row.request
@@ -369,14 +396,17 @@ class Scheduler:
             if not row.begun and row.number != unknown:
                 self._actions.append(DiscardRow(row.number))
             for each in row.group:
-                if not each.closed:
+                if not each.closed or each.ended:
                     self._close(each)
 
     def _close(self, row: Row) -> None:
         epoch = self._running_epoch()
         del epoch.rows[row.number]
         epoch.opened.pop(row.number, None)
-        epoch.planner.close(row)
+        if row.ended:
+            row.ended = False  # it is closed already
+        else:
+            epoch.planner.close(row)
 
     def _pump(self) -> list[Action]:
         epoch = self._epoch

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -64,21 +65,32 @@ class Helpers:
 
         Raises what `begun` raises, and Unavailable (NO_PROCESS) where the system lets none begin.
         """
+        return self._ask([question])
+
+    def prepare(self) -> None:
+        """Starts a process where none is idle. Raises as `ask`."""
+        self._ask([])
+
+    def _ask(self, questions: list[object]) -> dict[str, Any] | None:
         with self._turn:
-            idle = self._take_idle()
-            process = idle or _start(self._command)
-            answer = None
+            answer: dict[str, Any] | None = {}
+            process = self._take_idle()
+            begins = process is None
+            process = process or _start(self._command)
+            whole = False
             try:
-                if idle is None:
+                if begins:
                     self._begun(_exchange(process, self._first))
-                answer = _exchange(process, question)
+                for question in questions:
+                    answer = _exchange(process, question)
+                whole = True
             except (OSError, ValueError):
-                pass
+                answer = None
             finally:
-                if answer is None:
-                    _end(process)
-                else:
+                if whole:
                     self._idle.append(process)
+                else:
+                    _end(process)
             if not self._closing.alive:  # closed meanwhile
                 _end_all(self._idle)
         return answer
@@ -180,6 +192,12 @@ def _resident(process: int) -> int:
         return int(psutil.Process(process).memory_info().rss)
     except psutil.Error:
         return 0
+
+
+def hold_to(address: int) -> None:
+    """Holds this process to `address` bytes of address space, where the system can."""
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (address, address))
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]], seconds: float) -> None:

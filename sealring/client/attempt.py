@@ -60,9 +60,15 @@ class Answered:
 
     token_ids: list[int] = dataclasses.field(default_factory=list)
     held: list[inference.TokenLogprob] = dataclasses.field(default_factory=list)
+    untold: list[int] = dataclasses.field(default_factory=list)
     tokens: int = 0
     pieces: list[Delta] = dataclasses.field(default_factory=list)
     reason: FinishReason | None = None
+
+    def go_back(self) -> None:
+        """Drops the tokens whose content has not come: the next attempt brings them again."""
+        self.untold = []
+        self.tokens = len(self.token_ids)
 
     def told(self) -> Choice:
         assert self.reason is not None  # it is set before `completion` is asked for
@@ -100,6 +106,9 @@ class Attempt:
         self._question = question
         self._started = self._finished = False
         self._answers = answers or [Answered() for _ in range(question.choices)]
+        for answer in self._answers:
+            if answer.reason is None:
+                answer.go_back()
         self._asked = range(len(self._answers))
         self._usage: Usage | None = None
         prompt = question.prompt
@@ -204,9 +213,14 @@ class Attempt:
         choice = self._answers[number]
         if choice.reason is not None or delta.tokens < choice.tokens:
             raise _out_of_order()
+        before = choice.tokens
         choice.tokens, choice.reason = delta.tokens, _REASONS.get(delta.finish)
-        choice.token_ids.append(delta.token)
-        choice.held = list(delta.held)
+        if delta.tokens > before:
+            choice.untold.append(delta.token)
+        if not delta.untold:
+            choice.token_ids += choice.untold
+            choice.untold = []
+            choice.held = list(delta.held)
         if last != all(self._answers[each].reason is not None for each in self._asked):
             raise _out_of_order()
         if last:

@@ -224,6 +224,7 @@ class SealedDelta(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     PARSED_FIELD_NUMBER: _builtins.int
+    UNTOLD_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     tokens: _builtins.int
     """generated so far"""
@@ -236,6 +237,8 @@ class SealedDelta(_message.Message):
     """which answer this is of, from 0"""
     token: _builtins.int
     """What a `Resume` needs: every token has a chunk."""
+    untold: _builtins.bool
+    """as RowOutput's; the last chunk brings what was untold, and has no token of its own then"""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
     @_builtins.property
@@ -255,10 +258,11 @@ class SealedDelta(_message.Message):
         token: _builtins.int = ...,
         held: _abc.Iterable[Global___TokenLogprob] | None = ...,
         parsed: Global___Parsed | None = ...,
+        untold: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parsed", b"parsed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "padding", b"padding", "parsed", b"parsed", "prompt_tokens", b"prompt_tokens", "text", b"text", "token", b"token", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "padding", b"padding", "parsed", b"parsed", "prompt_tokens", b"prompt_tokens", "text", b"text", "token", b"token", "tokens", b"tokens", "untold", b"untold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

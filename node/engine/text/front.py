@@ -2,7 +2,8 @@
 
 A thread of its own loads the tokenizer while the weights load. It and a few more turn prompts into tokens
 while the compute loop runs, by turns of the clients (node.engine.text.turns): no client waits for what
-another one's prompt costs. Tokens become text in the thread in which they arrive (`deliver`).
+another one's prompt costs. Tokens become text in the thread in which they arrive (`deliver`). Tool calls are
+read beside it, by turns of the clients, too: what a row says from a call on is told once the call is read.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from sealring.node.engine import params
 from sealring.node.engine.drafts import Lookup
 from sealring.node.engine.grammar import Follower, Grammars, left_its_grammar
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
+from sealring.node.engine.text.calls import AT_ONCE, CallReader
 from sealring.node.engine.text.chat import encode_chat, sections_of
 from sealring.node.engine.text.constraints import grammar_of, may_be_held
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
@@ -175,6 +177,21 @@ class Answer:
             parsed.stop = self._stops.matched
         return text, parsed
 
+    @property
+    def unread(self) -> str | None:
+        """The content of a call that has to be read before anything more is told: `read` has to follow."""
+        return None if self._sections is None else self._sections.unread
+
+    @property
+    def tools(self) -> Sequence[Any]:
+        """Those that its calls may be of, as OpenAI's."""
+        return () if self._sections is None else self._sections.tools
+
+    def read(self, calls: Sequence[inference.ToolCall] | None) -> tuple[str, inference.Parsed | None]:
+        """As `divide`: what may be told once it is known what the `unread` call holds; None: it is text."""
+        assert self._sections is not None
+        return self._sections.read(calls)
+
     def resume(self, resume: inference.Resume) -> None:
         """Goes to where the answer was when its ring broke; whatever was told then is not told again.
 
@@ -186,6 +203,8 @@ class Answer:
             text = self.add(token)
             self._told += len(text)
             self.divide(text)
+            while self.unread is not None:  # what it holds has been told
+                self.read([])
             if self._log is not None and index >= told:
                 self._log.restore(resume.held[index - told], start, self._certain)
         if self.finish:
@@ -208,6 +227,9 @@ class OpenRow:
 
     `copies` are rows that will be once it is, and go with it until then. `scored` are the prompt's tokens
     until their log-probabilities are told. A row of which nothing is guessed has no `lookup`.
+
+    `untold` is what is to be told as soon as a call has been read. A row has `ended` once the gateway has its
+    last token.
     """
 
     prompt: Tokens | None
@@ -217,7 +239,11 @@ class OpenRow:
     lookup: Lookup | None
     copies: list[int] = field(default_factory=list)
     scored: Sequence[int] = ()
+    client: bytes = b""
     generated: list[int] = field(default_factory=list)
+    untold: control.RowOutput | None = None
+    reading: bool = False  # its call is in line to be read, or is being read
+    ended: bool = False
 
 
 class Front:
@@ -250,6 +276,9 @@ class Front:
         self._generation = 0
         self._speculate = False
         self._lock = threading.Lock()
+        self._telling = threading.Lock()  # what is told of rows, in order; taken before the other lock
+        self._unread_calls: Turns[tuple[int, OpenRow, int]] = Turns()
+        self._calls: CallReader | None = None
         self._loaded = threading.Event()
         self._failure: BaseException | None = None
         self._tokenizer: Tokenizer | None = None
@@ -257,6 +286,8 @@ class Front:
         threading.Thread(target=self._run, args=(path,), name="front", daemon=True).start()
         for number in range(1, READERS):
             threading.Thread(target=self._read, name=f"front {number}", daemon=True).start()
+        for number in range(AT_ONCE):
+            threading.Thread(target=self._read_calls, name=f"calls {number}", daemon=True).start()
 
     def wait_loaded(self) -> None:
         """Returns when the tokenizer is there. Raises ModelError where the folder has none that works."""
@@ -290,6 +321,7 @@ class Front:
         """Ends the threads."""
         self.close_rows()
         self._turns.close()
+        self._unread_calls.close()
 
     # The thread that reads commands
 
@@ -309,8 +341,8 @@ class Front:
                 self._emit(refusal(command.row, full))
                 return
             self._unread += size
-            client = command.client or command.prefix_scope
-            self._turns.put(client, command.row, (self._generation, command), long=size > LONG_BYTES)
+            item = self._generation, command
+            self._turns.put(_client(command), command.row, item, long=size > LONG_BYTES)
 
     def discard(self, row: int) -> None:
         """Forgets a row that no step will name; if it waits to be read it is refused instead."""
@@ -326,8 +358,9 @@ class Front:
 
     def close_rows(self) -> None:
         """Forgets all rows, also those that wait to be opened."""
-        with self._lock:
+        with self._telling, self._lock:
             self._generation += 1
+            self._unread_calls.clear()
             self._unread -= sum(command.ByteSize() for _, command in self._turns.clear())
             self._rows.clear()
             self._asking.clear()
@@ -356,6 +389,8 @@ class Front:
     def _run(self, path: Path) -> None:
         try:
             self._tokenizer = load_tokenizer(path, context=self._context)
+            if parser := self._tokenizer.format.parser:
+                self._calls = CallReader(parser)
             self.grammars.prepare()
         except BaseException as error:
             self._failure = error
@@ -365,6 +400,8 @@ class Front:
         self._read()
         self._tokenizer.close()
         self.grammars.close()
+        if self._calls is not None:
+            self._calls.close()
 
     def _read(self) -> None:
         self._loaded.wait()
@@ -457,9 +494,14 @@ class Front:
 
         lookup = Lookup(tokens) if opened.drafts else None
         scored = ids if scores else ()
-        row = OpenRow(tokens, record, answer(), names, lookup, list(numbers[1:]), scored)
+        client = _client(command)
+        row = OpenRow(tokens, record, answer(), names, lookup, list(numbers[1:]), scored, client)
+        if row.answer.tools and self._calls is not None:
+            self._calls.prepare()
         row.answer.resume(resume)
-        copies = (OpenRow(None, b"", answer(), None, lookup and lookup.copy()) for _ in row.copies)
+        copies = (
+            OpenRow(None, b"", answer(), None, lookup and lookup.copy(), client=client) for _ in row.copies
+        )
         return opened, [row, *copies]
 
     def _grammar(self, prompt: inference.Prompt, tokenizer: Tokenizer, said: str) -> tuple[str, Any]:
@@ -564,6 +606,8 @@ class Front:
         with self._lock:  # `open`, in another thread, may be counting rows
             opened = self._rows.pop(row, None)
             self._asking.pop(row, None)
+        if opened is not None and opened.reading and not opened.ended:
+            self._unread_calls.remove(row)
         for copy in opened.copies if opened is not None else ():
             self.forget(copy)
 
@@ -575,6 +619,10 @@ class Front:
 
     def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
         """Tells the gateway what a step brought. Rows that have finished or are gone are left out."""
+        with self._telling:
+            self._deliver(step, tokens, logprobs)
+
+    def _deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
         outputs, failed, opened = [], [], None
         for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
             opened = self._rows.get(row)
@@ -627,10 +675,102 @@ class Front:
             if answer.finish:  # the last token was not computed on
                 output.prefixes = opened.names.extend(np.array(opened.generated, np.uint32).tobytes())
             opened.generated.append(token)
-        if output.ByteSize() > MAX_OUTPUT_BYTES:
-            answer.finish = inference.FINISH_REASON_STOP
+        return self._whole(row, opened, output)
+
+    def _whole(self, row: int, opened: OpenRow, output: control.RowOutput) -> control.RowOutput:
+        """The output with what was untold before it; without its content while a call has to be read.
+
+        Raises ResourceExhausted (OUTPUT_TOO_LARGE).
+        """
+        answer = opened.answer
+        content = output if opened.untold is None else _joined(opened.untold, output)
+        opened.untold = None
+        if content.ByteSize() > MAX_OUTPUT_BYTES:
+            answer.finish = inference.FINISH_REASON_STOP  # nothing more is told
             raise _too_large()
-        return output
+        if answer.unread is None:
+            return content
+        if not opened.reading:
+            self._ask(row, opened)
+        opened.untold = content
+        opened.ended = bool(output.finish)
+        bare = control.RowOutput(row=row, untold=True)
+        for name in ("token", "tokens", "finish", "prefixes"):
+            setattr(bare, name, getattr(output, name))
+        return bare
+
+    def _ask(self, row: int, opened: OpenRow) -> None:
+        opened.reading = True
+        self._unread_calls.put(opened.client, row, (row, opened, self._generation), long=False)
+
+    # The threads that read calls
+
+    def _read_calls(self) -> None:
+        self._loaded.wait()
+        while (turn := self._unread_calls.take()) is not None:
+            try:
+                self._read_call(*turn.item)
+            finally:
+                self._unread_calls.done(turn)
+
+    def _read_call(self, row: int, opened: OpenRow, generation: int) -> None:
+        answer, found = opened.answer, None
+        assert self._calls is not None
+        assert answer.unread is not None
+        if not self._awaited(row, opened, generation):
+            return
+        try:
+            found = self._calls.read(answer.unread, answer.tools)
+        except SealringError as error:
+            answer.finish = inference.FINISH_REASON_STOP  # nothing more is told
+            with self._telling:
+                if self._awaited(row, opened, generation):
+                    self._emit(refusal(row, error))
+            return
+        with self._telling:
+            if self._awaited(row, opened, generation):
+                self._tell_read(row, opened, found)
+
+    def _tell_read(self, row: int, opened: OpenRow, calls: Sequence[inference.ToolCall] | None) -> None:
+        """Goes on behind a call that has been read. What it held is told with the next token, or now where
+        there is none."""
+        answer, opened.reading = opened.answer, False
+        output = control.RowOutput(row=row, tokens=answer.tokens, finish=answer.finish)
+        output.text, parsed = answer.read(calls)
+        if parsed is not None:
+            output.parsed.CopyFrom(parsed)
+        assert opened.untold is not None
+        content = opened.untold = _joined(opened.untold, output)
+        if answer.unread is not None:
+            self._ask(row, opened)
+        elif opened.ended:
+            large = content.ByteSize() > MAX_OUTPUT_BYTES
+            late = control.StepDone(outputs=[content])
+            self._emit(refusal(row, _too_large()) if large else engine.EngineEvent(done=late))
+
+    def _awaited(self, row: int, opened: OpenRow, generation: int) -> bool:
+        """Whether anybody waits for what the row has not told yet: it is open, or the gateway has its last
+        token."""
+        return generation == self._generation and (opened.ended or self._rows.get(row) is opened)
+
+
+def _joined(first: control.RowOutput, then: control.RowOutput) -> control.RowOutput:
+    """Two outputs of a row as one: what the first one brings to tell before what the second one does."""
+    joined = control.RowOutput()
+    joined.CopyFrom(then)
+    joined.text = first.text + then.text
+    del joined.logprobs[:]
+    joined.logprobs.extend([*first.logprobs, *then.logprobs])
+    if first.HasField("parsed"):
+        joined.parsed.CopyFrom(first.parsed)
+        joined.parsed.reasoning += then.parsed.reasoning
+        joined.parsed.tool_calls.extend(then.parsed.tool_calls)
+        joined.parsed.stop = then.parsed.stop or first.parsed.stop
+    return joined
+
+
+def _client(command: engine.OpenEngineRow) -> bytes:
+    return command.client or command.prefix_scope
 
 
 def _parts(outputs: Sequence[control.RowOutput]) -> list[list[control.RowOutput]]:

@@ -49,16 +49,21 @@ def _some(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return calls
 
 
-Found = tuple[str, tuple[str, str], Callable[[str, Any], Any]]
+PARSERS: dict[str, Callable[[str, Any], Any]] = {
+    "deepseek_v3": parse_deepseek,
+    "deepseek": parse_deepseek,
+    "dsml": parse_dsml,
+}
+"""By name."""
 
 
-def deepseek_format(source: str, vocabulary: Collection[str]) -> Found | None:
-    """Name, markers and parser by a model's chat template and tokens; None for models of others."""
+def deepseek_format(source: str, vocabulary: Collection[str]) -> tuple[str, tuple[str, str]] | None:
+    """Name of the parser and markers by a model's chat template and tokens; None for models of others."""
     if "<｜tool▁calls▁begin｜>" in source:
         name = "deepseek_v3" if "```json" in source else "deepseek"
-        return name, ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), parse_deepseek
+        return name, ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
     if _DSML in vocabulary:
-        return "dsml", (f"<{_DSML}function_calls>", f"</{_DSML}function_calls>"), parse_dsml
+        return "dsml", (f"<{_DSML}function_calls>", f"</{_DSML}function_calls>")
     return None
 
 

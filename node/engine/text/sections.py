@@ -8,15 +8,15 @@ only as that token, so that no text can forge it.
 from __future__ import annotations
 
 import importlib
-import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.tools import check_tool_name, parse_json_object
+from sealring.mesh.prompt.tools import parse_json_object
 from sealring.node.engine import mlx_lm_import
+from sealring.node.engine.text.calls import calls_of
 from sealring.node.engine.text.detokenizer import Detokenizer
 from sealring.node.engine.text.parsers import HARMONY_TOKENS, deepseek_format, harmony_section
 from sealring.v1 import inference_pb2 as inference
@@ -52,8 +52,6 @@ _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _NAMED = re.compile(f"{_OPEN}[^{_CLOSE}]*{_CLOSE}")
 _MARKS = re.compile(f"[{_OPEN}{_CLOSE}]")
 
-Parse = Callable[[str, Any], Any]
-
 
 @dataclass(frozen=True)
 class Format:
@@ -61,14 +59,19 @@ class Format:
 
     thinking: tuple[str, str] | None = None
     call: tuple[str, str] | None = None
-    parse: Parse | None = None
     name: str = ""
-    """Of the parser, by which node.engine.text.constraints knows how calls are written."""
+    """Of the parser (node.engine.text.calls), by which node.engine.text.constraints knows how calls are
+    written."""
     final: str = ""
     """The header of a message that is text, where answers are of messages (Harmony)."""
 
     def __bool__(self) -> bool:
         return self.thinking is not None or self.call is not None
+
+    @property
+    def parser(self) -> str:
+        """The parser that reads calls; empty where the message's header and its JSON say all."""
+        return "" if self.final else self.name
 
 
 _HARMONY = Format(
@@ -91,13 +94,13 @@ def format_of(source: str, vocabulary: Collection[str], parser: str = "") -> For
     if not name and vocabulary_has(vocabulary, "<|tool_call_start|>", "<|tool_call_end|>"):
         name = "pythonic"
     if not name and (found_one := deepseek_format(source, vocabulary)) is not None:
-        name, markers, parse = found_one
-        return Format(thinking, markers, parse, name)
+        name, markers = found_one
+        return Format(thinking, markers, name)
     if not name:
         return Format(thinking)
     mlx_lm_import.install()
     module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    return Format(thinking, (module.tool_call_start, module.tool_call_end), module.parse_tool_call, name)
+    return Format(thinking, (module.tool_call_start, module.tool_call_end), name)
 
 
 def vocabulary_has(vocabulary: Collection[str], *tokens: str) -> bool:
@@ -126,8 +129,8 @@ class Sections:
     def __init__(
         self, form: Format, special: Collection[str], chat: inference.Chat, prompt_end: str = ""
     ) -> None:
-        self._parse = form.parse
-        self._tools = [
+        self.parser = form.parser
+        self.tools = [
             {"type": "function", "function": {"name": one.name, "parameters": parameters(one)}}
             for one in chat.tools
         ]
@@ -137,6 +140,12 @@ class Sections:
         self._begins = False
         self.over = False
         """Whether the answer has had its one call."""
+
+        self.unread: str | None = None
+        """The content of a call that has ended and is not read yet: `read` has to follow. What comes after
+        it is held until then."""
+
+        self._finish: inference.FinishReason.ValueType = inference.FINISH_REASON_UNSPECIFIED
         begin, end = form.thinking or ("", "")
         if form.final:
             self._state = "header"
@@ -163,29 +172,47 @@ class Sections:
         self, text: str, finish: inference.FinishReason.ValueType
     ) -> tuple[str, inference.Parsed | None]:
         """The text that may be told now, and what else there is. `finish` is set with the last piece."""
-        parsed = inference.Parsed()
-        told = ""
         self._held += text
-        while not self.over:
-            start, marker = self._next(final=bool(finish))
+        self._finish = finish
+        return self._divide("", inference.Parsed())
+
+    def read(self, calls: Sequence[inference.ToolCall] | None) -> tuple[str, inference.Parsed | None]:
+        """As `take`, once it is known what the `unread` call holds. None: it cannot be read, and is text."""
+        parsed, told, self.unread = inference.Parsed(), "", None
+        if calls is None:
+            told = self._raw()
+        else:
+            self._call = ""
+            parsed.tool_calls.extend(calls[:1] if self._one_call else calls)
+        return self._divide(told, parsed)
+
+    def _divide(self, told: str, parsed: inference.Parsed) -> tuple[str, inference.Parsed | None]:
+        while not self.over and self.unread is None:
+            start, marker = self._next(final=bool(self._finish))
             piece, self._held = self._held[:start], self._held[start + len(marker) :]
             told += self._tell(piece, parsed)
+            called = self._state == "call" and (marker or self._finish)
+            if marker:
+                self._pass(marker)
+            elif called:
+                self._state = "text"
+            if called and (marker or self._finish != inference.FINISH_REASON_LENGTH):
+                told += self._close(parsed)
+            elif called:
+                told += self._raw()
             if not marker:
                 break
-            after = self._edges[self._state][marker]
-            if self._state == "header":
-                after, self._called = harmony_section(self._header)
-                after = "text" if after == "call" and not self._tools else after
-                self._header = ""
-            elif after == "header":
-                self._header = _MARKS.sub("", marker)
-            if self._state == "call":
-                told += self._close(parsed)
-            self._state, self._begins = after, True
-        if finish and self._state == "call":
-            cut = finish == inference.FINISH_REASON_LENGTH
-            told += self._raw() if cut else self._close(parsed)
         return told, parsed if parsed.reasoning or parsed.tool_calls else None
+
+    def _pass(self, marker: str) -> None:
+        after = self._edges[self._state][marker]
+        if self._state == "header":
+            after, self._called = harmony_section(self._header)
+            after = "text" if after == "call" and not self.tools else after
+            self._header = ""
+        elif after == "header":
+            self._header = _MARKS.sub("", marker)
+        self._state, self._begins = after, True
 
     def _next(self, *, final: bool) -> tuple[int, str]:
         """Where what may be told ends, and the marker there, if a whole one is."""
@@ -220,17 +247,18 @@ class Sections:
         return text
 
     def _close(self, parsed: inference.Parsed) -> str:
-        """The call has ended; what cannot be read is told as text."""
+        """The call has ended; what cannot be read is told as text. One that may be the only one is the end of
+        the answer all the same."""
+        self.over = self._one_call
+        if self.parser:
+            self.unread = self._call
+            return ""
         try:
-            found: Any = {"name": self._called, "arguments": self._call}
-            if self._parse is not None:
-                found = self._parse(self._call, self._tools)
-            calls = [_call(one) for one in (found if isinstance(found, list) else [found])]
-        except Exception:  # whatever a parser raises on what a model has made up
+            calls = calls_of({"name": self._called, "arguments": self._call})
+        except Exception:  # whatever a model has made up
             return self._raw()
         self._call = ""
-        parsed.tool_calls.extend(calls[:1] if self._one_call else calls)
-        self.over = self._one_call and bool(calls)
+        parsed.tool_calls.extend(inference.ToolCall(**call) for call in calls)
         return ""
 
     def _raw(self) -> str:
@@ -249,19 +277,6 @@ def _spelt(marker: str, special: Collection[str]) -> str:
         if name in marker:
             return marker.replace(name, f"{_OPEN}{name}{_CLOSE}")
     return marker
-
-
-def _call(found: Any) -> inference.ToolCall:
-    """Raises what anything but a call with a name and an object of arguments leads to."""
-    arguments = found["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    parse_json_object(arguments, "arguments")
-    check_tool_name(found["name"], "name")
-    name = found.get("id")
-    return inference.ToolCall(
-        id=name if isinstance(name, str) else "", name=found["name"], arguments=arguments
-    )
 
 
 def no_tool_calls() -> InvalidInput:

@@ -7,10 +7,8 @@ costs two seconds and 0.2 GiB.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
-import resource
 import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -23,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sealring.mesh.errors import ModelError, SealringError
 from sealring.mesh.system.start import forbid_core_files
-from sealring.node.engine.helper import serve
+from sealring.node.engine.helper import hold_to, serve
 from sealring.node.engine.text.rendering import Messages, Tools, refused
 
 
@@ -113,8 +111,7 @@ def main() -> None:
     """
     forbid_core_files()
     seconds, address = map(int, sys.argv[1:])
-    with contextlib.suppress(ValueError, OSError):  # not every system holds a process to it
-        resource.setrlimit(resource.RLIMIT_AS, (address, address))
+    hold_to(address)
     template: ChatTemplate | None = None
 
     def answer(told: dict[str, Any]) -> dict[str, Any]:

@@ -199,11 +199,11 @@ class LoadedTokenizer:
         )
         call = (self._wrapper.tool_call_start, self._wrapper.tool_call_end)
         name = getattr(self._wrapper.tool_parser, "__module__", "").rpartition(".")[2]
-        found: tuple[str, Any, Any] = (name, call, self._wrapper.tool_parser)
+        found: tuple[str, Any] = (name, call)
         if not self._wrapper.has_tool_calling:
             names = () if backend is None else backend.get_vocab(with_added_tokens=True)
-            found = deepseek_format(source if isinstance(source, str) else "", names) or ("", None, None)
-        self.format = Format(thinking, found[1], found[2], found[0])
+            found = deepseek_format(source if isinstance(source, str) else "", names) or ("", None)
+        self.format = Format(thinking, found[1], found[0])
         self.special: Mapping[int, str] = {
             token: self._wrapper.decode([token]) for token in self._wrapper.all_special_ids
         }

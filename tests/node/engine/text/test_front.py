@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -20,12 +21,14 @@ from sealring.mesh.ring.prefix_names import split
 from sealring.node.engine import params
 from sealring.node.engine.logprobs import TokenLogprobs
 from sealring.node.engine.text import front as front_module
+from sealring.node.engine.text.calls import parser_of, read_call
 from sealring.node.engine.text.chat import sections_of
 from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings
 from sealring.node.engine.text.front import Answer, Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.trial import bad_grammar
+from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1.membership_pb2 import Problem
@@ -802,9 +805,13 @@ def test_reasoning_and_calls_are_told_beside_the_text_also_after_a_fault(folder:
     def told(one: Answer, tokens: bytes) -> tuple[str, list[str]]:
         text, calls = "", []
         for token in [*tokens]:
-            piece, parsed = one.divide(one.add(token))
-            text += piece
-            calls += [call.arguments for call in parsed.tool_calls] if parsed else []
+            pieces = [one.divide(one.add(token))]
+            while one.unread is not None:
+                found = read_call(parser_of("json_tools"), one.unread, one.tools)
+                pieces.append(one.read(found and [inference.ToolCall(**call) for call in found]))
+            for piece, parsed in pieces:
+                text += piece
+                calls += [call.arguments for call in parsed.tool_calls] if parsed else []
         return text, calls
 
     first, second = answer(), answer()
@@ -812,3 +819,138 @@ def test_reasoning_and_calls_are_told_beside_the_text_also_after_a_fault(folder:
     second.resume(inference.Resume(tokens=said[:cut]))
     after = told(second, said[cut:])
     assert (before[0] + after[0], before[1] + after[1]) == ("a ", ['{"at": 1}'])
+
+
+def with_tools(folder: Path, parser: str) -> None:
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"tool_parser_type": parser}))
+
+
+class Reading(Desk):
+    """A front whose model calls tools, the process that reads its calls, and all that is told of rows."""
+
+    def __init__(self, folder: Path) -> None:
+        with_tools(folder, "glm47")
+        before = set(psutil.Process().children(recursive=True))
+        super().__init__(folder, 1 << 16)
+        self.ask(99)
+        self.front.forget(99)
+        self.process = next(
+            child
+            for child in set(psutil.Process().children()) - before
+            if any(part.endswith(".calls") for part in child.cmdline())
+        )
+
+    def ask(self, row: int, client: bytes = b"", **fields: Any) -> None:
+        chat = inference.Chat(messages=[USER], tools=[inference.Tool(name="look")], **fields)
+        prompt = inference.Prompt(chat=chat)
+        self.front.open(engine.OpenEngineRow(row=row, prompt=prompt, client=client))
+        assert self.events.get(timeout=200).opened.row == row
+
+    def step(self, **tokens: int) -> list[control.RowOutput]:
+        """What a step brings of rows that are named `row1` and so on."""
+        self._step += 1
+        rows = tuple(int(name[3:]) for name in tokens)
+        step = ResolvedStep(self._step, bytes(32), (), (), 0, rows, rows)
+        self.front.deliver(step, list(tokens.values()), {})
+        done = self.events.get(timeout=200).done
+        assert done.step == self._step
+        return list(done.outputs)
+
+    def say(self, row: str, text: bytes) -> list[control.RowOutput]:
+        return [output for token in text for output in self.step(**{row: token})]
+
+    def late(self) -> control.RowOutput:
+        """What a row tells after its last token."""
+        done = self.events.get(timeout=200).done
+        assert not done.step
+        (output,) = done.outputs
+        return output
+
+
+USER = inference.ChatMessage(role="user", content="hi")
+CALLED = b"<tool_call>look<arg_key>at</arg_key><arg_value>x</arg_value></tool_call>"
+LOOK = inference.ToolCall(name="look", arguments='{"at": "x"}')
+HOSTILE = b"<tool_call>" + b"<arg_key>" * 700 + b"</arg_key><arg_value>" * 700
+
+
+@pytest.fixture
+def reading(folder: Path) -> Iterator[Reading]:
+    made = Reading(folder)
+    yield made
+    made.front.stop()
+    made.process.kill()
+
+
+def test_other_rows_are_told_on_while_a_call_is_read(reading: Reading) -> None:
+    reading.ask(1)
+    reading.ask(2)
+    reading.process.suspend()
+    *before, last = reading.say("row1", b"a " + CALLED)
+    assert "".join(output.text for output in before) == "a "
+    assert (last.untold, last.tokens, last.text) == (True, len(b"a " + CALLED), "")
+    told = [*reading.say("row2", b"x"), *reading.step(row1=ord("b"), row2=ord("y"))]
+    assert [(one.row, one.text, one.untold) for one in told] == [
+        (2, "x", False),
+        (1, "", True),
+        (2, "y", False),
+    ]
+    ended, other = reading.step(row1=END, row2=ord("z"))
+    assert (ended.finish, ended.untold, other.text) == (inference.FINISH_REASON_STOP, True, "z")
+    reading.front.forget(1)  # the gateway evicts what has finished
+    assert [one.row for one in reading.step(row1=7, row2=ord("."))] == [2]
+    reading.process.resume()
+    late = reading.late()
+    assert (late.row, late.text, list(late.parsed.tool_calls)) == (1, "b", [LOOK])
+    assert (late.tokens, late.finish, late.untold) == (ended.tokens, ended.finish, False)
+    assert reading.events.empty()
+
+
+def test_a_parser_that_takes_for_ever_makes_its_call_text(reading: Reading) -> None:
+    reading.ask(1)
+    reading.say("row1", HOSTILE)
+    (ended,) = reading.step(row1=END)
+    assert ended.untold
+    late = reading.late()
+    assert (late.text, len(late.parsed.tool_calls)) == (HOSTILE.decode(), 0)
+    reading.ask(2)
+    told = [*reading.say("row2", CALLED), *reading.step(row2=END)]
+    told += [reading.late()] if told[-1].untold else []
+    assert [call for one in told for call in one.parsed.tool_calls] == [LOOK]
+
+
+def test_a_row_that_leaves_while_its_call_is_read_leaves_nothing(reading: Reading) -> None:
+    """One that is evicted, and one whose epoch ends, though all of its tokens had come."""
+    for row, end in ((1, lambda: reading.front.forget(1)), (2, reading.front.close_rows)):
+        reading.ask(row)
+        reading.process.suspend()
+        reading.say(f"row{row}", CALLED)
+        if row == 2:
+            reading.step(row2=END)
+        end()
+        reading.process.resume()
+    reading.ask(3)
+    told = [*reading.say("row3", CALLED + b"c"), *reading.step(row3=END)]
+    told += [reading.late()] if told[-1].untold else []
+    assert "".join(one.text for one in told) == "c"
+    assert [call for one in told for call in one.parsed.tool_calls] == [LOOK]
+    assert reading.events.empty()
+
+
+def test_the_calls_of_one_client_hold_up_its_own(reading: Reading) -> None:
+    reading.process.suspend()
+    for row in (1, 2):
+        reading.ask(row, b"one")
+        reading.say(f"row{row}", CALLED)
+    reading.ask(3, b"other")
+    told = [*reading.say("row3", CALLED), *reading.step(row3=END)]
+    told += [reading.late()] if told[-1].untold else []
+    assert [call for one in told for call in one.parsed.tool_calls] == [LOOK]
+    reading.process.resume()
+
+
+def test_the_one_call_of_an_answer_is_its_end(reading: Reading) -> None:
+    reading.ask(1, one_call=True)
+    told = reading.say("row1", CALLED)
+    assert (told[-1].finish, told[-1].untold) == (inference.FINISH_REASON_STOP, True)
+    assert list(reading.late().parsed.tool_calls) == [LOOK]

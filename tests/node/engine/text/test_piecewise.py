@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.grammar import Follower, Grammars
+from sealring.node.engine.text.calls import parser_of
 from sealring.node.engine.text.constraints import grammar_of
-from sealring.node.engine.text.parsers import parse_dsml
 from sealring.node.engine.text.sections import Format
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.v1 import inference_pb2 as inference
@@ -50,10 +50,10 @@ def takes(grammar: str, answer: str) -> bool:
 
 def form_of(name: str) -> Format:
     if name == "dsml":
-        return Format(None, ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"), parse_dsml, name)
+        return Format(None, ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"), name)
     mlx_lm_import.install()
     module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    return Format(None, (module.tool_call_start, module.tool_call_end), module.parse_tool_call, name)
+    return Format(None, (module.tool_call_start, module.tool_call_end), name)
 
 
 def schema_of(choices: random.Random, parser: str) -> dict[str, Any]:
@@ -86,9 +86,8 @@ def asked(schema: dict[str, Any], *, strict: bool = True, **fields: Any) -> infe
 
 def read(form: Format, text: str, schema: dict[str, Any]) -> Any:
     assert form.call is not None
-    assert form.parse is not None
     tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
-    found = form.parse(text.removesuffix(form.call[1]), tools)
+    found = parser_of(form.name)(text.removesuffix(form.call[1]), tools)
     (call,) = found if isinstance(found, list) else [found]
     assert call["name"] == "look"
     return call["arguments"]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sealring.node.engine.text.calls import parser_of, read_call
 from sealring.node.engine.text.detokenizer import BytesDetokenizer
 from sealring.node.engine.text.parsers import HARMONY_TOKENS
 from sealring.node.engine.text.sections import Format, Sections, SpeltDetokenizer, format_of
@@ -28,17 +29,26 @@ def chat(**fields: Any) -> inference.Chat:
     return inference.Chat(tools=[inference.Tool(name="look")], **fields)
 
 
+def read_here(sections: Sections) -> list[inference.ToolCall] | None:
+    assert sections.unread is not None
+    found = read_call(parser_of(sections.parser), sections.unread, sections.tools)
+    return found and [inference.ToolCall(**call) for call in found]
+
+
 def read(
     sections: Sections, pieces: list[str], finish: inference.FinishReason.ValueType = STOP
 ) -> tuple[str, str, list[tuple[str, Any]]]:
     """Text, reasoning and calls of an answer that comes in these pieces."""
     text, parsed = "", inference.Parsed()
     for number, piece in enumerate(pieces, 1):
-        told, beside = sections.take(piece, finish if number == len(pieces) else MORE)
-        text += told
-        if beside is not None:
-            parsed.reasoning += beside.reasoning
-            parsed.tool_calls.extend(beside.tool_calls)
+        told = [sections.take(piece, finish if number == len(pieces) else MORE)]
+        while sections.unread is not None:
+            told.append(sections.read(read_here(sections)))
+        for part, beside in told:
+            text += part
+            if beside is not None:
+                parsed.reasoning += beside.reasoning
+                parsed.tool_calls.extend(beside.tool_calls)
     return text, parsed.reasoning, [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls]
 
 
@@ -75,8 +85,9 @@ def test_without_tools_nothing_is_a_call() -> None:
 
 def test_the_answer_ends_with_its_one_call() -> None:
     sections = Sections(QWEN, (), chat(one_call=True))
-    text, parsed = sections.take(CALL + CALL, MORE)
-    assert sections.over
+    assert sections.take(CALL + CALL, MORE) == ("", None)
+    assert sections.over, "before it is read: no token behind it is the answer's"
+    text, parsed = sections.read(read_here(sections))
     assert (text, len(parsed.tool_calls) if parsed else 0) == ("", 1)
 
 
