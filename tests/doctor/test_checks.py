@@ -170,6 +170,8 @@ def test_power(view: View, name: str, expected: dict[str, Severity]) -> None:
     shown = {identifier: one.severity for identifier, one in found.items()}
     assert shown == {"power.heat": Severity.OK, "restarts.filevault": Severity.NOTE, **expected}
     assert "power cut" in found["restarts.filevault"].why
+    hot = FakeSystem({"/usr/bin/pmset -g therm": recording("therm-hot.txt")})
+    assert by_id(power.check(hot, view))["power.heat"].severity is Severity.WARNING
     open_disk = by_id(power.check_restarts(FakeSystem({"/usr/bin/fdesetup": "FileVault is Off.\n"}), view))
     assert open_disk["restarts.filevault"].severity is Severity.OK
 

@@ -350,3 +350,8 @@ def test_the_planned_model(
         assert found.what.endswith(f"({'0' * 16}, planned {DIGEST.hex()[:16]})")
     elif severity is Severity.OK:
         assert found.what.endswith(f"({DIGEST.hex()[:16]})")
+
+
+async def test_where_no_daemon_can_be_asked_the_view_stays(enrolled: View) -> None:
+    view = replace(enrolled, state=None)
+    assert await daemon.ask_daemon(view) is view

@@ -78,7 +78,15 @@ def test_no_form_of_a_report_in_json_raises(buses: object) -> None:
         storage.parse_profile(text)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '{"SPThunderboltDataType": ' + "1" * 5000 + "}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"SPThunderboltDataType": {}}',
+        "[" * 100_000,
+        "1" * 5000,
+        '{"SPThunderboltDataType": ' + "1" * 5000 + "}",
+    ],
+)
 def test_what_breaks_json_readers_breaks_none(text: str) -> None:
     assert thunderbolt.parse_profile(text) is None
     assert storage.parse_profile(text) is None

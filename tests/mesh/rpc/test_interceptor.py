@@ -229,3 +229,11 @@ async def test_a_lease_only_grows_and_an_ended_one_not_at_all(at: Any) -> None:
             finally:
                 lease.extend(NOW + 100)
                 assert lease.ends == NOW - 2 * SKEW_SECONDS
+
+
+async def test_what_nobody_serves_has_no_handler() -> None:
+    async def nobody(details: Any) -> None:
+        return None
+
+    details: Any = None
+    assert await ErrorInterceptor().intercept_service(nobody, details) is None

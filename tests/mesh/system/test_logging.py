@@ -191,19 +191,22 @@ def test_deep_frames_are_all_there(out: io.StringIO) -> None:
     assert MARK not in out.getvalue()
 
 
-def test_of_our_error_the_foreign_cause_is_placed(out: io.StringIO) -> None:
+@pytest.mark.parametrize("caused", [True, False])
+def test_our_errors_are_told_in_words_and_a_foreign_cause_is_placed(out: io.StringIO, caused: bool) -> None:
     """Clients get an error of a model's code without its place, so the log has to name it."""
     try:
         try:
             raise KeyError(MARK)
         except KeyError as cause:
-            raise NotFound("no node abc") from cause
+            raise NotFound("no node abc", hint="look") from (cause if caused else None)
     except NotFound as error:
         structlog.get_logger().warning("refused", exc_info=error)
     line = last(out)
-    assert line["error"] == "NOT_FOUND: no node abc"
-    assert line["exception"][0] == "KeyError"
-    assert "test_of_our_error" in line["exception"][1]
+    assert line["error"] == "NOT_FOUND: no node abc (hint: look)"
+    assert ("exception" in line) == caused
+    if caused:
+        assert line["exception"][0] == "KeyError"
+        assert "test_our_errors" in line["exception"][1]
     assert MARK not in out.getvalue()
 
 
