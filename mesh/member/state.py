@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -25,9 +26,11 @@ from sealring.mesh.pki.certificates import (
     to_pem,
 )
 from sealring.mesh.pki.root import RootMetadata, decode_chain, encode_chain, follow_chain
-from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import read_bounded, read_secret, write_atomic
+
+if TYPE_CHECKING:
+    from sealring.mesh.rpc.tls import TlsMaterial  # imports grpc, which many commands do without
 
 IDENTITY_KEY = "identity.key"
 ROSTER = "roster.dsse"
@@ -162,6 +165,8 @@ def load_machine_state(folder: Path) -> MachineState:
             hint="restore it from a backup, or join again after: sealring node leave, sealring gateway leave",
             reason="MEMBER_STATE_CORRUPT",
         ) from error
+    from sealring.mesh.rpc.tls import TlsMaterial
+
     root = follow_chain(chain, root_sha256)
     material = TlsMaterial(private_key, certificate, root.authorities)
     return MachineState(peer, name, coordinator, root_sha256, root, material, join)
@@ -184,6 +189,8 @@ def own_material(
 
     Raises CertificateError (BAD_CERTIFICATE, and as `check_issued_by`).
     """
+    from sealring.mesh.rpc.tls import TlsMaterial
+
     try:
         der = parse_pem_leaf(chain)
     except ValueError:

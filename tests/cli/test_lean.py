@@ -38,21 +38,6 @@ print(sys.modules["rich"] is rich)
     assert run(code) == ["None False", "name  rows", "one      1", "True", "True"]
 
 
-def test_what_a_start_made_is_not_looked_through_again() -> None:
-    code = """
-from sealring.cli.local.processes import starting
-from sealring.mesh.system.start import collect_seldom
-collect_seldom()
-try:
-    with starting():
-        print(gc.isenabled(), gc.get_freeze_count())
-        raise KeyError
-except KeyError:
-    print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_threshold()[0])
-"""
-    assert run(code) == ["False 0", "True True 50000"]
-
-
 def test_deferred_asyncio_is_whole_when_it_is_used() -> None:
     code = """
 for name in [name for name in sys.modules if name.split(".")[0] in {"asyncio", "structlog"}]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from scriptedgateway import PIECES, ScriptedGateway, Stage, on_stage
+from scriptedgateway import ScriptedGateway, Stage, on_stage
 from typer.testing import CliRunner
 
 from sealring.cli import proxy
@@ -40,34 +39,6 @@ async def proxied(
         transport = httpx.ASGITransport(app=edge)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=200) as http:
             yield stage, http
-
-
-async def test_an_answer_with_the_heads_usage_and_the_verified_ring() -> None:
-    async with proxied() as (stage, http):
-        answer = await http.post("/v1/chat/completions", json=BODY)
-        metrics = (await http.get("/metrics")).text
-        assert b"capital" not in stage.gateway.requests[0].SerializeToString()
-    body = answer.json()
-    assert body["choices"][0]["message"]["content"] == "".join(PIECES)
-    assert body["choices"][0]["finish_reason"] == "stop"
-    assert body["usage"] == {
-        "prompt_tokens": 7,
-        "completion_tokens": 6,
-        "total_tokens": 13,
-        "prompt_tokens_details": {"cached_tokens": 0},
-    }
-    assert answer.headers["x-sealring-ring"] == "demo-0"
-    assert answer.headers["x-sealring-min-trust"] == "10"
-    assert 'sealring_prompt_tokens_total{model_name="demo"} 7.0' in metrics
-
-
-async def test_a_stream() -> None:
-    async with proxied() as (_, http):
-        answer = await http.post("/v1/chat/completions", json={**BODY, "stream": True})
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
-    assert events.pop() == "[DONE]"
-    pieces = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in events]
-    assert "".join(pieces) == "".join(PIECES)
 
 
 async def test_the_floor_of_the_proxy_and_of_the_request() -> None:
@@ -106,26 +77,6 @@ async def test_an_answer_without_text() -> None:
         stage.gateway.script = script
         body = (await http.post("/v1/chat/completions", json=BODY)).json()
     assert (body["choices"][0]["message"]["content"], body["usage"]["completion_tokens"]) == ("", 1)
-
-
-async def test_models_that_nobody_has_are_one_in_the_metrics() -> None:
-    async with proxied() as (_, http):
-        for name in ("made-up", "made-up-too"):
-            answer = await http.post("/v1/chat/completions", json={**BODY, "model": name})
-            assert answer.json()["error"]["code"] == "model_not_found"
-        metrics = (await http.get("/metrics")).text
-        models = (await http.get("/v1/models")).json()["data"]
-    assert "made-up" not in metrics
-    assert [model["id"] for model in models] == ["demo"]
-
-
-async def test_models_have_their_type_and_rows() -> None:
-    async with proxied() as (stage, http):
-        stage.gateway.serving = [inference.RingLoad(ring="demo-0", rows=7, model_type="llama")]
-        (model,) = (await http.get("/v1/models")).json()["data"]
-        one = (await http.get("/v1/models/demo")).json()
-    assert (model["model_type"], model["rows"], model["rings"]) == ("llama", 7, 1)
-    assert one == model
 
 
 async def test_a_cache_key_stays_on_this_machine() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -72,13 +71,6 @@ def test_a_step_is_counted_where_some_of_it_was_seen() -> None:
     assert (one.seconds, one.idle) == (1e-9, 100.0)
 
 
-def test_a_member_that_forgot_is_measured_by_what_it_remembers() -> None:
-    spans = [at(trace_pb2.ACTIVITY_COMPUTE, 80, 90)]
-    (one,) = member_shares(trace(spans, since=START + 80 * MILLISECOND))
-    assert one.shares["compute"] == pytest.approx(50)
-    assert one.seconds == pytest.approx(0.02)
-
-
 def test_members_without_a_trace_have_no_shares() -> None:
     found = trace([], [])
     found.members[1].problem.CopyFrom(membership_pb2.Problem(reason="MEMBER_OFFLINE"))
@@ -90,67 +82,6 @@ def test_an_activity_of_a_newer_release_is_shown_by_its_number() -> None:
     (one,) = member_shares(trace([at(99, 0, 10)]))
     assert one.shares["99"] == pytest.approx(10)
     assert chrome_trace(trace([at(99, 0, 10)]))["traceEvents"][-1]["tid"] == 0
-
-
-def test_the_chrome_trace_follows_the_format() -> None:
-    head = [
-        at(trace_pb2.ACTIVITY_COMPUTE, 0, 8),
-        at(trace_pb2.ACTIVITY_SEAL, 8, 8.5, record=1),
-        at(trace_pb2.ACTIVITY_SEND, 8.5, 9, record=1),
-        at(trace_pb2.ACTIVITY_SEND, 18, 19, step=2, record=2),
-    ]
-    tail = [
-        at(trace_pb2.ACTIVITY_RECEIVE, 9, 10, record=1),
-        at(trace_pb2.ACTIVITY_OPEN, 10, 10.5, record=1),
-        at(trace_pb2.ACTIVITY_SEND, 14, 15, record=1),
-    ]
-    made = json.loads(json.dumps(chrome_trace(trace(head, tail))))
-    assert set(made) == {"traceEvents", "displayTimeUnit", "otherData"}
-    assert made["displayTimeUnit"] == "ms"
-    events = made["traceEvents"]
-    for event in events:
-        assert isinstance(event["name"], str)
-        assert isinstance(event["pid"], int)
-        assert isinstance(event["tid"], int)
-        assert event["ph"] in ("X", "M", "s", "f")
-        if event["ph"] == "M":
-            assert event["name"] in (
-                "process_name",
-                "process_sort_index",
-                "thread_name",
-                "thread_sort_index",
-            )
-            assert event["args"]
-        else:
-            assert isinstance(event["ts"], float)
-        if event["ph"] == "X":
-            assert event["dur"] >= 0
-            assert event["args"]["step"] >= 1
-        if event["ph"] in ("s", "f"):
-            assert event["cat"] == "record"
-    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert names == {0: "0: node-0", 1: "1: node-1"}
-    (computed,) = [event for event in events if event["name"] == "compute"]
-    assert (computed["ts"], computed["dur"]) == (0, 8000)
-    arrows = [event for event in events if event["ph"] in ("s", "f")]
-    assert [(event["ph"], event["id"], event["pid"], event["ts"]) for event in arrows] == [
-        ("s", "0.1", 0, 8500),
-        ("f", "0.1", 1, 9000),
-    ]
-    assert arrows[1]["bp"] == "e"
-    slices = [event for event in events if event["ph"] == "X"]
-    for arrow in arrows:
-        assert any(
-            one["tid"] == arrow["tid"]
-            and one["pid"] == arrow["pid"]
-            and one["ts"] <= arrow["ts"] <= one["ts"] + one["dur"]
-            for one in slices
-        )
-
-
-def test_a_ring_of_one_has_no_arrows() -> None:
-    spans = [at(trace_pb2.ACTIVITY_SEND, 1, 2, record=1), at(trace_pb2.ACTIVITY_RECEIVE, 1, 2, record=1)]
-    assert not [one for one in chrome_trace(trace(spans))["traceEvents"] if one["ph"] in ("s", "f")]
 
 
 def test_a_process_for_each_member_and_a_thread_for_each_part_of_it() -> None:

@@ -214,7 +214,7 @@ async def test_reasoning_is_shown_and_no_part_of_the_answer() -> None:
     assert ("".join(pieces), answer.text, "".join(said)) == ("hm\n\nParis", "Paris", "Paris")
 
 
-async def test_the_command_asks_and_leaves(stage: Stage, sealring: Any) -> None:
+async def test_the_command_asks_and_leaves(stage: Stage, here: Any) -> None:
     async def echo(asked: inference_pb2.SealedPrompt) -> AsyncIterator[inference_pb2.SealedDelta]:
         said = [one.content for one in asked.prompt.chat.messages]
         finish = inference_pb2.FINISH_REASON_STOP
@@ -222,19 +222,19 @@ async def test_the_command_asks_and_leaves(stage: Stage, sealring: Any) -> None:
 
     stage.gateway.script = saying(echo)
     known = ("--gateway", stage.address, "--root-sha256", stage.cluster.pin)
-    done = await asyncio.to_thread(sealring, "chat", "hi", *known, "--json")
+    done = await asyncio.to_thread(here, "chat", "hi", *known, "--json")
     assert done.status == 0, done.err
     assert (done.data["answer"], done.data["sealed"]) == ('["hi"]', True)
-    done = await asyncio.to_thread(sealring, "chat", "-", *known, stdin="hi there\n")
+    done = await asyncio.to_thread(here, "chat", "-", *known, stdin="hi there\n")
     assert done.out == '["hi there"]\n'
     assert done.err.endswith("; sealed, trust software)\n")
-    done = await asyncio.to_thread(sealring, "chat", *known, stdin="one\ntwo\n\n")
+    done = await asyncio.to_thread(here, "chat", *known, stdin="one\ntwo\n\n")
     assert done.out == '["one"]\n["one", "[\\"one\\"]", "two"]\n'
-    done = await asyncio.to_thread(sealring, "chat", "hi", "--gateway", stage.address)
+    done = await asyncio.to_thread(here, "chat", "hi", "--gateway", stage.address)
     assert (done.status, "[NO_ROOT_HASH]" in done.err, "--clear" in done.err) == (7, True, True)
 
 
-async def test_options_reach_the_prompt(stage: Stage, sealring: Any) -> None:
+async def test_options_reach_the_prompt(stage: Stage, here: Any) -> None:
     options = {
         "temperature": 0.5,
         "top_p": 0.25,
@@ -250,10 +250,10 @@ async def test_options_reach_the_prompt(stage: Stage, sealring: Any) -> None:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     known = ("--gateway", stage.address, "--root-sha256", stage.cluster.pin)
     command = ("chat", "hi", *known, *flags, "--stop", "a", "--stop", "b")
-    done = await asyncio.to_thread(sealring, *command, "--json")
+    done = await asyncio.to_thread(here, *command, "--json")
     assert done.status == 0, done.err
     prompt = stage.gateway.open(stage.gateway.requests[-1])[0].prompt
     assert prompt.sampling == inference_pb2.Sampling(**options)
     assert list(prompt.stop) == ["a", "b"]
-    refused = await asyncio.to_thread(sealring, *command)
+    refused = await asyncio.to_thread(here, *command)
     assert refused.status == 2

@@ -83,13 +83,6 @@ def test_an_answer_that_fails_ends_its_line_and_is_forgotten(
     assert talk.asked[1][1:] == [("user", "two")]
 
 
-def test_what_came_before_ctrl_c_is_kept(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
-    talk.say("one", ["ha", "lf"], KeyboardInterrupt())
-    assert capsys.readouterr().err == "\n(stopped)\n"
-    talk.say("two", ["2"], "stop")
-    assert talk.asked[1][2] == ("assistant", "half")
-
-
 def test_reasoning_is_shown_and_never_kept(talk: Talk) -> None:
     talk.say("one", ["(thinks)", "half"], KeyboardInterrupt())
     talk.say("two", ["(thinks)"], KeyboardInterrupt())

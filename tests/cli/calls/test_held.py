@@ -120,17 +120,6 @@ class Nodes:
         return admin_pb2.ListNodesResponse(nodes=self.nodes)
 
 
-def test_of_the_nodes_that_are_online_the_one_with_most_of_it_fetches_it() -> None:
-    other = [Held(name="other", size=99, done=99)]
-    for nodes, best in (
-        ({"a": [], "b": [], "off": WHOLE}, "b"),
-        ({"a": HEADERS, "b": [], "c": other}, "a"),
-        ({"a": HALF, "b": HEADERS, "c": []}, "a"),
-    ):
-        pulling = held.pull(Nodes(**nodes), MODEL, [], lambda text: None, wait=False)  # type: ignore[arg-type]
-        assert quickly(pulling) == [best]
-
-
 @pytest.mark.parametrize(
     ("models", "parts", "lacks"),
     [("WHOLE", False, False), ("HEADERS", True, True), ("HALF", False, True), ("NONE", False, False)],
@@ -163,22 +152,6 @@ def test_a_fetch_that_fails_says_why() -> None:
     assert "the disk is full" in raised.value.message
     with pytest.raises(Unavailable):
         quickly(held.pull(Admin([], online=False), MODEL, [], lambda text: None))  # type: ignore[arg-type]
-
-
-def test_only_nodes_that_fetched_it_are_asked_to_remove_it() -> None:
-    admin = Admin(WHOLE)
-    assert quickly(held.remove(admin, MODEL, [])) == ["big"]  # type: ignore[arg-type]
-    assert admin.ordered == [("RemoveModel", "b", MODEL)]
-    with pytest.raises(NotFound):
-        quickly(held.remove(Admin([Held(name=MODEL, size=1, done=1)]), MODEL, []))  # type: ignore[arg-type]
-
-
-def test_deploy_fetches_what_no_node_has() -> None:
-    admin, spec = Admin(WHOLE), admin_pb2.DeploymentSpec(name="m", model=MODEL)
-    answer, fetches = quickly(create_deployment(admin, spec, lambda text: None))  # type: ignore[arg-type]
-    assert answer.plan.spec == spec
-    assert not fetches
-    assert admin.ordered == [("PullModel", "b", MODEL)]
 
 
 @pytest.mark.parametrize(

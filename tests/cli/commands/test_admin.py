@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import pytest
 import pytest_asyncio
 
 from sealring.cli.local.cluster import LocalCluster
-from sealring.mesh.errors import Unavailable
-from sealring.mesh.system.addresses import parse_address
 
 pytestmark = [
     pytest.mark.integration,
@@ -221,7 +218,7 @@ async def test_plans_are_shown_or_refused_with_reasons(run: Run) -> None:
 
 
 async def test_a_state_folder_has_one_process(run: Run, cluster: LocalCluster) -> None:
-    for name, component in (("coordinator", "coordinator"), ("node-0", "node"), ("gateway", "gateway")):
+    for name, component in (("coordinator", "coordinator"), ("node-0", "node")):
         config = str(cluster.state_dir / "config" / f"{name}.toml")
         refused = await run("--config", config, component, "run")
         assert refused.status in (7, 8), (name, refused.err)
@@ -238,20 +235,6 @@ async def test_a_port_in_use_is_named(run: Run, cluster: LocalCluster, tmp_path:
     assert refused.status == 7
     assert refused.err.count("\n") == 1
     assert cluster.grpc_address in refused.err
-
-
-async def test_a_component_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> None:
-    async with LocalCluster(tmp_path / "state", MODEL, nodes=1) as cluster:
-        with socket.socket() as taken:
-            cluster.write_configs()
-            taken.bind(parse_address(cluster.address("gateway-http")))
-            taken.listen()
-            with pytest.raises(Unavailable) as caught:
-                await cluster.start()
-                await cluster.wait_for_end()
-    assert caught.value.reason == "COMPONENT_ENDED"
-    assert "the gateway ended by itself with status 7" in caught.value.message
-    assert "CANNOT_LISTEN" in caught.value.message
 
 
 async def test_operators_are_added_rotated_and_revoked(run: Run, tmp_path: Path) -> None:

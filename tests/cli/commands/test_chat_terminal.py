@@ -154,21 +154,3 @@ async def test_a_conversation(terminal: Terminal, head: Head) -> None:
     terminal.type(CTRL_D)
     async with asyncio.timeout(40):
         assert await terminal.process.wait() == 0
-
-
-async def test_commands(terminal: Terminal, head: Head) -> None:
-    terminal.type("first\n")
-    await terminal.shows("<first>")
-    await terminal.shows("> ")
-    terminal.type("\n/help\n")
-    await terminal.shows("/clear  forget")
-    terminal.type("/clear\n")
-    await terminal.shows("(a new conversation)")
-    terminal.type("/nothing\n")
-    await terminal.shows("there is no /nothing")
-    terminal.type("/etc/hosts is what?\n")
-    await terminal.shows("</etc/hosts is what?>")
-    assert head.asked == [["first"], ["/etc/hosts is what?"]]
-    terminal.type("/exit\n")
-    async with asyncio.timeout(40):
-        assert await terminal.process.wait() == 0

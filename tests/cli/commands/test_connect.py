@@ -47,13 +47,13 @@ def url(edge: type[Edge]) -> Iterator[str]:
         thread.join()
 
 
-def test_as_a_user_runs_it(sealring: Any, here: Any, home: Path, url: str) -> None:
-    made = sealring("connect", "claude", "--url", f"{url}/v1", "--write")
+def test_as_a_user_runs_it(here: Any, home: Path, url: str) -> None:
+    made = here("connect", "claude", "--url", f"{url}/v1", "--write")
     assert made.status == 0, made.err
     told = json.loads((home / ".claude" / "settings.json").read_text())["env"]
     assert (told["ANTHROPIC_BASE_URL"], told["ANTHROPIC_MODEL"]) == (url, "demo")
     assert told["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
-    assert sealring("connect", "claude", "--undo").status == 0
+    assert here("connect", "claude", "--undo").status == 0
     assert not (home / ".claude" / "settings.json").exists()
     shown = here("connect", "curl", "--url", url)
     assert f"{url}/v1/chat/completions" in shown.out

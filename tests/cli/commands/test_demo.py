@@ -120,11 +120,6 @@ def test_a_question_is_so_long_at_most(here: Any, made: list[Cluster], length: i
     assert len(made) == (status == 0)
 
 
-@pytest.mark.parametrize(("nodes", "status"), [("0", 2), ("1", 0), ("64", 0), ("65", 2)])
-def test_so_many_nodes_at_most(here: Any, made: list[Cluster], nodes: str, status: int) -> None:
-    assert here("demo", "--once", "--nodes", nodes).status == status
-
-
 def test_another_model_has_its_folders_name(here: Any, made: list[Cluster], home: Path) -> None:
     (home / "My Model").mkdir()
     assert here("demo", "--once", "--model", "My Model").status == 7, "it has no config.json"

@@ -58,12 +58,6 @@ def deploy(here: Any, planner: Any) -> Any:
     return run
 
 
-def test_a_plan_is_shown_as_a_table_or_as_json(here: Any, planner: Any) -> None:
-    stage = here("deployment", "plan", "m", "--json").data["rings"][0]["stages"][0]
-    assert (stage["member"], stage["end_layer"]) == ("a", 4)
-    assert "m-0" in here("deployment", "plan", "m").out
-
-
 def test_shapes_are_shown_beside_a_plan_and_without_a_cluster(here: Any, tmp_path: Path) -> None:
     file = tmp_path / "purchase.json"
     machine = {"name": "mac", "count": 2, "usable_gib": 8, "gb_per_s": 100, "row_share": 0.1}
@@ -98,11 +92,6 @@ def test_it_says_how_many_nodes_are_left_out(deploy: Any) -> None:
     assert "m is serving" in done.err
     assert "2 online hold none of it" in done.err
     assert "2 online" not in deploy("--stages", "1").err, "it was asked for"
-
-
-@pytest.mark.parametrize(("seconds", "status"), [("0.5s", 2), ("1s", 0), ("86400s", 0), ("86401s", 2)])
-def test_it_waits_for_a_day_at_most(deploy: Any, seconds: str, status: int) -> None:
-    assert deploy("--wait-timeout", seconds).status == status
 
 
 def test_ctrl_c_tells_that_the_deployment_goes_on(deploy: Any) -> None:

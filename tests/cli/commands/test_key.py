@@ -13,9 +13,9 @@ import pytest
 from sealring.cli.terminal.output import moment
 
 
-def test_keys_are_made_listed_and_revoked(sealring: Any, here: Any, home: Path) -> None:
+def test_keys_are_made_listed_and_revoked(here: Any, home: Path) -> None:
     state = home / "gw"
-    made = sealring("key", "create", "--state-dir", str(state), "--label", "laptop", "--lifetime", "3d")
+    made = here("key", "create", "--state-dir", str(state), "--label", "laptop", "--lifetime", "3d")
     assert made.status == 0, made.err
     text = made.out.strip()
     assert text.startswith("srk_")

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from sealring.cli.commands import gateway
 from sealring.cli.terminal.output import moment
+from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.system.lock import lock_state
 
 AT = 1_800_000_000
@@ -33,6 +35,8 @@ def test_nodes_are_listed_with_what_they_serve_and_those_that_are_gone(here: Any
         ("node evict mac-1", "EvictNode", "a", "evicted mac-1; what was left of its join token is revoked"),
         ("node ban mac-2", "BanNode", "b", "banned mac-2; what was left of its join token is revoked"),
         ("node ban mac-3", "BanNode", "c", "banned mac-3"),
+        ("gateway evict edge", "EvictNode", "g", "evicted edge; what was left of its join token"),
+        ("gateway ban old-edge", "BanNode", "d", "banned old-edge"),
     ],
 )
 def test_a_member_is_changed_by_the_id_of_who_is_called_so(
@@ -92,9 +96,27 @@ def test_the_nonce_is_that_of_the_identity(here: Any, home: Path) -> None:
     assert here("node", "nonce", "--state-dir", str(home), "--json").data == {"nonce": printed}
 
 
-@pytest.mark.parametrize("command", ["node evict edge", "node evict mac-3", "node ban old-edge"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("node evict edge", "node evict mac-3", "node ban old-edge"),
+        *("gateway evict mac-1", "gateway evict old-edge", "gateway ban mac-3"),
+    ],
+)
 def test_nobody_of_another_role_and_nobody_who_is_gone_already(here: Any, members: Any, command: str) -> None:
     done = here(*command.split())
     assert done.status == 3
     assert "UNKNOWN_NODE" in done.err
     assert len(members.asked) == 1
+
+
+def test_gateways_are_listed_with_whether_they_are_connected(here: Any, members: Any) -> None:
+    shown = here("gateway", "list").out.splitlines()
+    rows = {line.split()[0]: line.split() for line in shown[1:3]}
+    assert rows["edge"][1:3] == ["g" * 16, "connected"]
+    assert rows["spare"][1:3] == ["h" * 16, "offline"]
+    assert shown[3:] == ["spare: it cannot verify the roster", f"banned old-edge {'d' * 52} at {moment(AT)}"]
+
+
+def test_a_gateway_runs_with_all_of_its_settings() -> None:
+    assert set(GatewaySettings.model_fields) - set(gateway.RUN) == {"name"}, "which only joining needs"

@@ -28,14 +28,6 @@ def test_a_bundles_folder_is_there_before_anything_is_asked(tmp_path: Path) -> N
     assert bundle.is_dir(), "which was there before"
 
 
-def test_of_a_bundle_that_was_refused_nothing_is_left(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    bundle = tmp_path / "there" / "new" / "bundle"
-    with pytest.raises(KeyboardInterrupt), bundle_folder(bundle):
-        raise KeyboardInterrupt
-    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
-
-
 def test_where_no_folder_can_be_made_nothing_is_asked(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InvalidInput) as refused, bundle_folder(tmp_path / "file" / "bundle"):
@@ -88,16 +80,6 @@ def test_a_new_bundle_says_where_it_is_and_what_it_may(ask: Any, tmp_path: Path)
     assert done.data == {"name": "alice", "bundle": str(newer)}
     assert done.err == f"operator alice has a new bundle in {newer}\n"
     assert cluster.asked[1:] == [("RotateOperator", {"name": "alice", "ttl_seconds": 86400})]
-
-
-@pytest.mark.parametrize(
-    ("lifetime", "status"), [("3599s", 2), ("3600s", 0), ("2592000s", 0), ("2592001s", 2)]
-)
-def test_a_bundle_is_good_for_an_hour_to_a_month(
-    ask: Any, tmp_path: Path, lifetime: str, status: int
-) -> None:
-    done, cluster = ask("add", "a", "--role", "read", "--out", str(tmp_path / "a"), "--lifetime", lifetime)
-    assert (done.status, len(cluster.asked)) == (status, status == 0)
 
 
 def test_a_root_that_is_not_the_pinned_one_makes_no_bundle(ask: Any, tmp_path: Path) -> None:

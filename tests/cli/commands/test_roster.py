@@ -13,7 +13,6 @@ import pytest
 from bundles import SigningCluster
 from rostertest import PaperCluster
 
-from sealring.cli.commands.roster import compare_rosters
 from sealring.cli.terminal.output import moment
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.trust.levels import level_of
@@ -181,30 +180,3 @@ def test_two_histories_are_found_out(here: Sealring, paper: PaperCluster, home: 
     assert here(*command).status == 0, "what lies between is not known"
     (home / "old.dsse").write_bytes(paper.envelope)
     assert here(*command).out == f"version {first.version + 2} -> {first.version + 2}\n"
-
-
-def described(**changes: Any) -> dict[str, Any]:
-    """A roster with one member and one revoked, as `describe_roster` has it."""
-    empty: dict[str, Any] = {"trust_floor": "software", "min_trust": "software", "suites": ["a"]}
-    parts = {"members": [{"id": "m", "trust": "software"}], "rings": [], "gateways": ["g"], "revoked": []}
-    return {**empty, **parts, **changes}
-
-
-@pytest.mark.parametrize(
-    ("changes", "what", "kind", "identifier"),
-    [
-        ({"members": []}, "removed", "members", "m"),
-        ({"gateways": []}, "removed", "gateways", "g"),
-        ({"gateways": ["g", "h"]}, "added", "gateways", "h"),
-        ({"revoked": [{"id": "r", "at": 1}]}, "added", "revoked", "r"),
-        ({"members": [{"id": "m", "trust": "hardware"}]}, "changed", "members", "m"),
-        ({"trust_floor": "hardware"}, "changed", "roster", ""),
-    ],
-)
-def test_who_came_who_went_and_what_changed_are_told_apart(
-    changes: dict[str, Any], what: str, kind: str, identifier: str
-) -> None:
-    (one,) = compare_rosters(described(), described(**changes))
-    assert (one["what"], one["kind"], one["id"]) == (what, kind, identifier)
-    assert (one["value"] == "software -> hardware") == (what == "changed")
-    assert compare_rosters(described(**changes), described(**changes)) == []

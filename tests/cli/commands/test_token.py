@@ -44,22 +44,3 @@ def test_bounds_of_a_token_belong_to_it(here: Any, coordinator: Any) -> None:
     for beyond in (("--uses", "0"), ("--uses", "65"), ("--ttl", "3601s"), ("--ttl", "0.5s")):
         assert here("token", "create", *beyond).status == 2
     assert len(coordinator.asked) == 2
-
-
-def test_tokens_are_listed_without_their_secrets(here: Any, coordinator: Any) -> None:
-    token = admin_pb2.JoinTokenInfo(
-        token_id="t1", role=membership_pb2.ROLE_GATEWAY, uses=3, expires=EXPIRES, note="for the edge"
-    )
-    coordinator.answers["ListJoinTokens"] = admin_pb2.ListJoinTokensResponse(tokens=[token])
-    heading, row = here("token", "list").out.splitlines()
-    assert heading.split() == ["id", "role", "uses", "expires", "note"]
-    for shown in ("t1", "gateway", "3", moment(EXPIRES), "for the edge"):
-        assert shown in row
-    (one,) = here("token", "list", "--json").data
-    assert (one["token_id"], one["uses"], one["expires"]) == ("t1", 3, EXPIRES)
-
-
-def test_who_revokes_a_token_is_told_which(here: Any, coordinator: Any) -> None:
-    assert here("token", "revoke", "t1").err == "revoked t1\n"
-    ((method, asked),) = coordinator.asked
-    assert (method, asked.token_id) == ("RevokeJoinToken", "t1")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,15 +39,6 @@ def test_shares_are_shown_in_percent_of_the_time(here: Any, coordinator: Any) ->
     assert done.err == "watching for 5s\n", "nothing is said of members that told all, nor of a file"
 
 
-def test_guessed_tokens_are_told_where_there_are_some(here: Any, coordinator: Any) -> None:
-    found = traced()
-    found.members[0].drafted, found.members[0].accepted = 30, 21
-    coordinator.answers["TraceRing"] = found
-    assert here("trace").out.splitlines()[-1] == "of 30 tokens that node-0 guessed 21 were right"
-    (member,) = here("trace", "--json").data["members"]
-    assert (member["drafted"], member["accepted"]) == (30, 21)
-
-
 def test_who_gave_no_trace_is_named_with_the_reason(here: Any, coordinator: Any) -> None:
     coordinator.answers["TraceRing"] = traced(problem=True)
     done = here("trace")
@@ -61,15 +50,6 @@ def test_who_gave_no_trace_is_named_with_the_reason(here: Any, coordinator: Any)
     assert failed.status != 0
     assert failed.out == ""
     assert "MEMBER_OFFLINE" in failed.err
-
-
-def test_a_chrome_trace_is_written_where_it_is_wanted(here: Any, coordinator: Any, home: Path) -> None:
-    coordinator.answers["TraceRing"] = traced()
-    done = here("trace", "--out", "trace.json", "--json")
-    assert done.data["members"][0]["shares"]["compute"] == 25
-    assert (done.data["ring"], done.data["epoch"]) == ("demo-0", 3)
-    assert done.err.endswith("\nwrote trace.json; open it with ui.perfetto.dev\n")
-    assert json.loads((home / "trace.json").read_text())["traceEvents"]
 
 
 @pytest.mark.parametrize(

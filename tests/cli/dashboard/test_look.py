@@ -19,7 +19,7 @@ from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.edge.metrics import Metrics, ModelLoad
-from sealring.mesh.errors import RosterError, Unavailable
+from sealring.mesh.errors import RosterError
 from sealring.mesh.pki.root import encode_chain
 from sealring.v1 import admin_pb2
 
@@ -151,15 +151,6 @@ async def test_a_gateway_that_began_anew_counts_from_nothing() -> None:
     assert found["tokens_per_second"] == 0.5
 
 
-async def test_a_gateway_that_does_not_answer_says_why() -> None:
-    async def exposition() -> str:
-        raise Unavailable("it is away")
-
-    (told,) = await look.Load("gateway:1", exposition).look(0.0)
-    assert told["gateway"] == "gateway:1"
-    assert "it is away" in told["trouble"]
-
-
 async def test_the_audit_log_is_verified_once_and_then_what_is_new(tmp_path: Path) -> None:
     settings = CoordinatorSettings(state_dir=tmp_path, cluster="demo")
     init(settings)
@@ -201,20 +192,3 @@ async def test_the_audit_log_is_verified_once_and_then_what_is_new(tmp_path: Pat
         found = await audit.look()
         assert "audit log" in found["trouble"]
         assert [one["sequence"] for one in found["entries"]] == list(range(40, 0, -1))
-
-
-async def test_a_member_without_a_trace_says_why() -> None:
-    found = admin_pb2.TraceRingResponse(duration=1000)
-    found.members.add(rank=0, name="a")
-    silent = found.members.add(rank=1, name="b")
-    silent.problem.message = "it does not answer"
-
-    class Admin:
-        async def call(self, method: str, **fields: Any) -> Any:
-            assert (method, fields) == ("TraceRing", {"ring": "ring", "milliseconds": 1000})
-            return found
-
-    admin: Any = Admin()
-    first, second = await look.trace(admin, "ring")
-    assert (first["idle"], first["compute"]) == (100.0, 0.0)
-    assert (second["name"], "it does not answer" in second["trouble"]) == ("b", True)

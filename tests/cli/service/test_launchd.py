@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 import plistlib
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 
-from sealring.cli.service import launchd
 from sealring.cli.service.launchd import (
     COMPONENTS,
     DRAIN_SECONDS,
@@ -68,10 +65,6 @@ def test_a_list_parses_to_what_was_meant(service: Service) -> None:
     assert plistlib.loads(render(service)) == property_list(service)
 
 
-def test_the_label_is_the_file_name(service: Service) -> None:
-    assert f"{property_list(service)['Label']}.plist" == service.file_name
-
-
 def test_what_launchd_needs_is_there(service: Service) -> None:
     content = property_list(service)
     assert content["ProgramArguments"][0].startswith("/")
@@ -84,11 +77,6 @@ def test_what_launchd_needs_is_there(service: Service) -> None:
     assert set(content["EnvironmentVariables"]) == {"HOME", "PATH", "LANG"}
     assert content["EnvironmentVariables"]["HOME"] == content["WorkingDirectory"] == service.folder
     assert b"<integer>63</integer>" in render(service)
-
-
-def test_a_config_file_comes_before_the_command() -> None:
-    arguments = property_list(Service("node", config="/etc/sealring.toml"))["ProgramArguments"]
-    assert arguments[1:5] == ["--config", "/etc/sealring.toml", "node", "run"]
 
 
 def test_every_key_and_type_is_one_that_launchd_knows(service: Service) -> None:
@@ -128,9 +116,3 @@ def test_rules_have_newsyslogs_columns(service: Service) -> None:
     assert int(count) == 7
     assert int(size) == 10240
     assert (when, flags) == ("*", "JN")
-
-
-def test_the_examples_are_made_by_running_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["launchd", str(tmp_path)])
-    runpy.run_path(str(launchd.__file__), run_name="__main__")
-    assert {one.name for one in tmp_path.iterdir()} == set(NAMES)
