@@ -37,7 +37,6 @@ class Prefixes:
     """
 
     def __init__(self, allowed: control.PrefixSupport.ValueType) -> None:
-        self._allowed = allowed
         self.cuts = allowed == control.PREFIX_SUPPORT_ANY
         """Whether caches can be cut to any length."""
         self._ring = ""

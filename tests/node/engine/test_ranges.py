@@ -14,7 +14,7 @@ from sealring.node.engine import ranges
 from sealring.node.engine.check import check
 from sealring.node.engine.profile import profile
 from sealring.node.engine.weights import load_stage
-from sealring.node.models import kept, manifest, partial_model, splitting
+from sealring.node.models import kept, manifest, partial_model
 from sealring.node.models.folders import NOTE
 
 Folder = Callable[..., Path]
@@ -23,7 +23,7 @@ PART = 4096
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (manifest, partial_model, kept, splitting):
+    for module in (manifest, partial_model, kept):
         monkeypatch.setattr(module, "PART", PART)
 
 
@@ -33,7 +33,7 @@ def test_parts_of_a_split_serve_their_stages_and_no_others(
     folder = model_folder(llama)
     stages = [(0, 2), (2, 3), (3, 5)]
     wanted = [ranges.needed(folder, *stage) for stage in stages]
-    made = splitting.split(folder, tmp_path / "parts", wanted, lambda told: None)
+    made = partial_model.split(folder, tmp_path / "parts", wanted, lambda told: None)
     size = (folder / "model.safetensors").stat().st_size
     for (lo, hi), (part, length) in zip(stages, made, strict=True):
         assert part.name == folder.name
@@ -76,9 +76,9 @@ def test_a_part_that_was_begun_is_gone_on_with(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        splitting.split(folder, tmp_path / "parts", wanted, tell)
+        partial_model.split(folder, tmp_path / "parts", wanted, tell)
     assert not (tmp_path / "parts" / "stage-0" / "model").exists()
     added.append("interrupted")
-    ((part, _),) = splitting.split(folder, tmp_path / "parts", wanted, tell)
+    ((part, _),) = partial_model.split(folder, tmp_path / "parts", wanted, tell)
     ranges.check_here(part, 0, 2)
     assert len(added) - 1 == sum(map(len, kept.note_of(part).have))  # type: ignore[union-attr]
