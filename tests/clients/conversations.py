@@ -1,7 +1,7 @@
 """Conversations of agents and frameworks: `conversations.py NAME MODEL URL...` holds one with each server.
 
 It runs in their own environment (`make clients`), where nothing of ours is. Each is used as its
-documentation says. A tool is called and its result told, what the model said goes back as the framework
+documentation says. A tool is called and its result seen, what the model said goes back as the framework
 itself passes it, and one answer is streamed. Printed is what each step came to, as JSON.
 """
 
@@ -38,7 +38,7 @@ TOOL = {
 def run_litellm(url: str, model: str) -> list[str]:
     import litellm
 
-    told = []
+    seen = []
     for provider, base in (("openai", f"{url}/v1"), ("anthropic", url), ("ollama_chat", url)):
         asked: dict[str, Any] = {"model": f"{provider}/{model}", "api_base": base, "api_key": KEY}
         asked |= {"temperature": 0, "tools": [TOOL]}
@@ -51,15 +51,15 @@ def run_litellm(url: str, model: str) -> list[str]:
         pieces = litellm.completion(messages=messages, stream=True, **asked)
         streamed = "".join(piece.choices[0].delta.content or "" for piece in pieces)
         messages += [litellm.completion(messages=messages, **asked).choices[0].message, THANKS]
-        told += [streamed, litellm.completion(messages=messages, **asked).choices[0].message.content]
-    return told
+        seen += [streamed, litellm.completion(messages=messages, **asked).choices[0].message.content]
+    return seen
 
 
 def run_langchain(url: str, model: str) -> list[str]:
     from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_openai import ChatOpenAI
 
-    told = []
+    seen = []
     for responses in (False, True):
         chat = ChatOpenAI(
             model=model,
@@ -76,8 +76,8 @@ def run_langchain(url: str, model: str) -> list[str]:
         messages.append(ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"]))
         streamed = "".join(piece.text for piece in bound.stream(messages))
         messages += [bound.invoke(messages), HumanMessage("Thanks.")]
-        told += [streamed, bound.invoke(messages).text]
-    return told
+        seen += [streamed, bound.invoke(messages).text]
+    return seen
 
 
 def run_pydantic_ai(url: str, model: str) -> list[str]:
@@ -121,7 +121,7 @@ def run_llm(url: str, model: str) -> list[str]:
             'def get_weather(city: str) -> str:\n    "Get the weather"\n    return "21 degrees and sunny"\n'
         )
         command = [str(Path(sys.executable).parent / "llm"), "-m", "ring", "-o", "temperature", "0"]
-        told = []
+        seen = []
         for options in (["--functions", source, QUESTION], ["-c", "Thanks."]):
             done = subprocess.run(
                 [*command, *options],
@@ -132,8 +132,8 @@ def run_llm(url: str, model: str) -> list[str]:
                 check=False,
             )
             assert done.returncode == 0, done.stderr
-            told.append(done.stdout.strip())
-        return told
+            seen.append(done.stdout.strip())
+        return seen
 
 
 def run_openai_agents(url: str, model: str) -> list[str]:
@@ -202,5 +202,5 @@ RUN: dict[str, Callable[[str, str], list[str]]] = {
 
 if __name__ == "__main__":
     name, model, *urls = sys.argv[1:]
-    told = [RUN[name](url, model) for url in urls]
-    sys.stdout.write(f"\n{json.dumps(told)}\n")
+    seen = [RUN[name](url, model) for url in urls]
+    sys.stdout.write(f"\n{json.dumps(seen)}\n")

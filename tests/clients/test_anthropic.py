@@ -145,13 +145,13 @@ async def test_tokens_are_counted_with_tools_and_without_max_tokens(client: Any,
 async def test_what_is_refused_is_named(port: int, change: dict[str, Any], words: str) -> None:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
         answer = await http.post("/v1/messages", content=json.dumps({**ASK, **change}), headers=JSON)
-    told = answer.json()
-    assert (answer.status_code, told["type"], told["error"]["type"]) == (
+    seen = answer.json()
+    assert (answer.status_code, seen["type"], seen["error"]["type"]) == (
         400,
         "error",
         "invalid_request_error",
     )
-    assert words in told["error"]["message"]
+    assert words in seen["error"]["message"]
 
 
 async def test_errors_have_anthropics_form_before_and_within_a_stream(
@@ -205,8 +205,8 @@ async def test_what_claude_code_notes_for_its_makers_servers_is_taken(client: An
 async def test_thinking_is_turned_off_or_has_a_budget(client: Any, backend: Any) -> None:
     for thinking in ({"type": "disabled"}, {"type": "enabled", "budget_tokens": 2048}):
         await client.messages.create(**{**ASK, "max_tokens": 4096, "thinking": thinking})
-    told = [json.loads(request.envelope.clear.chat.template_arguments) for request in backend.requests]
-    assert told == [{"enable_thinking": False}, {"enable_thinking": True, "thinking_budget": 2048}]
+    seen = [json.loads(request.envelope.clear.chat.template_arguments) for request in backend.requests]
+    assert seen == [{"enable_thinking": False}, {"enable_thinking": True, "thinking_budget": 2048}]
 
 
 async def test_the_system_may_speak_after_the_user(client: Any, backend: Any) -> None:

@@ -46,10 +46,10 @@ class Edge:
 
     async def output(self, **change: Any) -> list[dict[str, Any]]:
         """The items of the last event, which are those that were streamed."""
-        told = await self.events(**change)
-        done = [one["item"] for one in told if one["type"] == "response.output_item.done"]
-        assert told[-1]["type"] == "response.completed"
-        assert told[-1]["response"]["output"] == done
+        seen = await self.events(**change)
+        done = [one["item"] for one in seen if one["type"] == "response.output_item.done"]
+        assert seen[-1]["type"] == "response.completed"
+        assert seen[-1]["response"]["output"] == done
         return done
 
     async def replayed(self, *items: dict[str, Any], **change: Any) -> inference.Chat:
@@ -78,10 +78,10 @@ async def basic(edge: Edge) -> None:
 
 
 async def stream_lifecycle(edge: Edge) -> None:
-    told = await edge.events()
-    assert [one["type"] for one in told[:2]] == ["response.created", "response.in_progress"]
-    assert [one["sequence_number"] for one in told] == list(range(len(told)))
-    assert len({one["response"]["id"] for one in told if "response" in one}) == 1
+    seen = await edge.events()
+    assert [one["type"] for one in seen[:2]] == ["response.created", "response.in_progress"]
+    assert [one["sequence_number"] for one in seen] == list(range(len(seen)))
+    assert len({one["response"]["id"] for one in seen if "response" in one}) == 1
 
 
 async def stream_items_equal_final(edge: Edge) -> None:
@@ -91,10 +91,10 @@ async def stream_items_equal_final(edge: Edge) -> None:
 
 
 async def usage(edge: Edge) -> None:
-    told = (await edge.events())[-1]["response"]["usage"]
-    assert told["input_tokens"] + told["output_tokens"] == told["total_tokens"]
-    assert {"cached_tokens"} <= set(told["input_tokens_details"])
-    assert {"reasoning_tokens"} <= set(told["output_tokens_details"])
+    seen = (await edge.events())[-1]["response"]["usage"]
+    assert seen["input_tokens"] + seen["output_tokens"] == seen["total_tokens"]
+    assert {"cached_tokens"} <= set(seen["input_tokens_details"])
+    assert {"reasoning_tokens"} <= set(seen["output_tokens_details"])
 
 
 async def function_call(edge: Edge) -> None:
@@ -110,10 +110,10 @@ async def function_call(edge: Edge) -> None:
 
 async def function_call_arguments_done(edge: Edge) -> None:
     edge.calls(call("shell", command="ls"))
-    told = {one["type"]: one for one in await edge.events(tools=[SHELL])}
-    done = told["response.function_call_arguments.done"]
-    assert done["arguments"] == told["response.output_item.done"]["item"]["arguments"]
-    assert done["item_id"] == told["response.output_item.added"]["item"]["id"]
+    seen = {one["type"]: one for one in await edge.events(tools=[SHELL])}
+    done = seen["response.function_call_arguments.done"]
+    assert done["arguments"] == seen["response.output_item.done"]["item"]["arguments"]
+    assert done["item_id"] == seen["response.output_item.added"]["item"]["id"]
 
 
 async def tool_roundtrip(edge: Edge) -> None:
@@ -166,10 +166,10 @@ async def tool_choice_named(edge: Edge) -> None:
 
 async def custom_tool_call(edge: Edge) -> None:
     edge.calls(call("apply_patch", input="*** Begin Patch\n"))
-    told = await edge.events(tools=[PATCH])
-    (item,) = told[-1]["response"]["output"]
+    seen = await edge.events(tools=[PATCH])
+    (item,) = seen[-1]["response"]["output"]
     assert (item["type"], item["input"]) == ("custom_tool_call", "*** Begin Patch\n")
-    assert "response.custom_tool_call_input.done" in {one["type"] for one in told}
+    assert "response.custom_tool_call_input.done" in {one["type"] for one in seen}
 
 
 async def custom_tool_roundtrip(edge: Edge) -> None:
@@ -269,8 +269,8 @@ async def developer_after_user(edge: Edge) -> None:
 
 async def model_catalogue(edge: Edge) -> None:
     async with httpx.AsyncClient() as http:
-        told = (await http.get(edge.url.replace("/responses", "/models?client_version=0.162.1"))).json()
-    assert {"data", "models"} <= set(told)
+        seen = (await http.get(edge.url.replace("/responses", "/models?client_version=0.162.1"))).json()
+    assert {"data", "models"} <= set(seen)
 
 
 async def failure_in_mid_stream(edge: Edge) -> None:

@@ -109,9 +109,9 @@ async def test_a_response_has_all_fields_of_open_responses(
 
 
 async def test_items_do_not_overlap_and_the_end_holds_what_was_streamed(port: int, calling: Any) -> None:
-    told = await events(port, {**ASK, "tools": [LOOK]})
-    assert [one["sequence_number"] for one in told] == list(range(len(told)))
-    kinds = [one["type"].removeprefix("response.") for one in told]
+    seen = await events(port, {**ASK, "tools": [LOOK]})
+    assert [one["sequence_number"] for one in seen] == list(range(len(seen)))
+    kinds = [one["type"].removeprefix("response.") for one in seen]
     assert kinds[:2] == ["created", "in_progress"]
     assert kinds[2:8] == [
         "output_item.added",
@@ -121,15 +121,15 @@ async def test_items_do_not_overlap_and_the_end_holds_what_was_streamed(port: in
         "reasoning_summary_part.done",
         "output_item.done",
     ]
-    done = [one["item"] for one in told if one["type"] == "response.output_item.done"]
-    assert told[-1]["type"] == "response.completed"
-    assert told[-1]["response"]["output"] == done
-    assert told[-1]["response"]["id"] == told[0]["response"]["id"]
+    done = [one["item"] for one in seen if one["type"] == "response.output_item.done"]
+    assert seen[-1]["type"] == "response.completed"
+    assert seen[-1]["response"]["output"] == done
+    assert seen[-1]["response"]["id"] == seen[0]["response"]["id"]
     assert [item["type"] for item in done] == ["reasoning", "message", "function_call", "function_call"]
     assert [item["arguments"] for item in done[2:]] == ['{"at": 1}', "{}"]
     assert done[2]["call_id"] != done[3]["call_id"]
-    assert told[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 1}
-    assert len({one["output_index"] for one in told if "output_index" in one}) == 4
+    assert seen[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 1}
+    assert len({one["output_index"] for one in seen if "output_index" in one}) == 4
 
 
 async def test_custom_tools_and_namespaces_come_back_as_they_were_declared(port: int, backend: Any) -> None:
@@ -144,8 +144,8 @@ async def test_custom_tools_and_namespaces_come_back_as_they_were_declared(port:
         {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "read"}]},
         {"type": "web_search"},
     ]
-    told = await events(port, {**ASK, "tools": tools})
-    patch, read = told[-1]["response"]["output"]
+    seen = await events(port, {**ASK, "tools": tools})
+    patch, read = seen[-1]["response"]["output"]
     assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "apply_patch", "*** Begin")
     assert (read["type"], read["name"], read["namespace"]) == ("function_call", "read", "mcp")
     chat = backend.requests[0].envelope.clear.chat
@@ -257,6 +257,6 @@ async def test_ends_that_are_none_are_told(port: int, backend: Any) -> None:
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     assert last["response"]["output"][0]["status"] == "incomplete"
     backend.error, backend.error_after = EpochEnded("lost"), 1
-    told = await events(port, ASK)
-    assert (told[-1]["type"], told[-1]["response"]["status"]) == ("response.failed", "failed")
-    assert told[-1]["response"]["id"] == told[0]["response"]["id"]
+    seen = await events(port, ASK)
+    assert (seen[-1]["type"], seen[-1]["response"]["status"]) == ("response.failed", "failed")
+    assert seen[-1]["response"]["id"] == seen[0]["response"]["id"]

@@ -316,31 +316,6 @@ async def test_one_request_at_a_time_may_always_be_made(keys: KeyFile) -> None:
     assert (await refused(gate, None)).reason == "RATE_LIMITED"
 
 
-def test_limits_where_nobody_sets_any() -> None:
-    assert Limits() == Limits(key_per_second=100.0, key_at_once=512, peer_per_second=200.0)
-
-
-async def test_use_is_written_down_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-
-    async def rest(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 3:
-            raise KeyError
-
-    gate = Gate(None)
-    flushed: list[int] = []
-
-    async def flush() -> None:
-        flushed.append(len(slept))
-
-    monkeypatch.setattr(gate, "flush", flush)
-    monkeypatch.setattr(asyncio, "sleep", rest)
-    with pytest.raises(KeyError):
-        await gate.run()
-    assert (slept, flushed) == ([60.0] * 3, [1, 2])
-
-
 async def test_use_is_written_down(keys: KeyFile, checks: Checks) -> None:
     text, record = keys.create([Scope.INFERENCE])
     wall = Time()
@@ -495,15 +470,3 @@ def test_under_way() -> None:
         with under_way.more("a"):
             pass
     assert not under_way.counts
-
-
-def test_several_count_as_many_and_as_no_more_than_can_ever_be() -> None:
-    under_way = UnderWay(3)
-    with under_way.more("a"), under_way.more("a", 2):
-        with pytest.raises(ResourceExhausted), under_way.more("a"):
-            pass
-        with pytest.raises(InvalidInput) as caught, under_way.more("a", 3):
-            pass
-    assert (caught.value.reason, caught.value.metadata["limit"]) == ("TOO_MANY_ANSWERS", "3")
-    with under_way.more("a", 2):
-        pass

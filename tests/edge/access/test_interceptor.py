@@ -189,18 +189,6 @@ async def test_health_is_open_and_the_rest_is_not(backend: Backend, keys: KeyFil
         assert SERVICE in str(await listed.read())
 
 
-async def test_limits_are_resource_exhausted(backend: Backend, keys: KeyFile) -> None:
-    text = keys.create([Scope.INFERENCE])[0]
-    limits = Limits(key_per_second=1.0)
-    async with serving(backend, keys, limits) as address, grpc.aio.insecure_channel(address) as channel:
-        stub = inference_grpc.InferenceStub(channel)
-        for _ in range(4):
-            assert [event async for event in stub.Generate(ASK, timeout=200, metadata=bearer(text))]
-        error = await problem(stub.Generate(ASK, timeout=200, metadata=bearer(text)))
-        assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "RATE_LIMITED")
-        assert int(error.metadata["retry_after"]) >= 1
-
-
 async def test_a_call_without_a_key_is_refused_before_its_message(backend: Backend, keys: KeyFile) -> None:
     keys.create([Scope.INFERENCE])
     async with serving(backend, keys) as address, grpc.aio.insecure_channel(address) as channel:
@@ -238,13 +226,6 @@ async def test_tls_follows_its_files(backend: Backend, keys: KeyFile, tmp_path: 
                 assert answer.models[0].name == "demo"
             write_edge_certificate(tmp_path)
             await tls.refresh()
-
-
-async def test_what_nobody_serves_has_no_handler() -> None:
-    async def nobody(_: Any) -> None: ...
-
-    interceptor: Any = GateInterceptor(Gate())
-    assert await interceptor.intercept_service(nobody, SimpleNamespace(method="/sealring.v1.X/Y")) is None
 
 
 @pytest.mark.parametrize(

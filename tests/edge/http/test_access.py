@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -301,25 +300,6 @@ async def test_tls(backend: Any, keys: KeyFile, tmp_path: Path) -> None:
                 await plain.get(f"http://127.0.0.1:{port}/health")
 
 
-async def test_grpc_is_told_of_a_changed_certificate_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    certificate, key = write_edge_certificate(tmp_path)
-    tls = EdgeTls(certificate, key)
-    given: list[Any] = []
-    monkeypatch.setattr(edge_tls.grpc, "ssl_server_certificate_configuration", tuple)
-    monkeypatch.setattr(edge_tls.grpc, "dynamic_ssl_server_credentials", lambda *args: given.append(args))
-    tls.grpc_credentials()
-    ((first, fetch),) = given
-    assert first == ((key.read_bytes(), certificate.read_bytes()),)
-    assert fetch() is None
-    write_edge_certificate(tmp_path)
-    assert fetch() is None
-    await tls.refresh()
-    assert fetch() == ((key.read_bytes(), certificate.read_bytes()),) != first
-    assert fetch() is None
-
-
 def certificate_of(tls: EdgeTls, trusted: Path) -> bytes:
     """The certificate, as DER, for a client that can speak HTTP/2 as well."""
     ways = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -368,15 +348,6 @@ async def test_tls_files_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.Mon
     await asyncio.sleep(0.05)
     assert not task.done()
     task.cancel()
-
-
-def test_json_of_errors_is_openais(keys: KeyFile) -> None:
-    from sealring.edge.http.answers import error_response
-    from sealring.mesh.errors import Unauthenticated
-
-    answer = error_response(Unauthenticated("no", reason="INVALID_API_KEY"))
-    assert answer.status_code == 401
-    assert json.loads(bytes(answer.body))["error"]["type"] == "authentication_error"
 
 
 async def test_with_tls_1_2_only_authenticated_suites_are_offered(tmp_path: Path) -> None:
