@@ -1,4 +1,7 @@
-"""Errors as `Problem` messages, for the streams on which a gRPC status cannot travel."""
+"""Errors as `Problem` messages, for the streams on which a gRPC status cannot travel.
+
+Engines and carriers, which load no gRPC, import this module and not `status.py`.
+"""
 
 from __future__ import annotations
 

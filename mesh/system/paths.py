@@ -1,4 +1,5 @@
-"""Default places of state, settings and logs."""
+"""Default places of state, settings and logs. Commands and clients import this module at their start, so it
+imports nothing of ours."""
 
 from __future__ import annotations
 

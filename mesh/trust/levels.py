@@ -1,4 +1,5 @@
-"""Trust levels and their scores."""
+"""Trust levels and their scores, apart from `attestation.py`: a command that names a level loads no
+cryptography."""
 
 from __future__ import annotations
 

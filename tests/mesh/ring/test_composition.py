@@ -310,16 +310,18 @@ def test_rows_begin_in_any_order_of_their_numbers_and_never_twice(rows: list[tup
 
 def test_rows_that_never_begin_take_bounded_memory() -> None:
     """Gaps at every second number: the lowest are given up beyond a bound, and later rows may still begin."""
-    composition, number = make(), 0
+    composition = Composition(epoch=1, max_rows=64, prefill_chunk=CHUNK)
 
-    def begun(row: int) -> None:
-        nonlocal number
-        number += 2
-        composition.apply(prefill(number - 1, row, 0, 1, 2))
-        composition.apply(changed(number, evict(row)))
+    def begun(*rows: int) -> None:
+        step = control.Step(number=composition.last_step + 1)
+        for row in rows:
+            step.prefill.chunks.add(row=row, start=0, end=1, prompt_tokens=2)
+        composition.apply(step)
+        composition.apply(changed(composition.last_step + 1, *map(evict, rows)))
 
-    for row in range(2, 2 * MAX_GAPS + 4, 2):
-        begun(row)
+    for first in range(2, 2 * MAX_GAPS + 2, 128):
+        begun(*range(first, first + 128, 2))
+    begun(2 * MAX_GAPS + 2)
     begun(2 * MAX_GAPS + 1)
     begun(3)
     with pytest.raises(InvalidInput, match="row 1 is not a new row"):

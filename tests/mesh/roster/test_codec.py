@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import json
 from collections.abc import Callable
@@ -416,7 +417,7 @@ def test_too_much_for_the_cap_is_not_signed(cluster: Any) -> None:
     assert not fits(roster(revoked, 1))
     while not fits(roster(revoked, 1)):
         revoked = revoked[:-1]
-    room = next(size for size in range(1, 256) if not fits(roster(revoked, size + 1)))
+    room = bisect.bisect_left(range(256), True, key=lambda size: not fits(roster(revoked, size))) - 1
     full = encode_roster(roster(revoked, room))
     assert len(full) == size_cap(3)
     assert read(cluster, full).rings[0].model == "m" * room
