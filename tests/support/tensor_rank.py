@@ -76,7 +76,7 @@ def work_of(family: str) -> tuple[list[control.Step], dict[int, tuple[list[int],
 
     Of few tokens: a rank that waits for another in MLX's ring backend keeps a processor busy.
     """
-    lengths = {1: (3, 4), 2: (21, 2), 3: (17, 4), 4: (9, 2)}
+    lengths = {1: (3, 3), 2: (17, 2), 3: (9, 3), 4: (9, 2)}
     prompts = {row: prompt_of(family, row, length) for row, (length, _) in lengths.items()}
     parameters = {
         1: RowParameters(),

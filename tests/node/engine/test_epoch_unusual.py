@@ -16,7 +16,7 @@ from sealring.node.engine.params import RowParameters
     combinations(UNUSUAL, [1, 2, 3], always=[("gemma4", 3), ("afm7", 3), ("deepseek_v41", 3)]),
 )
 def test_rows_together_with_long_prompts_get_the_tokens_of_mlx_lm(family: str, size: int) -> None:
-    lengths = dict(enumerate([(3, 11), (30, 8), (1, 9), (17, 6)], start=1))
+    lengths = dict(enumerate([(3, 9), (30, 6), (1, 6), (17, 4)], start=1))
     rows = {row: (prompt_of(family, row, length), RowParameters()) for row, (length, _) in lengths.items()}
     answers = run(family, size, make_steps(random.Random(3), lengths, 2), rows).answers
     for row, (_, tokens) in lengths.items():
