@@ -327,13 +327,13 @@ class Fetcher:
         """Fetches from the hub what no member has, or what members have and do not give: `refused`."""
         if HUB_ID.fullmatch(name) is None:
             raise refused or not_found(name, "no member has it; the hub's models are named org/name")
-        if refused is None:
-            await self._parts_from_hub(name, partial, pull, needs, commit)
-            return
-        log.warning("members_passed_over", model=name, why=refused.message)
+        if refused is not None:
+            log.warning("members_passed_over", model=name, why=refused.message)
         try:
             await self._parts_from_hub(name, partial, pull, needs, commit)
         except (NotFound, Unavailable) as error:
+            if refused is None:
+                raise
             raise Unavailable(
                 f"{refused.message}; the hub: {error.message}", hint=refused.hint, reason=refused.reason
             ) from None

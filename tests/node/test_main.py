@@ -17,7 +17,6 @@ from sealring.mesh.errors import PermissionDenied, SealringError
 from sealring.mesh.member.roster_keeper import removed
 from sealring.mesh.member.state import IDENTITY_KEY
 from sealring.mesh.system.addresses import free_port
-from sealring.mesh.system.lock import lock_state
 from sealring.node import main
 from sealring.node.main import serve
 from sealring.node.settings import NodeSettings
@@ -89,14 +88,6 @@ async def test_a_node_that_is_thrown_out_ends_cleanly(tmp_path: Path, monkeypatc
     assert "new token" in logs[0]["hint"]
     with pytest.raises(PermissionDenied):
         await ends_with(PermissionDenied("something else"))
-
-
-def test_one_process_per_state_folder(tmp_path: Path) -> None:
-    with lock_state(tmp_path / "node"), pytest.raises(SealringError) as raised, lock_state(tmp_path / "node"):
-        pass
-    assert raised.value.reason == "STATE_IN_USE"
-    with lock_state(tmp_path / "node"):
-        assert (tmp_path / "node").stat().st_mode & 0o777 == 0o700
 
 
 PROGRAM = """

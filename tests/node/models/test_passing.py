@@ -303,7 +303,7 @@ async def test_members_with_different_models_are_not_believed(world: World) -> N
 
 
 def change_unseen(file: Path) -> None:
-    """Other bytes, with size and time as before: whoever reads the file notices."""
+    """Other bytes, with size and time as before: a reader of the file would notice."""
     before = file.stat()
     file.write_bytes(b"x" * before.st_size)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -575,7 +575,7 @@ async def test_a_member_that_is_killed_while_it_gives(world: World) -> None:
 
 
 async def test_a_connection_that_breaks_does_not_end_the_transfer(world: World) -> None:
-    """Of the one member that has it. The part that was under way comes again, and no other."""
+    """The part that was under way comes again, and no other."""
     await world.giver(parts=8)
     sent = 0
 

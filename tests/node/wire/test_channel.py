@@ -107,17 +107,6 @@ def deliver(carrier: CarrierChannel, payload: bytes) -> None:
     carrier.deliver(record, slot, data)
 
 
-def test_records_are_delivered_in_the_order_they_were_announced(ends):
-    engine, carrier = ends
-    for step in range(1, 20):
-        engine.expect(header(3, step))
-    for step in range(1, 20):
-        deliver(carrier, bytes([step] * 3))
-        received = engine.receive()
-        assert (received.header.step, bytes(received.data)) == (step, bytes([step] * 3))
-        received.release()
-
-
 @pytest.fixture
 def narrow_pairs(monkeypatch):
     """Sockets that hold as little as a Mac's, and get no more."""

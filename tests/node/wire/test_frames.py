@@ -54,14 +54,6 @@ def test_a_cut_frame_is_broken_or_a_clean_end(body: bytes, cut: int) -> None:
     frames.close()
 
 
-def test_a_cut_frame_on_a_socket(pair: Pair) -> None:
-    frames, peer = pair
-    peer.sendall(encode_frame(Goodbye(reason="abc"))[:-1])
-    peer.shutdown(socket.SHUT_WR)
-    with pytest.raises(InvalidInput, match="in the middle"):
-        frames.receive(Goodbye)
-
-
 @pytest.mark.parametrize("head", [struct.pack(">I", MAX_FRAME + 1), b"\xff\xff\xff\xff"])
 def test_an_absurd_length_is_refused_before_its_body(pair: Pair, head: bytes) -> None:
     frames, peer = pair
