@@ -145,26 +145,17 @@ def test_a_second_daemon_on_one_state_is_refused(process: Any, tmp_path: Path) -
     assert b"STATE_IN_USE" in second.stderr or b"another process uses" in second.stderr
 
 
-def test_children_get_a_folder_for_temporary_files_of_the_nodes_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("private", [False, True])
+def test_children_get_a_folder_for_temporary_files_that_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: bool
 ) -> None:
-    state, shared = tmp_path / "state", tmp_path / "shared"
-    for folder in (state, shared):
+    state, given = tmp_path / "state", tmp_path / "given"
+    for folder in (state, given):
         folder.mkdir()
-    shared.chmod(0o1777)
-    monkeypatch.setenv("TMPDIR", str(shared))
-    monkeypatch.setattr(tempfile, "tempdir", str(shared))
-    main.keep_temporary_files(state)
-    main.keep_temporary_files(state)
-    assert os.environ["TMPDIR"] == str(state / "tmp")
-    assert (state / "tmp").stat().st_mode & 0o777 == 0o700
-
-
-def test_a_private_folder_for_temporary_files_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tmp_path.chmod(0o700)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    main.keep_temporary_files(tmp_path / "state")
-    assert os.environ["TMPDIR"] == str(tmp_path)
+    given.chmod(0o700 if private else 0o1777)
+    monkeypatch.setenv("TMPDIR", str(given))
+    monkeypatch.setattr(tempfile, "tempdir", str(given))
+    for _ in range(2):
+        main.keep_temporary_files(state)
+        assert os.environ["TMPDIR"] == str(given if private else state / "tmp")
+    assert Path(os.environ["TMPDIR"]).stat().st_mode & 0o777 == 0o700

@@ -31,6 +31,12 @@ def connected():
     far.close()
 
 
+@pytest.fixture
+def unformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX forms no group."""
+    monkeypatch.setattr(ring, "_form", lambda connections, knock: None)
+
+
 class Mac:
     """A connection as macOS describes it."""
 
@@ -65,11 +71,9 @@ def test_bytes_received_here(connected: tuple[socket.socket, socket.socket]) -> 
         far.recv(5, socket.MSG_WAITALL)
 
 
-def test_no_record_takes_memory_of_mlx(
-    connected: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("unformed")
+def test_no_record_takes_memory_of_mlx(connected: tuple[socket.socket, socket.socket]) -> None:
     """On a Mac such memory is the GPU's, and MLX keeps what is freed of it: nobody plans with either."""
-    monkeypatch.setattr(ring, "_form", lambda connections, knock: None)
     limit = mx.set_cache_limit(100 << 30)
     try:
         before = mx.get_active_memory(), mx.get_cache_memory()
@@ -95,14 +99,14 @@ def test_a_descriptor_that_is_no_socket_is_left_alone(tmp_path) -> None:
     assert not ring.is_socket(closed)
 
 
+@pytest.mark.usefixtures("unformed")
 @pytest.mark.parametrize(
     ("how", "what"),
     [("closed", "read"), ("closed", "wait"), ("reset", "read"), ("reset", "wait"), ("reset", "write")],
 )
 def test_a_neighbour_that_is_gone_ends_what_waits_for_it(
-    connected: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, how: str, what: str
+    connected: tuple[socket.socket, socket.socket], how: str, what: str
 ) -> None:
-    monkeypatch.setattr(ring, "_form", lambda connections, knock: None)
     near, far = connected
     group = RingGroup(Connections(far, far), print)
     with socket.socket() as other:

@@ -64,7 +64,7 @@ def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineKeeper:
         engine.cpu = cpu
         return engine
 
-    monkeypatch.setattr(ScriptedEngine, "started", [])
+    ScriptedEngine.started.clear()
     monkeypatch.setattr(daemon_engines.EngineProcess, "start", start)
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
@@ -212,11 +212,11 @@ async def test_an_epoch_that_does_not_close_holds_up_no_other_seat(
 async def test_an_engine_without_weights_is_kept_for_a_while_and_one_with_them_stays(
     keeper: EngineKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon_engines, "_SPARE_SECONDS", 0.001)
-    await keeper.profile("one")
-    (spare,) = ScriptedEngine.started
-    await until(lambda: not spare.alive)
-    monkeypatch.setattr(daemon_engines, "_SPARE_SECONDS", 200)  # else it may be gone before it is wanted
+    with monkeypatch.context() as soon:
+        soon.setattr(daemon_engines, "_SPARE_SECONDS", 0.001)
+        await keeper.profile("one")
+        (spare,) = ScriptedEngine.started
+        await until(lambda: not spare.alive)
     await keeper.profile("two")
     second = ScriptedEngine.started[1]
     seat: Any = keeper.seat()

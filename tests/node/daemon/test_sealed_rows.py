@@ -162,11 +162,10 @@ def test_a_node_that_left_its_ring_opens_nothing() -> None:
     refused(head, "SEALED_BY_OTHER_ROSTER", roster=older)
 
 
-def test_rosters_are_forgotten_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_rows, "MAX_ROSTERS", 2)
+def test_rosters_are_forgotten_in_their_order() -> None:
     head = Head()
     first = head.cluster.roster
-    learnt = [head.cluster.publish() for _ in range(2)]
+    learnt = [head.cluster.publish() for _ in range(sealed_rows.MAX_ROSTERS)]
     for roster in learnt:
         head.unsealer.learn(roster)
     refused(head, "SEALED_BY_OTHER_ROSTER", roster=first)
@@ -283,17 +282,16 @@ def test_what_follows_the_last_token_is_sealed_and_ends_the_reply(evicted: bool)
     assert (output.text, output.sealed) == ("", b""), "the row is gone"
 
 
-def test_row_numbers_rise_and_open_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_numbers_rise_and_open_rows_are_bounded() -> None:
     head, rows = Head(), SealedRows()
     rows.check(3)
     for row in (3, 2, 0):
         with pytest.raises(InvalidInput):
             rows.check(row)
-    monkeypatch.setattr(sealed_rows, "MAX_ROWS", 2)
     rows.add(4, head.unsealer.open(head.seal()[0], head.plan)[1])
-    rows.add(5, None)
+    rows.add(5, None, sealed_rows.MAX_ROWS - 1)
     with pytest.raises(ResourceExhausted):
-        rows.add(6, None)
+        rows.add(5 + sealed_rows.MAX_ROWS, None)
 
 
 def logged(others: int, spelling: bytes = SECRET.encode()) -> list[inference.TokenLogprob]:

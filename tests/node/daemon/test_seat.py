@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,12 +33,16 @@ class Epoch:
 
 
 @pytest.fixture
-def seat(tmp_path: Path) -> Any:
-    around: Any = SimpleNamespace(
+def around(tmp_path: Path) -> Any:
+    return SimpleNamespace(
         engines=SimpleNamespace(seat=lambda: SimpleNamespace(stage="stage")),
         run_folder=tmp_path / "run",
         ring_host="127.0.0.1",
     )
+
+
+@pytest.fixture
+def seat(around: Any) -> Any:
     return Seat("r", around, make_epoch=Epoch)  # type: ignore[arg-type]
 
 
@@ -109,13 +112,8 @@ def test_each_epoch_listens_for_the_previous_member_on_a_port_of_its_own(seat: A
         assert held.fileno() == -1
 
 
-def test_a_ring_host_that_cannot_be_listened_on_is_a_clear_error(
-    seat: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: Any, **__: Any) -> Any:
-        raise OSError
-
-    monkeypatch.setattr(socket, "create_server", refused)
+def test_a_ring_host_that_cannot_be_listened_on_is_a_clear_error(seat: Any, around: Any) -> None:
+    around.ring_host = "203.0.113.1"  # of no machine (RFC 5737)
     with pytest.raises(ConfigError) as raised:
         seat.listener(object())
     assert raised.value.reason == "CANNOT_LISTEN"

@@ -22,7 +22,7 @@ from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, server_credentials
-from sealring.node.models import giving, kept, manifest, partial_model
+from sealring.node.models import giving, kept, manifest
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.folders import NOTE, FolderState
 from sealring.node.models.giving import SERVICE, ModelGiver, decode, encode, write_piece
@@ -602,16 +602,6 @@ async def test_a_model_that_nobody_gives_whole(world: World) -> None:
     with pytest.raises(Unavailable) as raised:
         await world.fetch(world.partial())
     assert raised.value.reason == "MODEL_NOT_GIVEN"
-
-
-async def test_a_full_disk_is_said_before_anything_comes(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await world.giver()
-    monkeypatch.setattr(partial_model, "SPARE", 1 << 60)
-    with pytest.raises(ResourceExhausted) as raised:
-        await world.fetch(world.partial())
-    assert raised.value.reason == "DISK_FULL"
 
 
 # Attacks
