@@ -436,7 +436,7 @@ def test_a_prompt_is_told_with_its_log_probabilities() -> None:
     ],
 )
 def test_of_a_list_only_the_first_fault_is_looked_for(fields: dict[str, Any]) -> None:
-    """Each fault costs an object of its own, and only one is told."""
+    """Each fault costs an object of its own, and only one is reported."""
     with pytest.raises(ValidationError) as caught:
         ChatBody.model_validate({**GOOD, **fields})
     assert caught.value.error_count() < 10

@@ -1,4 +1,4 @@
-"""Whatever a body holds is asked or refused by name, in every API."""
+"""Any body is asked or refused by name, in every API."""
 
 from __future__ import annotations
 

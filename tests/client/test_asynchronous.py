@@ -42,7 +42,7 @@ def changed(change: Callable[[Events], Events]) -> Any:
 
 
 def failing(*errors: SealringError, after: int = 0) -> Any:
-    """Fails so many times, each time after so many events, and is honest then."""
+    """A script that fails with each error once, after `after` events, and is honest then."""
     left = list(errors)
 
     async def script(
@@ -637,7 +637,7 @@ async def test_what_the_gateway_says_of_a_model_is_told_if_it_can_be_a_name(stag
 
 
 async def test_an_answer_goes_on_over_another_gateway(stage: Stage) -> None:
-    """What the second is asked for begins where the first one was lost; nothing is told or counted twice."""
+    """The second continues where the first one was lost, and nothing is shown or counted twice."""
     lost = failing(Unavailable("gone"), after=3)
     stage.gateway.script = lost
     async with on_stage() as second, stage.client() as client:

@@ -233,7 +233,7 @@ STOP = inference.FINISH_REASON_STOP
 def test_choices_that_contradict_themselves_are_not_believed(
     bodies: list[dict[str, Any]], last: bool
 ) -> None:
-    """Of which there are not as many, that go on after their end, or whose last chunk is not the last."""
+    """Too many or too few, going on after their end, or with a last chunk that is not the last."""
     attempt, seal = sealed_attempt(choices=2)
     *before, worst = bodies
     for body in before:

@@ -190,7 +190,7 @@ def test_a_key_chooses_among_so_many_rings() -> None:
 
 
 def test_no_prompt_is_sealed_for_rings_whose_links_are_in_clear() -> None:
-    """Where some of a model's rings have sealed links, one of those is chosen."""
+    """A ring with sealed links is chosen if the model has one."""
     first, *others = CLUSTER.roster.rings
     in_clear = dataclasses.replace(first, strategy=TENSOR)
     alone = dataclasses.replace(CLUSTER.roster, rings=(in_clear,))

@@ -22,7 +22,7 @@ ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content":
 
 @pytest.fixture(autouse=True)
 def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever would lead prompts elsewhere."""
+    """Environment variables that would lead prompts elsewhere."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "OPENAI_BASE_URL"):
         monkeypatch.setenv(name, "http://127.0.0.1:9/")

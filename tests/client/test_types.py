@@ -1,4 +1,4 @@
-"""What is told where a gateway or a head tells nothing."""
+"""Fields that a gateway or a head left out."""
 
 from __future__ import annotations
 

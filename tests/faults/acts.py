@@ -60,7 +60,7 @@ def serves(status: object) -> bool:
 
 
 async def stop(place: Place, *words: str) -> None:
-    """SIGSTOP, until so many seconds have passed; where the place is hasty, until the ring is down."""
+    """SIGSTOP for a number of seconds; if the place is hasty, until the ring is down."""
     *part, seconds = words
     process = await place.process(tuple(part))
     process.send_signal(signal.SIGSTOP)
@@ -109,7 +109,7 @@ def _machines(place: Place, words: Sequence[str]) -> list[str]:
 
 
 async def wait(place: Place, seconds: str) -> None:
-    """For what comes by itself."""
+    """Waits, because something happens without any act."""
     await asyncio.sleep(float(seconds))
 
 
@@ -332,7 +332,7 @@ async def taken(place: Place, *words: str) -> str:
 
 
 async def double(place: Place, *part: str) -> str:
-    """The same component once more, on the same state folder."""
+    """A second process of a component on the same state folder."""
     name = str(place.component(part))
     ended = await asyncio.create_subprocess_exec(
         *place.command(name),
@@ -409,7 +409,7 @@ async def _trouble(place: Place, name: str) -> str:
 
 
 async def _starts(place: Place, name: str, seconds: float) -> str:
-    """What comes of a start that should fail; a component that runs all the same is killed, after so long."""
+    """The outcome of a start that should fail. A component that runs all the same is killed in the end."""
     await place.start(name)
     child = place.cluster.children.child(name)
     said = ""

@@ -26,7 +26,7 @@ class Case:
 
     @property
     def again(self) -> bool:
-        """Whether connections of clients end, so that whoever asks in clear has to ask again."""
+        """Whether connections of clients end, so that clients that ask in clear have to ask again."""
         return any("gateway" in each or "client" in each for each in self.acts)
 
     @property

@@ -183,7 +183,7 @@ class Place:
 
 @dataclass
 class Things:
-    """What a cluster has of this machine, by kind of process: another node may have another's place now."""
+    """A cluster's share of this machine, by kind of process: another node may have another's place now."""
 
     processes: Counter[str] = field(default_factory=Counter)
     descriptors: Counter[str] = field(default_factory=Counter)

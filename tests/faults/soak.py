@@ -102,7 +102,7 @@ async def speed(place: SeparatePlace) -> float:
 
 
 async def soak(place: SeparatePlace, seed: int, seconds: float, requests: int) -> tuple[Outcome, list[str]]:
-    """What the answers were, and which processes have grown."""
+    """Returns the outcome of the answers, and the processes that have grown."""
     outcome, memory = Outcome(), defaultdict[str, list[tuple[float, int]]](list)
     begun, chance, harm = time.monotonic(), random.Random(seed), random.Random(f"faults {seed}")
     arrivals = sorted(chance.uniform(0, seconds) for _ in range(requests))

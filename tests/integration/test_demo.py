@@ -19,7 +19,7 @@ SEALRING = Path(sys.executable).with_name("sealring")
 
 
 def test_demo_once_prints_one_json_object_and_leaves_nothing(tmp_path):
-    """Of two nodes; tests/cli/commands/test_demo.py shows that there are three by default."""
+    """Two nodes do; tests/cli/commands/test_demo.py shows that there are three by default."""
     command = [SEALRING, "demo", "--nodes", "2", "--once", "--json"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, check=True, env=environment)

@@ -155,7 +155,7 @@ async def _ended(
 
 
 def _keyed(key: str) -> dict[str, str]:
-    """Who hangs up for good gives no key: an answer that has one goes on for a while."""
+    """A client that hangs up for good gives no key: an answer that has one goes on for a while."""
     return {"idempotency-key": key} if key else {}
 
 

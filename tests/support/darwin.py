@@ -7,7 +7,7 @@ of its interpreter, and so all that tests and daemons start by `sys.executable`,
 * `killpg` of a group of zombies fails with EPERM;
 * there is no /proc, but for psutil, which asks the system on macOS, and for tests;
 * nothing that only Linux has: memfd, pidfd, the scheduler's calls, eventfd, splice, TCP_INFO;
-* a port that is bound and on which nobody listens drops whoever connects, where Linux resets;
+* a port that is bound and on which nobody listens drops connections, which Linux resets;
 * TCP_CONNECTION_INFO gives the bytes that came on a connection, in XNU's layout;
 * F_FULLFSYNC exists, and a disk takes 20 ms for it;
 * no process can be held to an address space (RLIMIT_AS);
@@ -219,7 +219,7 @@ class _MetalCache:
 
 
 def sleep(seconds: float, prefix: str = sys.prefix) -> None:
-    """The machine of the environment in folder `prefix` sleeps for so long, in no time, in all processes."""
+    """The machine of the environment in folder `prefix` sleeps, in all processes; it takes no time."""
     with open(Path(prefix, "slept"), "r+b") as file:
         (before,) = _SLEPT.unpack(file.read(_SLEPT.size))
         file.seek(0)
@@ -327,7 +327,7 @@ def _connect_ex(self: socket.socket, address: Any) -> int:
 
 
 def _silent_instead(self: socket.socket, address: Any) -> Any:
-    """Where nobody answers, if `address` is bound here and nobody listens on it; else `address`."""
+    """An address that never answers, if `address` is bound here and nobody listens on it; else `address`."""
     if self.family != socket.AF_INET or self.type != socket.SOCK_STREAM:
         return address
     port = address[1]
@@ -337,7 +337,7 @@ def _silent_instead(self: socket.socket, address: Any) -> Any:
 
 
 def _make_tarpit() -> None:
-    """Linux drops who connects when one more waits to be accepted than may."""
+    """Fills a backlog: Linux drops connections when one more waits to be accepted than may."""
     full = socket.socket()
     _real_bind(full, ("127.0.0.1", 0))
     full.listen(0)

@@ -29,8 +29,8 @@ _NO_TOKEN = 1 << 20
 
 @dataclass(frozen=True)
 class Machine:
-    """Three stages on so many processors. A stage computes a token in 1, `eight` in so long, others on a line
-    through both; a step that comes when its input is there already takes `late` longer."""
+    """Three stages on a number of processors. A stage computes one token in 1 and eight in `eight`; other
+    numbers lie on the line through both. A step whose input was there already takes `late` longer."""
 
     processors: int
     eight: float
@@ -53,7 +53,7 @@ class _Job:
 
 
 class DraftedRing:
-    """`slower(tokens)` is what a stage's time for so many tokens is multiplied with. A head that `claims`
+    """`slower(tokens)` is the factor of a stage's time for that many tokens. A head that `claims`
     says that its guesses are right with that probability; else it tells what it found.
 
     Stages take what is ready in its order, each on a processor until it is through.

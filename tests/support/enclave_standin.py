@@ -71,7 +71,7 @@ def behave(how: str, said: bytes, key: ec.EllipticCurvePrivateKey) -> None:
         os.write(1, bytes(4))
     elif how == "error":
         os.write(1, b"\x00\x00\x00\x05\x01busy")
-    elif how.startswith("says "):  # so many bytes in all
+    elif how.startswith("says "):  # the number of bytes in all
         count = int(how.removeprefix("says "))
         os.write(1, count.to_bytes(4, "big") + b"\x01" + b"x" * (count - 1))
     elif how == "unreadable":

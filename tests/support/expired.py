@@ -28,7 +28,7 @@ DAY = 24 * 3600.0
 
 
 def expire(folder: Path, ca: ClusterCA, *, ago: float = 4 * DAY) -> None:
-    """Puts a certificate in the place of the folder's own that was issued so long ago, for a day."""
+    """Replaces the folder's certificate by one that was issued `ago` seconds ago, for a day."""
     state = load_machine_state(folder)
     key = load_pem_private_key(state.tls.private_key, password=None)
     assert isinstance(key, EllipticCurvePrivateKey)
@@ -46,7 +46,7 @@ def found(cluster: LocalCluster) -> None:
 
 
 def expire_all(coordinator: Path, members: list[Path], *, ago: float = 4 * DAY) -> None:
-    """As if a stopped cluster had been stopped so long ago: the last roster, evidence, all certificates."""
+    """Makes a stopped cluster one that stopped `ago` seconds ago: last roster, evidence, all certificates."""
     then = time.time() - ago
     settings = CoordinatorSettings(state_dir=coordinator)
     keys = ClusterKeys.load(settings, now=then)

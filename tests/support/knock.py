@@ -1,4 +1,4 @@
-"""What the daemon does for a carrier that forms its group: somebody has to connect to MLX."""
+"""The daemon's part when a carrier forms its group: somebody has to connect to MLX."""
 
 from __future__ import annotations
 

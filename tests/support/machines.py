@@ -18,7 +18,7 @@ SEALRING = str(Path(sys.executable).with_name("sealring"))
 
 
 class Machine:
-    """Where `sealring` is typed. `within` are the words that a command begins with, to be elsewhere."""
+    """A machine on which `sealring` is typed. `within` are the words before a command that lead there."""
 
     def __init__(self, folder: Path, within: Sequence[str] = ()) -> None:
         folder.mkdir(mode=0o700, parents=True)
@@ -30,7 +30,7 @@ class Machine:
 
     @property
     def state(self) -> Path:
-        """Where `sealring` keeps everything on Linux."""
+        """The folder in which `sealring` keeps everything on Linux."""
         return self.folder / ".local" / "state" / "sealring"
 
     def run(self, *words: str) -> str:

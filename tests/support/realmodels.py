@@ -197,7 +197,7 @@ class Whole:
         return Tie(str(prompt)[:200], place, margin, noise)
 
     def _logits(self, ids: list[int], size: int, kv_bits: int) -> list[float]:
-        """After the last of these tokens, which come in chunks of so many."""
+        """After the last of these tokens, which come in chunks of `size`."""
         import mlx.core as mx
 
         cache = self.cache(kv_bits)

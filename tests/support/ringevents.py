@@ -1,8 +1,8 @@
 """A ring as events: machines that compute layer by layer, sums that go round, records that wait for a wire.
 
-What `sealring.coordinator.planning.costs` says in formulae, this plays through step by step, with what the
-formulae leave out: lanes of unequal size, rows of every length that grow and make room for new ones, ranks
-that wait for each other at every sum, and records that queue.
+It plays through step by step the formulae of `sealring.coordinator.planning.costs`. It adds lanes of unequal
+size, rows of every length that grow and make room for new ones, ranks that wait for each other at every sum,
+and records that queue.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class EventRing:
         self.tokens = 0
 
     def tokens_per_second(self, tokens: int) -> float:
-        """Of so many tokens, after a first step of every lane."""
+        """The rate over `tokens` tokens, after a first step of every lane."""
         for number in range(len(self._lanes)):
             self._arrive(number, 0)
         warm = sum(map(len, self._lanes)) * 2

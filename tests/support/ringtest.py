@@ -125,7 +125,7 @@ class Ring:
                 await asyncio.sleep(0.2)
 
     async def offered(self, rings: int) -> None:
-        """Returns when the gateway offers the model over so many rings."""
+        """Returns when the gateway offers the model over this number of rings."""
         request = inference_pb2.ListModelsRequest()
         async with asyncio.timeout(LIMIT_SECONDS):
             while True:
@@ -181,7 +181,7 @@ HASTY = {"coordinator": {"replace_after": "24h", "drain_timeout": "3s"}}
 
 @asynccontextmanager
 async def serving(folder: Path, size: int, **spec: Any) -> AsyncIterator[Ring]:
-    """A cluster of so many nodes that serves the demo model over all of them, or as `spec` has it."""
+    """A cluster of `size` nodes that serves the demo model over all of them, or as `spec` has it."""
     async with LocalCluster(folder, MODEL, nodes=size, name="demo", settings=HASTY) as cluster:
         cluster.children.command = (sys.executable, hasty.__file__)
         async with started(cluster, **({"stages": size} | spec)) as ring:

@@ -27,7 +27,7 @@ NOW = 1_800_000_000
 
 @dataclass
 class FakeClock:
-    """A clock that stands still until it is told otherwise."""
+    """A clock that stands still until it is set."""
 
     now: float = float(NOW)
 

@@ -226,7 +226,7 @@ def check_prefixes(family: str, tails: list[tuple[int, int]], choices: random.Ra
 
 
 def check_prefixes_over_epochs(family: str, size: int) -> list[int]:
-    """Of a row of one epoch CHUNK tokens are kept, and one of the next begins with them. Returns where."""
+    """CHUNK tokens of a row are kept, and a row of the next epoch begins with them. Returns those reused."""
     prompt = prompt_of(family, 0, CHUNK)
     after = prompt_of(family, 1, 3)
     stages = stages_of(family, size)

@@ -31,7 +31,7 @@ OPEN_SECONDS, ANNOUNCE_SECONDS = 0.002, 0.0003
 
 @dataclass(frozen=True)
 class Costs:
-    """What steps take on the whole model, of which each of n stages has an n-th; and what a link takes."""
+    """The times of steps on the whole model, of which each of n stages has an n-th, and of a link."""
 
     step_ms: float = 0.0
     row_ms: float = 0.0
@@ -47,7 +47,7 @@ class Costs:
     link_ms: float = 0.5
 
     def timed(self, stages: int) -> StepCosts:
-        """As one of so many stages would time it."""
+        """The costs as one of `stages` stages would time them."""
         return StepCosts.of(
             [
                 [(rows, 1, (self.step_ms + rows * self.row_ms) / 1e3 / stages) for rows in (1, 16)]
@@ -236,7 +236,7 @@ class WatchedRing(SimulatedRing):
         self.submit(Request(name, "key", answer, inference.Envelope()))
 
     def stream(self, count: int, tokens: int = 100) -> None:
-        """Rows that go on and on, from the time when the first has so many tokens."""
+        """Rows that go on and on, from the time when the first has `tokens` tokens."""
         for number in range(count):
             self.ask(f"stream{number}", 16, 100_000)
         self.run(until=lambda: len(self.arrivals.get("stream0", ())) > tokens)

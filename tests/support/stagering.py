@@ -99,7 +99,7 @@ FAMILIES = [*(family for family in SMALL if family not in ("llama:sliding", "afm
 def combinations(
     families: Iterable[str], sizes: Iterable[int], *, always: Iterable[tuple[str, int]]
 ) -> list[Any]:
-    """Of a family and a number of members; those that are not for every run are marked as a sweep."""
+    """Pairs of a family and a number of members; those not for every run are marked as a sweep."""
     wanted = set(always)
     return [
         pytest.param(family, size, marks=[pytest.mark.sweep] * ((family, size) not in wanted))
@@ -110,7 +110,7 @@ def combinations(
 
 @cache
 def compute_thread(rank: int) -> ThreadPoolExecutor:
-    """Of one member, for all tests: mlx's streams, and what is built on them, belong to the thread."""
+    """The thread of one member, for all tests: mlx's streams and their arrays belong to a thread."""
     return ThreadPoolExecutor(1, f"compute-{rank}", initializer=_as_in_an_engine)
 
 

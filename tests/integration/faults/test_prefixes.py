@@ -1,4 +1,4 @@
-"""What was kept of prompts goes on into the next epoch where all members still have it."""
+"""Kept prefixes last into the next epoch if all members still have them."""
 
 from harness import CARRIER, ENGINE
 from ringtest import CLUSTER, chat

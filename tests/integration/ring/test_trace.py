@@ -33,7 +33,7 @@ MARK = "Zanzibar-7431"
 
 @contextlib.asynccontextmanager
 async def working(ring, text, *, rows=3, tokens=40, pause=0.0):
-    """A ring that works from beginning to end of the block, with so many seconds between requests."""
+    """A ring that works throughout the block, with `pause` seconds between requests."""
 
     async def ask_on():
         while not ended:
