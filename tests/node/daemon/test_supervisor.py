@@ -101,6 +101,12 @@ async def test_a_child_that_ignores_everything_is_killed(family: Family) -> None
     assert await child.stop(grace=0.1) == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("family")
+async def test_a_child_that_cannot_be_started_leaves_nothing_open() -> None:
+    with pytest.raises(ValueError, match="null byte"):
+        await Child.spawn("scripted", ["a\0b"], on_message=print, on_end=print)
+
+
 @pytest.mark.parametrize("how", ["crash", "garbage"])
 async def test_the_end_of_a_child_is_told_once(family: Family, how: str) -> None:
     child = await family.spawn()
@@ -211,7 +217,7 @@ async def test_the_processor_time_of_a_child_is_known_unless_it_waits_for_a_proc
         assert (supervisor.cpu_seconds(child.pid) is not None) == known
     monkeypatch.undo()
     await child.stop()
-    assert supervisor.cpu_seconds(child.pid) is None
+    assert supervisor.cpu_seconds(child.pid) is supervisor.stopped_at(child.pid) is None
 
 
 async def test_a_stopped_child_is_found_by_its_state(family: Family, shown: Any) -> None:
