@@ -148,6 +148,7 @@ class SealedReply:
         self.unclaim = unclaim
         self._row = row
         self._unfinished = choices
+        self._begun = False
         self._sealer = sealer
 
     def seal(self, output: control_pb2.RowOutput) -> None:
@@ -163,6 +164,8 @@ class SealedReply:
         )
         _clear(output)
         delta.untold = output.untold
+        if not self._begun:  # an answer in Anthropic's form begins with it
+            self._begun, delta.prompt_tokens = True, self.prompt_tokens
         if output.finish and not output.untold:
             delta.finish, delta.prompt_tokens = output.finish, self.prompt_tokens
             self._unfinished -= 1

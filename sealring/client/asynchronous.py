@@ -45,6 +45,7 @@ class ReplyState:
     def __init__(self) -> None:
         self.ring: Ring | None = None
         self.completion: Completion | None = None
+        self.prompt_tokens = 0
 
     def set_ring(self, ring: Ring) -> None:
         self.ring = ring
@@ -64,6 +65,11 @@ class AsyncReply:
     def ring(self) -> Ring | None:
         """The ring that sees the prompt; None before the first piece of the answer."""
         return self._state.ring
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The length of the prompt, by the word of the head; 0 before the first piece of the answer."""
+        return self._state.prompt_tokens
 
     @property
     def completion(self) -> Completion:
@@ -253,6 +259,7 @@ class AsyncClient(Asks[AsyncReply]):
             try:
                 async for event in call:
                     delta = attempt.take(event)
+                    state.prompt_tokens = state.prompt_tokens or attempt.prompt_tokens
                     if delta is not None:
                         yield delta
                 state.completion = attempt.completion()

@@ -103,6 +103,9 @@ class Attempt:
         """
         self.ring = ring
         self.delivered = False
+        self.prompt_tokens = 0
+        """By the word of the head; 0 before its first piece."""
+
         self._question = question
         self._started = self._finished = False
         self._answers = answers or [Answered() for _ in range(question.choices)]
@@ -213,6 +216,7 @@ class Attempt:
         choice = self._answers[number]
         if choice.reason is not None or delta.tokens < choice.tokens:
             raise _out_of_order()
+        self.prompt_tokens = self.prompt_tokens or delta.prompt_tokens
         before = choice.tokens
         choice.tokens, choice.reason = delta.tokens, _REASONS.get(delta.finish)
         if delta.tokens > before:

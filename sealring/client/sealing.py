@@ -6,8 +6,8 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 
-from sealring.client.asynchronous import AsyncClient
-from sealring.client.types import Completion, Delta, Ring
+from sealring.client.asynchronous import AsyncClient, AsyncReply
+from sealring.client.types import Completion, Delta
 from sealring.edge.inference.service import model_not_found
 from sealring.edge.metrics import Metrics
 from sealring.mesh.errors import InvalidInput, Unavailable
@@ -51,12 +51,12 @@ class SealingBackend:
                 async for delta in reply:
                     if not begun:
                         begun = True
-                        yield _started(request, reply.ring)
+                        yield _started(request, reply)
                     event = inference.GenerateResponse(delta=_delta(delta))
                     observed.event(event)
                     yield event
                 if not begun:
-                    yield _started(request, reply.ring)
+                    yield _started(request, reply)
                 counted, finished = _ended(reply.completion)
                 observed.event(counted)
                 observed.event(finished)
@@ -101,13 +101,15 @@ class SealingBackend:
         return await self._client.signed_roster()
 
 
-def _started(request: inference.GenerateRequest, ring: Ring | None) -> inference.GenerateResponse:
+def _started(request: inference.GenerateRequest, reply: AsyncReply) -> inference.GenerateResponse:
+    ring = reply.ring
     assert ring is not None
     return inference.GenerateResponse(
         started=inference.Started(
             request_id=request.request_id,
             model=ring.deployment,
             ring=ring.id,
+            prompt_tokens=reply.prompt_tokens,
             min_trust=ring.min_trust,
             roster_version=ring.roster_version,
         )

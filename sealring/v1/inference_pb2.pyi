@@ -229,8 +229,9 @@ class SealedDelta(_message.Message):
     tokens: _builtins.int
     """generated so far"""
     finish: Global___FinishReason.ValueType
-    """with the last chunk, like prompt_tokens"""
+    """with the last chunk"""
     prompt_tokens: _builtins.int
+    """with the first chunk and the last one"""
     padding: _builtins.bytes
     """zeros: a chunk's length does not tell the length of its text"""
     choice: _builtins.int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -39,6 +40,15 @@ async def proxied(
         transport = httpx.ASGITransport(app=edge)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=200) as http:
             yield stage, http
+
+
+async def test_a_message_begins_with_the_prompts_length_by_the_word_of_the_head() -> None:
+    """The gateway's own count is not believed."""
+    async with proxied() as (_, http):
+        answer = await http.post("/v1/messages", json={**BODY, "stream": True})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    (began,) = (event for event in events if event["type"] == "message_start")
+    assert began["message"]["usage"]["input_tokens"] == 7
 
 
 async def test_the_floor_of_the_proxy_and_of_the_request() -> None:

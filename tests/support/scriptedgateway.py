@@ -65,8 +65,10 @@ def answer(ring: str, sealer: ReplySealer, told: int = 0) -> list[inference.Gene
     for number, text in list(enumerate((*PIECES, ""), start=1))[told:]:
         last = number > len(PIECES)
         delta = inference.SealedDelta(text=text, tokens=number)
+        if last or number == told + 1:
+            delta.prompt_tokens = 7
         if last:
-            delta.finish, delta.prompt_tokens = inference.FINISH_REASON_STOP, 7
+            delta.finish = inference.FINISH_REASON_STOP
         sealed = sealer.seal(delta.SerializeToString(), last=last)
         events.append(inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=number)))
     finished = inference.Finished(

@@ -255,7 +255,7 @@ def test_chunks_have_one_length_and_the_last_one_says_all() -> None:
         delta = inference.SealedDelta.FromString(chunk)
         assert (delta.text, delta.tokens, last) == (text, number, bool(finish))
         assert (delta.token, list(delta.held)) == (9, logged(0))
-        assert delta.prompt_tokens == (17 if last else 0)
+        assert delta.prompt_tokens == (17 if number == 1 or last else 0)
     assert sizes == {2 * CHUNK_BYTES}
 
 
