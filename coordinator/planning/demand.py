@@ -24,8 +24,8 @@ LOGITS_COPIES = 9
 vocabulary of 151,936, 8 and 32 rows). Greedy rows need one. Penalties with every filter need 14: what is
 above 9 is in the headroom."""
 
+MAX_VOCABULARY = 1 << 24
 _MAX_BYTES = 1 << 50
-_MAX_VOCABULARY = 1 << 24
 _MAX_QUANTIZED = 8
 _MAX_WHY = 1000
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
@@ -191,7 +191,7 @@ def check_profile(profile: model_pb2.ModelProfile) -> None:
         raise _bad("embedding or head size")
     if profile.max_context > MAX_CONTEXT:
         raise _bad("context")
-    if profile.vocab_size > _MAX_VOCABULARY:
+    if profile.vocab_size > MAX_VOCABULARY:
         raise _bad("vocabulary")
     if not is_sha256(profile.digest) or not _WORD.match(profile.model_type):
         raise _bad("digest or model type")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.costs import ASSUMED, Link, Network
+from sealring.coordinator.planning.demand import MAX_VOCABULARY
 from sealring.coordinator.planning.planner import plan
 from sealring.coordinator.planning.shapes import Parts, shape_table
 from sealring.coordinator.planning.specs import RANKS, check_spec
@@ -53,6 +54,7 @@ class ModelFile(BaseModel):
     head_bytes: _Bytes = 0
     tied: bool = False
     max_context: Annotated[int, Field(ge=0, le=MAX_CONTEXT)] = 0
+    vocab_size: Annotated[int, Field(ge=0, le=MAX_VOCABULARY)] = 0
 
 
 class MachineFile(_Part):
@@ -155,6 +157,7 @@ def _parts(model: ModelFile) -> Parts:
             head_bytes=model.head_bytes,
             tied=model.tied,
             max_context=model.max_context,
+            vocab_size=model.vocab_size,
             handoff_bytes_per_token=model.handoff_bytes_per_token,
             digest="0" * 64,
         )

@@ -17,7 +17,9 @@ from prooftest import identity, introduce
 
 from sealring.coordinator.init import init
 from sealring.coordinator.main import Coordinator
+from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import ModelError, SealringError
@@ -408,6 +410,14 @@ def evidence(**changes: Any) -> NodeEvidence:
 def channel_to(address: str, material: Any) -> grpc.aio.Channel:
     options = channel_options(role_server_name(Role.COORDINATOR))
     return grpc.aio.secure_channel(address, channel_credentials(material), options=options)
+
+
+def online() -> tuple[Questions, NodeSession]:
+    """Questions to the node `alpha`, and its stream."""
+    sessions = Sessions()
+    session = NodeSession("alpha", bytes(16), clock=lambda: 0.0)
+    sessions.open(session)
+    return Questions(sessions), session
 
 
 async def deploy(cluster: Cluster, **spec: Any) -> admin_pb2.DeploymentPlan:

@@ -8,19 +8,10 @@ from typing import Any
 import pytest
 
 from sealring.coordinator.nodes.models import Models, check_held
-from sealring.coordinator.nodes.questions import Questions
-from sealring.coordinator.streams.sessions import NodeSession, Sessions
-from sealring.mesh.clock import monotonic_clock
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput, SealringError, Unavailable
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1.membership_pb2 import ChangeModel, HeldModel, ModelChanged
-
-
-def online() -> tuple[Questions, NodeSession]:
-    sessions = Sessions()
-    session = NodeSession("alpha", bytes(16), clock=monotonic_clock)
-    sessions.open(session)
-    return Questions(sessions), session
+from tests.coordinator.conftest import online
 
 
 async def test_a_node_is_told_and_its_refusal_passed_on() -> None:

@@ -8,19 +8,10 @@ from typing import Any
 import pytest
 
 from sealring.coordinator.nodes.profiles import ProfileReply, Profiles, unknown_model
-from sealring.coordinator.nodes.questions import Questions
-from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.errors import DeadlineExceeded, ModelError, NotFound
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import membership_pb2
-from tests.coordinator.conftest import small_profile
-
-
-def online() -> tuple[Questions, NodeSession]:
-    sessions = Sessions()
-    session = NodeSession("alpha", bytes(16), clock=lambda: 0.0)
-    sessions.open(session)
-    return Questions(sessions), session
+from tests.coordinator.conftest import online, small_profile
 
 
 async def asked(profiles: Profiles, **more: Any) -> asyncio.Task[dict[str, ProfileReply]]:

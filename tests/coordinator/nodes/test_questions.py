@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -17,25 +16,11 @@ from sealring.v1.membership_pb2 import (
     ProfileResult,
     TraceAnswer,
 )
+from tests.coordinator.conftest import online
 
 
 def numbered(number: int) -> CoordinatorMessage:
     return CoordinatorMessage(profile=ProfileRequest(id=number))
-
-
-@pytest.fixture
-def sessions() -> Sessions:
-    return Sessions()
-
-
-@pytest.fixture
-def connect(sessions: Sessions) -> Callable[[], NodeSession]:
-    def open_one() -> NodeSession:
-        session = NodeSession("alpha", b"one", clock=lambda: 0.0)
-        sessions.open(session)
-        return session
-
-    return open_one
 
 
 async def asked(questions: Questions) -> asyncio.Task[ProfileResult]:
@@ -45,13 +30,13 @@ async def asked(questions: Questions) -> asyncio.Task[ProfileResult]:
     return task
 
 
-async def test_the_end_of_a_replaced_stream_leaves_its_successors_questions_open(
-    sessions: Sessions, connect: Callable[[], NodeSession]
-) -> None:
+async def test_the_end_of_a_replaced_stream_leaves_its_successors_questions_open() -> None:
+    sessions = Sessions()
+    older, newer = (NodeSession("alpha", bytes(16), clock=lambda: 0.0) for _ in range(2))
     questions = Questions(sessions)
-    older = connect()
+    sessions.open(older)
     first = await asked(questions)
-    newer = connect()
+    sessions.open(newer)
     second = await asked(questions)
     questions.gone(older)
     with pytest.raises(Unavailable, match="not online"):
@@ -64,11 +49,9 @@ async def test_the_end_of_a_replaced_stream_leaves_its_successors_questions_open
     assert (await second).id == 2
 
 
-async def test_a_reply_has_the_time_at_which_it_arrived(
-    sessions: Sessions, connect: Callable[[], NodeSession]
-) -> None:
+async def test_a_reply_has_the_time_at_which_it_arrived() -> None:
     now = 5
-    questions, session = Questions(sessions), connect()
+    questions, session = online()
     task = asyncio.create_task(questions.ask_timed("alpha", numbered, TraceAnswer, lambda: now))
     await asyncio.sleep(0)
     questions.answered(session, TraceAnswer(id=1))
@@ -77,7 +60,7 @@ async def test_a_reply_has_the_time_at_which_it_arrived(
     assert await task == (TraceAnswer(id=1), 5)
 
 
-async def test_a_node_that_is_offline_is_not_asked(sessions: Sessions) -> None:
+async def test_a_node_that_is_offline_is_not_asked() -> None:
     with pytest.raises(Unavailable) as caught:
-        await Questions(sessions).ask("alpha", numbered, ProfileResult)
+        await Questions(Sessions()).ask("alpha", numbered, ProfileResult)
     assert caught.value.reason == "MEMBER_OFFLINE"

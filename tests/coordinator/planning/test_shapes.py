@@ -156,15 +156,21 @@ def test_a_file_that_is_not_json_or_does_not_fit_is_refused() -> None:
         asked({}, replicas=2)
 
 
-def test_windows_and_states_of_a_profile_count() -> None:
+def test_windows_states_and_vocabulary_of_a_profile_count() -> None:
     """As in a cluster: of a window no more is held than it has, and a state whatever the context is."""
     mac = {"machines": [MAC | {"usable_gib": 17}], "model": MODEL}
-    whole, windows, states = (
+    whole, windows, states, logits = (
         asked(mac | {"model": MODEL | changes}).shapes.shapes[0]
-        for changes in ({}, {"kv_max_tokens": [1024] * 32}, {"state_bytes": [1 << 30] + [0] * 31})
+        for changes in (
+            {},
+            {"kv_max_tokens": [1024] * 32},
+            {"state_bytes": [1 << 30] + [0] * 31},
+            {"vocab_size": 1 << 23},
+        )
     )
     assert windows.rows >= 4 * whole.rows
     assert states.rows < whole.rows
+    assert logits.rows < whole.rows
 
 
 def test_a_model_of_which_nothing_is_read_has_no_rate() -> None:

@@ -50,6 +50,7 @@ MOST = 1 << 50
         ("model.head_bytes", [0, MOST], [-1, MOST + 1]),
         ("model.tied", [True], ["yes", 1]),
         ("model.max_context", [0, MAX_CONTEXT], [-1, MAX_CONTEXT + 1]),
+        ("model.vocab_size", [0, 1 << 24], [-1, (1 << 24) + 1]),
         ("model.digest", ["of a profile"], []),
         ("machines.0.name", ["a", "A.b_c-9", "n" * 64], ["", "n" * 65, "a b"]),
         ("machines.0.usable_gib", [1e-6, 1e9], [0, 1.1e9]),
