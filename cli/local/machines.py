@@ -121,7 +121,7 @@ class OtherMachine(Machine):
 
 
 def describe_place(ring: Ring, own_id: str, phase: str) -> str:
-    """What the member `own_id` does for a ring; `phase` is that of its last epoch, as `Doing` has it."""
+    """Says how the member `own_id` serves a ring; `phase` is that of its last epoch, as `Doing` has it."""
     own = ring.member(own_id)
     first, end = own.layers
     place = f"layers {first} to {end - 1} of {ring.total_layers}, {own.rank + 1} of {len(ring.members)} nodes"

@@ -14,7 +14,6 @@ from sealring.cli.main import Commands
 from sealring.cli.terminal import exit_codes
 from sealring.mesh import errors
 from sealring.mesh.errors import ConfigError, SealringError
-from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK, MAX_ROWS
 
 HEAVY = (
     "grpc",
@@ -76,11 +75,6 @@ def test_the_help_lists_every_command_by_what_it_is_for(here: Any, monkeypatch: 
         ],
     }
     assert here("-h").out.splitlines() == lines
-
-
-def test_without_a_command_it_lists_them(here: Any) -> None:
-    done = here()
-    assert (done.status, "Parts of a cluster:" in done.out + done.err) == (2, True)
 
 
 def test_the_version_is_that_of_the_package(here: Any) -> None:
@@ -185,19 +179,6 @@ def test_exit_statuses_are_stable(here: Any, arguments: list[str], status: int) 
     assert "FAULT" not in done.err
 
 
-GROUPS = (
-    *("audit", "config", "coordinator", "deployment", "gateway", "key", "model"),
-    *("node", "operator", "root", "roster", "service", "token"),
-)
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_a_group_without_a_command_shows_its_commands(here: Any, group: str) -> None:
-    done = here(group)
-    assert done.status == 2
-    assert "Commands" in done.out + done.err
-
-
 def test_a_file_that_cannot_be_made_is_named(here: Any, home: Path) -> None:
     (home / "file").write_text("")
     place = str(home / "file" / "key")
@@ -246,13 +227,6 @@ def test_a_typo_in_the_config_file_is_named(here: Any, home: Path) -> None:
     assert done.status == 7
     assert "'gatway'" in done.err
     assert "did you mean gateway?" in done.err
-
-
-def test_the_bounds_of_a_deployment_are_the_coordinators(here: Any) -> None:
-    for option, most in (("--max-rows", MAX_ROWS), ("--prefill-chunk", MAX_PREFILL_CHUNK)):
-        refused = here("deployment", "plan", "model", option, str(most + 1))
-        assert refused.status == 2
-        assert str(most) in refused.err
 
 
 TREE = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SealringError)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -151,62 +152,6 @@ def test_the_key_stays_and_is_not_taken_from_a_file_that_others_may_read(tmp_pat
     assert caught.value.reason == "BAD_API_KEY_FILE"
 
 
-async def test_it_says_where_it_serves_and_who_will_see_prompts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    did: list[str] = []
-
-    class Server:
-        def __init__(self, made: Any) -> None: ...
-
-        def listen(self, address: str) -> int:
-            did.append(f"listens at {address}")
-            return 4711
-
-        async def start(self) -> None:
-            did.append("started")
-
-        async def stop(self) -> None:
-            did.append("stopped")
-
-    class Client:
-        gateways = SimpleNamespace(addresses=["a:1", "b:2"])
-
-        async def __aenter__(self) -> None: ...
-
-        async def __aexit__(self, *_: object) -> None:
-            did.append("closed")
-
-        async def rings(self) -> list[Any]:
-            members = [SimpleNamespace(id=letter * 9, level="software") for letter in "ab"]
-            return [
-                SimpleNamespace(
-                    id=f"demo-{clear:d}", deployment="demo", clear_links=clear, min_trust=10, members=members
-                )
-                for clear in (False, True)
-            ]
-
-    @contextmanager
-    def stopping() -> Iterator[Any]:
-        stop = asyncio.Event()
-        stop.set()
-        yield stop
-
-    monkeypatch.setattr(proxy, "HttpServer", Server)
-    monkeypatch.setattr(proxy, "stop_on_signals", stopping)
-    client: Any = Client()
-    await proxy.serve(client, "127.0.0.1:0", tmp_path / "proxy.key", say=did.append)
-    whom = "aaaaaaaa (software), bbbbbbbb (software)"
-    assert did == [
-        *("listens at 127.0.0.1:0", "started"),
-        "serving http://127.0.0.1:4711/v1; a:1 or b:2 gets sealed prompts",
-        f"programs need the key in {tmp_path / 'proxy.key'}: sealring connect NAME --write",
-        f"demo is answered by ring demo-0, trust 10: {whom}",
-        f"demo is not answered by ring demo-1, whose links are in clear: {whom}",
-        *("closed", "stopped"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -219,3 +164,17 @@ def test_what_does_not_start(arguments: list[str], reason: str, tmp_path: Any) -
     result = CliRunner().invoke(app, ["proxy", "--state-file", str(tmp_path / "state"), *arguments])
     assert isinstance(result.exception, SealringError)
     assert result.exception.reason == reason
+
+
+async def test_it_says_where_it_serves_and_who_will_see_prompts(tmp_path: Path) -> None:
+    said: list[str] = []
+    async with on_stage() as stage:
+        serving = proxy.serve(stage.client(), "127.0.0.1:0", tmp_path / "proxy.key", say=said.append)
+        task = asyncio.create_task(serving)
+        while not (said and said[-1].startswith("demo is answered by ring demo-0, trust ")):
+            await asyncio.sleep(0.01)
+            assert not task.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await task
+    assert said[0].endswith(f"/v1; {stage.address} gets sealed prompts")
+    assert said[1] == f"programs need the key in {tmp_path / 'proxy.key'}: sealring connect NAME --write"

@@ -287,3 +287,18 @@ def test_what_is_done_is_said(deploy: Any, here: Any, planner: Any) -> None:
     planner.answers["ListDeployments"] = admin_pb2.ListDeploymentsResponse(deployments=[one])
     assert [one["created"] for one in here("deployment", "list", "--json").data] == [7]
     assert here("deployment", "list").out.startswith("name")
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/models/Qwen3-0.6B/", "qwen3-0-6b"),
+        ("org/name", "name"),
+        ("/models/my model", "my-model"),
+        ("/", "model"),
+        ("é", "model"),
+        ("x" * 300, "x" * 56),
+    ],
+)
+def test_a_model_names_its_deployment(model: str, name: str) -> None:
+    assert deployment.default_name(model) == name

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from rostertest import PaperCluster
 
-from sealring.cli.terminal.output import moment
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.settings import CoordinatorSettings
@@ -168,30 +167,6 @@ def test_the_roster_threshold_is_raised_by_rotation(offline: Offline) -> None:
     assert (shown["roster_threshold"], shown["roster_keys"]) == (2, [*known, second])
     done = offline.here("root", "rotate", "root.dsse", "--out", "next", "--roster-key", second)
     assert "ROOT_MALFORMED" in done.err, "a threshold stays what it was unless it is named"
-
-
-def test_prepare_wants_real_keys(here: Sealring) -> None:
-    assert "BAD_KEY" in coordinator(here, "prepare", "--root-key", "abc", "--out", "draft").err
-    assert "BAD_FILE" in coordinator(here, "init", "--root-metadata", "nowhere").err
-
-
-def test_what_a_chain_holds_is_shown_line_by_line(offline: Offline) -> None:
-    found = offline.here("root", "show", "root.dsse", "--json").data
-    text = offline.here("root", "show", "root.dsse").out
-    assert text.splitlines() == [
-        f"cluster {found['cluster']}",
-        "version 1",
-        "state valid chain",
-        f"root sha256 {offline.paper.pin}",
-        "root threshold 1",
-        "roster threshold 1",
-        f"issued {moment(found['issued'])}, expires {moment(found['expires'])}",
-        *(f"root key {key}" for key in found["root_keys"]),
-        *(f"roster key {key}" for key in found["roster_keys"]),
-        *(f"authority with certificate hash {one}" for one in found["authorities_sha256"]),
-        *(f"signed by key id {one}" for one in found["signed_by"]),
-    ]
-    assert all(len(found[name]) == 1 for name in ("root_keys", "roster_keys", "signed_by"))
 
 
 def test_files_of_no_end_are_not_read(here: Sealring, home: Path) -> None:

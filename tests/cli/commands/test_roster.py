@@ -34,16 +34,8 @@ def write(home: Path, paper: PaperCluster, name: str = "roster.dsse") -> None:
 
 
 def verify(paper: PaperCluster, *more: str, pin: str = "") -> tuple[str, ...]:
-    return (
-        "roster",
-        "verify",
-        "roster.dsse",
-        "--root-chain",
-        "root.dsse",
-        "--root-sha256",
-        pin or paper.pin,
-        *more,
-    )
+    chain = ("--root-chain", "root.dsse", "--root-sha256", pin or paper.pin)
+    return ("roster", "verify", "roster.dsse", *chain, *more)
 
 
 def test_a_roster_is_verified_from_files_and_the_roots_hash(here: Sealring, paper: PaperCluster) -> None:
@@ -136,16 +128,8 @@ def test_two_rosters_are_compared(here: Sealring, paper: PaperCluster, home: Pat
     (home / "old.dsse").write_bytes(paper.envelope)
     paper.publish(members=tuple(dataclasses.replace(one, trust=10) for one in paper.draft.members))
     write(home, paper)
-    files = (
-        "roster",
-        "diff",
-        "old.dsse",
-        "roster.dsse",
-        "--root-chain",
-        "root.dsse",
-        "--root-sha256",
-        paper.pin,
-    )
+    chain = ("--root-chain", "root.dsse", "--root-sha256", paper.pin)
+    files = ("roster", "diff", "old.dsse", "roster.dsse", *chain)
     done = here(*files, "--json")
     assert (done.data["from"], done.data["to"]) == (first.version, first.version + 1)
     changed = [one for one in done.data["changes"] if one["kind"] == "members"]

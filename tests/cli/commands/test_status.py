@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from sealring.cli.calls.members import why_idle
-from sealring.cli.commands import status
 from sealring.cli.terminal.output import plain
-from sealring.v1 import admin_pb2, membership_pb2
+from sealring.v1 import admin_pb2
 
 ONLINE, OFFLINE, DRAINING = (
     admin_pb2.NODE_STATE_ONLINE,
@@ -91,16 +90,6 @@ def test_it_shows_nodes_gateways_and_why(here: Any, looked: Any) -> None:
     found = here("status", "--json").data
     assert [found[part][0]["name"] for part in ("nodes", "gateways")] == ["mac-1", "edge"]
     assert (found["nodes"][0]["trust"], found["nodes"][0]["idle"]) == ("software", "there is no deployment")
-
-
-@pytest.mark.parametrize("models", [False, True])
-def test_its_parts_stand_apart_and_models_where_there_are_some(
-    capsys: pytest.CaptureFixture[str], models: bool
-) -> None:
-    held = [membership_pb2.HeldModel(name="org/m", size=1, done=1)] * models
-    status.show({"nodes": [node(models=held)], "gateways": [], "deployments": []}, as_json=False)
-    parts = capsys.readouterr().out.split("\n\n")
-    assert [part.split()[0] for part in parts] == ["node", "gateway", "name", *["model"] * models]
 
 
 def test_watching_shows_it_again_until_ctrl_c_and_warns_of_the_clusters_end(here: Any, looked: Any) -> None:

@@ -128,7 +128,7 @@ async def test_a_kill_on_purpose_is_no_failure_and_a_component_can_be_started_ag
     await children.start("node-0", [SLEEP])
     first = children.pids["node-0"]
     await children.kill_one("node-0")
-    await children.kill_one("node-0")  # who has ended gets no signal, for its number may be another's
+    await children.kill_one("node-0")  # an ended process gets no signal: its number may be another's
     await children.start("node-0", [SLEEP])
     assert children.pids["node-0"] != first
     psutil.Process(children.pids["node-0"]).kill()

@@ -1,4 +1,4 @@
-"""Components in the foreground: how each end of them is told to the shell."""
+"""Components in the foreground: the exit status for each way in which they end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("signals")
 
 
 class Cluster:
-    """Serves until it is told to end, or ends by itself."""
+    """Serves until a signal, or ends by itself."""
 
     def __init__(self, *, ends: bool = False) -> None:
         self.ends, self.did = ends, list[str]()

@@ -1,4 +1,4 @@
-"""What a killed demo leaves is cleared away; nobody else's folder is."""
+"""The folders of killed demos are removed, and no others."""
 
 from __future__ import annotations
 

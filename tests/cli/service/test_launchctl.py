@@ -1,4 +1,4 @@
-"""What launchctl is asked, and what is made of its answers: a stand-in on PATH gives those of a test."""
+"""The questions to launchctl and the use of its answers, which a stand-in on PATH gives."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import plistlib
 from pathlib import Path
 
 import pytest
@@ -59,10 +58,6 @@ def test_the_examples_are_what_is_generated(tmp_path: Path, name: str) -> None:
 
 def test_there_are_no_other_examples() -> None:
     assert {one.name for one in EXAMPLES.iterdir()} == {*NAMES, "README.md"}
-
-
-def test_a_list_parses_to_what_was_meant(service: Service) -> None:
-    assert plistlib.loads(render(service)) == property_list(service)
 
 
 def test_what_launchd_needs_is_there(service: Service) -> None:

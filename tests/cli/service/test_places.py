@@ -1,4 +1,4 @@
-"""What root makes for a service, beside what the service's account may have planted."""
+"""The folders that root makes for a service, beside files that the service's account may have planted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process that joins for a service is given, and what it may say."""
+"""The input of the process that joins for a service, and the bounds of its output."""
 
 from __future__ import annotations
 
