@@ -37,7 +37,7 @@ def test_what_is_kept_for_later_is_given_back() -> None:
 def test_each_system_is_asked_in_its_own_way(
     monkeypatch: pytest.MonkeyPatch, name: str, calls: list[tuple[Any, ...]]
 ) -> None:
-    """Of a C library that has one function."""
+    """A C library has one of these functions."""
     seen: list[tuple[Any, ...]] = []
     library = SimpleNamespace(**{name: lambda *given: seen.append(tuple(one.value for one in given))})
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
