@@ -340,6 +340,7 @@ def test_messages_of_the_data_channel(data: bytes) -> None:
 
 class Plan:
     ring, epoch, deployment, rank, size, kv_budget = "demo-0", 1, "demo", 0, 1, 1 << 20
+    backend = ""
     members = PAPER.roster.rings[0].members
 
 
