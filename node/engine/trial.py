@@ -67,9 +67,11 @@ class Trial:
         self._process = Helpers(module, first={"vocabulary": vocabulary}, most=1)
 
     def run(self, grammar: str) -> None:
-        """Raises InvalidInput (BAD_GRAMMAR) for one that cannot be compiled, or costs too much, and
-        Unavailable (NO_PROCESS) where it cannot be tried: each fork has limits of its own, so a process that
-        does not answer is this machine's fault."""
+        """Raises InvalidInput (BAD_GRAMMAR) for one that cannot be compiled or costs too much, and
+        Unavailable (NO_PROCESS) where it cannot be tried.
+
+        Each fork has limits of its own, so a process that does not answer is this machine's fault.
+        """
         answer = self._process.ask({"grammar": grammar})
         if answer is None or answer.get("not_begun"):
             raise no_process()

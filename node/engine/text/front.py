@@ -179,7 +179,7 @@ class Answer:
 
     @property
     def unread(self) -> str | None:
-        """The content of a call that has to be read before anything more is told: `read` has to follow."""
+        """The content of a call that has to be read before the answer goes on: `read` has to follow."""
         return None if self._sections is None else self._sections.unread
 
     @property
@@ -188,7 +188,7 @@ class Answer:
         return () if self._sections is None else self._sections.tools
 
     def read(self, calls: Sequence[inference.ToolCall] | None) -> tuple[str, inference.Parsed | None]:
-        """As `divide`: what may be told once it is known what the `unread` call holds; None: it is text."""
+        """As `divide`, with the calls that the `unread` one holds. None: it cannot be read, and is text."""
         assert self._sections is not None
         return self._sections.read(calls)
 
@@ -203,7 +203,7 @@ class Answer:
             text = self.add(token)
             self._told += len(text)
             self.divide(text)
-            while self.unread is not None:  # what it holds has been told
+            while self.unread is not None:  # the gateway has what it holds
                 self.read([])
             if self._log is not None and index >= told:
                 self._log.restore(resume.held[index - told], start, self._certain)
@@ -276,7 +276,7 @@ class Front:
         self._generation = 0
         self._speculate = False
         self._lock = threading.Lock()
-        self._telling = threading.Lock()  # what is told of rows, in order; taken before the other lock
+        self._telling = threading.Lock()  # outputs leave in their order; taken before the other lock
         self._unread_calls: Turns[tuple[int, OpenRow, int]] = Turns()
         self._calls: CallReader | None = None
         self._loaded = threading.Event()
@@ -732,8 +732,8 @@ class Front:
                 self._tell_read(row, opened, found)
 
     def _tell_read(self, row: int, opened: OpenRow, calls: Sequence[inference.ToolCall] | None) -> None:
-        """Goes on behind a call that has been read. What it held is told with the next token, or now where
-        there is none."""
+        """Goes on behind a call that has been read. The next token brings its content; where there is none,
+        the content leaves now."""
         answer, opened.reading = opened.answer, False
         output = control.RowOutput(row=row, tokens=answer.tokens, finish=answer.finish)
         output.text, parsed = answer.read(calls)

@@ -247,8 +247,7 @@ class Sections:
         return text
 
     def _close(self, parsed: inference.Parsed) -> str:
-        """The call has ended; what cannot be read is told as text. One that may be the only one is the end of
-        the answer all the same."""
+        """Ends a call. The only one that an answer may have is the answer's end, readable or not."""
         self.over = self._one_call
         if self.parser:
             self.unread = self._call

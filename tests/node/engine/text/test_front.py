@@ -827,7 +827,7 @@ def with_tools(folder: Path, parser: str) -> None:
 
 
 class Reading(Desk):
-    """A front whose model calls tools, the process that reads its calls, and all that is told of rows."""
+    """A front whose model calls tools, and the process that reads its calls."""
 
     def __init__(self, folder: Path) -> None:
         with_tools(folder, "glm47")

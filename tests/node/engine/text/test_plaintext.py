@@ -133,16 +133,14 @@ def test_harmless_contents_are_encoded_whole(template: str, written: list[str]) 
 
 
 def test_a_prompt_of_nothing_but_beginnings_is_cut_where_names_stand_only() -> None:
-    chat = Chat("as it is", "plain")
     encoded: list[str] = []
-    encode = chat.plain._encode
 
-    def counted(text: str, *, add_special_tokens: bool) -> list[int]:
-        encoded.append(text)
-        return encode(text, add_special_tokens=add_special_tokens)
+    class Counted(Chat):
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            encoded.append(text)
+            return super().encode(text, add_special_tokens=add_special_tokens)
 
-    chat.plain._encode = counted  # type: ignore[method-assign]
-    chat.tokens(["<" * 5000 + "<|end|>" * 3])
+    Counted("as it is", "plain").tokens(["<" * 5000 + "<|end|>" * 3])
     assert len(encoded) == 2 + 4
 
 
@@ -157,9 +155,10 @@ HARMLESS = [
 @pytest.mark.parametrize("content", HARMLESS)
 def test_the_bundled_model_reads_what_transformers_reads(content: str) -> None:
     backend = Backend.from_file(str(DEMO / "tokenizer.json"))
-    loaded: Any = load_tokenizer(DEMO)
+    loaded = load_tokenizer(DEMO)
+    settings = json.loads((DEMO / "tokenizer_config.json").read_bytes())
     messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "x"}] * 2
-    rendered = loaded._template.render(messages)
+    rendered = ChatTemplate(settings["chat_template"], settings).render(messages)
     assert loaded.encode_chat(messages) == backend.encode(rendered, add_special_tokens=False).ids
     assert loaded.encode_text(content) == backend.encode(content).ids
 
