@@ -29,7 +29,7 @@ from sealring.mesh.crypto.dsse import parse_envelope, sign_envelope
 from sealring.mesh.crypto.identity import SoftwareSigner, load_public_key, member_id, verify
 from sealring.mesh.crypto.keys import Label
 from sealring.mesh.crypto.suites import Suite
-from sealring.mesh.errors import SealringError, Unauthenticated
+from sealring.mesh.errors import EnvelopeError, SealringError, Unauthenticated
 from sealring.mesh.member.bootstrap import JoinToken, verify_coordinator_leaf
 from sealring.mesh.member.state import MachineState, load_machine_state, save_machine_state
 from sealring.mesh.pki.authority import ClusterCA
@@ -385,6 +385,13 @@ class Stranger:
         raise Unauthenticated("no proof", reason="BAD_PROOF")
 
 
+class Unsealer:
+    """One that opens nothing: no prompt here is sealed to it."""
+
+    def open(self, open_row: control_pb2.OpenRow, plan: Plan) -> None:
+        raise EnvelopeError("sealed message cannot be decrypted", reason="ENVELOPE_REFUSED")
+
+
 REQUESTS = [
     control_pb2.ScheduleRequest(
         step=control_pb2.Step(number=1, prefill=control_pb2.Prefill(chunks=[control_pb2.Chunk(row=1, end=5)]))
@@ -413,7 +420,7 @@ def test_what_a_gateway_schedules(messages: list[bytes]) -> None:
             yield message
 
     epoch = Epoch()
-    stream = GatewayStream("gateway", epoch, None, Stranger())  # type: ignore[arg-type]
+    stream = GatewayStream("gateway", epoch, Unsealer(), Stranger())  # type: ignore[arg-type]
     asyncio.run(stream.read(requests()))
     assert all(isinstance(error, SealringError) for error in epoch.faults), epoch.faults
     for message in messages:
