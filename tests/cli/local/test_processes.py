@@ -118,3 +118,26 @@ def test_the_descriptor_goes_to_no_grandchild() -> None:
     os.close(write_end)
     assert done.stdout == "False\n"
     assert done.returncode in (0, -signal.SIGTERM)
+
+
+ENDS = """
+import pathlib, sys
+from sealring.cli.local.processes import run_daemon
+from sealring.mesh.errors import ConfigError
+
+async def work():
+    raise ConfigError("x")
+
+log = pathlib.Path(sys.argv[1]) if sys.argv[1:] else None
+run_daemon("node", work, log_level="info", log_file=log, parent_pipe=None)
+"""
+
+
+def test_an_error_of_ours_is_logged_where_a_file_is_all_that_is_seen(tmp_path: Path) -> None:
+    """Elsewhere the command prints it as one line."""
+    log = tmp_path / "node.log"
+    for arguments in ([], [str(log)]):
+        command = [sys.executable, "-c", ENDS, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "ended_by_error" not in done.stderr
+    assert log.read_text().count("ended_by_error") == 1
