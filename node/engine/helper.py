@@ -65,34 +65,38 @@ class Helpers:
 
         Raises what `begun` raises, and Unavailable (NO_PROCESS) where the system lets none begin.
         """
-        return self._ask([question])
+        with self._turn:
+            return self._ask([question])
 
     def prepare(self) -> None:
-        """Starts a process where none is idle. Raises as `ask`."""
-        self._ask([])
+        """Starts a process where none is idle, and waits for none that is asked. Raises as `ask`."""
+        if self._turn.acquire(blocking=False):
+            try:
+                self._ask([])
+            finally:
+                self._turn.release()
 
     def _ask(self, questions: list[object]) -> dict[str, Any] | None:
-        with self._turn:
-            answer: dict[str, Any] | None = {}
-            process = self._take_idle()
-            begins = process is None
-            process = process or _start(self._command)
-            whole = False
-            try:
-                if begins:
-                    self._begun(_exchange(process, self._first))
-                for question in questions:
-                    answer = _exchange(process, question)
-                whole = True
-            except (OSError, ValueError):
-                answer = None
-            finally:
-                if whole:
-                    self._idle.append(process)
-                else:
-                    _end(process)
-            if not self._closing.alive:  # closed meanwhile
-                _end_all(self._idle)
+        answer: dict[str, Any] | None = {}
+        process = self._take_idle()
+        begins = process is None
+        process = process or _start(self._command)
+        whole = False
+        try:
+            if begins:
+                self._begun(_exchange(process, self._first))
+            for question in questions:
+                answer = _exchange(process, question)
+            whole = True
+        except (OSError, ValueError):
+            answer = None
+        finally:
+            if whole:
+                self._idle.append(process)
+            else:
+                _end(process)
+        if not self._closing.alive:  # closed meanwhile
+            _end_all(self._idle)
         return answer
 
     def _take_idle(self) -> _Process | None:

@@ -6,13 +6,14 @@ import contextlib
 import pkgutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
 from sealring.node.engine import mlx_lm_import
-from sealring.node.engine.text.calls import CallReader, parser_of, read_call
+from sealring.node.engine.text.calls import AT_ONCE, CallReader, parser_of, read_call
 from sealring.node.engine.text.parsers import PARSERS
 from sealring.v1 import inference_pb2 as inference
 
@@ -102,3 +103,20 @@ def test_a_call_cannot_be_read_whose_process_is_ended_meanwhile(glm47: CallReade
     asking.join(200)
     assert found == [None]
     assert glm47.read(CALL, TOOLS) == read_here("glm47", CALL)
+
+
+def test_who_prepares_waits_for_no_call_that_is_read() -> None:
+    with contextlib.closing(CallReader("glm47")) as reader, ThreadPoolExecutor(AT_ONCE) as threads:
+        before = set(psutil.Process().children())
+        asked = [threads.submit(reader.read, CALL, TOOLS) for _ in range(AT_ONCE)]
+        for one in asked:
+            one.result(200)
+        children = set(psutil.Process().children()) - before
+        for child in children:
+            child.suspend()
+        asked = [threads.submit(reader.read, CALL, TOOLS) for _ in children]
+        reader.prepare()
+        assert not any(one.done() for one in asked)
+        for child in children:
+            child.resume()
+        assert [one.result(200) for one in asked] == [read_here("glm47", CALL)] * len(children)
