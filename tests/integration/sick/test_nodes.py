@@ -46,13 +46,14 @@ async def test_nodes_with_sick_parts_serve(sick: Sick) -> None:
         assert said(node, "model_folder_unreadable") == 1
     assert (await ring.status()).epoch == 1
 
-    await eventually(lambda: tools.asked(BOOT) == 2)
+    await eventually(lambda: tools.asked(BOOT) >= 2)
     since = max(challenged_at(cluster))
     await eventually(lambda: min(challenged_at(cluster)) > since)
     tools.once(BOOT, SLOW)
+    asked = tools.asked(BOOT)
     await cluster.children.kill_one("node-0")
     await cluster.start_one("node-0")
-    await eventually(lambda: tools.asked(BOOT) == 3)
+    await eventually(lambda: tools.asked(BOOT) > asked)
     since = max(challenged_at(cluster))
     await eventually(lambda: min(challenged_at(cluster)) > since + 1)
     await ring.serving()
