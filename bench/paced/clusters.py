@@ -1,0 +1,104 @@
+"""Clusters of paced Macs: the product's processes on this machine, with engines that take another's time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.models import SHAPES, random_model
+from bench.paced.node import PACE, Pace
+from sealring.cli.host import Host
+from sealring.cli.local.cluster import LocalCluster
+
+NAME = "bench"
+CONTEXT = 65_536
+_TINY = dataclasses.replace(SHAPES["4x64"], context=CONTEXT)
+_LEAST_LAYERS = 4
+_MEMORY = 1 << 30
+_UNLIMITED = {"key_requests_per_second": 1e6, "peer_requests_per_second": 1e6}
+
+
+class PacedHost(Host):
+    """This machine, with `bench.paced.node` as the program of every component."""
+
+    components = (sys.executable, "-P", str(Path(__file__).with_name("node.py")))
+
+
+class MacCluster(LocalCluster):
+    """A local cluster whose n-th node is paced as the n-th machine."""
+
+    def __init__(self, folder: Path, machines: Sequence[str], pace: Pace) -> None:
+        layers = max(_LEAST_LAYERS, len(machines))
+        settings: dict[str, dict[str, Any]] = {
+            "gateway": dict(_UNLIMITED, key_requests_at_once=100_000),
+            "node": {"memory_limit": _MEMORY},
+        }
+        model = random_model(dataclasses.replace(_TINY, layers=layers))
+        super().__init__(folder, model, nodes=len(machines), name=NAME, settings=settings, host=PacedHost())
+        self._paces = {
+            name: dataclasses.replace(pace, machine=machine)
+            for name, machine in zip(self.node_names, machines, strict=True)
+        }
+
+    def _environment(self, name: str) -> dict[str, str]:
+        pace = self._paces.get(name)
+        return {PACE: json.dumps(asdict(pace))} if pace is not None else {}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of all engines of a cluster until a moment, as `engine.Cost`."""
+
+    busy: float
+    own: float
+    late: float
+    steps: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Cost:
+        found = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+        return cls(*(sum(one[name] for one in found) for name in ("busy", "own", "late", "steps")))
+
+    def since(self, before: Cost) -> Cost:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
+        return Cost(*(now - then for now, then in pairs))
+
+    @property
+    def share(self) -> float:
+        """This machine's own part of the paced time: processor time and lateness."""
+        return (self.own + self.late) / self.busy if self.busy else 0.0
+
+
+@dataclass(frozen=True)
+class Macs:
+    """A cluster that serves."""
+
+    made: MacCluster
+    reports: Path
+
+    @property
+    def url(self) -> str:
+        return self.made.http_url
+
+    def cost(self) -> Cost:
+        return Cost.read(self.reports)
+
+
+@asynccontextmanager
+async def macs(machines: Sequence[str], pace: Pace, spec: dict[str, Any]) -> AsyncIterator[Macs]:
+    """A ring of these machines that serves `NAME`. Raises DeadlineExceeded, Unavailable."""
+    with tempfile.TemporaryDirectory(prefix="sealring-macs-") as folder:
+        reports = Path(folder) / "reports"
+        reports.mkdir()
+        made = MacCluster(Path(folder) / "cluster", machines, dataclasses.replace(pace, reports=str(reports)))
+        async with made:
+            await made.start()
+            await made.deploy(stages=len(machines), replicas=1, **spec)
+            yield Macs(made, reports)

@@ -1,0 +1,71 @@
+"""What `python -m bench macs` says of its figures, and when it refuses them."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from bench import macs
+from bench.paced.clusters import Cost
+from bench.verdict import MISSED
+from sealring.mesh.errors import FailedPrecondition
+
+
+def load(rows: int, rate: float, arithmetic: float) -> dict[str, float]:
+    return {
+        "rows": rows,
+        "tokens_per_second": rate,
+        "arithmetic": arithmetic,
+        "own_share": 0.1,
+        "late_ms": 0.2,
+        "load": 1.0,
+    }
+
+
+def result(alone: float = 39.0) -> dict[str, object]:
+    parser = argparse.ArgumentParser()
+    macs.options(parser)
+    return {
+        "what": macs.SIMULATED,
+        "options": vars(parser.parse_args([])),
+        "clusters": {
+            "2xm4max": {"static": [load(8, 71.0, 72.0)]},
+            "m4max": {"static": [load(8, alone, 39.06)]},
+        },
+    }
+
+
+def test_every_table_and_target_says_that_it_is_simulated():
+    assert all(macs.SIMULATED in one.title.lower() for one in macs.tables(result()))
+    assert all(macs.SIMULATED in one.name for one in macs.checks(result()))
+
+
+def test_rates_are_compared_with_one_mac_at_as_many_rows():
+    (table,) = macs.tables(result())
+    assert [row[table.columns.index("times one")] for row in table.rows] == [1.0, pytest.approx(71 / 39)]
+
+
+def test_one_mac_that_is_not_as_fast_as_its_figures_misses():
+    missed = {one.name for one in macs.checks(result(alone=33.0)) if one.verdict == MISSED}
+    assert len(missed) == 1
+    assert "against its figures" in missed.pop()
+
+
+def test_a_run_whose_own_work_takes_half_of_the_paced_time_refuses_itself():
+    assert macs.honest(Cost(10.0, 3.0, 1.0, 10))["own_share"] == 0.4
+    with pytest.raises(FailedPrecondition) as caught:
+        macs.honest(Cost(10.0, 3.0, 2.5, 10))
+    assert caught.value.reason == "PACE_TOO_FAST"
+
+
+def test_two_macs_double_a_rate_only_where_their_lanes_are_not_wasted():
+    ratios = {
+        rows: macs.arithmetic("2xm4max", "llama-70b-4bit", "tb5", rows)
+        / macs.arithmetic("m4max", "llama-70b-4bit", "tb5", rows)
+        for rows in (1, 8, 16, 32, 64)
+    }
+    assert 0.9 < ratios[1] < 1
+    assert ratios[8] > 1.8 > 1.6 > ratios[16] > 1.4
+    assert ratios[32] == pytest.approx(1.0, rel=0.02)
+    assert ratios[64] > 1.8
