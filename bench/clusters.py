@@ -84,7 +84,7 @@ def kind(process: psutil.Process) -> str:
     """What a process of a node is."""
     command = " ".join(process.cmdline())
     for name in ("engine", "carrier"):
-        if f"node.{name}.main" in command:
+        if f"node.{name}.main" in command or f"bench/paced/{name}.py" in command:
             return name
     return "daemon"
 

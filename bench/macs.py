@@ -13,9 +13,12 @@ from __future__ import annotations
 import argparse
 import os
 import random
-from typing import Any
 
 from bench.frame import Result, Table, numbers, progress
+from bench.mixed import figures as figures_of
+from bench.mixed import rates
+from bench.openai_client import Reply
+from bench.paced import loads
 from bench.paced.clusters import Cost, Macs, macs
 from bench.paced.figures import StageTime, cluster, figures
 from bench.paced.node import Pace
@@ -24,7 +27,7 @@ from bench.verdict import Check
 from sealring.mesh.errors import FailedPrecondition
 
 SIMULATED = "simulated"
-QUICK = ("--rows", "1,8", "--seconds", "5", "--cluster", "2xm4max")
+QUICK = ("--rows", "1,8", "--seconds", "4")
 QUICK_SECONDS = 180.0
 
 MOST_OWN = 0.5
@@ -32,48 +35,96 @@ MOST_OWN = 0.5
 
 _TOLERANCE = 0.1
 _WORDS, _TOKENS = 4, 4096
+_FAULTS = ("carrier", "engine")
 
 
 async def run(options: argparse.Namespace) -> Result:
-    """`clusters`: by cluster, the figures of each load. Raises FailedPrecondition (PACE_TOO_FAST)."""
-    wanted = [options.cluster, *([] if options.no_alone else [_alone(options.cluster)])]
-    pace = Pace("", options.model, options.link, options.slower, shaped=False, reports="")
-    found: dict[str, Any] = {}
-    for text in dict.fromkeys(wanted):
-        progress(f"{SIMULATED}: {text}, {options.model}, {options.link}")
-        async with macs(cluster(text), pace, {"max_rows": max(options.rows)}) as ring:
-            found[text] = {
-                "static": [await _static(ring, text, rows, options) for rows in options.rows],
-            }
-    given = {name: value for name, value in vars(options).items() if name != "no_alone"}
+    """`runs`: by cluster and model, the figures of each load. Raises FailedPrecondition (PACE_TOO_FAST)."""
+    known = figures()
+    wanted = [(options.cluster, options.model)]
+    if options.all:
+        wanted = [(one["cluster"], one["model"]) for one in known.published]
+    runs: list[Result] = []
+    for text, model in wanted:
+        for each in (text,) if options.no_alone else (text, cluster(text)[0]):
+            runs.append(await _run(each, model, options))
     return {
         "what": SIMULATED,
-        "options": given,
+        "options": vars(options),
         "network": "loopback; engines add the link",
-        "clusters": found,
+        "sources": known.sources,
+        "published": [dict(one) for one in known.published if (one["cluster"], one["model"]) in wanted],
+        "runs": runs,
     }
 
 
-def _alone(text: str) -> str:
-    """The cluster's first machine, as if the model fitted into it."""
-    return cluster(text)[0]
+async def _run(text: str, model: str, options: argparse.Namespace) -> Result:
+    progress(f"{SIMULATED}: {text}, {model}, {options.link}, {options.list}")
+    pace = Pace("", model, options.link, options.slower, shaped=False, reports="")
+    spec = {"max_rows": max(*options.rows, *options.at_once)}
+    if options.prefill_chunk:
+        spec["prefill_chunk"] = options.prefill_chunk
+    found: Result = {"cluster": text, "model": model, "macs": len(cluster(text)), "loads": []}
+    async with macs(cluster(text), pace, spec) as ring:
+        if options.list == "static":
+            for rows in options.rows:
+                found["loads"].append(await _static(ring, text, model, rows, options))
+        else:
+            for at_once, rate in (
+                *((n, 0.0) for n in options.at_once),
+                *((0, each) for each in options.rates),
+            ):
+                found["loads"].append(await _list(ring, at_once, rate, options))
+        if options.faults and found["macs"] > 1:
+            found["faults"] = {what: round(await loads.fault(ring.made, what), 2) for what in _FAULTS}
+    return found
 
 
-async def _static(ring: Macs, text: str, rows: int, options: argparse.Namespace) -> Result:
+async def _static(ring: Macs, text: str, model: str, rows: int, options: argparse.Namespace) -> Result:
     """Tokens per second of `rows` rows that all decode."""
-    seconds = options.seconds * options.slower
-    given = argparse.Namespace(words=_WORDS, tokens=_TOKENS, seconds=seconds)
+    given = argparse.Namespace(words=_WORDS, tokens=_TOKENS, seconds=options.seconds * options.slower)
     before = ring.cost()
     rate = await Requests(given, random.Random(rows)).rate(ring.url, rows)
-    cost = ring.cost().since(before)
     made = {
-        "rows": rows,
+        "load": f"{rows} rows",
         "tokens_per_second": round(rate * options.slower, 2),
-        "arithmetic": round(arithmetic(text, options.model, options.link, rows), 2),
-        **honest(cost),
+        "arithmetic": round(arithmetic(text, model, options.link, rows), 2),
+        **honest(ring.cost().since(before)),
     }
-    progress(f"{SIMULATED}: {text}, {rows} rows: {made['tokens_per_second']} tok/s")
+    progress(f"{SIMULATED}: {made}")
     return made
+
+
+async def _list(ring: Macs, at_once: int, rate: float, options: argparse.Namespace) -> Result:
+    before = ring.cost()
+    seed, slower = at_once + round(1000 * rate), options.slower
+    if options.list == "agents":
+        label, replies = (
+            f"{at_once} agents",
+            await loads.agents(ring.url, count=at_once, seed=seed, slower=slower),
+        )
+    elif at_once:
+        label, count = f"{at_once} at a time", at_once * options.each
+        replies = await loads.requests_of(
+            ring.url, options.list, at_once=at_once, count=count, seed=seed, slower=slower
+        )
+    else:
+        label, count = f"{rate:g} requests/s", options.arrivals
+        replies = await loads.requests_of(
+            ring.url, options.list, rate=rate, count=count, seed=seed, slower=slower
+        )
+    made = {"load": label, **_of_replies(replies, at_once), **honest(ring.cost().since(before))}
+    progress(f"{SIMULATED}: {label}: {made['tokens_per_second']} tok/s, TTFT {made['ttft_ms']}")
+    return made
+
+
+def _of_replies(replies: list[Reply], at_once: int) -> Result:
+    found = figures_of(replies, at_once, {})
+    cached = sum(one.cached_tokens for one in replies)
+    return found | {
+        "prompt_per_second": round(found["prompt_tokens"] / found["seconds"], 1),
+        "cached": cached,
+    }
 
 
 def honest(cost: Cost) -> Result:
@@ -87,7 +138,7 @@ def honest(cost: Cost) -> Result:
     return {
         "own_share": round(cost.share, 3),
         "late_ms": round(1e3 * cost.late / max(1, cost.steps), 2),
-        "load": round(os.getloadavg()[0], 1),
+        "machine_load": round(os.getloadavg()[0], 1),
     }
 
 
@@ -110,31 +161,76 @@ def arithmetic(text: str, model: str, link: str, rows: int) -> float:
 
 def checks(result: Result) -> list[Check]:
     """One Mac's rate is its figures'; own work is below half of the paced time."""
-    found, given = [], result["options"]
-    for text, loads in result["clusters"].items():
-        shares = [one["own_share"] for one in loads["static"]]
-        found.append(Check(f"{SIMULATED}: own work of paced time, {text}", shares, MOST_OWN))
-        if len(cluster(text)) == 1:
-            off = [abs(one["tokens_per_second"] / one["arithmetic"] - 1) for one in loads["static"]]
-            name = f"{SIMULATED}: {text} against its figures, {given['model']}"
-            found.append(Check(name, [round(one, 3) for one in off], _TOLERANCE))
+    found = []
+    for one in result["runs"]:
+        name = f"{one['cluster']}, {one['model']}"
+        shares = [load["own_share"] for load in one["loads"]]
+        found.append(Check(f"{SIMULATED}: own work of paced time, {name}", shares, MOST_OWN))
+        rates = [(load["tokens_per_second"], load.get("arithmetic")) for load in one["loads"]]
+        if one["macs"] == 1 and all(expected for _, expected in rates):
+            off = [round(abs(rate / expected - 1), 3) for rate, expected in rates]
+            found.append(Check(f"{SIMULATED}: against its figures, {name}", off, _TOLERANCE))
     return found
 
 
 def tables(result: Result) -> list[Table]:
-    given, alone = result["options"], {}
+    given = result["options"]
+    title = (
+        f"SIMULATED: {given['list']} over {given['link']}, times by {given['slower']:g}, {result['network']}"
+    )
+    made = [_static_table(title, result) if given["list"] == "static" else _list_table(title, result)]
+    faults = [
+        [one["cluster"], one["model"], what, seconds]
+        for one in result["runs"]
+        for what, seconds in one.get("faults", {}).items()
+    ]
+    columns = ["cluster", "model", "killed", "no token for, s"]
+    return [*made, *([Table("SIMULATED: faults, this machine's seconds", columns, faults)] if faults else [])]
+
+
+def _static_table(title: str, result: Result) -> Table:
+    alone = {
+        (one["model"], load["load"]): load["tokens_per_second"]
+        for one in result["runs"]
+        if one["macs"] == 1
+        for load in one["loads"]
+    }
+    known = {
+        (each["model"], text): each["tokens_per_second" if text == each["cluster"] else "alone"]
+        for each in result["published"]
+        for text in (each["cluster"], cluster(each["cluster"])[0])
+    }
     body: list[list[object]] = []
-    for text, loads in reversed(result["clusters"].items()):
-        for one in loads["static"]:
-            rate = one["tokens_per_second"]
-            if len(cluster(text)) == 1:
-                alone[one["rows"]] = rate
-            ratio = rate / alone[one["rows"]] if alone.get(one["rows"]) else None
-            own = one["own_share"]
-            body.append([text, one["rows"], rate, ratio, one["arithmetic"], own, one["late_ms"], one["load"]])
-    columns = ["cluster", "rows", "tok/s", "times one", "arithmetic", "own share", "late ms", "load"]
-    title = f"SIMULATED: {given['model']} over {given['link']}, times by {given['slower']:g}"
-    return [Table(title, columns, body)]
+    for one in result["runs"]:
+        for load in one["loads"]:
+            rate, single = load["tokens_per_second"], alone.get((one["model"], load["load"]))
+            published = known.get((one["model"], one["cluster"])) if load["load"] == "1 rows" else None
+            body.append(
+                [
+                    *(one["cluster"], one["model"], load["load"], rate, rate / single if single else None),
+                    *(load["arithmetic"], published),
+                    *(load[name] for name in ("own_share", "late_ms", "machine_load")),
+                ]
+            )
+    columns = ["cluster", "model", "load", "tok/s", "times one", "arithmetic", "published"]
+    return Table(title, [*columns, "own share", "late ms", "machine load"], body)
+
+
+def _list_table(title: str, result: Result) -> Table:
+    body: list[list[object]] = []
+    for one in result["runs"]:
+        for load in one["loads"]:
+            parts = [("ttft_ms", "p50"), ("ttft_ms", "p95"), ("gap_ms", "p50"), ("gap_ms", "p95")]
+            body.append(
+                [
+                    *(one["cluster"], one["model"], load["load"], load["tokens_per_second"]),
+                    *(load["prompt_per_second"], load["cached"]),
+                    *(load[key].get(part) for key, part in parts),
+                    *(load[name] for name in ("failed", "own_share", "machine_load")),
+                ]
+            )
+    columns = ["cluster", "model", "load", "tok/s", "prompt tok/s", "cached", "ttft p50 ms", "p95"]
+    return Table(title, [*columns, "gap p50 ms", "p95", "failed", "own share", "machine load"], body)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +238,15 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", default="2xm4max", help="2xm4max, m3ultra+m5max")
     parser.add_argument("--model", choices=list(known.models), default="llama-70b-4bit")
     parser.add_argument("--link", choices=list(known.links), default="tb5")
-    parser.add_argument("--rows", type=numbers, default=[1, 8, 16, 32, 64], help="that all decode")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a Mac, that all rows decode")
+    parser.add_argument("--list", choices=loads.NAMES, default="static")
+    parser.add_argument("--rows", type=numbers, default=[1, 8, 16, 32, 64], help="of static, that all decode")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of the Macs, that all rows decode")
+    parser.add_argument("--at-once", type=numbers, default=[4], help="requests under way, or agents")
+    parser.add_argument("--each", type=int, default=3, help="requests for each under way")
+    parser.add_argument("--rates", type=rates, default=[], help="requests/s of open loops")
+    parser.add_argument("--arrivals", type=int, default=16, help="requests of each of those")
+    parser.add_argument("--prefill-chunk", type=int, default=0, help="0: the default")
+    parser.add_argument("--faults", action="store_true", help="then kill a carrier, and an engine")
+    parser.add_argument("--all", action="store_true", help="the published clusters")
     parser.add_argument("--slower", type=float, default=1.0, help="multiplies all paced times")
     parser.add_argument("--no-alone", action="store_true", help="leave one Mac alone out")

@@ -12,38 +12,51 @@ from bench.verdict import MISSED
 from sealring.mesh.errors import FailedPrecondition
 
 
-def load(rows: int, rate: float, arithmetic: float) -> dict[str, float]:
+def load(rows: int, rate: float, arithmetic: float) -> dict[str, object]:
     return {
-        "rows": rows,
+        "load": f"{rows} rows",
         "tokens_per_second": rate,
         "arithmetic": arithmetic,
         "own_share": 0.1,
         "late_ms": 0.2,
-        "load": 1.0,
+        "machine_load": 1.0,
     }
 
 
-def result(alone: float = 39.0) -> dict[str, object]:
+BOTH = {"cluster": "2xm4max", "model": "llama-70b-4bit"}
+
+
+def result(alone: float = 39.0, name: str = "static") -> dict[str, object]:
     parser = argparse.ArgumentParser()
     macs.options(parser)
+    parts = {"p50": 1.0, "p95": 2.0}
+    chat = load(4, 20.0, 0) | {"prompt_per_second": 9.0, "cached": 0, "failed": 0}
     return {
         "what": macs.SIMULATED,
-        "options": vars(parser.parse_args([])),
-        "clusters": {
-            "2xm4max": {"static": [load(8, 71.0, 72.0)]},
-            "m4max": {"static": [load(8, alone, 39.06)]},
-        },
+        "options": vars(parser.parse_args(["--list", name])),
+        "network": "loopback",
+        "published": [],
+        "runs": [
+            {"macs": 2, "loads": [load(8, 71.0, 72.0)], "faults": {"carrier": 1.0}} | BOTH,
+            {"macs": 1, "loads": [load(8, alone, 39.06)]} | BOTH | {"cluster": "m4max"},
+        ]
+        if name == "static"
+        else [{"macs": 2, "loads": [chat | {"ttft_ms": parts, "gap_ms": parts}]} | BOTH],
     }
 
 
-def test_every_table_and_target_says_that_it_is_simulated():
-    assert all(macs.SIMULATED in one.title.lower() for one in macs.tables(result()))
-    assert all(macs.SIMULATED in one.name for one in macs.checks(result()))
+@pytest.mark.parametrize("name", ["static", "chat"])
+def test_every_table_and_target_says_that_it_is_simulated(name):
+    shown = macs.tables(result(name=name))
+    assert shown
+    assert all(macs.SIMULATED in one.title.lower() for one in shown)
+    assert all(len(row) == len(one.columns) for one in shown for row in one.rows)
+    assert all(macs.SIMULATED in one.name for one in macs.checks(result(name=name)))
 
 
 def test_rates_are_compared_with_one_mac_at_as_many_rows():
-    (table,) = macs.tables(result())
-    assert [row[table.columns.index("times one")] for row in table.rows] == [1.0, pytest.approx(71 / 39)]
+    table, _ = macs.tables(result())
+    assert [row[table.columns.index("times one")] for row in table.rows] == [pytest.approx(71 / 39), 1.0]
 
 
 def test_one_mac_that_is_not_as_fast_as_its_figures_misses():
