@@ -15,6 +15,7 @@ import contextlib
 import hmac
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,10 @@ GUEST_SECONDS = 3.0
 """Timeout for a caller's greeting, and for the answer to the own greeting."""
 
 MAX_GUESTS = 64
+SOCKET_BYTES = 4 << 20
+"""Send and receive buffers on a Mac, as large as macOS makes them by itself at most (`autorcvbufmax` in xnu's
+tcp_input.c). It begins with 128 KiB, so that each 128 KiB of a long record would wake both ends once."""
+
 _GREETING_BYTES = HALF_PASS_BYTES + CONFIRMATION_BYTES
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _LOOK_SECONDS = 0.05
@@ -43,6 +48,19 @@ class Connections:
 
     outgoing: socket.socket
     incoming: socket.socket
+
+
+def listen(host: str, backlog: int) -> socket.socket:
+    """A socket that listens at a free port of `host`, an IPv4 address or name. Raises OSError."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        _widen(listener)
+        listener.bind((host, 0))
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def meet(
@@ -116,8 +134,13 @@ class _Call:
 
     def _attempt(self) -> socket.socket:
         patience = max(_LOOK_SECONDS, min(GUEST_SECONDS, self._until - time.monotonic()))
-        connection = socket.create_connection(self._address, patience, self._source)
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
+            _widen(connection)
+            connection.settimeout(patience)
+            if self._source is not None:
+                connection.bind(self._source)
+            connection.connect(self._address)
             _configure(connection)
             connection.sendall(self._greeting)
             answer = b""
@@ -243,3 +266,15 @@ def _source(own: str, other: str, network: IPv4Network | None) -> tuple[str, int
 
 def _configure(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _widen(unconnected: socket.socket) -> None:
+    """Gives a connection's future socket, or the listener that it comes from, room for a long record.
+
+    Before it listens or connects, because the window's scale is agreed upon then (RFC 7323, section 2.2).
+    Linux lets buffers grow further by itself, but not those that were set.
+    """
+    if sys.platform == "darwin":
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            with contextlib.suppress(OSError):  # above kern.ipc.maxsockbuf
+                unconnected.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)

@@ -20,6 +20,7 @@ from sealring.mesh.errors import Conflict, SealringError
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.system.addresses import free_port, listen_error
 from sealring.mesh.system.files import unwritable
+from sealring.node.carrier.neighbours import listen
 from sealring.node.daemon.carrier_process import CarrierProcess
 from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.engines import EngineKeeper
@@ -184,7 +185,7 @@ class Seat:
         if plan not in self._listeners:
             host = self._around.ring_host
             try:
-                listener = socket.create_server((host, 0), backlog=_RING_BACKLOG)
+                listener = listen(host, _RING_BACKLOG)
             except OSError:
                 raise listen_error(f"{host}:0") from None
             self._listeners[plan] = listener, f"{host}:{listener.getsockname()[1]}"

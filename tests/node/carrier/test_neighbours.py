@@ -86,3 +86,14 @@ def test_a_neighbour_in_the_ring_s_network_is_called_from_the_ring_s_address(
     for made in (met.incoming, met.outgoing, other):
         made.close()
     assert callers == [source]
+
+
+@pytest.mark.parametrize(("platform", "wider"), [("darwin", True), ("linux", False)])
+def test_a_listener_has_room_for_long_records_where_the_system_gives_little(
+    monkeypatch: pytest.MonkeyPatch, platform: str, wider: bool
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    with neighbours.listen("127.0.0.1", 1) as listener, socket.socket() as plain:
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            sizes = [each.getsockopt(socket.SOL_SOCKET, option) for each in (listener, plain)]
+            assert (sizes[0] > sizes[1]) == wider
