@@ -24,6 +24,9 @@ LOGITS_COPIES = 9
 vocabulary of 151,936, 8 and 32 rows). Greedy rows need one. Penalties with every filter need 14: what is
 above 9 is in the headroom."""
 
+LONG_CACHE, CACHE_PART = 8192, 16
+"""A cache of LONG_CACHE tokens has room for this part of it (`node/engine/staging/rows.py`)."""
+
 MAX_VOCABULARY = 1 << 24
 _MAX_BYTES = 1 << 50
 _MAX_QUANTIZED = 8
@@ -68,7 +71,7 @@ class Demand:
 
         Raises ModelError (KV_BITS_UNSUPPORTED).
         """
-        most = context + slack
+        most = context + slack + (context // CACHE_PART if context >= LONG_CACHE else 0)
         row = tuple(
             per_token * (min(most, window + chunk) if 0 < window < context else most) + state
             for per_token, window, state in zip(

@@ -18,6 +18,16 @@ CACHE_PART = 64
 Giving such buffers back and asking for new ones takes as long as copying the caches, and Metal also has to
 wire the pages."""
 
+_IDLE_SECONDS, _IDLE_SECONDS_GPU = 5.0, 60.0
+"""An engine without work for this long gives back the memory that it keeps for the next step. A GPU keeps it
+between two turns of a chat: on Metal each new buffer is zeroed, page by page, and made resident. `overhead`
+counts it, whether it is in use or not. A CPU's memory is also that of other programs."""
+
+_READ, _READ_GPU = 8 << 20, 256 << 20
+"""Bytes of parameters that are read at once. Where experts are stacked or weights converted, what is read is
+there beside what is made of it. A GPU's engine has `overhead` for that, and with fewer waits the disk goes on
+reading."""
+
 _WIRED_SPARE = 9
 """Weights and KV caches are wired with a ninth of their size more, for activations. Plans leave a tenth of a
 node's memory alone, which is a ninth of the rest. Each ring wires its share of that tenth, and all engines of
@@ -66,6 +76,16 @@ def overhead() -> int:
     has the tenth of its memory that plans leave alone.
     """
     return 2 * cache_limit()
+
+
+def idle_seconds() -> float:
+    """Seconds without work after which the engine calls `give_back`."""
+    return _IDLE_SECONDS_GPU if memory_limit() else _IDLE_SECONDS
+
+
+def read_bytes() -> int:
+    """Bytes of parameters to read before the next wait for the disk; they are in memory twice at most."""
+    return _READ_GPU if memory_limit() else _READ
 
 
 def wire(planned: int) -> None:

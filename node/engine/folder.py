@@ -22,6 +22,7 @@ from sealring.node.engine.ranges import check_here, check_whole, needed
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect, not_runnable
 from sealring.node.engine.staging.caches import OneRow
+from sealring.node.engine.staging.rows import BLOCK, extra_bytes
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.warm_up import patience, timed, warm_up
@@ -35,9 +36,6 @@ log = structlog.get_logger()
 Emit = Callable[[engine.EngineEvent], None]
 
 _PROGRESS_SECONDS = 0.5
-_KV_BLOCK = 256
-"""Tokens by which mlx-lm's caches grow."""
-
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "qwen.tiktoken")
 
 
@@ -179,8 +177,8 @@ def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, chunk: in
         if window and window < context:
             per_row += growth * min(context, window + chunk)
         else:
-            per_token += growth
-            per_row += growth * _KV_BLOCK
+            per_token += growth + extra_bytes(growth, context)
+            per_row += growth * BLOCK
     return per_token, per_row
 
 

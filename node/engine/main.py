@@ -47,9 +47,6 @@ from sealring.v1 import engine_pb2 as engine
 log = structlog.get_logger()
 
 _HANDOFF_SECONDS = 5.0
-_IDLE_SECONDS = 5.0
-"""An engine without work for this long gives back the memory that it keeps for the next step."""
-
 _SWITCH_SECONDS = 0.00005
 """Time for which a thread may keep the interpreter from another. Python's own 5 ms are a whole decode step,
 and a result or a record passes several threads on its way."""
@@ -67,9 +64,7 @@ def hung(loaded: Loaded, epoch: StageEpoch | None) -> str | None:
     return None
 
 
-def compute(
-    tasks: SimpleQueue[Callable[[], None]], *, idle: Callable[[], None], after: float = _IDLE_SECONDS
-) -> NoReturn:
+def compute(tasks: SimpleQueue[Callable[[], None]], *, idle: Callable[[], None], after: float) -> NoReturn:
     """Does tasks for ever, and calls `idle` once when there was none for `after` seconds since the last."""
     worked = False
     while True:
@@ -106,7 +101,7 @@ class Engine:
         self._emit(engine.EngineEvent(ready=limits))
         threading.Thread(target=self._read, name="commands", daemon=True).start()
         device.compute_in_batches()  # this thread, not those beside it
-        compute(self._tasks, idle=device.give_back)
+        compute(self._tasks, idle=device.give_back, after=device.idle_seconds())
 
     def _emit(self, event: engine.EngineEvent) -> None:
         try:

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine import mlx_lm_import, relaying
+from sealring.node.engine import device, mlx_lm_import, relaying
 from sealring.node.engine.staging import Shard, Stage, build_skeleton
 from sealring.node.engine.staging.anatomy import Anatomy, dissect
 from sealring.node.engine.staging.quantization import cache_quantization
@@ -27,10 +27,6 @@ _TENSOR_LIMIT = 1 << 18
 _INDEX_LIMIT = 64 * 1024 * 1024
 _CONFIG_LIMIT = 16 * 1024 * 1024
 _FILE_LIMIT = 10_000
-_BLOCK = 8 * 1024 * 1024
-"""Bytes of parameters that are read at once. Where experts are stacked or weights converted, what is read is
-there beside what is made of it."""
-
 _REDOWNLOAD = "download or convert the model again"
 
 
@@ -109,16 +105,16 @@ def _fill(stage: Stage, path: Path, progress: Callable[[float], None]) -> None:
 
 
 def _read(stage: Stage, progress: Callable[[float], None]) -> None:
-    whole, done = max(1, stage.weight_bytes), 0
+    whole, done, most = max(1, stage.weight_bytes), 0, device.read_bytes()
     block: list[mx.array] = []
     for array in stage.kept:
         block.append(array)
-        if sum(one.nbytes for one in block) >= _BLOCK or array is stage.kept[-1]:
+        if sum(one.nbytes for one in block) >= most or array is stage.kept[-1]:
             mx.eval(block)
-            mx.clear_cache()  # of what a conversion needed
             done += sum(one.nbytes for one in block)
             block.clear()
             progress(done / whole)
+    mx.clear_cache()  # of what conversions needed; its limit bounds it meanwhile
 
 
 def load_lazily(path: Path, *, parts: bool = False) -> tuple[nn.Module, dict[str, Any]]:

@@ -8,6 +8,9 @@ mlx-lm 0.32 can quantize the cache of one sequence but cannot batch it. `Quantiz
 the three arrays that `mx.quantize` makes of keys and of values: words, scales and biases. A model's attention
 finds `bits` on either cache and computes with `quantized_scaled_dot_product_attention`. Keys and values are
 quantized the moment that they are put into a cache (docs/decisions/0004-quantized-from-the-first-token.md).
+
+A cache that is full is copied into a larger one. mlx-lm's grow by 256 tokens, however long they are. Here
+they grow by `growth`, so that a long one is copied as seldom as a short one in proportion.
 """
 
 from __future__ import annotations
@@ -27,8 +30,29 @@ mlx_lm_import.install()
 
 from mlx_lm.models.cache import BatchKVCache, ChunkedKVCache, KVCache, QuantizedKVCache  # noqa: E402
 
+BLOCK = 256
+"""Tokens by which mlx-lm's caches grow."""
+
+_PART = 16
+"""Part of a cache by which it grows, if that is more. A cache of 32,768 tokens of an 8B model has 4 GiB: it
+is copied, and as many pages are taken anew, every 2,048 tokens instead of 256. `extra_bytes` counts the
+rest."""
+
 _SPARE = 64
 """Tokens before a chunk that a batch may hold: to drop them copies all that is left."""
+
+
+def growth(held: int) -> int:
+    """Tokens by which a cache of `held` tokens grows, a multiple of BLOCK."""
+    return max(BLOCK, held // _PART // BLOCK * BLOCK)
+
+
+def extra_bytes(per_token: int, context: int) -> int:
+    """Bytes beside each token's `per_token` for what rows of up to `context` tokens grow by beyond BLOCK."""
+    return per_token // _PART if growth(context) > BLOCK else 0
+
+
+KVCache.step = QuantizedKVCache.step = property(lambda cache: growth(cache.offset))
 
 
 class RowsCache(BatchKVCache):  # type: ignore[misc]
@@ -43,6 +67,10 @@ class RowsCache(BatchKVCache):  # type: ignore[misc]
     def __init__(self, left_padding: Sequence[int]) -> None:
         super().__init__(list(left_padding))
         self.paddings = list(left_padding)
+
+    @property
+    def step(self) -> int:
+        return growth(self._idx)
 
     @classmethod
     def merge(cls, rows: Sequence[Any], *options: int) -> Self:
@@ -66,7 +94,7 @@ class RowsCache(BatchKVCache):  # type: ignore[misc]
 
         def lay(*arrays: mx.array) -> mx.array:
             _, heads, _, width = arrays[0].shape
-            room = -(-(end + 1) // self.step) * self.step
+            room = -(-(end + 1) // BLOCK) * BLOCK + growth(end) - BLOCK
             whole = mx.zeros((len(lengths), heads, room, width), arrays[0].dtype)
             for place, span in _runs(keep) if kept else ():
                 whole[place : place + len(span), :, end - kept : end] = arrays[0][

@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine import mlx_lm_import, weights
+from sealring.node.engine import device, mlx_lm_import, weights
 from sealring.node.engine.ranges import Range, needed
 from sealring.node.engine.staging import build_skeleton
 
@@ -136,7 +136,7 @@ def test_converted_as_mlx_lm_converts_it_and_never_twice_in_memory(
 ) -> None:
     convert, smaller, quantization = CASES[key]
     folder = published(tmp_path / "model", archs[key] | smaller, convert, quantization)
-    monkeypatch.setattr(weights, "_BLOCK", 1)
+    monkeypatch.setattr(device, "read_bytes", lambda: 1)
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()

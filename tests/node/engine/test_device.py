@@ -76,6 +76,14 @@ def test_a_mac_wires_what_the_plan_needs_and_no_more(gpu: Gpu) -> None:
     assert gpu.wired == [4_000_000_000 + 444_444_444 + device.CACHE_LIMIT, 12_000_000_000]
 
 
+def test_a_gpu_keeps_its_memory_longer_and_reads_no_more_at_once_than_is_counted(gpu: Gpu) -> None:
+    kept, read = device.idle_seconds(), device.read_bytes()
+    assert read <= device.overhead()
+    gpu.info = {}
+    assert device.idle_seconds() < kept
+    assert device.read_bytes() < read
+
+
 @pytest.mark.parametrize("shares", [[1.0], [0.99, 0.01], [0.5, 0.5], [0.2, 0.3, 0.5], [0.125] * 8])
 def test_engines_of_one_mac_wire_no_more_together_than_one_may(gpu: Gpu, shares: list[float]) -> None:
     room = capacity(device.usable_memory()) - (len(shares) - 1) * device.overhead()

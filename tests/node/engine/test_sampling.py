@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.node.engine import mlx_lm_import
+from sealring.node.engine import mlx_lm_import, ranks
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 
@@ -162,25 +162,46 @@ WIDE = 20_000
 """Words of a vocabulary that is not sorted whole."""
 
 
+@pytest.mark.parametrize("looks", [True, False])
 @pytest.mark.parametrize("spread", [0.05, 1.5, 6.0])
-def test_filters_of_a_wide_vocabulary_keep_what_mlx_lm_keeps(spread: float) -> None:
+def test_filters_of_a_wide_vocabulary_keep_what_mlx_lm_keeps(
+    monkeypatch: pytest.MonkeyPatch, spread: float, looks: bool
+) -> None:
     """Also where the nucleus is larger than what is looked at first, and beside rows that have no filters."""
+    monkeypatch.setattr(ranks, "guesses", lambda vocabulary: looks)
     few = [
         RowParameters(temperature=1.0, top_p=0.75),
         RowParameters(temperature=1.0, top_p=0.875, top_k=40),
         RowParameters(temperature=1.0, top_k=7, min_p=0.25),
         RowParameters(temperature=1.0, top_k=5000),
+        RowParameters(temperature=1.0, top_k=5000, top_p=0.5),
     ]
     together = [RowParameters(), *few, RowParameters(temperature=1.0)]
     logprobs = logprobs_of(logits_of(3, len(together), WIDE) * spread)
-    expected = [reference_kept(logprobs[row : row + 1], each) for row, each in enumerate(together)]
-    for row, parameters in enumerate(few, 1):
-        own = Sampler([parameters], [0]).kept(logprobs[row : row + 1])
-        assert own is not None
-        assert own[0].tolist() == expected[row]
     kept = Sampler(together, [0] * len(together)).kept(logprobs)
     assert kept is not None
-    assert kept.tolist() == expected
+    for row, parameters in enumerate(together):
+        expected = mx.array(reference_kept(logprobs[row : row + 1], parameters))
+        found = mx.where(kept[row], logprobs[row], 0.0).min().item()
+        lowest = mx.where(expected, logprobs[row], 0.0).min().item()
+        assert mx.all(kept[row] | ~expected), "all of the nucleus is kept"
+        assert lowest - 0.0005 < found <= lowest, "and nothing that is clearly less likely"
+        own = None if parameters.greedy else Sampler([parameters], [0]).kept(logprobs[row : row + 1])
+        assert own is None or mx.array_equal(own[0], kept[row]), "whatever is beside the row"
+
+
+@pytest.mark.parametrize("top_p", [0.0, 1e-6, 0.5, 0.9999999])
+def test_a_nucleus_is_found_without_sorting(top_p: float) -> None:
+    """With values apart as those of a model in half precision, many of which are equal."""
+    values = np.random.default_rng(5).integers(-40, 0, (3, WIDE)) / 4
+    logprobs = logprobs_of(mx.array(values.astype(np.float32)))
+    rows = [RowParameters(temperature=1.0, top_p=top_p)] * 3
+    kept = Sampler(rows, [0] * 3).kept(logprobs)
+    assert kept is not None
+    found, counts = np.unique(np.array(logprobs[0]), return_counts=True)
+    descending, mass = found[::-1], (np.exp(found.astype(np.float64)) * counts)[::-1]
+    wanted = max(1, int(np.sum(np.cumsum(mass) - mass < top_p * mass.sum() - 1e-6)))
+    assert mx.array_equal(kept[0], logprobs[0] >= float(descending[wanted - 1]))
 
 
 def test_a_wide_nucleus_waits_for_the_logits_and_other_rows_do_not() -> None:
