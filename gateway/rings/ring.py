@@ -28,7 +28,7 @@ from sealring.gateway.scheduler.actions import (
     Finish,
     OpenRow,
 )
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Load, Scheduler
 from sealring.mesh.clock import Clock, awake_clock, monotonic_clock
@@ -583,7 +583,7 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         lockstep=serving.clear_links,
         rows_in_turn=all(each.rows_in_turn for each in attached),
         costs=StepCosts.of(
-            [(each.rows, each.tokens, each.microseconds / 1e6) for each in member.times]
+            [Timed(each.rows, each.tokens, each.microseconds / 1e6, each.context) for each in member.times]
             for member in attached
         ),
         kept=tuple(_kept_by_all(attached)),

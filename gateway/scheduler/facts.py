@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from itertools import accumulate
+from operator import itemgetter
+from typing import NamedTuple
 
-from sealring.mesh.ring.composition import MAX_LANES, Origin
+from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_names import Names
+from sealring.mesh.ring.spread import round_seconds, spreads
 from sealring.v1 import control_pb2 as control
 
 Times = tuple[tuple[int, float], ...]
@@ -16,44 +21,69 @@ Times = tuple[tuple[int, float], ...]
 _SHORTEST, _LONGEST = 1e-6, 3600.0
 """Bounds of a step's seconds."""
 
-MAX_TIMES = 32
-"""Times of one member that count, more than any sends: every round looks through all of them."""
+MAX_TIMES = 64
+"""Times of one member that count, more than any sends: every round looks through them."""
+
+HOP = 1e-3
+"""Seconds from the end of a stage to the input of the next: 0.62 to 0.82 ms on 2 x H200
+(`docs/performance/data/ring.json`), by estimate 1.2 to 1.4 ms on Macs, whose threads take longer to wake."""
+
+
+class Timed(NamedTuple):
+    """Seconds that a step took a stage: of `rows` rows with `tokens` tokens each, behind `context` tokens."""
+
+    rows: int
+    tokens: int
+    seconds: float
+    context: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
     """The cost table: seconds of a decode step by its `rows`, and of a prefill step with one chunk by its
-    `tokens`.
+    `tokens`, both with caches that are hardly filled; `behind` are the seconds that each token in the cache
+    of each row adds to a decode step.
 
     Stages time steps when they load. A ring is as fast as its slowest stage, so the table has the longest
     time of any. Costs between timed sizes lie on a line; beyond the largest size they lie on the line through
-    the last two.
+    it and the largest of half that size, because the cost of rows rises in stairs.
     """
 
     rows: Times = ((1, 0.01), (16, 0.02))
     tokens: Times = ((1, 0.01), (512, 0.3))
+    behind: float = 0.0
 
     @classmethod
-    def of(cls, timed: Iterable[Sequence[tuple[int, int, float]]]) -> StepCosts:
-        """The table of stages that report (rows, tokens of each, seconds); the default where they time too
-        little.
+    def of(cls, timed: Iterable[Sequence[Timed]]) -> StepCosts:
+        """The table of stages that report their times; the default where they time too little.
 
         One row of one token is both a decode step and a chunk. Impossible sizes and times are ignored.
         """
-        slowest: dict[tuple[int, int], float] = {}
+        slowest: dict[tuple[int, int, int], float] = {}
         for stage in timed:
-            for rows, tokens, seconds in stage[:MAX_TIMES]:
-                if rows >= 1 and tokens >= 1 and _SHORTEST <= seconds <= _LONGEST:
-                    slowest[rows, tokens] = max(seconds, slowest.get((rows, tokens), 0.0))
-        by_rows = sorted((rows, seconds) for (rows, tokens), seconds in slowest.items() if tokens == 1)
-        by_tokens = sorted((tokens, seconds) for (rows, tokens), seconds in slowest.items() if rows == 1)
+            for rows, tokens, seconds, context in stage[:MAX_TIMES]:
+                if rows >= 1 and tokens >= 1 and context >= 0 and _SHORTEST <= seconds <= _LONGEST:
+                    key = rows, tokens, context
+                    slowest[key] = max(seconds, slowest.get(key, 0.0))
+        by_rows = sorted(
+            (rows, took) for (rows, tokens, behind), took in slowest.items() if (tokens, behind) == (1, 0)
+        )
+        by_tokens = sorted(
+            (tokens, took) for (rows, tokens, behind), took in slowest.items() if (rows, behind) == (1, 0)
+        )
         if not by_rows or len(by_tokens) < 2:
             return cls()
-        return cls(_rising(by_rows), _rising(by_tokens))
+        costs = cls(_rising(by_rows), _rising(by_tokens))
+        each = [
+            (took - costs.decode(rows)) / (rows * behind)
+            for (rows, tokens, behind), took in slowest.items()
+            if behind and tokens == 1
+        ]
+        return replace(costs, behind=max(0.0, *each)) if each else costs
 
-    def decode(self, rows: float) -> float:
-        """Seconds of a decode step of `rows` rows in the slowest stage."""
-        return _at(self.rows, rows)
+    def decode(self, rows: float, context: float = 0.0) -> float:
+        """Seconds of a decode step of `rows` rows in the slowest stage, behind `context` tokens of each."""
+        return _at(self.rows, rows) + self.behind * rows * context
 
     def chunk(self, tokens: float) -> float:
         """Seconds of a prefill step with one chunk of `tokens` tokens in the slowest stage."""
@@ -99,15 +129,24 @@ class RingFacts:
         return self.speculate and self.stages > 1 and self.prefixes == control.PREFIX_SUPPORT_ANY
 
     @property
-    def lanes(self) -> int:
-        """Lanes that rows are spread over.
+    def hop(self) -> float:
+        """Seconds from one stage to the next."""
+        return HOP if self.stages > 1 else 0.0
 
-        One for each stage keeps all of them at work if steps take alike and the way to the next member no
-        time. One more makes up for what is not so: it costs what a step takes besides its rows, so it is
-        there only where that is little (docs/decisions/0011-one-lane-more-than-stages.md).
-        """
-        spare = self.rows_in_turn and self.stages > 1
-        return min(self.stages + spare, MAX_LANES)
+    def lanes(self, rows: int, context: int = 0) -> tuple[int, ...]:
+        """The sizes of the lanes that make most tokens a second of `rows` rows with about `context` tokens,
+        largest first (docs/decisions/0043-lanes-by-the-cost-table.md)."""
+        most = 1 << max(4, rows - 1).bit_length()
+        return _lanes(self.costs, self.stages, self.hop, most, context)[rows]
+
+    def round_seconds(self, sizes: Sequence[int], context: int = 0) -> float:
+        """Seconds from a row's token to its next with lanes of these sizes, without prefill."""
+        return round_seconds(sizes, partial(self.costs.decode, context=context), self.stages, self.hop)
+
+
+@lru_cache(maxsize=64)
+def _lanes(costs: StepCosts, stages: int, hop: float, most: int, context: int) -> list[tuple[int, ...]]:
+    return spreads(most, partial(costs.decode, context=context), stages, hop)
 
 
 def _rising(times: list[tuple[int, float]]) -> Times:
@@ -119,6 +158,11 @@ def _rising(times: list[tuple[int, float]]) -> Times:
 def _at(times: Times, size: float) -> float:
     if len(times) == 1:
         return times[0][1]
-    after = next((index for index, (each, _) in enumerate(times) if each >= size), len(times) - 1)
-    (low, least), (high, most) = times[max(0, after - 1)], times[max(1, after)]
+    after = bisect_left(times, size, key=itemgetter(0))
+    if after < len(times):
+        (low, least), (high, most) = times[max(0, after - 1)], times[max(1, after)]
+    else:
+        high, most = times[-1]
+        half = bisect_right(times, high / 2, key=itemgetter(0))
+        low, least = times[max(0, half - 1)]
     return max(times[0][1], least + (most - least) * (size - low) / (high - low))

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
 from sealring.gateway.scheduler.request import Row
+from sealring.mesh.ring.composition import MAX_LANES
 
 BLOCK = 256
 """Tokens by which an mlx-lm KV cache grows."""
@@ -25,16 +27,17 @@ def rounded(tokens: int) -> int:
 
 
 class Ledger:
-    """Reservations by lane. A ring with a single lane gets a spare one, for rows that would make every row of
-    the first too long for the memory."""
+    """Reservations by lane. The cost table says how large lanes ought to be (`RingFacts.lanes`), and a row
+    that comes joins one that is smaller: rows that leave make up for the rest, and none is ever copied from
+    lane to lane. A ring has room for two lanes whatever the table says, so that a long row does not make
+    every other as long.
+    """
 
     def __init__(self, ring: RingFacts) -> None:
         self.members = ring.members
         self._distinct = tuple(dict.fromkeys(ring.members))  # few: members of a long ring are mostly alike
-        self._max_rows = ring.max_rows
-        self._regular = ring.lanes
-        self.lanes = max(2, ring.lanes)
-        self._sizes: list[Counter[int]] = [Counter() for _ in range(self.lanes)]  # of each lane's rows
+        self._ring = ring
+        self._sizes: dict[int, Counter[int]] = {}  # of each lane's rows
         self._held: dict[int, tuple[int, int]] = {}  # row -> its lane and size
         self.tokens = 0
         self.kept_tokens = 0
@@ -64,28 +67,61 @@ class Ledger:
         used = [(_bytes(each, self.tokens, self.rows), each.kv_budget) for each in self._distinct]
         return max((part / budget for part, budget in used if budget), default=0.0)
 
-    def place(self, tokens: int) -> int | None:
-        """The lane with the fewest rows in which a new row fits; None when it must wait."""
+    def place(self, tokens: int, coming: int = 1) -> int | None:
+        """The lane in which a new row has the shortest rounds among those where it fits, and first of all
+        those that ought to be larger; None when it must wait. A lane without rows has the next free number.
+
+        `coming` rows like it are there now, itself among them: lanes ought to have the sizes that are best
+        with as many of them as there is room for.
+        """
         size = rounded(tokens)
-        fitting = (lane for lane in range(self.lanes) if self.fits(self._growth(lane, size)))
+        order = sorted(self._sizes, key=lambda lane: -self._sizes[lane].total())
+        context = self._context(size)
+        more = max(1, min(coming, self._room(size)))
+        wanted = self._ring.lanes(min(self.rows + more, self._ring.max_rows), context)
+        if len(order) < min(MAX_LANES, max(2, len(wanted))):
+            order.append(next(lane for lane in count() if lane not in self._sizes))
+        sizes = [self._rows(lane) for lane in order]
 
-        def preference(lane: int) -> tuple[bool, int, int]:
-            return lane >= self._regular, self._sizes[lane].total(), self._growth(lane, size)
+        def preference(place: int) -> tuple[bool, float, int, int]:
+            larger = place < len(wanted) and sizes[place] < wanted[place]
+            then = [*sizes[:place], sizes[place] + 1, *sizes[place + 1 :]]
+            seconds = self._ring.round_seconds([each for each in then if each], context)
+            return not larger, seconds, sizes[place], self._growth(order[place], size)
 
-        return min(fitting, key=preference, default=None)
+        fitting = [place for place, lane in enumerate(order) if self.fits(self._growth(lane, size))]
+        best = min(fitting, key=preference, default=None)
+        return None if best is None else order[best]
+
+    def _context(self, size: int) -> int:
+        """Tokens in the mean row's cache, half of what is reserved, as a power of two: few values, of which
+        each has a table of lanes. 0 below a thousand, where caches cost little."""
+        mean = (self.tokens + size) // (self.rows + 1) // 2
+        return 0 if mean < 1024 else 1 << (mean.bit_length() - 1)
+
+    def _room(self, size: int) -> int:
+        """Rows of this size that the memory still holds."""
+        return min(
+            (each.kv_budget - _bytes(each, self.tokens, self.rows)) // max(1, _bytes(each, size, 1))
+            for each in self._distinct
+        )
+
+    def _rows(self, lane: int) -> int:
+        return self._sizes[lane].total() if lane in self._sizes else 0
 
     def reserve(self, row: int, lane: int, tokens: int) -> None:
         size = rounded(tokens)
         self.tokens += self._growth(lane, size)
-        self._sizes[lane][size] += 1
+        self._sizes.setdefault(lane, Counter())[size] += 1
         self._held[row] = lane, size
 
-    def reserve_all(self, rows: Sequence[Row], tokens: int) -> bool:
-        """Places and reserves as much for each of several rows, or nothing when one does not fit."""
-        if self.rows + len(rows) > self._max_rows:
+    def reserve_all(self, rows: Sequence[Row], tokens: int, coming: int = 1) -> bool:
+        """Places and reserves as much for each of several rows, or nothing when one does not fit. `coming`
+        requests are there now."""
+        if self.rows + len(rows) > self._ring.max_rows:
             return False
         for done, row in enumerate(rows):
-            lane = self.place(tokens)
+            lane = self.place(tokens, coming + len(rows) - done - 1)
             if lane is None:
                 for other in rows[:done]:
                     self.release(other.number)
@@ -104,6 +140,8 @@ class Ledger:
         sizes[size] -= 1
         if not sizes[size]:
             del sizes[size]
+        if not sizes:
+            del self._sizes[lane]
         self.tokens -= self._growth(lane, size)
         return lane, size
 
@@ -138,7 +176,7 @@ class Ledger:
 
     def _growth(self, lane: int, size: int) -> int:
         """Tokens by which a lane grows when a row of this size joins."""
-        sizes = self._sizes[lane]
+        sizes = self._sizes.get(lane, Counter())
         rows, longest = sizes.total(), max(sizes, default=0)
         return (rows + 1) * max(size, longest) - rows * longest
 

@@ -58,7 +58,8 @@ class Announced:
 class StepPlanner:
     """Rows enter by `start` once they are tokenized and leave by `close`; `steps` yields what to announce.
 
-    The scheduler sets `waiting`, the number of requests that have no memory yet.
+    The scheduler sets `waiting`, the number of requests that have no memory yet: before it starts one, that
+    one counts too.
     """
 
     def __init__(self, ring: RingFacts) -> None:
@@ -66,7 +67,7 @@ class StepPlanner:
         self.pressed = False
         self.waiting = 0
         self._ring = ring
-        self._lanes = OrderedDict((number, Lane(number)) for number in range(self.ledger.lanes))  # by turns
+        self._lanes: OrderedDict[int, Lane] = OrderedDict()  # by turns; one that is empty may get rows again
         self.prefixes = PrefixCache(self.ledger, ring.prefixes, ring.kept)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk)
         self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages, ring.rows_in_turn)
@@ -88,7 +89,7 @@ class StepPlanner:
 
     def start(self, row: Row) -> bool:
         """Reserves memory and puts the row in line; False when it has to wait."""
-        self.pressed = self.pressed or not self.ledger.reserve_all(row.group, row.reserved)
+        self.pressed = self.pressed or not self.ledger.reserve_all(row.group, row.reserved, self.waiting)
         if not self.pressed:
             self._line.add(row)
         return not self.pressed
@@ -302,7 +303,10 @@ class StepPlanner:
         return step
 
     def _lane(self, row: Row) -> Lane:
-        return self._lanes[self.ledger.lane_of(row.number)]
+        number = self.ledger.lane_of(row.number)
+        if number not in self._lanes:
+            self._lanes[number] = Lane(number)
+        return self._lanes[number]
 
     def _drop(self, row: Row) -> None:
         self.ledger.release(row.number)

@@ -424,6 +424,7 @@ class Scheduler:
         for row in list(epoch.opened.values()):
             if row.opening:  # the head reads prompts by turns of the clients: later ones may be ready before
                 continue
+            epoch.planner.waiting = len(self._queue) + len(epoch.opened)
             if not epoch.planner.start(row):
                 return
             row.request.progress.deadline = math.inf  # it has begun

@@ -300,19 +300,23 @@ class StepTime(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     MICROSECONDS_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     tokens: _builtins.int
     microseconds: _builtins.int
+    context: _builtins.int
+    """tokens that each row's caches held before; 0: few or none"""
     def __init__(
         self,
         *,
         rows: _builtins.int = ...,
         tokens: _builtins.int = ...,
         microseconds: _builtins.int = ...,
+        context: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["microseconds", b"microseconds", "rows", b"rows", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "microseconds", b"microseconds", "rows", b"rows", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -300,6 +300,7 @@ class LoadStage(_message.Message):
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    MAX_ROWS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
     lo: _builtins.int
@@ -315,6 +316,8 @@ class LoadStage(_message.Message):
     rank: _builtins.int
     ranks: _builtins.int
     """above 1: of every layer what this rank holds"""
+    max_rows: _builtins.int
+    """at once; steps of more are not timed"""
     def __init__(
         self,
         *,
@@ -328,10 +331,11 @@ class LoadStage(_message.Message):
         prefill_chunk: _builtins.int = ...,
         rank: _builtins.int = ...,
         ranks: _builtins.int = ...,
+        max_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "path", b"path", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "path", b"path", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

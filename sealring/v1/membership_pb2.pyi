@@ -20,6 +20,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _Role:
@@ -1186,18 +1191,47 @@ class EpochPrepared(_message.Message):
     GROUP_ADDRESS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     ROWS_US_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
-    step_us: _builtins.int
-    """microseconds of a decode step of one row, as timed when the stage was loaded; 0: not timed"""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def step_us(self) -> _builtins.int:
+        """of `times`, for older coordinators: of one row"""
+
+    @step_us.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def step_us(self, value: _builtins.int) -> None:
+        """of `times`, for older coordinators: of one row"""
+
     group_address: _builtins.str
     """ip:port where a tensor ring's group finds this rank"""
-    rows: _builtins.int
-    """so many rows were timed together as well"""
-    rows_us: _builtins.int
-    """and a decode step of them took so many microseconds; 0: not timed"""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def rows(self) -> _builtins.int:
+        """of `times`: the most rows"""
+
+    @rows.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def rows(self, value: _builtins.int) -> None:
+        """of `times`: the most rows"""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def rows_us(self) -> _builtins.int:
+        """and the microseconds of their step"""
+
+    @rows_us.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def rows_us(self, value: _builtins.int) -> None:
+        """and the microseconds of their step"""
+
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]: ...
+    @_builtins.property
+    def times(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowsTime]:
+        """as timed when the stage was loaded"""
+
     def __init__(
         self,
         *,
@@ -1208,14 +1242,43 @@ class EpochPrepared(_message.Message):
         group_address: _builtins.str = ...,
         rows: _builtins.int = ...,
         rows_us: _builtins.int = ...,
+        times: _abc.Iterable[Global___RowsTime] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_address", b"group_address", "links", b"links", "ring", b"ring", "rows", b"rows", "rows_us", b"rows_us", "step_us", b"step_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_address", b"group_address", "links", b"links", "ring", b"ring", "rows", b"rows", "rows_us", b"rows_us", "step_us", b"step_us", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EpochPrepared: _TypeAlias = EpochPrepared  # noqa: Y015
+
+@_typing.final
+class RowsTime(_message.Message):
+    """How long a decode step of so many rows took a stage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    MICROSECONDS_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    microseconds: _builtins.int
+    context: _builtins.int
+    """as in StepTime"""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        microseconds: _builtins.int = ...,
+        context: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "microseconds", b"microseconds", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowsTime: _TypeAlias = RowsTime  # noqa: Y015
 
 @_typing.final
 class LinkInfo(_message.Message):

@@ -19,7 +19,7 @@ from sealring.gateway.scheduler.actions import (
     Finish,
     OpenRow,
 )
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed, Times
 from sealring.gateway.scheduler.planner import StepPlanner
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
@@ -46,13 +46,22 @@ class Costs:
 
     link_ms: float = 0.5
 
+    stairs: Times = ((1, 1.0),)
+    """What `step_ms` is multiplied by for a number of rows."""
+
+    def decode(self, rows: int) -> float:
+        """Seconds of a decode step on the whole model."""
+        stairs = StepCosts(rows=self.stairs).decode(rows)
+        return (self.step_ms * stairs + rows * self.row_ms) / 1e3
+
     def timed(self, stages: int) -> StepCosts:
         """The costs as one of `stages` stages would time them."""
+        sizes = {1, 16, *(rows for rows, _ in self.stairs)}
         return StepCosts.of(
             [
-                [(rows, 1, (self.step_ms + rows * self.row_ms) / 1e3 / stages) for rows in (1, 16)]
+                [Timed(rows, 1, self.decode(rows) / stages) for rows in sizes]
                 + [
-                    (1, tokens, (self.prefill_ms / 1e3 + tokens * self.token_us / 1e6) / stages)
+                    Timed(1, tokens, (self.prefill_ms / 1e3 + tokens * self.token_us / 1e6) / stages)
                     for tokens in (2, 32, 128, 256)
                 ]
             ]
@@ -99,8 +108,7 @@ class SimulatedRing:
         self.steps = self.sampled = 0
         self.finished = self.failed = 0
         self.busy = 0.0
-        self._step = costs.step_ms / 1e3 / stages
-        self._row = costs.row_ms / 1e3 / stages
+        self._decode = [costs.decode(number) / stages for number in range(rows + 1)]
         self._prefill = costs.prefill_ms / 1e3 / stages
         self.token_seconds = costs.token_us / 1e6 / stages
         self._change = costs.change_ms / 1e3 / stages
@@ -114,7 +122,6 @@ class SimulatedRing:
         member = MemberMemory(1024, 4096, 1 << 40)
         times = costs.timed(stages)
         facts = RingFacts((member,) * stages, rows, 256, rows_in_turn=rows_in_turn, costs=times)
-        self.lanes = facts.lanes
         self._do(self.scheduler.attach(facts))
 
     @property
@@ -198,7 +205,7 @@ class SimulatedRing:
             return self._prefill + self.token_seconds * tokens
         if step.HasField("decode"):
             changes = self._change * bool(step.changes)
-            return self._step + self._row * len(self._rows.lanes[step.decode.lane]) + changes
+            return self._decode[len(self._rows.lanes[step.decode.lane])] + changes
         return 0.0
 
     def _at(self, when: float, kind: str, payload: Any) -> None:
@@ -215,6 +222,27 @@ BETWEEN = Costs(step_ms=5.0, row_ms=5.0, prefill_ms=5.0, token_us=2000.0)
 
 FAST = Costs(step_ms=20.0, prefill_ms=20.0, token_us=80.0)
 """A GPU, bound by memory: a step takes as long for one row as for many."""
+
+
+STAIRS = Costs(
+    step_ms=86.0,
+    prefill_ms=80.0,
+    token_us=11_000.0,
+    link_ms=0.65,
+    stairs=(
+        (1, 1.0),
+        (2, 1.0),
+        (4, 1.28),
+        (6, 2.04),
+        (8, 2.5),
+        (9, 3.14),
+        (10, 3.95),
+        (32, 3.95),
+        (33, 7.8),
+        (64, 7.8),
+    ),
+)
+"""A 4-bit model of 70B on an M4 Max, by figures that others published (docs/decisions/0043)."""
 
 
 class WatchedRing(SimulatedRing):

@@ -134,16 +134,6 @@ def test_members_tell_their_memory_and_the_least_that_their_caches_allow() -> No
     assert facts.prefixes == control.PREFIX_SUPPORT_EXACT
 
 
-@pytest.mark.parametrize(
-    ("in_turn", "lanes"), [((True, True), 3), ((True, False), 2), ((False, False), 2), ((True,), 1)]
-)
-def test_one_lane_more_than_stages_wants_all_members_to_compute_rows_in_turn(
-    in_turn: tuple[bool, ...], lanes: int
-) -> None:
-    facts = ring_facts(SERVING, [control.Attached(kv_budget=1, rows_in_turn=each) for each in in_turn])
-    assert facts.lanes == lanes
-
-
 @pytest.mark.parametrize("reason", ["STAGE_FAILED", "OUT_OF_MEMORY", "RECORD_LOST", "LEFT"])
 def test_a_model_that_fails_is_not_called_a_lost_member(reason: str) -> None:
     named = reason in ("STAGE_FAILED", "OUT_OF_MEMORY")

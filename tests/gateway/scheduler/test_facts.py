@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler.facts import MAX_TIMES, StepCosts
+from sealring.gateway.scheduler.facts import MAX_TIMES, StepCosts, Timed
 
 
 def test_the_slowest_stage_counts_and_slow_moments_do_not() -> None:
-    fast = [(1, 1, 0.001), (16, 1, 0.004), (1, 32, 0.09), (1, 128, 0.02)]
-    slow = [(1, 1, 0.002), (16, 1, 0.003), (1, 32, 0.01), (1, 128, 0.03)]
+    fast = [Timed(1, 1, 0.001), Timed(16, 1, 0.004), Timed(1, 32, 0.09), Timed(1, 128, 0.02)]
+    slow = [Timed(1, 1, 0.002), Timed(16, 1, 0.003), Timed(1, 32, 0.01), Timed(1, 128, 0.03)]
     costs = StepCosts.of([fast, slow])
     assert (costs.decode(1), costs.decode(16)) == (0.002, 0.004)
     assert (costs.chunk(1), costs.chunk(32), costs.chunk(128)) == (0.002, 0.03, 0.03)
@@ -19,18 +21,40 @@ def test_the_slowest_stage_counts_and_slow_moments_do_not() -> None:
     assert costs.decode(31) == pytest.approx(0.006), "on the line through the last two"
 
 
+def test_behind_the_last_stair_rows_cost_what_they_did_in_the_mean() -> None:
+    """And not what the row costs that begins it."""
+    costs = StepCosts(rows=((1, 1.0), (16, 4.0), (32, 4.0), (33, 8.0)))
+    assert costs.decode(32.5) == pytest.approx(6)
+    assert 8 < costs.decode(64) <= 16
+
+
+def test_long_caches_cost_what_they_add_to_a_row() -> None:
+    short = [Timed(1, 1, 0.01), Timed(8, 1, 0.02), Timed(1, 64, 0.1)]
+    costs = StepCosts.of([[*short, Timed(1, 1, 0.011, 1000), Timed(8, 1, 0.036, 1000)]])
+    assert costs.decode(8) == pytest.approx(0.02)
+    assert costs.decode(8, 1000) == pytest.approx(0.036)
+    assert costs.decode(4, 500) == pytest.approx(costs.decode(4) + 0.004)
+    faster = StepCosts.of([[*short, Timed(8, 1, 0.01, 1000)]])
+    assert faster.decode(8, 1000) == faster.decode(8), "a slow moment"
+
+
 @given(
-    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9999), st.floats()), max_size=9),
+    st.lists(
+        st.builds(
+            Timed, st.integers(0, 99), st.integers(0, 9999), st.floats(), st.sampled_from([0, 0, 9, -1])
+        ),
+        max_size=9,
+    ),
     st.integers(1, 8192),
 )
 def test_whatever_is_reported_steps_cost_something_and_larger_ones_no_less(
-    timed: list[tuple[int, int, float]], size: int
+    timed: list[Timed], size: int
 ) -> None:
     costs = StepCosts.of([timed])
-    for cost in (costs.decode, costs.chunk):
+    for cost in (costs.decode, partial(costs.decode, context=99), costs.chunk):
         assert 0 < cost(size) <= cost(size + 1)
 
 
 def test_a_member_that_tells_of_many_sizes_keeps_no_gateway_busy() -> None:
-    costs = StepCosts.of([[(1, size, 0.01) for size in range(1, 100_000)]])
+    costs = StepCosts.of([[Timed(1, size, 0.01) for size in range(1, 100_000)]])
     assert len(costs.tokens) == MAX_TIMES

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.memory import BLOCK, Ledger, rounded
 from sealring.gateway.scheduler.request import Request, Row
-from sealring.mesh.ring.composition import MAX_LANES
 from sealring.v1 import inference_pb2 as inference
 
 members = st.lists(
@@ -102,22 +104,66 @@ def test_a_single_lane_has_another_beside_it_for_rows_that_would_make_its_own_to
     assert ledger.place(2 * BLOCK) == 0
 
 
-@pytest.mark.parametrize(
-    ("stages", "in_turn", "lanes"),
-    [(1, False, 1), (1, True, 1), (2, False, 2), (2, True, 3), (3, True, 4), (MAX_LANES, True, MAX_LANES)],
+STAIRS = StepCosts(
+    rows=((1, 1.0), (2, 1.0), (4, 1.28), (6, 2.04), (8, 2.5), (9, 3.14), (10, 3.95), (32, 3.95), (33, 7.8))
 )
-def test_a_ring_has_a_lane_more_than_stages_where_a_step_costs_what_its_rows_do(
-    stages: int, in_turn: bool, lanes: int
-) -> None:
-    facts = RingFacts((MemberMemory(1, 0, 16 * BLOCK),) * stages, 100, 64, rows_in_turn=in_turn)
-    ledger = Ledger(facts)
-    assert facts.lanes == lanes
-    assert ledger.lanes == max(2, lanes)
-    places = []
-    for row in range(2 * lanes if lanes < 8 else 0):
-        places.append(ledger.place(BLOCK) or 0)
-        ledger.reserve(row, places[-1], BLOCK)
-    assert sorted(places) == sorted([*range(lanes)] * 2 if places else [])
+
+
+def ledger_of(costs: StepCosts, stages: int, room: int = 1 << 20) -> Ledger:
+    return Ledger(RingFacts((MemberMemory(1, 0, room * BLOCK),) * stages, 100, 64, costs=costs))
+
+
+def rows_in(places: dict[int, int]) -> list[int]:
+    """Rows of each lane, most first."""
+    return sorted(Counter(places.values()).values(), reverse=True)
+
+
+def come(ledger: Ledger, rows: Sequence[int]) -> dict[int, int]:
+    places = {}
+    for place, row in enumerate(rows):
+        lane = ledger.place(BLOCK, len(rows) - place)
+        assert lane is not None
+        ledger.reserve(row, lane, BLOCK)
+        places[row] = lane
+    return places
+
+
+@pytest.mark.parametrize(("rows", "lanes"), [(4, [2, 2]), (12, [4, 4, 4]), (20, [8, 8, 4])])
+def test_rows_that_come_make_the_lanes_that_the_table_wants(rows: int, lanes: list[int]) -> None:
+    places = come(ledger_of(STAIRS, 2), range(rows))
+    assert rows_in(places) == lanes
+    assert set(places.values()) == set(range(len(lanes)))
+
+
+@given(st.integers(1, 3), st.lists(st.integers(0, 199), min_size=200, max_size=200))
+def test_lanes_come_back_to_what_the_table_wants_as_rows_come_and_go(stages: int, leave: list[int]) -> None:
+    """With as many rows as before, once every row has been replaced some times."""
+    ledger = ledger_of(STAIRS, stages)
+    places = come(ledger, range(16))
+    for number, choice in enumerate(leave, start=16):
+        row = sorted(places)[choice % 2]  # one of the two that came first
+        ledger.release(row)
+        del places[row]
+        places |= come(ledger, [number])
+    facts = RingFacts((MemberMemory(1, 0, 1),) * stages, 100, 64, costs=STAIRS)
+    wanted = facts.round_seconds(facts.lanes(16))
+    assert facts.round_seconds(rows_in(places)) <= 1.1 * wanted
+
+
+def test_a_lane_that_is_empty_ends_and_its_number_is_used_again() -> None:
+    ledger = ledger_of(STAIRS, 2)
+    come(ledger, range(2))
+    assert [ledger.release(0)[0], ledger.release(1)[0]] == [0, 1]
+    assert ledger.place(BLOCK) == 0
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_memory_makes_no_more_lanes_than_two_or_than_wanted(stages: int) -> None:
+    ledger = ledger_of(StepCosts(), stages, room=40)
+    come(ledger, range(16))
+    ledger.reserve(99, ledger.place(8 * BLOCK) or 0, 8 * BLOCK)
+    lanes = {ledger.lane_of(row) for row in (*range(16), 99)}
+    assert lanes <= {0, 1}
 
 
 def test_no_more_rows_are_reserved_for_than_a_ring_takes_and_all_of_a_request_or_none() -> None:

@@ -519,9 +519,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def lanes_follow_rows(self) -> None:
         if self.ring is not None and self.facts_of is not None:
-            stages = self.facts_of.stages
-            spare = self.facts_of.rows_in_turn and stages > 1
-            assert all(lane < max(2, stages + spare) for lane in self.ring.composition.lanes())
+            most = max(2, *(len(self.facts_of.lanes(rows)) for rows in range(self.facts_of.max_rows + 1)))
+            assert all(lane < most for lane in self.ring.composition.lanes())
 
     def teardown(self) -> None:
         """Everything that is still there ends, and then nothing is held."""

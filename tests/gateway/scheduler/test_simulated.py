@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from simulatedring import Costs, SimulatedRing
+from dataclasses import replace
+
+import pytest
+from simulatedring import STAIRS, Costs, SimulatedRing
 
 from sealring.gateway.scheduler.request import Request
 from sealring.v1 import inference_pb2 as inference
@@ -18,8 +21,15 @@ def served(ring: SimulatedRing, requests: int, tokens: int) -> float:
 
 
 def test_a_lane_more_than_stages_pays_where_rows_are_computed_in_turn() -> None:
+    """Four rows in lanes of 2, 1 and 1 would make rounds of three steps of two rows."""
     costs = Costs(step_ms=24.0, row_ms=40.0, token_us=500.0)
-    for rows, least in ((4, 1.2), (24, 0.97)):
-        plain, spare = (SimulatedRing(3, rows, rows, costs, in_turn) for in_turn in (False, True))
-        assert (plain.lanes, spare.lanes) == (3, 4)
-        assert served(spare, rows, 256) / served(plain, rows, 256) > least
+    three = 4 / (3 * costs.decode(2) / 3)
+    assert served(SimulatedRing(3, 4, 4, costs), 4, 256) > 1.15 * three
+
+
+@pytest.mark.parametrize(("rows", "gain"), [(8, 1.0), (12, 1.05), (20, 1.25), (64, 1.0)])
+def test_rows_are_served_faster_than_by_as_many_lanes_as_stages_on_stairs(rows: int, gain: float) -> None:
+    """But for the prompts, which nothing decodes beside."""
+    costs = replace(STAIRS, prefill_ms=1.0, token_us=1.0)
+    two = rows / (costs.decode(rows // 2) + 2 * costs.link_ms / 1e3)
+    assert served(SimulatedRing(2, rows, rows, costs), rows, 400) > 0.95 * gain * two

@@ -71,9 +71,9 @@ def _crowd(ring: Told, count: int) -> Told:
 
 
 def _drifting(ring: Told, count: int) -> Told:
-    """Rows of all lanes but one end early, and no new ones come."""
+    """Two rows of three end early, and no new ones come."""
     for number in range(count):
-        ring.ask(f"r{number}", 30, 300 if number % ring.lanes == 0 else 20 + number)
+        ring.ask(f"r{number}", 30, 300 if number % 3 == 0 else 20 + number)
     ring.run()
     return ring
 
