@@ -14,7 +14,7 @@ import mlx.core as mx
 import structlog
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine import device
+from sealring.node.engine import device, sampling_kinds
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.profile import digest, measure, profile
@@ -134,6 +134,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
         try:
             longest = max(1, command.prefill_chunk)
             warm_up(stage, longest)
+            sampling_kinds.warm_up(stage)
             times = timed(stage, longest)
         except (RuntimeError, ValueError) as error:
             raise not_runnable(stage.spec.model_type, error) from error
