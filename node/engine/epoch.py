@@ -374,19 +374,23 @@ class StageEpoch:
     def _call(
         self, step: ResolvedStep, lane: Lane, given: Input, times: StepTimes
     ) -> tuple[StageCall, list[mx.array]]:
-        """Builds a step's graph while its input is on the way, unless the stage evaluates arrays then."""
+        call = self._begun(step, given, times)
+        return call, self._stage(given.arrays, lane.cache)
+
+    def _begun(self, step: ResolvedStep, given: Input, times: StepTimes) -> StageCall:
+        """A call whose graph can be built: while its input is on the way, unless the stage evaluates arrays
+        then."""
         call = StageCall(step, self._stage, given, times)
         if self._stage.awaits_input:
             call.wait()
-        return call, self._stage(given.arrays, lane.cache)
+        return call
 
     def _prefill(self, step: ResolvedStep) -> None:
         prompts: list[tuple[Row, mx.array]] = []
         for chunk in step.chunks:
             times = StepTimes(step.number, time.perf_counter())
             row = self._begin(step, chunk)
-            call = StageCall(step, self._stage, self._source.chunk(step, chunk), times)
-            call.wait()
+            call = self._begun(step, self._source.chunk(step, chunk), times)
             logits = self._results.chunk(call, row, chunk)
             copies = [row.copy(number, chunk.end) for number in chunk.sampled[1:]]
             for copy in copies:

@@ -41,7 +41,7 @@ class StepTimes:
     step: int
     started: float
     built: float = 0.0
-    """Its graph is complete: before its input arrives if it is a decode step, unless the stage awaits it."""
+    """Its graph is complete: before its input arrives, unless the stage awaits it."""
     fed: float = 0.0
     """Its input has arrived."""
     launched: float = 0.0
@@ -96,33 +96,45 @@ class DeviceWaits:
 
 
 class Outbox:
-    """Waits for launched results, in order, and passes their bytes to `sink`."""
+    """Waits for launched results, in order, and passes their bytes to `sink`, but those without a label."""
 
     def __init__(self, sink: Callable[[object, list[memoryview]], None], on_error: OnError) -> None:
         self.waits = DeviceWaits()
         self._sink = sink
         self._on_error = on_error
-        self._queue: SimpleQueue[tuple[object, SendBuffer, StepTimes] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[object | None, SendBuffer, StepTimes] | None] = SimpleQueue()
         self._credits: SimpleQueue[None] = SimpleQueue()
         for _ in range(LAUNCHES):
             self._credits.put(None)
         self.trace: deque[StepTimes] = deque(maxlen=TRACE_LENGTH)
+        self._ready = threading.Condition()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
-    def put(self, label: object, results: SendBuffer, times: StepTimes) -> None:
+    def put(self, label: object | None, results: SendBuffer, times: StepTimes) -> None:
         """Takes launched results, waiting while there are `LAUNCHES`. Raises EpochEnded."""
         self._credits.get()
+        self._check()
+        self._queue.put((label, results, times))
+
+    def wait_for(self, times: StepTimes) -> None:
+        """Waits until the device has computed the results that were put with `times`. Raises EpochEnded."""
+        with self._ready:
+            self._ready.wait_for(lambda: times.ready or self._over)
+        self._check()
+
+    def _check(self) -> None:
         if self._over:
             raise EpochEnded("the epoch ended while results were under way")
-        self._queue.put((label, results, times))
 
     def end(self) -> None:
         """Wakes every thread that waits here; results under way are dropped."""
         self._over = True
         self._queue.put(None)
         self._credits.put(None)
+        with self._ready:
+            self._ready.notify_all()
 
     def join(self, timeout: float) -> bool:
         """Whether the thread has ended within `timeout` seconds."""
@@ -135,9 +147,12 @@ class Outbox:
                 label, results, times = item
                 with self.waits.one():
                     buffers = results.wait()
-                times.ready = time.perf_counter()
-                self._sink(label, buffers)
-                times.sent = time.perf_counter()
+                with self._ready:
+                    times.ready = times.sent = time.perf_counter()
+                    self._ready.notify_all()
+                if label is not None:
+                    self._sink(label, buffers)
+                    times.sent = time.perf_counter()
                 self.trace.append(times)
                 results.release()
                 del item, results, buffers

@@ -81,6 +81,14 @@ class Exit(ABC):
     def tokens(self, step: ResolvedStep, asking: Asking, results: SendBuffer, times: StepTimes) -> None:
         """Delivers sampled tokens, uint32 [rows], then the log-probabilities that `asking` describes."""
 
+    def filled(self, results: SendBuffer, times: StepTimes) -> None:
+        """Takes launched results that go nowhere: what a chunk leaves in the caches."""
+        self._outbox.put(None, results, times)
+
+    def wait_for(self, times: StepTimes) -> None:
+        """As `Outbox.wait_for`."""
+        self._outbox.wait_for(times)
+
     @abstractmethod
     def _deliver(self, label: object, buffers: list[memoryview]) -> None: ...
 

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from sealring.mesh.errors import Internal
 from sealring.mesh.ring.composition import Chunk, ResolvedStep
@@ -68,10 +69,22 @@ class StageCall:
 class Results(ABC):
     """One member's use of its stage's outputs. Used by the compute thread."""
 
-    def __init__(self, stage: Stage, source: Source, transfer: Transfer) -> None:
+    def __init__(self, stage: Stage, source: Source, way_out: Exit, transfer: Transfer) -> None:
         self._stage = stage
         self._source = source
+        self._exit = way_out
         self._transfer = transfer
+        self._chunk: StepTimes | None = None
+
+    def _next_chunk(self, times: StepTimes) -> None:
+        """Waits until the device has computed the chunk before the one of these times.
+
+        So a chunk's graph is built while the device computes the chunk before, and the device holds the
+        intermediate results of one chunk at a time. Steps between them are not waited for.
+        """
+        if self._chunk is not None:
+            self._exit.wait_for(self._chunk)
+        self._chunk = times
 
     @abstractmethod
     def begin(self, step: ResolvedStep, chunk: Chunk, row: Row, record: bytes) -> None:
@@ -79,8 +92,8 @@ class Results(ABC):
 
     @abstractmethod
     def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> mx.array | None:
-        """Computes a chunk whose input has arrived: the logits of a prompt's last token, [1, vocabulary], if
-        this member makes them."""
+        """Takes a chunk, whose input may still have to arrive: the logits of a prompt's last token,
+        [1, vocabulary], if this member makes them."""
 
     @abstractmethod
     def first_tokens(
@@ -101,7 +114,7 @@ class HandingOn(Results):
     """Outputs that are the next member's input."""
 
     def __init__(self, stage: Stage, source: Source, link: LinkExit, transfer: Transfer) -> None:
-        super().__init__(stage, source, transfer)
+        super().__init__(stage, source, link, transfer)
         self._link = link
 
     def begin(self, step: ResolvedStep, chunk: Chunk, row: Row, record: bytes) -> None:
@@ -111,6 +124,7 @@ class HandingOn(Results):
     def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> None:
         results = self._transfer.send_buffer(self._stage(call.input.arrays, row.cache))
         call.built()
+        self._next_chunk(call.times)
         self._launch(call, self._header(call.step, 1, chunk.tokens), results, row.cache)
 
     def first_tokens(
@@ -141,15 +155,10 @@ class HandingOn(Results):
 class _Logits(Results):
     """Outputs that are logits."""
 
-    def __init__(self, stage: Stage, source: Source, way_out: Exit, transfer: Transfer) -> None:
-        super().__init__(stage, source, transfer)
-        self._exit = way_out
-
     def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> mx.array | None:
         if chunk.last:
             return self._last_logits(call, row, chunk)
         self._fill(call, call.input.arrays, row, chunk)
-        self._transfer.settle()
         return None
 
     def _last_logits(self, call: StageCall, row: Row, chunk: Chunk) -> mx.array:
@@ -159,7 +168,9 @@ class _Logits(Results):
         if inputs[0].shape[1] > 1 and (scored or not self._stage.cuts):
             self._fill(call, [array[:, :-1] for array in inputs], row, chunk)
             inputs = [array[:, -1:] for array in inputs]
-        return self._stage.last_logits(inputs, row.cache)
+        logits = self._stage.last_logits(inputs, row.cache)
+        call.built()
+        return logits
 
     def _fill(self, call: StageCall, inputs: list[mx.array], row: Row, chunk: Chunk) -> None:
         """Runs tokens into the caches; makes logits only if the prompt's log-probabilities are asked for.
@@ -167,15 +178,17 @@ class _Logits(Results):
         `call.times` are those of the remaining work afterwards.
         """
         if row.parameters is not None and row.parameters.scored:
+            call.wait()
             self._score(inputs, row, row.parameters, chunk)
         else:
             self._stage(inputs, row.cache)
-        times = call.times
-        times.built = times.launched = time.perf_counter()
-        self._wait_for(states(row.cache))
-        times.ready = times.sent = time.perf_counter()
-        self._exit.trace.append(times)
-        call.times = StepTimes(times.step, times.ready, fed=times.ready)
+        filled = self._transfer.send_buffer([_behind(states(row.cache))])
+        call.built()
+        self._next_chunk(call.times)
+        launch(filled.pending)
+        call.times.launched = time.perf_counter()
+        self._exit.filled(filled, call.times)
+        call.times = StepTimes(call.step.number, call.times.launched, fed=call.times.launched)
 
     def _wait_for(self, *arrays: object) -> None:
         launch(*arrays)  # outside the wait: compiling a new kernel is no sign of a stuck device
@@ -266,6 +279,7 @@ class Sampling(_Logits):
             for each, (row, _) in zip(parameters, prompts, strict=True)
         )
         asking = asking_of((row.logprobs for row in parameters), scored)
+        self._next_chunk(times)
         self._launch(step, asking, tokens, results, times)
         for index, (row, _) in enumerate(prompts):
             row.sampler = sampler.extract(index)
@@ -309,6 +323,16 @@ class Sampling(_Logits):
         times.launched = time.perf_counter()
         self._source.launched(step, tokens)
         self._exit.tokens(step, asking, results, times)
+
+
+def _behind(arrays: list[object]) -> mx.array:
+    """A number that is computed after the arrays, uint32 [1].
+
+    A thread that waits for it holds none of the arrays: the next chunk may be written into their memory.
+    """
+    flat = [array for _, array in tree_flatten(arrays) if isinstance(array, mx.array)]
+    number: mx.array = mx.depends([mx.zeros((1,), mx.uint32)], flat)[0]
+    return number
 
 
 def launch(*arrays: object) -> None:

@@ -6,7 +6,8 @@ import gc
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,10 +33,11 @@ from stagering import (
 )
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal, InvalidInput, ResourceExhausted
-from sealring.node.engine import params
+from sealring.node.engine import params, transfer
 from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage, random_stage
+from sealring.node.engine.transfer import SendBuffer, SharedSendBuffer, SharedTransfer
 from sealring.node.wire.channel import Kind
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import trace_pb2
@@ -57,6 +59,77 @@ def test_a_graph_is_built_ahead_unless_that_evaluates(family: str) -> None:
             assert found
             assert set(found) == {family == "llama"}
     finally:
+        ring.close()
+
+
+class SlowTransfer(SharedTransfer):
+    """A device whose results come while `ready` is set; `built` counts the graphs that have results."""
+
+    def __init__(self) -> None:
+        self.ready = threading.Event()
+        self.ready.set()
+        self.built = threading.Semaphore(0)
+
+    def send_buffer(self, arrays: Sequence[mx.array]) -> SendBuffer:
+        ready = self.ready
+
+        class Late(SharedSendBuffer):
+            def wait(self) -> list[memoryview]:
+                assert ready.wait(PATIENCE_SECONDS)
+                return super().wait()
+
+        self.built.release()
+        return Late(arrays)
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowTransfer]:
+    made = SlowTransfer()
+    transfer.register(lambda: made)
+    yield made
+    made.ready.set()
+    transfer.register(None)
+
+
+def test_the_next_chunk_is_built_and_rows_step_on_while_one_is_computed(slow: SlowTransfer) -> None:
+    tokens = {1: prompt_of("llama", 1, 1), 2: prompt_of("llama", 2, 24)}
+    prompts = Prompts({row: (prompt, RowParameters()) for row, prompt in tokens.items()})
+    ring = Ring(stages_of("llama", 1), prompts)
+    epoch = ring.epochs[0]
+
+    def execute(step: control.Step) -> Future[None]:
+        resolved = epoch.announce(step)
+        assert resolved is not None
+        slow.built = threading.Semaphore(0)
+        return compute_thread(0).submit(epoch.execute, resolved)
+
+    def chunk(number: int, start: int) -> control.Step:
+        first, last = params.BLOCK if start == 0 else 0, 24
+        made = control.Chunk(row=2, start=start, end=start + 8, prompt_tokens=last, params_bytes=first)
+        return control.Step(number=number, prefill=control.Prefill(chunks=[made]))
+
+    try:
+        execute(prefill(1, tokens=1)).result(PATIENCE_SECONDS)
+        ring.wait_for(1)
+        slow.ready.clear()
+        execute(chunk(2, 0)).result(PATIENCE_SECONDS)
+        decode = control.Step(number=3, changes=[admit(1)], decode=control.Decode(lane=0))
+        execute(decode).result(PATIENCE_SECONDS)
+        second = execute(chunk(4, 8))
+        assert slow.built.acquire(timeout=PATIENCE_SECONDS)
+        with pytest.raises(TimeoutError):  # the device holds the intermediate results of one chunk
+            second.result(0.2)
+        assert epoch.steps == 3
+        slow.ready.set()
+        second.result(PATIENCE_SECONDS)
+        execute(chunk(5, 16)).result(PATIENCE_SECONDS)
+        execute(decode_step(6)).result(PATIENCE_SECONDS)
+        ring.wait_for(6)
+        for row in tokens:
+            wanted = expected("llama", tuple(tokens[row]))
+            assert prompts.answers[row] == wanted[: 3 if row == 1 else 1]
+    finally:
+        slow.ready.set()
         ring.close()
 
 

@@ -249,3 +249,27 @@ def test_a_channel_that_ends_is_an_error() -> None:
     inbox.announce([record(1)])
     channel.shut()
     assert isinstance(errors.get(timeout=200), EpochEnded)
+
+
+def test_waiting_for_results_ends_with_them_or_with_the_epoch() -> None:
+    done = threading.Event()
+    outbox = Outbox(lambda label, buffers: None, fail)
+
+    class Results(SharedSendBuffer):
+        def wait(self) -> list[memoryview]:
+            done.wait(200)
+            return []
+
+    first, second = StepTimes(1, 0.0), StepTimes(2, 0.0)
+    outbox.put(None, Results([]), first)
+    done.set()
+    outbox.wait_for(first)
+    assert first.ready > 0
+    done.clear()
+    outbox.put(None, Results([]), second)
+    ended = threading.Timer(0.0, outbox.end)
+    ended.start()
+    with pytest.raises(EpochEnded):
+        outbox.wait_for(second)
+    done.set()
+    assert outbox.join(200)
