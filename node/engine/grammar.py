@@ -10,10 +10,11 @@ which the head does not take for one.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,8 @@ class Grammars:
         self._compiled: OrderedDict[str, tuple[Any, int]] = OrderedDict()
         self._kept_bytes = 0
         self._library: Any = None
-        self._trial = Trial(vocabulary)
+        self._special: Mapping[int, str] = {}
+        self._trial = Trial()
         self._threads = ThreadPoolExecutor(_COMPILING, "grammars")
         begun = threading.Barrier(_COMPILING + 1)  # at the end of memory Python waits for ever for a thread
         for _ in range(_COMPILING):
@@ -65,6 +67,16 @@ class Grammars:
     def begin(self) -> Future[None]:
         """`prepare` in a thread of its own."""
         return self._threads.submit(self.prepare)
+
+    def special(self) -> Mapping[int, str]:
+        """The tokens that a grammar matches as tokens and never as text, by their names.
+
+        To llguidance every added token that is spelt `<...>` is special, whatever its own flag says. A marker
+        of tool calls that a grammar wrote as text would get a mask that allows the marker's token, and the
+        token would not be taken. Raises FailedPrecondition (NO_GRAMMARS).
+        """
+        self._usable()
+        return self._special
 
     def try_out(self, grammar: str) -> None:
         """Finds out in another process whether a grammar can be compiled within limits; for the head, before
@@ -127,7 +139,10 @@ class Grammars:
             if text is None:
                 return _UNREADABLE
             size, ends = max(self._vocabulary, tokenizer.size), sorted(tokenizer.end_tokens)
-            return llguidance.LLTokenizer(text, n_vocab=size, eos_token=ends)
+            library = llguidance.LLTokenizer(text, n_vocab=size, eos_token=ends)
+            added = {token["id"]: token["content"] for token in json.loads(text).get("added_tokens") or ()}
+            self._special = {token: name for token, name in added.items() if library.is_special_token(token)}
+            return library
         except (ModelError, ValueError):  # a tail needs a tokenizer for nothing else
             return _UNREADABLE
 

@@ -10,6 +10,7 @@ trial: a costly schema takes the same time within a tenth with 151,936 tokens, a
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -38,6 +39,9 @@ LIMITS: dict[str, Any] = {
 
 _ONE_OF = "coerce_one_of"
 _BYTES = 256
+_SPECIAL = 256
+"""Special tokens that a grammar may name; the markers of calls and thoughts are ten or so."""
+
 _SERVE_SECONDS = 5.0
 
 
@@ -61,10 +65,8 @@ class Trial:
     """The process, started with the first grammar. Any thread; a trial waits for those before it, which have
     their limits, too."""
 
-    def __init__(self, vocabulary: int) -> None:
-        """`vocabulary` is the number of tokens that a grammar may name by their ids."""
-        module = "sealring.node.engine.trial"
-        self._process = Helpers(module, first={"vocabulary": vocabulary}, most=1)
+    def __init__(self) -> None:
+        self._process = Helpers("sealring.node.engine.trial", first={}, most=1)
 
     def run(self, grammar: str) -> None:
         """Raises InvalidInput (BAD_GRAMMAR) for one that cannot be compiled or costs too much, and
@@ -72,7 +74,7 @@ class Trial:
 
         Each fork has limits of its own, so a process that does not answer is this machine's fault.
         """
-        answer = self._process.ask({"grammar": grammar})
+        answer = self._process.ask({"grammar": _renumbered(grammar)})
         if answer is None or answer.get("not_begun"):
             raise no_process()
         if answer.get("ended"):
@@ -85,6 +87,19 @@ class Trial:
     def close(self) -> None:
         """Ends the process."""
         self._process.close()
+
+
+def _renumbered(grammar: str) -> str:
+    """The grammar with special tokens by the ids that they have in the trial's vocabulary.
+
+    Numbers in a schema's own strings may change with them, which costs what it did.
+    """
+    numbers: dict[str, int] = {}
+
+    def found(match: re.Match[str]) -> str:
+        return f"<[{_BYTES + numbers.setdefault(match[1], len(numbers)) % _SPECIAL}]>"
+
+    return re.sub(r"<\[(\d+)\]>", found, grammar)
 
 
 def bad_grammar(why: str, **metadata: object) -> InvalidInput:
@@ -108,10 +123,13 @@ def bad_grammar(why: str, **metadata: object) -> InvalidInput:
 
 
 class _Bytes:
-    """A vocabulary of single bytes and an end, as llguidance asks for one."""
+    """A vocabulary of single bytes and of special tokens, as llguidance asks for one."""
 
-    tokens = [*(bytes([byte]) for byte in range(_BYTES)), b"\xff<end>"]
-    special_token_ids = [_BYTES]
+    special_token_ids = range(_BYTES, _BYTES + _SPECIAL)
+    tokens = [
+        *(bytes([byte]) for byte in range(_BYTES)),
+        *(b"\xff<%d>" % token for token in special_token_ids),
+    ]
     eos_token_id = _BYTES
     bos_token_id = None
 
@@ -127,9 +145,8 @@ class _Trials:
         if self._library is None:
             import llguidance
 
-            size = max(told["vocabulary"], _BYTES + 1)
             wrapped = llguidance.TokenizerWrapper(_Bytes())
-            self._library = llguidance.LLTokenizer(wrapped, n_vocab=size, eos_token=[_BYTES])
+            self._library = llguidance.LLTokenizer(wrapped, eos_token=[_BYTES])
             return {}
         ends: tuple[int, ...] = ()
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import check_schema, parse_json_object
@@ -51,12 +51,15 @@ def may_be_held(chat: inference.Chat) -> frozenset[int]:
 def grammar_of(
     prompt: inference.Prompt,
     form: Format,
-    special: Mapping[int, str],
+    special: Callable[[], Mapping[int, str]],
     said: str,
     held: frozenset[int] = frozenset(),
+    silent: Container[int] = (),
 ) -> str:
     """The grammar of the answer to a prompt whose last turn is `said` so far; empty where it is free.
-    `held` are the places of tools that are as if they were strict.
+    `special` gives the tokens that a grammar matches as tokens and never as text, by their names; `silent`
+    are those of them that have no text in an answer either. `held` are the places of tools that are as if
+    they were strict.
 
     Raises InvalidInput (NO_STRICT_TOOLS) where calls are to be held to a schema and how the model writes them
     is not known.
@@ -75,14 +78,19 @@ def grammar_of(
     required = calls and chat.call_required
     if not (prompt.schema or strict or (required and known)):
         return ""
-    return _Writer(form, special, chat, held).grammar(prompt, said, calls=calls)
+    return _Writer(form, special(), chat, held, silent).grammar(prompt, said, calls=calls)
 
 
 class _Writer:
     """Writes one grammar, rule by rule."""
 
     def __init__(
-        self, form: Format, special: Mapping[int, str], chat: inference.Chat, held: frozenset[int]
+        self,
+        form: Format,
+        special: Mapping[int, str],
+        chat: inference.Chat,
+        held: frozenset[int],
+        silent: Container[int],
     ) -> None:
         self._form = form
         self._strict = [tool.strict or place in held for place, tool in enumerate(chat.tools)]
@@ -90,6 +98,7 @@ class _Writer:
         self._names = re.compile(
             "|".join(map(re.escape, sorted(self._special, key=len, reverse=True))) or r"\Z."
         )
+        self._spelt = {name for name, token in self._special.items() if token not in silent}
         self._chat = chat
         self._rules = ["FREE: /(?s:.*)/", "SPACE: /[ \\n]{1,4}/"]
 
@@ -112,7 +121,7 @@ class _Writer:
         else:
             assert self._form.call is not None
             start = f"{self._thoughts(said)} (called rest_of_call)* FREE"
-            self._rules.append(f"called{self._up_to(self._form.call[0])}")
+            self._add_up_to("called", self._form.call[0])
             self._add_calls()
         return "\n".join([f"start: {start}", *self._rules])
 
@@ -121,16 +130,21 @@ class _Writer:
         if self._form.thinking is None:
             return ""
         begin, end = self._form.thinking
-        self._rules.append(f"thought{self._up_to(end)}")
+        self._add_up_to("thought", end)
         if said.rfind(begin) > said.rfind(end):
             return "thought"
         return f"(SPACE? {self._literal(begin)} thought)?"
 
-    def _up_to(self, marker: str) -> str:
-        """The body of a rule for free text and the marker that ends it."""
-        if self._names.search(marker):
-            return f": FREE {self._literal(marker)}"
-        return f"[lazy]: /(?s:.*)/ {json.dumps(marker, ensure_ascii=False)}"
+    def _add_up_to(self, rule: str, marker: str) -> None:
+        """Adds a rule for free text and the marker that ends it: a token, and spelt out where that counts."""
+        lazy = f"[lazy]: /(?s:.*)/ {json.dumps(marker, ensure_ascii=False)}"
+        name = self._names.search(marker)
+        if name is None:
+            self._rules.append(f"{rule}{lazy}")
+        elif name[0] in self._spelt:
+            self._rules += [f"{rule}: FREE {self._literal(marker)} | {rule}_spelt", f"{rule}_spelt{lazy}"]
+        else:
+            self._rules.append(f"{rule}: FREE {self._literal(marker)}")
 
     def _add_calls(self) -> None:
         assert self._form.call is not None
@@ -149,7 +163,10 @@ class _Writer:
         elif self._form.name in PIECES:
             self._add_pieces(PIECES[self._form.name], end)
         else:
-            self._rules.append(f"rest_of_call{self._up_to(end)}" if end else "rest_of_call: FREE")
+            if end:
+                self._add_up_to("rest_of_call", end)
+            else:
+                self._rules.append("rest_of_call: FREE")
         self._rules.append(f"call: {self._literal(begin)} rest_of_call")
 
     def _add_pieces(self, pieces: Pieces, end: str) -> None:
@@ -166,7 +183,7 @@ class _Writer:
                 self._rules += made.rules
             else:
                 rest = f"free_{index}"
-                self._rules.append(f"{rest}{self._up_to(pieces.end.strip() or end)}")
+                self._add_up_to(rest, pieces.end.strip() or end)
             self._rules.append(f"tool_{index}: {begins} {rest} {BREAK * bool(pieces.breaks)}")
             (kinds if self._strict[index] or pieces.end else others).append(f"tool_{index}")
         one = "(" + " | ".join(kinds) + ")"

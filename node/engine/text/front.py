@@ -512,7 +512,8 @@ class Front:
         """
 
         def made(held: frozenset[int]) -> tuple[str, Any]:
-            grammar = grammar_of(prompt, tokenizer.format, tokenizer.special, said, held)
+            special, silent = self.grammars.special, tokenizer.special
+            grammar = grammar_of(prompt, tokenizer.format, special, said, held, silent)
             return grammar, self._compiled(grammar) if grammar else None
 
         costly = False

@@ -58,7 +58,7 @@ def stages(size: int) -> list[Stage]:
 
 def grammar_for(schema: Schema, form: Format | None = None) -> str:
     prompt = inference.Prompt(text="x", schema=json.dumps(schema))
-    return grammar_of(prompt, form or Format(), {}, "")
+    return grammar_of(prompt, form or Format(), dict, "")
 
 
 def some_schema(choices: random.Random, levels: int = 2) -> Schema:
@@ -261,10 +261,17 @@ def test_a_trial_tells_why_a_schema_cannot_be_used(schema: Schema) -> None:
     assert len(said) == 1
 
 
+def test_a_grammar_may_name_any_token_of_a_large_vocabulary() -> None:
+    with contextlib.closing(trial.Trial()) as made:
+        made.run("start: <[151657]> /[a-z]/ <[151658]> | <[1]>")
+        with pytest.raises(InvalidInput):
+            made.run("start: <[151657]> nowhere")
+
+
 def test_a_trial_that_stands_still_is_not_the_schemas_fault_and_the_next_one_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = trial.Trial(VOCABULARY)
+    made = trial.Trial()
     before = set(psutil.Process().children())
     made.run(grammar_for(NUMBER))
     (child,) = set(psutil.Process().children()) - before
@@ -285,7 +292,7 @@ def test_a_trial_that_stands_still_is_not_the_schemas_fault_and_the_next_one_is_
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux sets limits of another process")
 def test_a_schema_that_no_process_could_try_is_not_called_costly() -> None:
     """Neither where the helper has no descriptors left to fork with, nor where none can be started."""
-    with contextlib.closing(trial.Trial(VOCABULARY)) as made:
+    with contextlib.closing(trial.Trial()) as made:
         before = set(psutil.Process().children())
         made.run(grammar_for(NUMBER))
         (child,) = set(psutil.Process().children()) - before

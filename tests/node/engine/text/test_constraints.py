@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,23 @@ def prompt_with(*, schema: bool = False, strict: bool = True, **fields: Any) -> 
     return inference.Prompt(chat=chat, schema=json.dumps(NUMBER) if schema else "")
 
 
+@pytest.fixture(scope="module")
+def marking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tokenizer, Grammars]]:
+    """A tokenizer whose markers are added tokens with a text, as those of Qwen and GLM are."""
+    folder = tmp_path_factory.mktemp("marking")
+    shutil.copytree(MODEL, folder, dirs_exist_ok=True)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    for token in content["added_tokens"]:
+        token["special"] = token["content"] not in (*SPECIAL.call, *SPECIAL.thinking)
+    file.write_text(json.dumps(content))
+    loaded = load_tokenizer(folder)
+    made = Grammars(lambda: loaded, 1536)
+    yield loaded, made
+    made.close()
+    loaded.close()
+
+
 def takes(grammar: str, *answers: str) -> list[bool]:
     """Which of these are whole answers. Special tokens are spelt."""
     found = []
@@ -59,15 +78,15 @@ def takes(grammar: str, *answers: str) -> list[bool]:
 
 
 def test_what_asks_for_nothing_has_no_grammar() -> None:
-    assert grammar_of(prompt_with(strict=False), HERMES, {}, "") == ""
-    assert grammar_of(prompt_with(), Format(), {}, "") == ""  # a model that calls nothing
-    assert grammar_of(inference.Prompt(text="x"), HERMES, {}, "") == ""
+    assert grammar_of(prompt_with(strict=False), HERMES, dict, "") == ""
+    assert grammar_of(prompt_with(), Format(), dict, "") == ""  # a model that calls nothing
+    assert grammar_of(inference.Prompt(text="x"), HERMES, dict, "") == ""
     unknown = Format(None, ("<a>", "</a>"), name="pythonic")
-    assert grammar_of(prompt_with(strict=False, call_required=True), unknown, {}, "") == ""
+    assert grammar_of(prompt_with(strict=False, call_required=True), unknown, dict, "") == ""
 
 
 def test_calls_of_strict_tools_fit_their_schemas_and_text_is_free() -> None:
-    grammar = grammar_of(prompt_with(), HERMES, {}, "")
+    grammar = grammar_of(prompt_with(), HERMES, dict, "")
     thought = "<think>\nso {n}, or <tool_call> perhaps"
     assert (
         takes(grammar, "any text", CALL, f"first {CALL} then {CALL}", "<think>hm</think>\n\nno") == [True] * 4
@@ -87,26 +106,52 @@ def test_calls_of_strict_tools_fit_their_schemas_and_text_is_free() -> None:
 def test_a_schema_begins_after_thinking() -> None:
     prompt = prompt_with(schema=True, strict=False)
     del prompt.chat.tools[:]
-    begun = grammar_of(prompt, HERMES, {}, "<think>\n")
+    begun = grammar_of(prompt, HERMES, dict, "<think>\n")
     assert takes(begun, 'I {"n":</think>\n\n{"n": 1}', '</think>{"n":1}', '{"n": 1}', "<think>") == [
         True,
         True,
         False,
         False,
     ]
-    silent = grammar_of(prompt, HERMES, {}, "<think>\n\n</think>\n\n")
+    silent = grammar_of(prompt, HERMES, dict, "<think>\n\n</think>\n\n")
     assert takes(silent, '{"n": 1}', '<think>so</think>{"n": 1}', 'so {"n": 1}', '{"n": 1} so') == [
         True,
         True,
         False,
         False,
     ]
-    special = grammar_of(prompt, SPECIAL, tokenizer().special, "<|system|>")
+    special = grammar_of(prompt, SPECIAL, grammars().special, "<|system|>", silent=tokenizer().special)
     assert takes(special, 'so<|user|>{"n": 1}', '{"n": 1}') == [True, False]
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_a_marker_is_taken_as_a_token_and_held_to_as_a_text(
+    marking: tuple[Tokenizer, Grammars], required: bool
+) -> None:
+    loaded, made = marking
+    prompt = prompt_with(strict=not required, call_required=required)
+    said = "" if required else "<|system|>"
+    held = may_be_held(prompt.chat)
+    grammar = grammar_of(prompt, SPECIAL, made.special, said, held, loaded.special)
+
+    def follows(*pieces: str) -> bool:
+        follower = Follower(made.compile(grammar), loaded.end_tokens)
+        tokens = [token for piece in pieces for token in loaded.encode_markers(piece)]
+        return all(map(follower.allows, [*tokens, *loaded.end_tokens]))
+
+    begin = "" if required else "so<|user|> then <|assistant|>"
+    call = '\n{"name": "count", "arguments": {"n": 1}}\n<|pad|>'
+    assert follows(begin + call)
+    assert follows(begin + call + "<|assistant|>" + call)
+    assert not follows(begin + call.replace("1", '"1"'))
+    if not required:
+        assert follows("so<|us", "er|>free")
+        assert follows("so<|user|>no <|assis", "tant|>" + call)
+        assert not follows("so<|user|>no <|assis", "tant|>" + call.replace("1", '"1"'))
+
+
 def test_with_tools_the_answer_is_a_call_or_fits_the_schema() -> None:
-    grammar = grammar_of(prompt_with(schema=True, strict=False), HERMES, {}, "")
+    grammar = grammar_of(prompt_with(schema=True, strict=False), HERMES, dict, "")
     assert takes(
         grammar, '{"n": 1}', CALL, f"{CALL}\n{CALL}", CALL.replace("1", '"1"'), "text", f"{CALL} text"
     ) == [
@@ -118,20 +163,20 @@ def test_with_tools_the_answer_is_a_call_or_fits_the_schema() -> None:
         False,
     ]
     unknown = Format(None, ("<a>", "</a>"), name="pythonic")
-    grammar = grammar_of(prompt_with(schema=True, strict=False), unknown, {}, "")
+    grammar = grammar_of(prompt_with(schema=True, strict=False), unknown, dict, "")
     assert takes(grammar, '{"n": 1}', "<a>whatever</a>", "text") == [True, True, False]
 
 
 def test_a_required_call_is_the_answer() -> None:
     rest = CALL.removeprefix("<tool_call>")
-    one = grammar_of(prompt_with(strict=False, call_required=True, one_call=True), HERMES, {}, "")
+    one = grammar_of(prompt_with(strict=False, call_required=True, one_call=True), HERMES, dict, "")
     assert takes(one, rest, rest + CALL, "text", rest.replace("count", "other")) == [
         True,
         False,
         False,
         False,
     ]
-    several = grammar_of(prompt_with(strict=False, call_required=True), HERMES, {}, "")
+    several = grammar_of(prompt_with(strict=False, call_required=True), HERMES, dict, "")
     assert takes(several, rest, rest + CALL, rest + "text") == [True, True, False]
 
 
@@ -143,7 +188,7 @@ def test_a_required_call_may_be_held_to_schemas_that_are_not_strict(form: str) -
     prompt.chat.tools[1].parameters = json.dumps({"properties": {str(number): {} for number in range(513)}})
     assert may_be_held(prompt.chat) == {0}
     calling = dataclasses.replace(HERMES, name=form)
-    held = grammar_of(prompt, calling, {}, "", may_be_held(prompt.chat))
+    held = grammar_of(prompt, calling, dict, "", may_be_held(prompt.chat))
     if form == "json_tools":
         good = CALL.removeprefix("<tool_call>")
     else:
@@ -170,27 +215,27 @@ def test_messages_of_gpt_oss() -> None:
     thought = "<|channel|>analysis<|message|>so {<|end|><|start|>assistant"
     call = '<|channel|>commentary to=functions.count <|constrain|>json<|message|>{"n": 1}'
     final = "<|channel|>final<|message|>"
-    strict = grammar_of(prompt_with(), form, special, "")
+    strict = grammar_of(prompt_with(), form, lambda: special, "", silent=special)
     answers = [thought + final + "any text", final + "text", thought + call, call.replace("1", '"1"'), "text"]
     assert takes(strict, *map(told, answers)) == [True, True, True, False, False]
-    held = grammar_of(prompt_with(schema=True), form, special, "")
+    held = grammar_of(prompt_with(schema=True), form, lambda: special, "", silent=special)
     answers = [thought + final + '{"n": 1}', final + '{"n": 1}', call, final + "text", thought]
     assert takes(held, *map(told, answers)) == [True, True, True, False, False]
 
 
 def test_other_syntaxes() -> None:
     mistral = Format(None, ("[TOOL_CALLS]", ""), name="mistral")
-    grammar = grammar_of(prompt_with(), mistral, {}, "")
+    grammar = grammar_of(prompt_with(), mistral, dict, "")
     assert takes(grammar, "hm", '[TOOL_CALLS]b.c[ARGS]{"n": 1}', "[TOOL_CALLS]b.c[ARGS]{}") == [
         True,
         True,
         False,
     ]
     deepseek = format_of("<｜tool▁calls▁begin｜>```json", ())
-    grammar = grammar_of(prompt_with(), deepseek, {}, "")
+    grammar = grammar_of(prompt_with(), deepseek, dict, "")
     one = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>count\n```json\n{"n": 1}\n```<｜tool▁call▁end｜>'
     calls = f"hm<｜tool▁calls▁begin｜>{one}\n{one}<｜tool▁calls▁end｜>"
     assert takes(grammar, calls, calls.replace("1", '"1"')) == [True, False]
     with pytest.raises(InvalidInput) as caught:
-        grammar_of(prompt_with(), Format(None, ("<a>", "</a>"), name="pythonic"), {}, "")
+        grammar_of(prompt_with(), Format(None, ("<a>", "</a>"), name="pythonic"), dict, "")
     assert caught.value.reason == "NO_STRICT_TOOLS"

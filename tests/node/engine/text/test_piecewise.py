@@ -100,7 +100,7 @@ def test_whatever_its_grammar_lets_through_is_read_as_an_instance(parser: str, s
     """A call of tokens drawn at random, with a liking for those that end something."""
     choices = random.Random(seed)
     schema, form = schema_of(choices, parser), form_of(parser)
-    grammar = grammar_of(asked(schema, call_required=True, one_call=True), form, {}, "")
+    grammar = grammar_of(asked(schema, call_required=True, one_call=True), form, dict, "")
     matcher = grammars().compile(grammar).deep_copy()
     told: list[int] = []
     while not matcher.is_stopped() and len(told) < LONGEST:
@@ -150,15 +150,15 @@ TRIP = {
 @pytest.mark.parametrize("parser", PARSERS)
 def test_calls_as_the_models_templates_write_them(parser: str) -> None:
     form, call = form_of(parser), WRITTEN[parser]
-    grammar = grammar_of(asked(TRIP, call_required=True, one_call=True), form, {}, "")
+    grammar = grammar_of(asked(TRIP, call_required=True, one_call=True), form, dict, "")
     answers = [call, call.replace("3", "x"), call.replace("city", "town")]
     assert [takes(grammar, answer) for answer in answers] == [True, False, False]
     assert read(form, call, TRIP) == {"city": "Paris\nFR", "days": 3}
     assert form.call is not None
-    free = grammar_of(asked(TRIP), form, {}, "")
+    free = grammar_of(asked(TRIP), form, dict, "")
     assert takes(free, "no call")
     assert takes(free, f"so {form.call[0]}{call}")
-    loose = grammar_of(asked(TRIP, strict=False, call_required=True), form, {}, "")
+    loose = grammar_of(asked(TRIP, strict=False, call_required=True), form, dict, "")
     answers = [call, "text", call.replace("look", "other")]
     assert [takes(loose, answer) for answer in answers] == [True, False, False]
 
@@ -199,7 +199,7 @@ def test_no_text_ends_its_argument_or_its_call(parser: str) -> None:
         tools.append(inference.Tool(name=f"look{number}", parameters=json.dumps(schema), strict=True))
     chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="x")], tools=tools)
     chat.call_required = chat.one_call = True
-    grammar = grammar_of(inference.Prompt(chat=chat), form, {}, "")
+    grammar = grammar_of(inference.Prompt(chat=chat), form, dict, "")
     assert form.call is not None
     own = {"qwen3_coder": "</parameter>", "glm47": "</arg_value>", "dsml": "</｜DSML｜parameter>"}[parser]
     for number, (argument, value) in enumerate(HELD):
@@ -215,7 +215,7 @@ def test_a_text_with_a_pattern_is_read_as_one_that_has_it(parser: str) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string", "pattern": "^([a-z/ ]|\n)*$"}}}
     schema["required"] = ["city"]
     form = form_of(parser)
-    grammar = grammar_of(asked(schema, call_required=True, one_call=True), form, {}, "")
+    grammar = grammar_of(asked(schema, call_required=True, one_call=True), form, dict, "")
     assert form.call is not None
     for text in ("a/b c", "a\nb", " a", "a\n", "\na", "", "\n", "null", "A", f"a{form.call[1]}"):
         call = CALLED[parser].replace('"false"', '"true"') % ("look", text)
@@ -244,5 +244,5 @@ def test_what_a_parser_could_not_tell_apart_is_refused(argument: dict[str, Any])
     schema = {"type": "object", "properties": {"n": argument}}
     for parser in ("qwen3_coder", "gemma4"):
         with pytest.raises(InvalidInput) as caught:
-            grammar_of(asked(schema), form_of(parser), {}, "")
+            grammar_of(asked(schema), form_of(parser), dict, "")
         assert caught.value.reason == "NO_STRICT_TOOLS"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import signal
 import sys
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(given)))
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(template, "forbid_core_files", lambda: done.append("no core files"))
-        monkeypatch.setattr(template.resource, "setrlimit", lambda *args: done.append(args))
+        monkeypatch.setattr(resource, "setrlimit", lambda *args: done.append(args))
         monkeypatch.setattr(signal, "setitimer", lambda *args: done.append(args))
         template.main()
         return [json.loads(line) for line in out.getvalue().splitlines()], list(done)
@@ -45,7 +46,7 @@ def test_each_line_is_answered_within_its_limits(run: Any) -> None:
     timer = signal.ITIMER_PROF
     assert done == [
         "no core files",
-        (template.resource.RLIMIT_AS, (1000, 1000)),
+        (resource.RLIMIT_AS, (1000, 1000)),
         *[(timer, 5), (timer, 0)] * 3,
     ]
 
