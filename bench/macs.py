@@ -18,7 +18,7 @@ from bench.frame import Result, Table, numbers, progress
 from bench.mixed import figures as figures_of
 from bench.mixed import rates
 from bench.openai_client import Reply
-from bench.paced import loads
+from bench.paced import check, loads
 from bench.paced.clusters import Cost, Macs, macs
 from bench.paced.figures import StageTime, cluster, figures
 from bench.paced.node import Pace
@@ -33,13 +33,16 @@ QUICK_SECONDS = 180.0
 MOST_OWN = 0.5
 """Part of the paced time that this machine's own work may take."""
 
-_TOLERANCE = 0.1
+_TOLERANCE, _GOOD = 0.1, 0.8
 _WORDS, _TOKENS = 4, 4096
 _FAULTS = ("carrier", "engine")
 
 
 async def run(options: argparse.Namespace) -> Result:
     """`runs`: by cluster and model, the figures of each load. Raises FailedPrecondition (PACE_TOO_FAST)."""
+    if options.check:
+        scenarios = await check.check(options.check, options.rows, options.seconds)
+        return {"what": SIMULATED, "options": vars(options), "check": scenarios}
     known = figures()
     wanted = [(options.cluster, options.model)]
     if options.all:
@@ -160,7 +163,11 @@ def arithmetic(text: str, model: str, link: str, rows: int) -> float:
 
 
 def checks(result: Result) -> list[Check]:
-    """One Mac's rate is its figures'; own work is below half of the paced time."""
+    """One Mac's rate is its figures'; own work is below half of the paced time; the check's figures agree."""
+    if "check" in result:
+        good = [check.off(one) <= check.WITHIN for one in result["check"]]
+        name = f"{SIMULATED}: share of scenarios within {check.WITHIN:g} of the real run"
+        return [Check(name, [sum(good) / len(good)], _GOOD, True)]
     found = []
     for one in result["runs"]:
         name = f"{one['cluster']}, {one['model']}"
@@ -186,6 +193,18 @@ def tables(result: Result) -> list[Table]:
     ]
     columns = ["cluster", "model", "killed", "no token for, s"]
     return [*made, *([Table("SIMULATED: faults, this machine's seconds", columns, faults)] if faults else [])]
+
+
+def _check_table(result: Result) -> Table:
+    body: list[list[object]] = []
+    for one in result["check"]:
+        pairs = [each.get(name) for name in check.FIGURES for each in (one["real"], one["simulated"])]
+        body.append([one["scenario"], *pairs, check.off(one)])
+    columns = [
+        f"{name}, {what}" for name in ("tok/s", "ttft p50 ms", "gap p50 ms") for what in ("real", "SIMULATED")
+    ]
+    title = f"Check of the instrument: {result['options']['check']} on this CPU, and SIMULATED by its times"
+    return Table(title, ["scenario", *columns, "off by"], body)
 
 
 def _static_table(title: str, result: Result) -> Table:
@@ -248,5 +267,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefill-chunk", type=int, default=0, help="0: the default")
     parser.add_argument("--faults", action="store_true", help="then kill a carrier, and an engine")
     parser.add_argument("--all", action="store_true", help="the published clusters")
+    parser.add_argument("--check", metavar="MODEL", help="check the instrument by a real model on this CPU")
     parser.add_argument("--slower", type=float, default=1.0, help="multiplies all paced times")
     parser.add_argument("--no-alone", action="store_true", help="leave one Mac alone out")

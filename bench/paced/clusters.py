@@ -34,13 +34,13 @@ class PacedHost(Host):
 class MacCluster(LocalCluster):
     """A local cluster whose n-th node is paced as the n-th machine."""
 
-    def __init__(self, folder: Path, machines: Sequence[str], pace: Pace) -> None:
-        layers = max(_LEAST_LAYERS, len(machines))
+    def __init__(self, folder: Path, machines: Sequence[str], pace: Pace, model: Path | None) -> None:
         settings: dict[str, dict[str, Any]] = {
             "gateway": dict(_UNLIMITED, key_requests_at_once=100_000),
             "node": {"memory_limit": _MEMORY},
         }
-        model = random_model(dataclasses.replace(_TINY, layers=layers))
+        if model is None:
+            model = random_model(dataclasses.replace(_TINY, layers=max(_LEAST_LAYERS, len(machines))))
         super().__init__(folder, model, nodes=len(machines), name=NAME, settings=settings, host=PacedHost())
         self._paces = {
             name: dataclasses.replace(pace, machine=machine)
@@ -92,12 +92,18 @@ class Macs:
 
 
 @asynccontextmanager
-async def macs(machines: Sequence[str], pace: Pace, spec: dict[str, Any]) -> AsyncIterator[Macs]:
-    """A ring of these machines that serves `NAME`. Raises DeadlineExceeded, Unavailable."""
+async def macs(
+    machines: Sequence[str], pace: Pace, spec: dict[str, Any], model: Path | None = None
+) -> AsyncIterator[Macs]:
+    """A ring of these machines that serves `NAME`, by default with a tiny model.
+
+    Raises DeadlineExceeded, Unavailable.
+    """
     with tempfile.TemporaryDirectory(prefix="sealring-macs-") as folder:
         reports = Path(folder) / "reports"
         reports.mkdir()
-        made = MacCluster(Path(folder) / "cluster", machines, dataclasses.replace(pace, reports=str(reports)))
+        pace = dataclasses.replace(pace, reports=str(reports))
+        made = MacCluster(Path(folder) / "cluster", machines, pace, model)
         async with made:
             await made.start()
             await made.deploy(stages=len(machines), replicas=1, **spec)

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ import mlx.core as mx  # noqa: E402
 from bench.paced.figures import Link, StageTime, figures  # noqa: E402
 from bench.paced.node import Pace  # noqa: E402
 from bench.paced.pacing import PacedDevice, PacedLink  # noqa: E402
+from bench.paced.timed import StepTable, StepTimes  # noqa: E402
 from sealring.node.engine import device, main, transfer  # noqa: E402
-from sealring.node.engine.staging import Stage, caches  # noqa: E402
+from sealring.node.engine.staging import Stage, StageSpec, caches  # noqa: E402
 
 _TOKEN_BYTES, _NUMBER_BYTES = 4, 2
 _REPORT_SECONDS = 0.25
@@ -42,109 +43,189 @@ class Cost:
     steps: int = 0
 
 
-class PacedEngine:
-    """The pace of this process. `install` has the product's engine wait by it."""
+class Hooked:
+    """What stands between the product and MLX in this process."""
 
     def __init__(self, pace: Pace) -> None:
-        known = figures()
-        self._pace = pace
-        self._machine, self._model = known.machines[pace.machine], known.models[pace.model]
-        self._completion = known.completion * pace.slower
-        link = known.links[pace.link]
-        self._hop = self._paced(link)
-        self._device = PacedDevice()
+        self.pace = pace
         self._eval, self._async_eval, self._call = mx.eval, mx.async_eval, Stage.__call__
-        self._cost = Cost()
-        self._reported = 0.0
         self._report = Path(pace.reports) / f"{os.getpid()}.json"
-
-    def _paced(self, link: Link) -> PacedLink:
-        seconds = link.wakeups + (0.0 if self._pace.shaped else link.seconds)
-        return PacedLink(seconds * self._pace.slower, link.bytes_per_second / self._pace.slower)
+        self._reported = 0.0
 
     def install(self) -> None:
-        """Puts the pace between the product and MLX."""
+        """Has the product call this object."""
         mx.eval, mx.async_eval = self.eval, self.async_eval
         Stage.__call__ = lambda stage, inputs, cache: self.call(stage, inputs, cache)  # type: ignore[method-assign]
-        device.rows_in_turn = lambda: False
-        transfer.register(lambda: PacedTransfer(self))
+        transfer.register(lambda: HookedTransfer(self))
 
     def call(self, stage: Stage, inputs: list[mx.array], cache: caches.Batch) -> list[mx.array]:
-        """The stage's call; its step's time is what the next launch takes."""
-        spec = stage.spec
+        """The stage's call, as the product makes it."""
         rows, tokens = inputs[0].shape[:2]
         context = held(cache)
         outputs = self._call(stage, inputs, cache)
-        timed = StageTime(self._machine, self._model, (spec.hi - spec.lo) / spec.layers, spec.is_tail)
-        self._device.build(timed.step(rows, tokens, context) * self._pace.slower)
+        self.built(stage.spec, rows, tokens, context)
         return outputs
+
+    def async_eval(self, *arrays: Any) -> None:
+        self.launch()
+        self._async_eval(*arrays)
+
+    def eval(self, *arrays: Any) -> None:
+        launched = self.launch()
+        self._eval(*arrays)
+        self.done(launched, 0.0)
+
+    def built(self, spec: StageSpec, rows: int, tokens: int, context: int) -> None:
+        """Notes a step whose graph is complete."""
+        raise NotImplementedError
+
+    def launch(self) -> Any:
+        """Notes that what was built is launched; what `done` gets."""
+        raise NotImplementedError
+
+    def done(self, launched: Any, size: float) -> None:
+        """Called when a launch has results of `size` bytes; 0 if they stay on this machine."""
+        raise NotImplementedError
+
+    def size_of(self, arrays: Sequence[mx.array]) -> float:
+        """Bytes of the record of `arrays`."""
+        return float(sum(array.nbytes for array in arrays))
+
+    def report(self, made: Callable[[], dict[str, Any]]) -> None:
+        """Writes what `made` makes, every now and then."""
+        now = time.perf_counter()
+        if now < self._reported + _REPORT_SECONDS:
+            return
+        self._reported = now
+        beside = self._report.with_suffix(".new")
+        beside.write_text(json.dumps(made()))
+        beside.rename(self._report)
+
+
+class PacedEngine(Hooked):
+    """Results are ready when the pace says so."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(pace)
+        known = figures()
+        self._model = known.models.get(pace.model)
+        self._completion = known.completion * pace.slower if self._model else 0.0
+        self._tables = {place: StepTable.of(plain) for place, plain in pace.tables.items()}
+        self._device = PacedDevice()
+        self._hop = self._paced(known.links[pace.link]) if self._model else None
+        self._cost = Cost()
+
+    def _paced(self, link: Link) -> PacedLink:
+        seconds = link.wakeups + (0.0 if self.pace.shaped else link.seconds)
+        return PacedLink(seconds * self.pace.slower, link.bytes_per_second / self.pace.slower)
+
+    def install(self) -> None:
+        super().install()
+        if self._model is not None:  # a Mac has a GPU
+            device.rows_in_turn = lambda: False
+
+    def built(self, spec: StageSpec, rows: int, tokens: int, context: int) -> None:
+        seconds = self._times(spec).step(rows, tokens, context)
+        self._device.build(seconds * self.pace.slower)
+
+    def _times(self, spec: StageSpec) -> StageTime | StepTable:
+        share = (spec.hi - spec.lo) / spec.layers
+        if self._model is not None:
+            return StageTime(figures().machines[self.pace.machine], self._model, share, spec.is_tail)
+        return self._tables[place_of(spec)]
 
     def launch(self) -> float:
         """The moment at which all that was built until now is done."""
         return self._device.launch()
 
-    def async_eval(self, *arrays: Any) -> None:
-        self._async_eval(*arrays)
-        self._device.launch()
+    def done(self, launched: float, size: float) -> None:
+        until = launched + self._completion
+        if self._hop is not None and size and threading.current_thread() is not threading.main_thread():
+            until = self._hop.arrival(until, size)  # the main thread only warms up
+        late = self._device.wait(until)
+        if size:
+            self._cost.late += late
+            self._cost.steps += 1
+            self.report(self._costs)
 
-    def eval(self, *arrays: Any) -> None:
-        ready = self._device.launch()
-        self._eval(*arrays)
-        self._device.wait(ready + self._completion)
-
-    def deliver(self, ready: float, size: float) -> None:
-        """Waits until results of `size` bytes, ready at `ready`, are with whoever they are for."""
-        until = ready + self._completion
-        if threading.current_thread() is not threading.main_thread():  # which only warms up
-            until = self._hop.arrival(until, size) if size else until
-        self._cost.late += self._device.wait(until)
-        self._cost.steps += 1
-        self._write(time.perf_counter())
-
-    def _write(self, now: float) -> None:
-        if now < self._reported + _REPORT_SECONDS:
-            return
-        self._reported = now
+    def _costs(self) -> dict[str, Any]:
         self._cost.busy, self._cost.own = self._device.busy, time.process_time()
-        beside = self._report.with_suffix(".new")
-        beside.write_text(json.dumps(asdict(self._cost) | {"machine": self._pace.machine}))
-        beside.rename(self._report)
+        return asdict(self._cost)
 
     def size_of(self, arrays: Sequence[mx.array]) -> float:
         """Bytes of a record that the real model would send instead of `arrays`."""
         shape = arrays[0].shape
-        if len(shape) < 3:  # tokens
+        if len(shape) < 3 or self._model is None:  # tokens
             return float(_TOKEN_BYTES * arrays[0].size)
         return float(_NUMBER_BYTES * self._model.hidden * shape[0] * shape[1])
 
 
-class PacedTransfer(transfer.SharedTransfer):
-    """Transfer of results that arrive when the paced device and link have brought them."""
+class Recorder(Hooked):
+    """Nothing is paced; the times of all steps are measured, for a paced engine to take."""
 
-    def __init__(self, engine: PacedEngine) -> None:
-        self._engine = engine
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(pace)
+        self._built: list[tuple[int, int]] = []
+        self._place = ""
+        self._serves = False
+        self._launched: tuple[float, list[tuple[int, int]]] = (0.0, [])
+        self._ready = 0.0
+        self._times = StepTimes()
+
+    def built(self, spec: StageSpec, rows: int, tokens: int, context: int) -> None:
+        self._place = place_of(spec)
+        self._built.append((rows, tokens))
+
+    def launch(self) -> tuple[float, list[tuple[int, int]]]:
+        """The moment of the launch and its steps."""
+        if self._built:
+            self._launched, self._built = (time.perf_counter(), self._built), []
+        return self._launched
+
+    def done(self, launched: tuple[float, list[tuple[int, int]]], size: float) -> None:
+        at, steps = launched
+        now = time.perf_counter()
+        if not self._serves and threading.current_thread() is not threading.main_thread():
+            self._serves, self._times = True, StepTimes()  # until now it has warmed up
+        if steps:
+            self._times.add(*steps[-1], now - max(at, self._ready))
+            steps.clear()
+            self._ready = now
+            self.report(lambda: {"place": self._place, "times": self._times.plain()})
+
+
+def place_of(spec: StageSpec) -> str:
+    """The key of a stage's table."""
+    return "head" if spec.is_head else "tail"
+
+
+class HookedTransfer(transfer.SharedTransfer):
+    """Transfer of results that the hooks hear of."""
+
+    def __init__(self, hooks: Hooked) -> None:
+        self._hooks = hooks
 
     def send_buffer(self, arrays: Sequence[mx.array]) -> transfer.SendBuffer:
-        return PacedSendBuffer(arrays, self._engine)
+        return HookedSendBuffer(arrays, self._hooks)
 
 
-class PacedSendBuffer(transfer.SharedSendBuffer):
-    """Results of a paced launch."""
+class HookedSendBuffer(transfer.SharedSendBuffer):
+    """Results of one launch."""
 
-    def __init__(self, arrays: Sequence[mx.array], engine: PacedEngine) -> None:
+    def __init__(self, arrays: Sequence[mx.array], hooks: Hooked) -> None:
         super().__init__(arrays)
-        self._engine = engine
-        self._size = engine.size_of(arrays)
-        self._ready = 0.0
+        self._hooks = hooks
+        self._size = hooks.size_of(arrays)
+        self._launched: Any = None
 
     @property
     def pending(self) -> list[mx.array]:
-        self._ready = self._engine.launch()
+        self._launched = self._hooks.launch()
         return super().pending
 
     def wait(self) -> list[memoryview]:
         found = super().wait()
-        self._engine.deliver(self._ready, self._size)
+        self._hooks.done(self._launched, self._size)
         return found
 
 
@@ -164,7 +245,7 @@ def run() -> None:
     place = sys.argv.index("--pace")
     pace = Pace(**json.loads(sys.argv[place + 1]))
     del sys.argv[place : place + 2]
-    PacedEngine(pace).install()
+    (Recorder if pace.records else PacedEngine)(pace).install()
     main.main()
 
 

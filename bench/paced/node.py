@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ ENGINE = Path(__file__).with_name("engine.py")
 class Pace:
     """What an engine is paced as. `slower` multiplies all of its times. `reports` is a folder.
 
-    `shaped`: the network delays records itself.
+    `shaped`: the network delays records itself. `records`: nothing is paced, and the times of steps are
+    reported. `tables`: such times of "head" and "tail", as rows, tokens and seconds, to go by if `machine`
+    and `model` are "".
     """
 
     machine: str
@@ -32,6 +34,8 @@ class Pace:
     slower: float
     shaped: bool
     reports: str
+    records: bool = False
+    tables: Mapping[str, Sequence[tuple[int, int, float]]] = field(default_factory=dict)
 
 
 def main() -> None:
