@@ -181,6 +181,8 @@ def checks(result: Result) -> list[Check]:
 
 
 def tables(result: Result) -> list[Table]:
+    if "check" in result:
+        return [_check_table(result)]
     given = result["options"]
     title = (
         f"SIMULATED: {given['list']} over {given['link']}, times by {given['slower']:g}, {result['network']}"

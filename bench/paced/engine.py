@@ -27,6 +27,7 @@ from bench.paced.pacing import PacedDevice, PacedLink  # noqa: E402
 from bench.paced.timed import StepTable, StepTimes  # noqa: E402
 from sealring.node.engine import device, main, transfer  # noqa: E402
 from sealring.node.engine.staging import Stage, StageSpec, caches  # noqa: E402
+from sealring.node.wire.channel import EngineChannel, RecordHeader  # noqa: E402
 
 _TOKEN_BYTES, _NUMBER_BYTES = 4, 2
 _REPORT_SECONDS = 0.25
@@ -113,6 +114,7 @@ class PacedEngine(Hooked):
         self._tables = {place: StepTable.of(plain) for place, plain in pace.tables.items()}
         self._device = PacedDevice()
         self._hop = self._paced(known.links[pace.link]) if self._model else None
+        self._on_its_way = (0.0, 0.0)
         self._cost = Cost()
 
     def _paced(self, link: Link) -> PacedLink:
@@ -123,6 +125,13 @@ class PacedEngine(Hooked):
         super().install()
         if self._model is not None:  # a Mac has a GPU
             device.rows_in_turn = lambda: False
+            send = EngineChannel.send
+
+            def sent(channel: EngineChannel, header: RecordHeader, *parts: memoryview) -> None:
+                self.carry()
+                send(channel, header, *parts)
+
+            EngineChannel.send = sent  # type: ignore[method-assign]
 
     def built(self, spec: StageSpec, rows: int, tokens: int, context: int) -> None:
         seconds = self._times(spec).step(rows, tokens, context)
@@ -139,14 +148,18 @@ class PacedEngine(Hooked):
         return self._device.launch()
 
     def done(self, launched: float, size: float) -> None:
-        until = launched + self._completion
-        if self._hop is not None and size and threading.current_thread() is not threading.main_thread():
-            until = self._hop.arrival(until, size)  # the main thread only warms up
-        late = self._device.wait(until)
+        late = self._device.wait(launched + self._completion)
         if size:
+            self._on_its_way = launched + self._completion, size
             self._cost.late += late
             self._cost.steps += 1
             self.report(self._costs)
+
+    def carry(self) -> None:
+        """Waits as long as the record of the last results is on its way. The thread that sends calls it."""
+        (ready, size), self._on_its_way = self._on_its_way, (0.0, 0.0)
+        if size and self._hop is not None:
+            self._cost.late += self._device.wait(self._hop.arrival(ready, size))
 
     def _costs(self) -> dict[str, Any]:
         self._cost.busy, self._cost.own = self._device.busy, time.process_time()
