@@ -470,11 +470,12 @@ def print_shapes(table: Any) -> None:
                 size(largest),
                 one.rows,
                 _rate(one.one_request),
+                _rate(one.eight_requests),
                 _rate(one.full_batch),
                 f"{one.compute_ms:.1f} + {one.sums_ms:.1f} + {one.hops_ms:.1f}" if one.one_request else "",
             ]
         )
-    columns = ["shape", "machines", "layers", "memory at most", "rows", "one request", "full batch"]
+    columns = ["shape", "machines", "layers", "memory at most", "rows", "one request", "eight", "full batch"]
     title = "shapes, * as planned: estimated tokens/s, and ms of one row's step: compute + sums + hops"
     print_table([*columns, "step"], rows, title=title)
     for reason in table.reasons:

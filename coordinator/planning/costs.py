@@ -5,28 +5,28 @@ them, of `k` machines each, every machine of a group with a part of each of the 
 groups of one machine, a tensor ring is one group. Seconds of a decode step of `b` rows:
 
     compute(g, b) = max over the group's machines of
-                        L*f + R/s * (1 + (b - 1)*r) + b*K/v
-    sums(g, b)    = 2*L * 2*(k - 1) * (l + b*A/(k*w))            two sums a layer, each round a ring of k
+                        L*f + R/s * t(b) + b*K/v
+    sums(g, b)    = 2*L * (F + 2*(k - 1) * (l + b*A/(k*w)))      two sums a layer, each round a ring of k
 
-    hop(b)        = HOP + l + b*A * (1/w + 1/SEALED)             a sealed record from group to group
+    hop(b)        = H + l + b*A * (1/w + 1/SEALED)               a sealed record from group to group
     stage(g, b)   = compute + sums
     round(b)      = sum of the stages + G*hop                    a tensor ring: (k - 1) hops, of tokens alone
 
     one request:  1 / round(1)
-    full batch:   B rows in n = min(G, B) lanes of b = B/n:
-                  B / max(n * largest stage(b), B*A * max(1/w, 1/SEALED), round(b))
+    B rows:       in n lanes of b = B/n: B / max(n * largest stage(b), B*A * max(1/w, 1/SEALED), round(b)),
+                  with the n that is fastest of G and of those whose lanes have a size that was timed
 
 - of the model: `L` layers of a group; `R` bytes that a machine reads a step; `K` bytes of one row's caches at
   half of the context; `A` bytes of state that a row hands on. `R` is the machine's part of the layers. In the
   last group it includes the output head, which every rank has whole. All are measured on the files, without
   loading them.
-- of a machine (`Rate`): `s` bytes of weights a second and `r`, what a further row adds as a share of the
-  first one's reading, both timed by the engine when it loaded a stage; `f` seconds a layer whatever it reads
-  and `v` bytes of caches a second, which a file for `--simulate` may give. Where nobody does, `f` is in `s`
-  (so that cutting layers looks better than it is) and caches are read as fast as weights: assumed.
+- of a machine (`Rate`): `s` bytes of weights a second and `t`, times as long that a step of more rows takes,
+  both timed by the engine when it loaded a stage; `f` seconds a layer whatever it reads and `v` bytes of
+  caches a second, which a file for `--simulate` may give. Where nobody does, `f` is in `s` (so that cutting
+  layers looks better than it is) and caches are read as fast as weights: assumed.
 - of a link (`Link`): `l` seconds that a small message takes one way and `w` bytes a second; the slowest of
   those that a group, or two groups that follow each other, have. Assumed (`ASSUMED`) where nobody gave them.
-- HOP and SEALED are measured (below).
+- of a machine's platform: `F`, what a sum costs besides (`FENCE`), and `H`, what a hop does (`HOP`).
 - assumed besides: ranks of a group hand their state to those of the next group at the same time; lanes are
   alike; a lane's rows are as long as another's; nothing else runs. Prompts are not in it: tokens a second are
   of rows that decode. A stage's reading and computing do not overlap.
@@ -47,9 +47,15 @@ from sealring.coordinator.planning.speeds import Rate
 from sealring.mesh.roster.model import PIPELINE, TENSOR
 from sealring.v1 import model_pb2
 
-HOP = 0.7e-3
+HOP, HOP_ON_METAL = 0.7e-3, 1.3e-3
 """Seconds from the end of a stage to the input of the next with no network between: 0.62 to 0.82 on 2 x H200
-(`docs/performance/data/ring.json`)."""
+(`docs/performance/data/ring.json`). On Macs by estimate: one wait for the GPU, and four threads that take 50
+to 150 us to wake. exo's pipeline was seen to take 0.6 ms over RDMA and 1.7 ms over TCP."""
+
+FENCE = 150e-6
+"""Seconds besides of a sum on a Mac's GPU: CPU and GPU wait for each other by MLX's default fence, which
+takes 150 to 180 us (mlx issue 4438). The fast one (`MLX_METAL_FAST_SYNCH`) takes 4 to 17 and can hang the
+GPU (mlx issue 3830), so no release sets it."""
 
 SEALED = 1.9e9
 """Bytes a second sealed and opened, by one core: 1 MiB in 0.54 ms (`docs/performance/2026-11-21.md`)."""
@@ -62,6 +68,9 @@ class Link:
     latency: float
     bytes_per_second: float
 
+
+_FEW = 8
+"""Requests at once of a small office; the table of shapes has a column for them."""
 
 ASSUMED = Link(1e-4, 1.25e9)
 """10 Gbit/s Ethernet between processes, where nobody measured it."""
@@ -123,16 +132,21 @@ class Model:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A shape's figures. `rows` at once, of the whole context; `one_request` and `full_batch` in tokens a
-    second, 0 where a machine's speed is not known or nothing takes time; `memory` bytes of each machine, in
-    order: weights, and caches and logits of all rows; `step` the seconds of a step of one row: computing,
-    sums, hops."""
+    """A shape's figures: `rows` at once, of the whole context, and `memory` bytes of each machine, in order:
+    weights, and caches and logits of all rows.
+
+    `one_request`, `eight` (requests, or `rows` where these are fewer) and `full_batch` are in tokens a
+    second, 0 where a machine's speed is not known or nothing takes time. `lanes` are those of a full batch,
+    and `step` the seconds of a step of one row: computing, sums, hops.
+    """
 
     shape: Shape
     rows: int
     memory: tuple[int, ...]
     one_request: float = 0.0
+    eight: float = 0.0
     full_batch: float = 0.0
+    lanes: int = 0
     step: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @property
@@ -170,20 +184,34 @@ def estimate(model: Model, shape: Shape, network: Network, most_rows: int) -> Es
     )
     if any(machine.rate is None for group in shape for machine in group.machines):
         return Estimate(shape, rows, memory)
-    lanes = min(len(shape), rows)
-    lane = rows / lanes
     compute, sums, hops = _step(model, shape, parts, network, 1)
     one = sum(compute) + sum(sums) + sum(hops)
     if not one:  # one machine that reads nothing
         return Estimate(shape, rows, memory)
-    each, added, hops_of_lane = _step(model, shape, parts, network, lane)
-    stages = [computing + summing for computing, summing in zip(each, added, strict=True)]
+    eight, _ = _together(model, shape, parts, network, min(_FEW, rows))
+    full, lanes = _together(model, shape, parts, network, rows)
+    return Estimate(shape, rows, memory, 1 / one, eight, full, lanes, (sum(compute), sum(sums), sum(hops)))
+
+
+def _together(
+    model: Model, shape: Shape, parts: Sequence[_Part], network: Network, rows: int
+) -> tuple[float, int]:
+    """Tokens a second of `rows` rows, in the number of lanes that makes most; and that number."""
     wires = [_link(network, pair) for pair in pairwise(shape)]
     carried = max(
         (rows * model.state * max(1 / wire.bytes_per_second, 1 / SEALED) for wire in wires), default=0.0
     )
-    period = max(lanes * max(stages), carried, sum(stages) + sum(hops_of_lane))
-    return Estimate(shape, rows, memory, 1 / one, rows / period, (sum(compute), sum(sums), sum(hops)))
+    timed = {
+        size for group in shape for machine in group.machines if machine.rate for size, _ in machine.rate.rows
+    }
+    counts = {min(len(shape), rows), *(-(-rows // size) for size in timed if size <= rows)}
+
+    def rate(lanes: int) -> float:
+        compute, sums, hops = _step(model, shape, parts, network, rows / lanes)
+        stages = [computing + summing for computing, summing in zip(compute, sums, strict=True)]
+        return rows / max(lanes * max(stages), carried, sum(stages) + sum(hops))
+
+    return max((rate(count), -abs(count - len(shape)), count) for count in counts)[::2]
 
 
 def _parts(model: Model, shape: Shape) -> list[_Part]:
@@ -220,7 +248,7 @@ def _step(
 
 
 def _compute(rate: Rate, layers: int, part: _Part, rows: float) -> float:
-    reading = part.read / rate.bytes_per_second * (1 + (rows - 1) * rate.row_share)
+    reading = part.read / rate.bytes_per_second * rate.times(rows)
     caches = rows * part.cache / (rate.kv_bytes_per_second or rate.bytes_per_second)
     return layers * rate.layer_seconds + reading + caches
 
@@ -229,18 +257,30 @@ def _sums(model: Model, group: TensorGroup, network: Network, rows: float) -> fl
     ranks = len(group.machines)
     link = network.slowest(combinations(group.machines, 2))
     piece = rows * model.state / ranks
-    return 2 * group.layers * 2 * (ranks - 1) * (link.latency + piece / link.bytes_per_second)
+    fence = FENCE if _metal(group) and ranks > 1 else 0.0
+    return 2 * group.layers * (fence + 2 * (ranks - 1) * (link.latency + piece / link.bytes_per_second))
 
 
 def _hops(model: Model, shape: Shape, network: Network, rows: float) -> list[float]:
     if len(shape) == 1:
         link = network.slowest(combinations(shape[0].machines, 2))
-        return [HOP + link.latency] * (len(shape[0].machines) - 1)
+        return [hop(shape[0]) + link.latency] * (len(shape[0].machines) - 1)
     hops = []
     for pair in pairwise(shape):
         link = _link(network, pair)
-        hops.append(HOP + link.latency + rows * model.state * (1 / link.bytes_per_second + 1 / SEALED))
-    return [*hops, HOP + _link(network, (shape[-1], shape[0])).latency]  # tokens, over the closing edge
+        own = hop(*pair) + link.latency
+        hops.append(own + rows * model.state * (1 / link.bytes_per_second + 1 / SEALED))
+    last = shape[-1], shape[0]
+    return [*hops, hop(*last) + _link(network, last).latency]  # tokens, over the closing edge
+
+
+def hop(*groups: TensorGroup) -> float:
+    """Seconds of a hop between machines of these groups, without the link."""
+    return HOP_ON_METAL if any(map(_metal, groups)) else HOP
+
+
+def _metal(group: TensorGroup) -> bool:
+    return any(machine.rate is not None and machine.rate.metal for machine in group.machines)
 
 
 def _link(network: Network, pair: tuple[TensorGroup, TensorGroup]) -> Link:

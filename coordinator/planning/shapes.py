@@ -9,11 +9,13 @@ decides it (`arrangement.py`, `apportion.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate, deal, preferred_places
 from sealring.coordinator.planning.costs import (
     ASSUMED,
+    FENCE,
     Estimate,
     Model,
     Network,
@@ -24,6 +26,7 @@ from sealring.coordinator.planning.costs import (
 from sealring.coordinator.planning.planner import DEFAULT_MAX_ROWS
 from sealring.coordinator.planning.specs import MIXED, RANKS
 from sealring.coordinator.planning.speeds import differ
+from sealring.mesh.ring.limits import JACCL
 from sealring.mesh.roster.model import PIPELINE, TENSOR
 from sealring.v1 import admin_pb2, model_pb2
 
@@ -64,10 +67,8 @@ def shape_table(
             best = max(alike, key=figure, default=None)
             if best is not None and all(best.shape != one.shape for one in shown):
                 shown.append(best)
-    return admin_pb2.ShapeTable(
-        shapes=[_told(one, planned=one is chosen) for one in shown],
-        reasons=list(_reasons(shown, members, network)),
-    )
+    reasons = [*_clear_sums(made, shown, network), *_reasons(shown, members, network)]
+    return admin_pb2.ShapeTable(shapes=[_told(one, planned=one is chosen) for one in shown], reasons=reasons)
 
 
 def _one_request(one: Estimate) -> tuple[float, int]:
@@ -152,6 +153,27 @@ def _reasons(shown: Sequence[Estimate], members: Sequence[Candidate], network: N
         yield "assumed of links of which nothing is known: 10 Gbit/s, and 0.1 ms one way"
 
 
+def _clear_sums(made: admin_pb2.DeploymentSpec, shown: Sequence[Estimate], network: Network) -> Iterator[str]:
+    """A warning of a tensor ring of Macs over TCP, which is slower than a pipeline whatever the cable."""
+    chosen = shown[0]
+    machines = chosen.shape[0].machines
+    macs = any(machine.rate is not None and machine.rate.metal for machine in machines)
+    if chosen.strategy != TENSOR or made.backend == JACCL or not macs:
+        return
+    compute, sums, _ = (1e3 * part for part in chosen.step)
+    pipeline = max((one for one in shown if one.strategy == PIPELINE), key=_one_request, default=None)
+    other = ""
+    if pipeline is not None:
+        other = f"; {_words(pipeline)} would bring {pipeline.one_request:.1f} tokens/s, and eight requests "
+        other += f"{pipeline.eight:.0f} instead of {chosen.eight:.0f}"
+    link = 1e3 * network.slowest(combinations(machines, 2)).latency
+    yield (
+        f"warning: a tensor ring of Macs over TCP adds up {2 * chosen.shape[0].layers} times a token, each "
+        f"with {1e3 * FENCE:.2f} ms between GPU and CPU and {link:.2f} ms for each message: {sums:.0f} ms "
+        f"beside {compute:.0f} ms of computing, {chosen.one_request:.1f} tokens/s{other}"
+    )
+
+
 def _fastest(
     what: str, figure: Callable[[Estimate], tuple[float, int]], timed: Sequence[Estimate], chosen: Estimate
 ) -> Iterator[str]:
@@ -210,6 +232,7 @@ def _told(one: Estimate, *, planned: bool) -> admin_pb2.ShapeEstimate:
         planned=planned,
         rows=one.rows,
         one_request=one.one_request,
+        eight_requests=one.eight,
         full_batch=one.full_batch,
         compute_ms=compute,
         sums_ms=sums,

@@ -6,10 +6,10 @@ ring are assumed to hold equal parts of each layer; nodes would measure them.
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.costs import ASSUMED, Link, Network
@@ -17,9 +17,9 @@ from sealring.coordinator.planning.demand import MAX_VOCABULARY
 from sealring.coordinator.planning.planner import plan
 from sealring.coordinator.planning.shapes import Parts, shape_table
 from sealring.coordinator.planning.specs import RANKS, check_spec
-from sealring.coordinator.planning.speeds import Rate
+from sealring.coordinator.planning.speeds import IN_TURN, Rate
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS
+from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS, MAX_ROWS
 from sealring.mesh.roster.model import TENSOR
 from sealring.v1 import admin_pb2, model_pb2
 
@@ -31,8 +31,19 @@ _GIB, _GB, _GBIT = 1 << 30, 1e9, 1.25e8
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 _Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
 _Tokens = Annotated[int, Field(ge=0, lt=1 << 32)]
+_Rows = Annotated[int, Field(ge=1, le=MAX_ROWS)]
+_Times = Annotated[float, Field(ge=1, le=1e6)]
 _Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
 _Amount = Annotated[float, Field(ge=0, le=1e9)]
+
+
+def _by_rows(times: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Raises ValueError unless sizes begin with 1 at 1 and rise, and times do not fall."""
+    if times and (len(times) < 2 or times[0] != (1, 1.0)):
+        raise ValueError("begins with [1, 1] and has a second number of rows")
+    if any(after[0] <= before[0] or after[1] < before[1] for before, after in pairwise(times)):
+        raise ValueError("rows must rise, and times must not fall")
+    return times
 
 
 class _Part(BaseModel):
@@ -59,14 +70,16 @@ class ModelFile(BaseModel):
 
 class MachineFile(_Part):
     """One machine, or `count` alike that are called `name-1`, `name-2` and so on. `gb_per_s` is of weights
-    at one row, `row_share` what a further row adds to reading them. The other two are as in `Rate`."""
+    at one row, `rows` has numbers of rows and times as long that their steps take. The others are as in
+    `Rate`."""
 
     name: _Name
     usable_gib: _Positive
     gb_per_s: _Positive
-    row_share: _Amount
+    rows: Annotated[list[tuple[_Rows, _Times]], Field(max_length=MAX_ROWS), AfterValidator(_by_rows)] = []
     layer_us: _Amount = 0.0
     kv_gb_per_s: _Amount = 0.0
+    metal: bool = False
     count: Annotated[int, Field(ge=1, le=MAX_MACHINES)] = 1
 
 
@@ -117,7 +130,8 @@ def simulate(content: bytes, spec: admin_pb2.DeploymentSpec) -> admin_pb2.PlanDe
 def _machines(read: SimulationFile) -> list[Candidate]:
     found = []
     for one in read.machines:
-        rate = Rate(_GB * one.gb_per_s, one.row_share, one.layer_us / 1e6, _GB * one.kv_gb_per_s)
+        rows = tuple(one.rows) or IN_TURN
+        rate = Rate(_GB * one.gb_per_s, rows, one.layer_us / 1e6, _GB * one.kv_gb_per_s, one.metal)
         names = [one.name] if one.count == 1 else [f"{one.name}-{number + 1}" for number in range(one.count)]
         found += [Candidate(name, name, int(_GIB * one.usable_gib), 1, rate=rate) for name in names]
     if len({one.id for one in found}) < len(found):

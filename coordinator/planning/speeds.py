@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sealring.coordinator.planning.demand import read_bytes
 from sealring.mesh.ring.limits import MAX_ROWS
+from sealring.mesh.ring.spread import Times, between, rising
 from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 
 SLOW = 2.0
@@ -20,20 +21,32 @@ it reads, so that a stage of few layers looks slow on any machine."""
 
 _MAX_KNOWN = 4096
 
+_MAX_TIMES = 32
+"""Times of one stage that count: more than a node sends."""
+
+IN_TURN: Times = ((1, 1.0), (2, 2.0))
+"""Rows that together gain nothing."""
+
 
 @dataclass(frozen=True)
 class Rate:
     """How fast a machine runs one model's decode steps (the formulae are in `costs.py`).
 
-    Bytes of weights a second at one row, and what every further row adds to that time, as a share of it: 1
-    where rows together gain nothing, or nobody timed them. Then seconds that a layer takes besides, and bytes
-    of KV caches a second; both 0 where all that is known is a step as a whole.
+    Bytes of weights a second at one row, and the times as long that a step of more rows takes (`rows`, 1 at
+    one row; a row more costs as much as the first where nobody timed any). Then seconds that a layer takes
+    besides, and bytes of KV caches a second; both 0 where all that is known is a step as a whole. `metal`: on
+    a Mac's GPU.
     """
 
     bytes_per_second: float
-    row_share: float = 1.0
+    rows: Times = IN_TURN
     layer_seconds: float = 0.0
     kv_bytes_per_second: float = 0.0
+    metal: bool = False
+
+    def times(self, rows: float) -> float:
+        """Times as long as a step of one row that one of `rows` rows reads and computes."""
+        return between(self.rows, rows)
 
 
 class Speeds:
@@ -52,15 +65,14 @@ class Speeds:
 
         What was seen of a stage that is larger by `_ALIKE` stays.
         """
-        if not timed.step_us:
+        times = _relative(timed)
+        if times is None:
             return
+        seconds, rows = times
         read = read_bytes(profile, stage.first_layer, stage.end_layer)
-        share = 1.0
-        if 2 <= timed.rows <= MAX_ROWS and timed.rows_us:
-            share = max(0.0, (timed.rows_us / timed.step_us - 1) / (timed.rows - 1))
         key = stage.member, profile.digest
         if self._read(key) < _ALIKE * read:
-            self._known[key] = read, Rate(read / (timed.step_us / 1e6), share)
+            self._known[key] = read, Rate(read / seconds, rows, metal=timed.metal)
             self._known.move_to_end(key)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
@@ -73,6 +85,21 @@ class Speeds:
 
     def _read(self, key: tuple[str, str]) -> int:
         return self._known[key][0] if key in self._known else 0
+
+
+def _relative(timed: membership_pb2.EpochPrepared) -> tuple[float, Times] | None:
+    """Seconds of a step of one row, and times as long that steps of more take; None if one row was not timed.
+    Of what a node says of more than MAX_ROWS rows nothing counts."""
+    found = {
+        one.rows: one.microseconds / 1e6
+        for one in timed.times[:_MAX_TIMES]
+        if 1 <= one.rows <= MAX_ROWS and one.microseconds and not one.context
+    }
+    if 1 not in found:
+        return None
+    times = rising(sorted(found.items()))
+    first = times[0][1]
+    return first, tuple((size, took / first) for size, took in times) if len(times) > 1 else IN_TURN
 
 
 def differ(speeds: Sequence[float]) -> bool:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import accumulate
-from operator import itemgetter
 from typing import NamedTuple
 
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_names import Names
-from sealring.mesh.ring.spread import round_seconds, spreads
+from sealring.mesh.ring.spread import Times, between, rising, round_seconds, spreads
 from sealring.v1 import control_pb2 as control
-
-Times = tuple[tuple[int, float], ...]
-"""Sizes, rising, and seconds of one stage, not falling."""
 
 _SHORTEST, _LONGEST = 1e-6, 3600.0
 """Bounds of a step's seconds."""
@@ -45,8 +39,7 @@ class StepCosts:
     of each row adds to a decode step.
 
     Stages time steps when they load. A ring is as fast as its slowest stage, so the table has the longest
-    time of any. Costs between timed sizes lie on a line; beyond the largest size they lie on the line through
-    it and the largest of half that size, because the cost of rows rises in stairs.
+    time of any.
     """
 
     rows: Times = ((1, 0.01), (16, 0.02))
@@ -73,7 +66,7 @@ class StepCosts:
         )
         if not by_rows or len(by_tokens) < 2:
             return cls()
-        costs = cls(_rising(by_rows), _rising(by_tokens))
+        costs = cls(rising(by_rows), rising(by_tokens))
         each = [
             (took - costs.decode(rows)) / (rows * behind)
             for (rows, tokens, behind), took in slowest.items()
@@ -83,11 +76,11 @@ class StepCosts:
 
     def decode(self, rows: float, context: float = 0.0) -> float:
         """Seconds of a decode step of `rows` rows in the slowest stage, behind `context` tokens of each."""
-        return _at(self.rows, rows) + self.behind * rows * context
+        return between(self.rows, rows) + self.behind * rows * context
 
     def chunk(self, tokens: float) -> float:
         """Seconds of a prefill step with one chunk of `tokens` tokens in the slowest stage."""
-        return _at(self.tokens, tokens)
+        return between(self.tokens, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,22 +140,3 @@ class RingFacts:
 @lru_cache(maxsize=64)
 def _lanes(costs: StepCosts, stages: int, hop: float, most: int, context: int) -> list[tuple[int, ...]]:
     return spreads(most, partial(costs.decode, context=context), stages, hop)
-
-
-def _rising(times: list[tuple[int, float]]) -> Times:
-    """Lowers a time to that of any larger size: it was measured at a slow moment."""
-    least = list(accumulate((took for _, took in reversed(times)), min))
-    return tuple(zip((size for size, _ in times), reversed(least), strict=True))
-
-
-def _at(times: Times, size: float) -> float:
-    if len(times) == 1:
-        return times[0][1]
-    after = bisect_left(times, size, key=itemgetter(0))
-    if after < len(times):
-        (low, least), (high, most) = times[max(0, after - 1)], times[max(1, after)]
-    else:
-        high, most = times[-1]
-        half = bisect_right(times, high / 2, key=itemgetter(0))
-        low, least = times[max(0, half - 1)]
-    return max(times[0][1], least + (most - least) * (size - low) / (high - low))

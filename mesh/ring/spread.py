@@ -1,18 +1,21 @@
 """The lanes that a number of rows is spread over, by what a step costs.
 
 A stage computes the steps of all lanes one after another, and a lane's next step begins when its last one has
-passed all stages. With `T(r)` seconds for a step of `r` rows in the slowest stage, `S` stages and a hop of
-`h` seconds, lanes of `r1, r2, ...` rows therefore make a round of
+passed all stages. T(r) are the seconds of a step of r rows in the slowest stage, S the number of stages, and
+h the seconds of a hop. Every row gets one token in a round, and that of lanes of r1, r2, ... rows takes
 
     max(T(r1) + T(r2) + ..., S * (T(largest) + h))
 
-in which every row gets one token. The shortest round is at once the most tokens a second and the least time
+The shortest round is at once the most tokens a second and the least time
 between two tokens of a row, because the rows are given: one choice serves both.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from operator import itemgetter
 
 ALIKE = 0.02
 """Part by which rounds may differ and count as alike: steps vary by more. Of rounds that are alike, those of
@@ -21,10 +24,35 @@ the fewest lanes are taken that give every stage one: a lane less is a step less
 
 _ROUNDING = 1e-9
 
+Times = tuple[tuple[int, float], ...]
+"""Sizes, rising, and seconds of one stage, not falling."""
+
 Seconds = Callable[[int], float]
 """Seconds of a decode step by its rows, not falling."""
 
 _Lanes = tuple[int, "_Lanes"] | None  # the size of one lane, and the others
+
+
+def rising(times: Sequence[tuple[int, float]]) -> Times:
+    """Lowers a time to that of any larger size: it was measured at a slow moment. Sizes must rise."""
+    least = list(accumulate((took for _, took in reversed(times)), min))
+    return tuple(zip((size for size, _ in times), reversed(least), strict=True))
+
+
+def between(times: Times, size: float) -> float:
+    """The time of a size by those of others: on the line between two, and beyond the largest on the line
+    through it and the largest of half its size, because the cost of rows rises in stairs. One time alone is
+    that of every size."""
+    if len(times) == 1:
+        return times[0][1]
+    after = bisect_left(times, size, key=itemgetter(0))
+    if after < len(times):
+        (low, least), (high, most) = times[max(0, after - 1)], times[max(1, after)]
+    else:
+        high, most = times[-1]
+        half = bisect_right(times, high / 2, key=itemgetter(0))
+        low, least = times[max(0, half - 1)]
+    return max(times[0][1], least + (most - least) * (size - low) / (high - low))
 
 
 def round_seconds(sizes: Sequence[int], seconds: Seconds, stages: int, hop: float) -> float:
@@ -68,7 +96,7 @@ def _sizes(lanes: _Lanes) -> Iterable[int]:
 
 
 def _evened(lanes: Iterable[int], seconds: Seconds, stages: int, hop: float) -> tuple[int, ...]:
-    """As many lanes of sizes that differ by one at most, unless that makes the round longer."""
+    """Evens sizes out, so that they differ by one at most, unless that makes the round longer."""
     sizes = tuple(sorted(lanes, reverse=True))
     if not sizes:
         return sizes

@@ -49,6 +49,7 @@ class StageKey:
     context: int
     kv_bits: int = 0
     prefill_chunk: int = 0
+    max_rows: int = 0
     rank: int = 0
     ranks: int = 0
     """Above 1 in a tensor ring, where each rank loads its share of every layer."""

@@ -41,7 +41,6 @@ GROUP_SECONDS = 20.0
 """Time for the ranks of a tensor ring to find each other, once the links are up."""
 
 _PREPARE_SECONDS = 1900.0
-_MAX_UINT32 = (1 << 32) - 1
 
 LEAVING = "LEAVING"
 """Reason in the goodbye of a gateway that stops in order."""
@@ -393,13 +392,11 @@ class MemberEpoch:
         suites = [one.suite for one in self.links]
         self._log.info("epoch_prepared", rank=plan.rank, size=plan.size, suites=suites)
         loaded = self.engine.loaded if self.engine is not None else None
-        times = loaded.times if loaded is not None else ()
         prepared = membership_pb2.EpochPrepared(ring=plan.ring, epoch=plan.epoch, links=self.links)
-        for one in times:
-            if one.rows == one.tokens == 1:
-                prepared.step_us = min(one.microseconds, _MAX_UINT32)
-            elif one.tokens == 1:
-                prepared.rows, prepared.rows_us = one.rows, min(one.microseconds, _MAX_UINT32)
+        for one in loaded.times if loaded is not None else ():
+            if one.tokens == 1:
+                prepared.times.add(rows=one.rows, microseconds=one.microseconds, context=one.context)
+        prepared.metal = loaded is not None and loaded.metal
         if plan.backend:
             prepared.group_address = self._group_address = self._workshop.group_address()
         self._workshop.report(membership_pb2.MemberMessage(prepared=prepared))

@@ -150,9 +150,8 @@ class Seat:
         """The engine with the epoch's stage loaded."""
         some = plan.layers if plan.size > 1 and not plan.backend else None
         path = await self._around.engines.for_stage(plan.model, some, plan.commit, plan.hub_files, progress)
-        stage = StageKey(
-            str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, plan.prefill_chunk
-        )
+        most = plan.prefill_chunk, plan.max_rows
+        stage = StageKey(str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, *most)
         if plan.backend:
             stage = dataclasses.replace(stage, rank=plan.rank, ranks=plan.size)
         return await self._engine.with_stage(stage, progress)

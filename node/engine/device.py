@@ -28,6 +28,8 @@ _READ, _READ_GPU = 8 << 20, 256 << 20
 there beside what is made of it. A GPU's engine has `overhead` for that, and with fewer waits the disk goes on
 reading."""
 
+_METAL_EDGES = (6, 10, 12, 13, 15, 18, 25, 33)
+
 _WIRED_SPARE = 9
 """Weights and KV caches are wired with a ninth of their size more, for activations. Plans leave a tenth of a
 node's memory alone, which is a ninth of the rest. Each ring wires its share of that tenth, and all engines of
@@ -152,6 +154,22 @@ def rows_in_turn() -> bool:
     MLX's build for CPUs multiplies a matrix by one vector after another; a GPU reads it once for all.
     """
     return bool(mx.default_device() == mx.cpu)
+
+
+def row_edges() -> tuple[int, ...]:
+    """Rows of a decode step at which the device changes its kernels, and a step's cost jumps.
+
+    Metal multiplies a quantized matrix by few vectors with one kernel and by more in tiles of 32. Which
+    number is few depends on the chip and on the matrix (MLX's `quantized.cpp`). It is 6, 10 and 14 on M1 and
+    M2, 13 and 15 on M3 and M4, 13, 25 and 33 on M5, and 12, 18 and 32 on Ultras. A tile costs as much for one
+    row as for all.
+    """
+    return _METAL_EDGES if metal() else ()
+
+
+def metal() -> bool:
+    """Whether the device is a Mac's GPU."""
+    return bool(mx.metal.is_available() and mx.default_device() == mx.gpu)
 
 
 def active_memory() -> int:

@@ -35,6 +35,9 @@ log = structlog.get_logger()
 
 Emit = Callable[[engine.EngineEvent], None]
 
+_LEAST_ROWS = 16
+"""Rows up to which steps are timed whatever an epoch has: another may have more over the same stage."""
+
 _PROGRESS_SECONDS = 0.5
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "qwen.tiktoken")
 
@@ -84,6 +87,7 @@ class Loaded:
             prefixes=support(cache),
             rows_in_turn=device.rows_in_turn() or isinstance(cache, OneRow),
             times=self.times,
+            metal=device.metal(),
             capabilities=self.front.capabilities if self.front is not None else (),
         )
 
@@ -135,7 +139,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             longest = max(1, command.prefill_chunk)
             warm_up(stage, longest)
             sampling_kinds.warm_up(stage)
-            times = timed(stage, longest)
+            times = timed(stage, longest, max(_LEAST_ROWS, command.max_rows))
         except (RuntimeError, ValueError) as error:
             raise not_runnable(stage.spec.model_type, error) from error
         if front is not None:

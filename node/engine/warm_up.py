@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 import structlog
@@ -27,18 +27,31 @@ from sealring.v1 import control_pb2 as control
 
 log = structlog.get_logger()
 
-TIMED_ROWS, TIMED_TOKENS = 16, (1, 4, 8, 16, 32, 128, 512)
-"""Rows of a decode step, and tokens of chunks, that are timed; of these also the longest that is allowed."""
+TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Rows of a decode step that are timed, with those at which a device changes its kernels."""
 
-LONG = 0.25
-"""Seconds: a chunk that would take longer, by what the two before took, is not timed. After a fault all
-answers wait for this, and the table goes on in the same line."""
+TIMED_TOKENS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192)
+"""Tokens of a chunk that are timed, with the longest that is allowed."""
+
+LONG_ROWS = (1, 8)
+"""Rows of a decode step that is timed behind the longest chunk that was."""
+
+SECONDS = 2.0
+"""Seconds that all timed steps may take: half are for rows, and the largest sizes are left out. A fault is
+over only once this is, and the table goes on in the same line."""
+
+LONG_ON_CPU, LONG_ON_GPU = 0.25, 1.0
+"""Seconds: a step that would take longer, by what smaller ones took, is not timed. Without the length at
+which a GPU is busy with one chunk no chunk would ever be as long."""
 
 _CUT_TRIAL = (3, 5)
 """Tokens of two chunks of one row."""
 
 _BATCH_TRIAL = (3, 5)
 """Tokens of two rows."""
+
+_LONG_CONTEXT = 64
+"""Tokens in caches from which a step behind them is timed: fewer cost nothing that could be seen."""
 
 _ROUNDING = 0.05
 """Part of the largest logit by which products in half precision may differ after some tens of layers."""
@@ -138,25 +151,102 @@ def _alike(found: mx.array, expected: mx.array) -> bool:
     return bool((furthest <= _ROUNDING * mx.abs(expected).max()).item())
 
 
-def timed(stage: Stage, longest: int, long: float = LONG) -> list[control.StepTime]:
-    """Times of a warmed-up stage's steps: of one row, of several, and of a prompt's first chunk.
+def timed(
+    stage: Stage, longest: int, rows: int, seconds: float = SECONDS, long: float | None = None
+) -> list[control.StepTime]:
+    """Times of a warmed-up stage's steps: decode steps of up to `rows` rows, a prompt's first chunk of up to
+    `longest` tokens, and decode steps behind as many tokens as the longest chunk that was timed.
 
-    Chunks have up to `longest` tokens, fewer if one would take more than `long` seconds.
+    Steps of more than `long` seconds are left out, and those that do not fit into `seconds` in all, but for
+    the smallest two of each kind.
     """
-    made = transfer()
-    found: list[control.StepTime] = []
-    for tokens in sorted({tokens for tokens in TIMED_TOKENS if tokens < longest} | {longest}):
-        if _expected(found, tokens) > long:
-            break
-        took = min(_seconds(stage, made, stage.make_cache(), 1, tokens) for _ in range(_times()))
-        found.append(_step_time(1, tokens, took))
-    row = stage.make_cache()
-    _runs_ahead(stage, made, row, 1, 1)
-    lane = caches.merge([row, *(copy.deepcopy(row) for _ in range(TIMED_ROWS - 1))])
-    took = min(_seconds(stage, made, lane, TIMED_ROWS, 1) for _ in range(1 + _times()))
-    made.close()
-    mx.clear_cache()
-    return [*found, _step_time(TIMED_ROWS, 1, took)]
+    if long is None:
+        long = LONG_ON_CPU if device.rows_in_turn() else LONG_ON_GPU
+    trial = _Trial(stage, seconds, long)
+    trial.time_rows(sorted({size for size in (*TIMED_ROWS, *device.row_edges()) if size < rows} | {rows}))
+    longest = min(longest, stage.positions)
+    trial.time_chunks(sorted({size for size in TIMED_TOKENS if size < longest} | {longest}))
+    trial.time_long(sorted({min(size, rows) for size in LONG_ROWS}))
+    trial.close()
+    return trial.found
+
+
+class _Trial:
+    """Steps of one stage that are timed. `found` is what came out, and `left` the seconds to go."""
+
+    def __init__(self, stage: Stage, seconds: float, long: float) -> None:
+        self.found: list[control.StepTime] = []
+        self._stage, self._made, self._left = stage, transfer(), seconds
+        self._long = long
+        self._row: Cache = []
+        self._context = 0  # tokens in it
+
+    def time_rows(self, sizes: Sequence[int]) -> None:
+        reserved, self._left = self._left / 2, self._left / 2
+        row = self._stage.make_cache()
+        _runs_ahead(self._stage, self._made, row, 1, 1)
+        lane: Cache = []
+        taken: list[tuple[int, float]] = []
+        for size in sizes:
+            if not self._worth(taken, size):
+                break
+            held = taken[-1][0] if taken else 0
+            more = [copy.deepcopy(row) for _ in range(size - held)]
+            lane = caches.recompose(lane, range(held), more)
+            taken.append((size, self._time(lambda: lane, size, 1)))  # noqa: B023 (called at once)
+            self._note(size, 1, taken[-1][1])
+        self._left += reserved
+
+    def time_chunks(self, sizes: Sequence[int]) -> None:
+        taken = [(1, one.microseconds / 1e6) for one in self.found if one.rows == 1]
+        for size in (each for each in sizes if each > 1):
+            if not self._worth(taken, size):
+                break
+            taken.append((size, self._time(self._fresh, 1, size)))
+            self._note(1, size, taken[-1][1])
+            self._context = size
+
+    def _fresh(self) -> Cache:
+        self._row = self._stage.make_cache()
+        return self._row
+
+    def time_long(self, sizes: Sequence[int]) -> None:
+        context = self._context
+        decoding = {one.rows: one.microseconds / 1e6 for one in self.found if one.tokens == 1}
+        for size in (each for each in sizes if each in decoding and context >= _LONG_CONTEXT):
+            if 2 * decoding[size] * _times() > self._left:
+                break
+            lane = caches.merge([copy.deepcopy(self._row) for _ in range(size)])
+            self._note(size, 1, self._time(lambda: lane, size, 1), context)  # noqa: B023 (called at once)
+
+    def close(self) -> None:
+        self._made.close()
+        self._row = []
+        mx.clear_cache()
+
+    def _worth(self, taken: Sequence[tuple[int, float]], size: int) -> bool:
+        """Whether a step of a size is to be timed, on the line through the last two; the two smallest are."""
+        if len(taken) < 2:
+            return True
+        (low, least), (high, most) = taken[-2:]
+        expected = most + max(0.0, most - least) / (high - low) * (size - high)
+        return expected <= self._long and _times() * expected <= self._left
+
+    def _time(self, cache: Callable[[], Cache], rows: int, tokens: int) -> float:
+        """Seconds of a step, of several attempts the least. On a GPU the first is not counted."""
+        attempts = []
+        for attempt in range(_times()):
+            given = cache()
+            begun = time.perf_counter()
+            _runs_ahead(self._stage, self._made, given, rows, tokens)
+            attempts.append(time.perf_counter() - begun)
+            if attempt or _times() == 1:
+                self._left -= attempts[-1]
+        return min(attempts)
+
+    def _note(self, rows: int, tokens: int, seconds: float, context: int = 0) -> None:
+        took = max(1, round(seconds * 1e6))
+        self.found.append(control.StepTime(rows=rows, tokens=tokens, microseconds=took, context=context))
 
 
 def patience(times: Sequence[control.StepTime], longest: int) -> float:
@@ -164,35 +254,16 @@ def patience(times: Sequence[control.StepTime], longest: int) -> float:
     answer."""
     if device.rows_in_turn():
         return math.inf
-    last = next((time for time in reversed(times) if time.rows == 1), None)
+    last = next((time for time in reversed(times) if time.rows == 1 and not time.context), None)
     if last is None:
         return _STUCK
     # No line through two short chunks, which read all weights and take alike: a long one computes for longer.
     return max(_STUCK, _SLOWER * last.microseconds / 1e6 * max(1.0, longest / last.tokens))
 
 
-def _expected(found: Sequence[control.StepTime], tokens: int) -> float:
-    """Seconds of a chunk on the line through the last two that were timed; 0 before there are two."""
-    if len(found) < 2:
-        return 0.0
-    before, last = found[-2:]
-    each = max(0, last.microseconds - before.microseconds) / (last.tokens - before.tokens)
-    return (last.microseconds + each * (tokens - last.tokens)) / 1e6
-
-
 def _times() -> int:
     """Attempts of a measurement: a GPU loads kernels and makes plans at a new shape, and wakes slowly."""
-    return 1 if mx.default_device() == mx.cpu else 5
-
-
-def _seconds(stage: Stage, made: Transfer, cache: Cache, rows: int, tokens: int) -> float:
-    begun = time.perf_counter()
-    _runs_ahead(stage, made, cache, rows, tokens)
-    return time.perf_counter() - begun
-
-
-def _step_time(rows: int, tokens: int, seconds: float) -> control.StepTime:
-    return control.StepTime(rows=rows, tokens=tokens, microseconds=max(1, round(seconds * 1e6)))
+    return 1 if mx.default_device() == mx.cpu else 4
 
 
 def _steps(stage: Stage, longest: int) -> Iterator[bool]:

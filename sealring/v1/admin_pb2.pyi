@@ -1083,6 +1083,7 @@ class ShapeEstimate(_message.Message):
     COMPUTE_MS_FIELD_NUMBER: _builtins.int
     SUMS_MS_FIELD_NUMBER: _builtins.int
     HOPS_MS_FIELD_NUMBER: _builtins.int
+    EIGHT_REQUESTS_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     """"pipeline", "tensor", or "mixed": groups of tensor ranks in a pipeline"""
     planned: _builtins.bool
@@ -1099,6 +1100,8 @@ class ShapeEstimate(_message.Message):
     """adding up what the ranks of groups computed"""
     hops_ms: _builtins.float
     """records between machines"""
+    eight_requests: _builtins.float
+    """tokens a second of eight requests together, or of `rows` where these are fewer"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShapeGroup]:
         """in order"""
@@ -1115,10 +1118,11 @@ class ShapeEstimate(_message.Message):
         compute_ms: _builtins.float = ...,
         sums_ms: _builtins.float = ...,
         hops_ms: _builtins.float = ...,
+        eight_requests: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "full_batch", b"full_batch", "groups", b"groups", "hops_ms", b"hops_ms", "one_request", b"one_request", "planned", b"planned", "rows", b"rows", "strategy", b"strategy", "sums_ms", b"sums_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "eight_requests", b"eight_requests", "full_batch", b"full_batch", "groups", b"groups", "hops_ms", b"hops_ms", "one_request", b"one_request", "planned", b"planned", "rows", b"rows", "strategy", b"strategy", "sums_ms", b"sums_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

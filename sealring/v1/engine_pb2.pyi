@@ -375,12 +375,15 @@ class StageLoaded(_message.Message):
     ROWS_IN_TURN_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    METAL_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     weight_bytes: _builtins.int
     kv_bytes_per_token: _builtins.int
     kv_bytes_per_row: _builtins.int
     prefixes: _control_pb2.PrefixSupport.ValueType
     rows_in_turn: _builtins.bool
+    metal: _builtins.bool
+    """its device is a Mac's GPU"""
     @_builtins.property
     def times(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.StepTime]: ...
     @_builtins.property
@@ -398,10 +401,11 @@ class StageLoaded(_message.Message):
         rows_in_turn: _builtins.bool = ...,
         times: _abc.Iterable[_control_pb2.StepTime] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        metal: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rows_in_turn", b"rows_in_turn", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "metal", b"metal", "prefixes", b"prefixes", "rows_in_turn", b"rows_in_turn", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1192,6 +1192,7 @@ class EpochPrepared(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     ROWS_US_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
+    METAL_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     @_builtins.property
@@ -1226,6 +1227,8 @@ class EpochPrepared(_message.Message):
     def rows_us(self, value: _builtins.int) -> None:
         """and the microseconds of their step"""
 
+    metal: _builtins.bool
+    """timed on a Mac's GPU"""
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]: ...
     @_builtins.property
@@ -1243,10 +1246,11 @@ class EpochPrepared(_message.Message):
         rows: _builtins.int = ...,
         rows_us: _builtins.int = ...,
         times: _abc.Iterable[Global___RowsTime] | None = ...,
+        metal: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_address", b"group_address", "links", b"links", "ring", b"ring", "rows", b"rows", "rows_us", b"rows_us", "step_us", b"step_us", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_address", b"group_address", "links", b"links", "metal", b"metal", "ring", b"ring", "rows", b"rows", "rows_us", b"rows_us", "step_us", b"step_us", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 
-from sealring.coordinator.planning.costs import HOP, SEALED, Link, Model, Network, Shape, TensorGroup
+from sealring.coordinator.planning.costs import FENCE, SEALED, Link, Model, Network, Shape, TensorGroup, hop
 from sealring.coordinator.planning.demand import Demand
 from sealring.coordinator.planning.speeds import Rate
 
@@ -57,9 +57,9 @@ class Events:
 
 
 class EventRing:
-    """One shape that decodes `rows` rows in as many lanes as it has groups."""
+    """One shape that decodes `rows` rows in a number of lanes."""
 
-    def __init__(self, model: Model, shape: Shape, network: Network, rows: int) -> None:
+    def __init__(self, model: Model, shape: Shape, network: Network, rows: int, lanes: int) -> None:
         self._model, self._shape, self._network = model, shape, network
         self._events = Events()
         self._stages = [_Server(self._events) for _ in shape]
@@ -68,10 +68,9 @@ class EventRing:
         self._parts = [model.parts[len(group.machines)] for group in shape]
         self._demands: list[Demand] = [model.demand(len(group.machines), 1) for group in shape]
         self._firsts = [sum(group.layers for group in shape[:rank]) for rank in range(len(shape))]
-        count = min(len(shape), rows)
-        self._lanes: list[list[int]] = [[] for _ in range(count)]
+        self._lanes: list[list[int]] = [[] for _ in range(lanes)]
         for row in range(rows):  # of every length, as rows are that came one after the other
-            self._lanes[row % count].append(row * model.context // rows if rows > 1 else 0)
+            self._lanes[row % lanes].append(row * model.context // rows if rows > 1 else 0)
         self.tokens = 0
 
     def tokens_per_second(self, tokens: int) -> float:
@@ -94,14 +93,18 @@ class EventRing:
         link = self._slowest(shape[rank], shape[following])
         if last:
             hops = len(shape[0].machines) - 1 if len(shape) == 1 else 1
-            self._events.after(hops * (HOP + link.latency), lambda: self._tokens(lane))
+            self._events.after(
+                hops * (hop(shape[rank], shape[following]) + link.latency), lambda: self._tokens(lane)
+            )
             return
         state = size * self._model.state
 
         def sealed() -> None:
             self._wires[rank].ask(
                 lambda: state / link.bytes_per_second,
-                lambda: self._events.after(HOP + link.latency, lambda: self._arrive(lane, following)),
+                lambda: self._events.after(
+                    hop(shape[rank], shape[following]) + link.latency, lambda: self._arrive(lane, following)
+                ),
             )
 
         self._carriers[rank].ask(lambda: state / SEALED, sealed)
@@ -138,6 +141,8 @@ class EventRing:
         """Each rank sends a piece to the next and waits for that of the one before, 2(k - 1) times."""
         ranks = len(clocks)
         piece = rows * self._model.state / ranks
+        if ranks > 1 and any(machine.rate is not None and machine.rate.metal for machine in group.machines):
+            clocks[:] = [clock + FENCE for clock in clocks]
         for _ in range(2 * (ranks - 1)):
             began = list(clocks)
             for index in range(ranks):
@@ -148,4 +153,4 @@ class EventRing:
 
 
 def _reading(rate: Rate, weights: int, rows: int) -> float:
-    return weights / rate.bytes_per_second * (1 + (rows - 1) * rate.row_share)
+    return weights / rate.bytes_per_second * rate.times(rows)

@@ -19,10 +19,11 @@ from sealring.gateway.scheduler.actions import (
     Finish,
     OpenRow,
 )
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed, Times
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed
 from sealring.gateway.scheduler.planner import StepPlanner
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
+from sealring.mesh.ring.spread import Times
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

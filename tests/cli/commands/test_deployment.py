@@ -60,7 +60,7 @@ def deploy(here: Any, planner: Any) -> Any:
 
 def test_shapes_are_shown_beside_a_plan_and_without_a_cluster(here: Any, tmp_path: Path) -> None:
     file = tmp_path / "purchase.json"
-    machine = {"name": "mac", "count": 2, "usable_gib": 8, "gb_per_s": 100, "row_share": 0.1}
+    machine = {"name": "mac", "count": 2, "usable_gib": 8, "gb_per_s": 100, "rows": [[1, 1], [11, 2]]}
     model = {"layers": 4, "layer_bytes": 1 << 28, "kv_bytes_per_token": 64, "handoff_bytes_per_token": 64}
     file.write_text(json.dumps({"model": model, "machines": [machine]}))
     shown = here("deployment", "plan", "--simulate", str(file))
@@ -154,7 +154,14 @@ def test_a_plan_is_a_table_for_each_ring_and_the_reasons(told: Any) -> None:
 def test_shapes_are_told_with_what_they_would_bring(told: Any) -> None:
     machine, group = admin_pb2.ShapeMachine, admin_pb2.ShapeGroup
     one, two = (machine(name=name, memory=memory * GIB) for name, memory in (("one", 2), ("two", 3)))
-    fast = {"one_request": 99.94, "full_batch": 100, "compute_ms": 7, "sums_ms": 0.25, "hops_ms": 3}
+    fast = {
+        "one_request": 99.94,
+        "eight_requests": 98,
+        "full_batch": 100,
+        "compute_ms": 7,
+        "sums_ms": 0.25,
+        "hops_ms": 3,
+    }
     deployment.print_shapes(
         admin_pb2.ShapeTable(
             shapes=[
@@ -172,9 +179,9 @@ def test_shapes_are_told_with_what_they_would_bring(told: Any) -> None:
     )
     assert told() == [
         "shapes, * as planned: estimated tokens/s, and ms of one row's step: compute + sums + hops",
-        "shape machines layers memory at most rows one request full batch step",
-        "mixed * one+two > one 5,4 3.0 GiB 4 99.9 100 7.0 + 0.2 + 3.0",
-        "pipeline one 9 2.0 GiB 0 - - -",
+        "shape machines layers memory at most rows one request eight full batch step",
+        "mixed * one+two > one 5,4 3.0 GiB 4 99.9 98.0 100 7.0 + 0.2 + 3.0",
+        "pipeline one 9 2.0 GiB 0 - - - -",
         "assumed of links: much",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from ringevents import EventRing
 
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.costs import (
+    FENCE,
     HOP,
+    HOP_ON_METAL,
     SEALED,
     Estimate,
     Link,
@@ -60,7 +63,10 @@ def of(made: Model, shape: Shape, network: Network, rows: int) -> Estimate:
 
 # What one H200 did in one process (docs/performance/2026-11-21.md): 1 row of the two shapes at 185 and 68.1
 # tokens/s give bytes a second and the time of a layer, 64 rows what a row adds, 4,096 tokens the caches.
-H200 = {"8b": Rate(4.5e9 * 1000, 0.0146, 65e-6, 423e9), "70b": Rate(4.5e9 * 1000, 0.0075, 65e-6, 214e9)}
+H200 = {
+    "8b": Rate(4.5e9 * 1000, ((1, 1), (64, 1 + 63 * 0.0146)), 65e-6, 423e9),
+    "70b": Rate(4.5e9 * 1000, ((1, 1), (64, 1 + 63 * 0.0075)), 65e-6, 214e9),
+}
 LAYER = {"8b": (436_207_616, 4096), "70b": (1_711_276_032, 8192)}
 HEAD = 128_256 * 2
 NCCL = Network(links={frozenset("ab"): Link(65e-6, 450e9)})
@@ -118,9 +124,12 @@ def test_tensor_is_estimated_slower_than_the_pipeline_where_it_was() -> None:
 rates = st.builds(
     Rate,
     bytes_per_second=st.floats(5e10, 5e12),
-    row_share=st.floats(0, 1),
+    rows=st.lists(st.floats(0, 8), min_size=3, max_size=3).map(
+        lambda more: tuple(zip((1, 4, 5, 64), accumulate(more, initial=1.0), strict=True))
+    ),
     layer_seconds=st.floats(0, 2e-4),
     kv_bytes_per_second=st.sampled_from([0.0, 4e10]),
+    metal=st.booleans(),
 )
 wires = st.builds(Link, latency=st.floats(1e-6, 1e-3), bytes_per_second=st.floats(1e8, 1e11))
 
@@ -159,9 +168,9 @@ def test_formulae_and_simulated_steps_agree(cluster: tuple[Model, Shape, Network
     made, shape, network, rows = cluster
     found = of(made, shape, network, rows)
     assert found.rows == rows
-    simulated = EventRing(made, shape, network, rows).tokens_per_second(64 * rows)
+    simulated = EventRing(made, shape, network, rows, found.lanes).tokens_per_second(64 * rows)
     assert found.full_batch == pytest.approx(simulated, rel=TOLERANCE)
-    alone = EventRing(made, shape, network, 1).tokens_per_second(64)
+    alone = EventRing(made, shape, network, 1, 1).tokens_per_second(64)
     assert found.one_request == pytest.approx(alone, rel=TOLERANCE)
 
 
@@ -191,10 +200,13 @@ def holding(name: str, room: int, rate: Rate | None) -> Candidate:
 def test_each_figure_by_hand(wire: float, seconds: float) -> None:
     """Two ranks and one machine after them: bound by the slower stage, and by the wire."""
     pair = (
-        holding("a", 1700 + 3 * 280 + 279, Rate(1000, 0.5, 0.01, 400)),
-        holding("b", 9000, Rate(2000, 0.25)),
+        holding("a", 1700 + 3 * 280 + 279, Rate(1000, ((1, 1), (2, 1.5)), 0.01, 400)),
+        holding("b", 9000, Rate(2000, ((1, 1), (2, 1.25)))),
     )
-    shape = (TensorGroup(pair, 2), TensorGroup((holding("c", 9000, Rate(1500, 0.0, 0.02, 100)),), 1))
+    shape = (
+        TensorGroup(pair, 2),
+        TensorGroup((holding("c", 9000, Rate(1500, ((1, 1), (2, 1)), 0.02, 100)),), 1),
+    )
     links = {
         frozenset("ab"): Link(0.001, 5000),
         frozenset("ac"): Link(0.002, wire),
@@ -225,6 +237,39 @@ def test_a_tensor_ring_hands_on_tokens_alone() -> None:
     assert found.step[1:] == pytest.approx((sums, HOP + 0.5), rel=1e-9)
     alone = of(small(10), (TensorGroup(pair[:1], 3),), Network(Link(0.5, 1e4)), 1)
     assert alone.step[1:] == (0, 0)
+
+
+def test_sums_and_hops_of_macs_cost_what_their_fences_and_threads_do() -> None:
+    pair = [holding(name, 9000, Rate(1000, metal=True)) for name in "ab"]
+    network = Network(Link(0.5, 1e4))
+    tensor = of(small(10), (TensorGroup(tuple(pair), 3),), network, 1)
+    sums = 2 * 3 * (FENCE + 2 * (0.5 + 500 / 1e4))
+    assert tensor.step[1:] == pytest.approx((sums, HOP_ON_METAL + 0.5), rel=1e-9)
+    pipeline = of(small(10), (TensorGroup((pair[0],), 2), TensorGroup((pair[1],), 1)), network, 1)
+    assert pipeline.step[1] == 0
+    assert pipeline.step[2] == pytest.approx(2 * (HOP_ON_METAL + 0.5) + 1000 * (1 / 1e4 + 1 / SEALED))
+    alone = of(small(10), (TensorGroup((pair[0],), 3),), network, 1)
+    assert alone.step[1:] == (0, 0)
+
+
+STAIRS = ((1, 1.0), (2, 1.0), (4, 1.28), (6, 2.04), (8, 2.5), (9, 3.14), (10, 3.95), (32, 3.95), (33, 7.8))
+"""A matrix of 4 bits on an M3 Max."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "lanes", "at_least"), [(8, 2, 1.5), (12, 3, 1.55), (20, 5, 1.5), (64, 2, 4.0)]
+)
+def test_a_full_batch_is_in_the_lanes_that_its_steps_by_stairs_want(
+    rows: int, lanes: int, at_least: float
+) -> None:
+    """And not always in as many as there are stages, against eight rows in one lane."""
+    made = model(80, 485 << 20, 1 << 20, 512, 16384, 256)
+    macs = [machine(name, Rate(501e9, STAIRS, 83e-6, 501e9, metal=True)) for name in "ab"]
+    found = of(made, tuple(TensorGroup((mac,), 40) for mac in macs), Network(Link(2.5e-4, 3e9)), rows)
+    assert found.lanes == lanes
+    one_lane = 8 / (2 * 2.5 * found.step[0] / 2)
+    assert found.full_batch >= at_least * one_lane
+    assert found.eight == pytest.approx(found.full_batch) or rows > 8
 
 
 @pytest.mark.parametrize(("room", "rows"), [(5000, 0), (5001, 1), (5002, 2), (5007, 7), (5008, 7)])

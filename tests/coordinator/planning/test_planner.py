@@ -27,7 +27,7 @@ from sealring.mesh.errors import (
 )
 from sealring.node.engine.folder import kv_bytes
 from sealring.v1 import admin_pb2, model_pb2
-from sealring.v1.membership_pb2 import EpochPrepared
+from sealring.v1.membership_pb2 import EpochPrepared, RowsTime
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -126,7 +126,7 @@ def test_a_slow_member_gets_fewer_layers_and_the_plan_says_so() -> None:
     first = plan(spec(stages=3), profile(), THREE).rings[0].stages
     for stage, microseconds in zip(first, (10_000, 35_000, 10_000), strict=True):
         assert speeds.of(stage.member, "ab" * 32) is None
-        speeds.note(stage, profile(), EpochPrepared(step_us=microseconds))
+        speeds.note(stage, profile(), EpochPrepared(times=[RowsTime(rows=1, microseconds=microseconds)]))
     seen = [dataclasses.replace(one, rate=speeds.of(one.id, "ab" * 32)) for one in THREE]
     made = plan(spec(stages=3), profile(), seen)
     assert ranges(made) == [(0, 4), (4, 5), (5, 9)]

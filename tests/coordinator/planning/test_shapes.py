@@ -27,7 +27,7 @@ MODEL = {
     "handoff_bytes_per_token": 8192,
     "max_context": 8192,
 }
-MAC = {"name": "mac", "usable_gib": 40, "gb_per_s": 400, "row_share": 0.05}
+MAC = {"name": "mac", "usable_gib": 40, "gb_per_s": 400, "rows": [[1, 1], [21, 2]]}
 FAST = {"gbit_per_s": 60, "latency_us": 10}
 SLOW = {"gbit_per_s": 10, "latency_us": 500}
 
@@ -89,6 +89,27 @@ def test_what_a_better_cable_brings_is_told_with_how_to_have_it() -> None:
     assert "for one request nothing is faster than the plan" in why
     assert re.search(r"tensor over 2 would have 0\.\d+ of that: .* adds up for 6\d\.\d", why)
     assert "assumed of links" in "\n".join(asked({}).shapes.reasons)
+
+
+def test_a_tensor_ring_of_macs_over_tcp_is_warned_of_with_what_a_pipeline_would_bring() -> None:
+    tensor = {"strategy": "tensor", "stages": 2, "clear_links": True}
+    macs = {"machines": [MAC | {"count": 2, "metal": True}], "network": {"gbit_per_s": 24, "latency_us": 250}}
+    answer = asked(macs, **tensor)
+    (warning,) = [line for line in answer.shapes.reasons if line.startswith("warning")]
+    planned = answer.shapes.shapes[0]
+    pipeline = shapes(answer)["pipeline"]
+    assert planned.one_request < pipeline.one_request
+    assert f"{planned.sums_ms:.0f} ms beside" in warning
+    assert f"{pipeline.one_request:.1f} tokens/s" in warning
+    for other in (asked(macs), asked(macs, backend="jaccl", **tensor), asked({"network": SLOW}, **tensor)):
+        assert not any(line.startswith("warning") for line in other.shapes.reasons)
+
+
+def test_each_shape_says_what_one_request_and_eight_would_have() -> None:
+    for one in asked({"network": SLOW}, max_rows=16).shapes.shapes:
+        assert one.one_request < one.eight_requests < one.full_batch
+    for one in asked({"network": SLOW}, max_rows=4).shapes.shapes:
+        assert one.eight_requests == one.full_batch
 
 
 def test_more_machines_are_told_to_serve_more_rows() -> None:

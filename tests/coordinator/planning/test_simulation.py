@@ -16,7 +16,7 @@ from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS
 
 FILE: dict[str, Any] = {
     "model": {"layers": 3, "layer_bytes": 10, "kv_bytes_per_token": 5, "handoff_bytes_per_token": 8},
-    "machines": [{"name": "mac", "usable_gib": 2, "gb_per_s": 3, "row_share": 0.5}],
+    "machines": [{"name": "mac", "usable_gib": 2, "gb_per_s": 3, "rows": [[1, 1], [3, 2]]}],
     "links": [{"between": ["mac", "b"], "gbit_per_s": 8, "latency_us": 10}],
     "network": {"gbit_per_s": 1, "latency_us": 100},
 }
@@ -55,7 +55,19 @@ MOST = 1 << 50
         ("machines.0.name", ["a", "A.b_c-9", "n" * 64], ["", "n" * 65, "a b"]),
         ("machines.0.usable_gib", [1e-6, 1e9], [0, 1.1e9]),
         ("machines.0.gb_per_s", [1e-6, 1e9], [0, 1.1e9]),
-        ("machines.0.row_share", [0, 1e9], [-0.1, 1.1e9]),
+        (
+            "machines.0.rows",
+            [[], [[1, 1], [256, 1]], [[1, 1.0], [2, 1e6]]],
+            [
+                [[1, 1]],
+                [[2, 1], [3, 1]],
+                [[1, 2], [2, 2]],
+                [[1, 1], [1, 1]],
+                [[1, 1], [2, 0.9]],
+                [[1, 1], [257, 2]],
+            ],
+        ),
+        ("machines.0.metal", [True], ["yes", 1]),
         ("machines.0.layer_us", [0, 1e9], [-0.1, "1"]),
         ("machines.0.kv_gb_per_s", [0, 1e9], [-0.1]),
         ("machines.0.count", [1, 64], [0, 65, 1.0]),

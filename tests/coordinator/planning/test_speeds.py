@@ -7,11 +7,11 @@ import pytest
 from sealring.coordinator.planning import speeds as module
 from sealring.coordinator.planning.speeds import Rate, Speeds, differ
 from sealring.v1.admin_pb2 import StagePlan
-from sealring.v1.membership_pb2 import EpochPrepared
+from sealring.v1.membership_pb2 import EpochPrepared, RowsTime
 from tests.coordinator.conftest import small_profile
 
 PROFILE = small_profile()
-SECOND = EpochPrepared(step_us=1_000_000)
+SECOND = EpochPrepared(times=[RowsTime(rows=1, microseconds=1_000_000)])
 
 
 def stage(member: str, layers: int = 4) -> StagePlan:
@@ -28,14 +28,22 @@ def test_a_stage_that_nobody_timed_says_nothing() -> None:
     assert (speeds.of("b", PROFILE.digest), speeds.of("a", "cd" * 32)) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("rows", "rows_us", "share"),
-    [(2, 1_500_000, 0.5), (256, 1_255_000, 0.001), (257, 1_256_000, 1.0), (1, 2_000_000, 1.0), (2, 0, 1.0)],
-)
-def test_rows_are_believed_from_two_on(rows: int, rows_us: int, share: float) -> None:
+def test_a_step_of_more_rows_is_known_by_those_that_were_timed() -> None:
+    """Short caches count; so many rows that no ring has them do not, nor a slow moment."""
+    seconds = [(1, 1.0, 0), (2, 1.5, 0), (4, 1.2, 0), (8, 4.0, 0), (8, 9.0, 512), (257, 5.0, 0), (0, 1.0, 0)]
+    timed = [
+        RowsTime(rows=rows, microseconds=int(1e6 * took), context=behind) for rows, took, behind in seconds
+    ]
     speeds = Speeds()
-    speeds.note(stage("a"), PROFILE, EpochPrepared(step_us=1_000_000, rows=rows, rows_us=rows_us))
-    assert speeds.of("a", PROFILE.digest).row_share == pytest.approx(share)
+    speeds.note(stage("a"), PROFILE, EpochPrepared(times=timed, metal=True))
+    rate = speeds.of("a", PROFILE.digest)
+    assert rate is not None
+    assert (rate.bytes_per_second, rate.metal) == (4000.0, True)
+    assert [rate.times(rows) for rows in (1, 2, 4, 6, 8)] == pytest.approx([1, 1.2, 1.2, 2.6, 4])
+    speeds.note(stage("a"), PROFILE, SECOND)
+    alone = speeds.of("a", PROFILE.digest)
+    assert alone is not None
+    assert alone.times(16) == 16, "where nobody timed more, rows gain nothing"
 
 
 @pytest.mark.parametrize(("later", "kept"), [(2, 4), (3, 3), (8, 8)])

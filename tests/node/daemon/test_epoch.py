@@ -226,9 +226,10 @@ async def test_the_whole_way(size: int) -> None:
 async def test_what_steps_take_is_told_of_one_row_and_of_several() -> None:
     """And nothing of chunks of prompts."""
     shop = Workshop()
-    times = [(1, 1, 900), (1, 8, 1000), (16, 1, 2500), (1, 512, 9000)]
+    times = [(1, 1, 900, 0), (1, 8, 1000, 0), (16, 1, 2500, 0), (1, 512, 9000, 0), (16, 1, 2700, 512)]
     steps = [
-        control_pb2.StepTime(rows=rows, tokens=tokens, microseconds=took) for rows, tokens, took in times
+        control_pb2.StepTime(rows=rows, tokens=tokens, microseconds=took, context=context)
+        for rows, tokens, took, context in times
     ]
     shop.made_engine.loaded = engine_pb2.StageLoaded(times=steps)
     epoch = MemberEpoch(Plan(1), shop)
@@ -237,7 +238,8 @@ async def test_what_steps_take_is_told_of_one_row_and_of_several() -> None:
         shop.open(gate)
     await settle()
     told = shop.prepared
-    assert (told.step_us, told.rows, told.rows_us) == (900, 16, 2500)
+    found = [(one.rows, one.microseconds, one.context) for one in told.times]
+    assert found == [(1, 900, 0), (16, 2500, 0), (16, 2700, 512)]
     epoch.end("done")
     await epoch.closed()
 

@@ -20,7 +20,7 @@ from sealring.node.engine.staging import Shard, Stage, random_model, random_stag
 from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.staging.interception import intercept_call
 from sealring.node.engine.transfer import SharedReceiveBuffer
-from sealring.node.engine.warm_up import TIMED_ROWS, batches, cuts, patience, timed, warm_up
+from sealring.node.engine.warm_up import batches, cuts, patience, timed, warm_up
 from sealring.v1 import control_pb2 as control
 
 Archs = dict[str, dict[str, Any]]
@@ -188,26 +188,68 @@ def test_a_trial_leaves_nothing_in_memory(llama: dict[str, Any]) -> None:
     assert mx.get_cache_memory() == 0
 
 
-def test_chunks_that_would_take_long_are_not_timed() -> None:
+@pytest.mark.parametrize("left", [(0.0, math.inf), (math.inf, 0.0)], ids=str)
+def test_steps_that_would_take_long_are_not_timed(left: tuple[float, float]) -> None:
     stage = stage_of(config_of("llama"))
     warm_up(stage, 512)
-    assert [(each.rows, each.tokens) for each in timed(stage, 512, 0.0)] == [(1, 1), (1, 4), (TIMED_ROWS, 1)]
+    found = [(each.rows, each.tokens, each.context) for each in timed(stage, 512, 16, *left)]
+    assert found == [(1, 1, 0), (2, 1, 0), (1, 4, 0)]
 
 
-def test_steps_are_timed_up_to_the_longest_chunk() -> None:
+@pytest.fixture
+def edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "row_edges", lambda: (3, 6, 33))
+
+
+@pytest.mark.parametrize(
+    ("rows", "longest", "expected"),
+    [
+        (1, 1, [(1, 1, 0)]),
+        (7, 40, [*[(rows, 1, 0) for rows in (1, 2, 3, 4, 6, 7)], (1, 4, 0), (1, 16, 0), (1, 40, 0)]),
+        (
+            8,
+            64,
+            [
+                *[(rows, 1, 0) for rows in (1, 2, 3, 4, 6, 8)],
+                (1, 4, 0),
+                (1, 16, 0),
+                (1, 64, 0),
+                (1, 1, 64),
+                (8, 1, 64),
+            ],
+        ),
+    ],
+)
+def test_steps_are_timed_up_to_the_most_rows_and_the_longest_chunk(
+    edges: None, rows: int, longest: int, expected: list[tuple[int, int, int]]
+) -> None:
     stage = stage_of(config_of("llama"))
+    warm_up(stage, longest)
+    found = timed(stage, longest, rows, math.inf, math.inf)
+    assert [(each.rows, each.tokens, each.context) for each in found] == expected
+    assert all(each.microseconds for each in found)
+
+
+def test_no_chunk_is_timed_beyond_a_models_positions() -> None:
+    stage = stage_of(config_of("llama"))
+    stage.positions = 20
     warm_up(stage, 512)
-    for longest, tokens in ((1, [1]), (40, [1, 4, 8, 16, 32, 40])):
-        *chunks, lane = timed(stage, longest, math.inf)
-        assert [each.tokens for each in chunks] == tokens
-        assert (lane.rows, lane.tokens) == (TIMED_ROWS, 1)
-        assert all(each.microseconds for each in (*chunks, lane))
+    assert max(each.tokens for each in timed(stage, 512, 1, math.inf, math.inf)) == 20
+
+
+@pytest.mark.parametrize("name", ["dbrx", "mamba2", "gemma3n"])
+def test_other_architectures_are_timed_in_the_same_way(archs: Archs, name: str) -> None:
+    """A model that waits, one with states, and one whose layers share caches."""
+    stage = stage_of(config_of(name) if name in SMALL else archs[name])
+    warm_up(stage, 64)
+    found = {(each.rows, each.tokens, each.context) for each in timed(stage, 64, 8, math.inf, math.inf)}
+    assert {(1, 1, 0), (8, 1, 0), (1, 64, 0), (8, 1, 64)} <= found
 
 
 def test_how_long_a_gpu_may_take_follows_from_its_longest_chunk(on_a_gpu: None) -> None:
     quick, slow = (
         [control.StepTime(rows=1, tokens=tokens, microseconds=each * tokens) for tokens in (32, 128)]
-        + [control.StepTime(rows=TIMED_ROWS, tokens=1, microseconds=10**8)]
+        + [control.StepTime(rows=rows, tokens=1, microseconds=10**8, context=rows) for rows in (16, 1)]
         for each in (10, 2000)
     )
     assert patience(quick, 512) == 4
