@@ -21,6 +21,7 @@ import stat
 import struct
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -29,6 +30,7 @@ from sealring.mesh.errors import EpochEnded, Unavailable
 from sealring.mesh.system.addresses import free_port
 from sealring.node.carrier.neighbours import Connections
 from sealring.node.wire.arena import SLOT_BYTES
+from sealring.node.wire.waiting import Rhythm, polled
 
 _LOOPBACK = "127.0.0.1"
 _PREVIOUS, _OWN, _NEXT = range(3)
@@ -55,6 +57,7 @@ class RingGroup:
         self._group = _form(connections, knock)
         self._incoming, self._outgoing = connections.incoming, connections.outgoing
         self._received, self._to_send = _record_buffer(), _record_buffer()
+        self._rhythm = Rhythm()
 
     @property
     def incoming(self) -> socket.socket:
@@ -98,13 +101,15 @@ class RingGroup:
 
     def wait_readable(self, timeout: float | None, *others: int) -> set[int]:
         """Waits for bytes from the previous member or on other descriptors; the descriptors that are ready.
+        Bytes for which it waits alone are those of an announced record, which may be due.
 
         Raises EpochEnded when the previous member has closed its end and nothing is left to read.
         """
         poll = select.poll()
         for descriptor in (self._incoming.fileno(), *others):
             poll.register(descriptor, select.POLLIN)
-        ready = {descriptor for descriptor, _ in poll.poll(None if timeout is None else timeout * 1000)}
+        sleep = partial(polled, poll)
+        ready = {each for each, _ in (sleep(timeout) if others else self._rhythm.wait(sleep, timeout))}
         if self._incoming.fileno() in ready:
             # Readable with nothing to read means that the other end has closed.
             try:

@@ -15,6 +15,7 @@ import numpy as np
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded
 from sealring.mesh.ring.composition import ResolvedStep
+from sealring.node.wire.waiting import Rhythm
 
 
 class LocalFeedback:
@@ -54,6 +55,7 @@ class RingFeedback:
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
         self._changed = threading.Condition()
+        self._rhythm = Rhythm()
         self._last: dict[int, int] = {}
         self._awaited: dict[int, int] = {}
         self._arrived_step = 0
@@ -80,19 +82,24 @@ class RingFeedback:
         return np.array([last[row] for row in rows], np.uint32).tobytes()
 
     def _wait(self, needed: int) -> None:
-        until = time.monotonic() + self._deadline
-        with self._changed:
-            while self._arrived_step < needed:
-                left = until - time.monotonic()
-                if self._over:
-                    raise EpochEnded("the epoch ended while tokens were on their way")
-                if left <= 0:
-                    raise DeadlineExceeded(
-                        f"no tokens came round within {self._deadline:g} s",
-                        reason="RECORD_OVERDUE",
-                        hint="a member of the ring hangs; the epoch must end",
-                    )
-                self._changed.wait(left)
+        def over_or_there() -> bool:
+            return self._over or self._arrived_step >= needed
+
+        def sleep(seconds: float | None) -> bool:
+            if seconds == 0:
+                time.sleep(0)  # lets the receiving thread have the interpreter
+                return over_or_there()
+            with self._changed:
+                return self._changed.wait_for(over_or_there, seconds)
+
+        if not self._rhythm.wait(sleep, self._deadline):
+            raise DeadlineExceeded(
+                f"no tokens came round within {self._deadline:g} s",
+                reason="RECORD_OVERDUE",
+                hint="a member of the ring hangs; the epoch must end",
+            )
+        if self._arrived_step < needed:
+            raise EpochEnded("the epoch ended while tokens were on their way")
 
     def settled(self, row: int) -> None:
         """Notes that the row's last token has arrived, although later runs of it are under way."""

@@ -33,7 +33,7 @@ from sealring.mesh.errors import Conflict, FailedPrecondition, Internal, Invalid
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system import logging
 from sealring.mesh.system.start import forbid_core_files
-from sealring.node.engine import device, nvidia
+from sealring.node.engine import device, metal, nvidia
 from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.folder import Loaded, load, profile_message, ranges_message
 from sealring.node.engine.group import form
@@ -95,6 +95,7 @@ class Engine:
 
     def run(self) -> NoReturn:
         """Computes until the process ends."""
+        metal.prepare()
         nvidia.prepare()
         device.prepare()
         limits = engine.EngineReady(memory_limit=device.usable_memory(), overhead=device.overhead())

@@ -17,11 +17,13 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Self
 
 from sealring.mesh.errors import EpochEnded, InvalidInput
 from sealring.node.wire.arena import SLOTS, Arena, create_arena
 from sealring.node.wire.frames import socket_pair
+from sealring.node.wire.waiting import Rhythm, polled
 
 MAX_RECORD_BYTES = 16 << 20
 
@@ -154,6 +156,7 @@ class MessageSocket:
         self._size = size
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
+        self._rhythm = Rhythm()
 
     def send(self, message: bytes) -> None:
         """Raises EpochEnded when the other process is gone."""
@@ -180,7 +183,7 @@ class MessageSocket:
     def receive(self, timeout: float | None = None) -> bytes:
         """Waits for one message. Raises EpochEnded when the other process is gone or on `shut`, and
         TimeoutError if no byte arrives within `timeout` seconds."""
-        if not self._poll.poll(None if timeout is None else timeout * 1000):
+        if not self._rhythm.wait(partial(polled, self._poll), timeout):
             raise TimeoutError
         parts, missing = b"", self._size
         while missing:
@@ -231,11 +234,16 @@ class Announcements:
         self._sender = threading.Thread(target=self._run, name="announcements", daemon=True)
         self._sender.start()
 
-    def put(self, message: bytes) -> None:
-        """Sends a message now, or as soon as the socket has room. Raises EpochEnded."""
+    def put(self, message: bytes, *, hold: bool = False) -> None:
+        """Sends a message now, or as soon as the socket has room. Raises EpochEnded.
+
+        With `hold` a message for which nothing waits is sent with the next one, which wakes the carrier once
+        for both. At most one is held.
+        """
         with self._lock:
+            held = bool(self._unsent)
             self._unsent += message
-            if not self._more.is_set() and not self._flush():
+            if not (self._more.is_set() or (hold and not held) or self._flush()):
                 self._more.set()
 
     def close(self) -> None:
@@ -373,7 +381,8 @@ class EngineChannel:
         return Received(wanted, memoryview(whole), None, -1)
 
     def free_incoming(self, slot: int) -> None:
-        self._announcements.put(encode_message(_NOTHING, slot))
+        """Gives a slot back, with the next announcement or the next slot: the carrier has others."""
+        self._announcements.put(encode_message(_NOTHING, slot), hold=True)
 
     def shut(self) -> None:
         """Wakes every waiting call, which then raises EpochEnded. May be called from any thread."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -226,3 +227,22 @@ def test_a_waiting_receive_ends_on_shut_from_another_thread(ends):
     with pytest.raises(EpochEnded):
         engine.receive()
     timer.join()
+
+
+def test_a_slot_that_is_given_back_travels_with_the_next_announcement(ends):
+    engine, carrier = ends
+
+    def wakes(number: int) -> int:
+        """Times that a carrier which waits for announcements finds some, for `number` records."""
+        poll, woken = select.poll(), 0
+        poll.register(carrier.incoming_descriptor, select.POLLIN)
+        for _ in range(number):
+            engine.expect(header(1))
+            woken += len(poll.poll(0))
+            assert carrier.expects()
+            deliver(carrier, b"x")
+            engine.receive().release()
+            woken += len(poll.poll(0))
+        return woken
+
+    assert wakes(3 * SLOTS) == 3 * SLOTS
