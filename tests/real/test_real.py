@@ -129,6 +129,7 @@ async def test_a_call_that_is_required_keeps_to_its_tools_schema(arrangements, w
             messages=[{"role": "user", "content": "Keep Paris."}],
             tools=[{"type": "function", "function": function}],
             tool_choice="required",
+            parallel_tool_calls=False,
             temperature=0,
             max_tokens=200,
             timeout=LIMIT_SECONDS,
