@@ -125,6 +125,7 @@ class PacedEngine(Hooked):
         super().install()
         if self._model is not None:  # a Mac has a GPU
             device.rows_in_turn = lambda: False
+            device.metal = lambda: True
             send = EngineChannel.send
 
             def sent(channel: EngineChannel, header: RecordHeader, *parts: memoryview) -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sealring.gateway.scheduler.actions import AnnounceStep, Begin, Deliver, DiscardRow, Fail, Finish, OpenRow
 from sealring.gateway.scheduler.budget import MANY
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.memory import rounded
 from sealring.gateway.scheduler.planner import AHEAD
 from sealring.gateway.scheduler.request import Request
@@ -200,6 +200,10 @@ class ModelRing:
             output.held.extend(held)
 
 
+PAIRS = StepCosts(rows=((1, 1.0), (2, 1.0), (3, 4.0), (8, 4.0)))
+"""More lanes than stages: two rows cost what one does, and a third costs three more."""
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -226,6 +230,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         support=st.sampled_from(control.PrefixSupport.values()),
         in_turn=st.booleans(),
         speculate=st.booleans(),
+        costs=st.sampled_from([StepCosts(), PAIRS]),
     )
     def start(
         self,
@@ -236,9 +241,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         support: control.PrefixSupport.ValueType,
         in_turn: bool,
         speculate: bool,
+        costs: StepCosts,
     ) -> None:
         members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10) for rank in range(stages))
-        self.facts_of = RingFacts(members, max_rows, chunk, support, in_turn, speculate)
+        self.facts_of = RingFacts(members, max_rows, chunk, support, in_turn, speculate, costs)
 
     @precondition(lambda self: self.ring is None)
     @rule()
