@@ -3,7 +3,7 @@
 Caches: one layer's keys and values get token after token behind a long prompt, grown by 256 tokens or by
 `rows.growth`. Weights: a safetensors file is read in blocks of 8 MiB, after each of which MLX's freed buffers
 go back, or as `device.read_bytes` has it. Records: two ends of a TCP connection have socket buffers of 128
-KiB, as a new connection of macOS has, or of 4 MiB. MLX's default device computes. A CPU shows little of Metal.
+KiB, as a new connection of macOS has, or of 4 MiB. MLX computes on its default device; a CPU is not Metal.
 """
 
 from __future__ import annotations
