@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_names import Names
-from sealring.mesh.ring.spread import Times, between, rising, round_seconds, spreads
+from sealring.mesh.ring.spread import Times, between, rising, rounds_with_another, spreads
 from sealring.v1 import control_pb2 as control
 
 _SHORTEST, _LONGEST = 1e-6, 3600.0
@@ -132,9 +132,10 @@ class RingFacts:
         most = 1 << max(4, rows - 1).bit_length()
         return _lanes(self.costs, self.stages, self.hop, most, context)[rows]
 
-    def round_seconds(self, sizes: Sequence[int], context: int = 0) -> float:
-        """Seconds from a row's token to its next with lanes of these sizes, without prefill."""
-        return round_seconds(sizes, partial(self.costs.decode, context=context), self.stages, self.hop)
+    def rounds_with_another(self, sizes: Sequence[int], context: int = 0) -> list[float]:
+        """Seconds from a row's token to its next, without prefill, if a row joins each of these lanes."""
+        costs = partial(self.costs.decode, context=context)
+        return rounds_with_another(sizes, costs, self.stages, self.hop)
 
 
 @lru_cache(maxsize=64)

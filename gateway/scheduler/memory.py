@@ -81,13 +81,12 @@ class Ledger:
         wanted = self._ring.lanes(min(self.rows + more, self._ring.max_rows), context)
         if len(order) < min(MAX_LANES, max(2, len(wanted))):
             order.append(next(lane for lane in count() if lane not in self._sizes))
-        sizes = [self._rows(lane) for lane in order]
+        sizes = [self._sizes[lane].total() if lane in self._sizes else 0 for lane in order]
+        rounds = self._ring.rounds_with_another(sizes, context)
 
         def preference(place: int) -> tuple[bool, float, int, int]:
             larger = place < len(wanted) and sizes[place] < wanted[place]
-            then = [*sizes[:place], sizes[place] + 1, *sizes[place + 1 :]]
-            seconds = self._ring.round_seconds([each for each in then if each], context)
-            return not larger, seconds, sizes[place], self._growth(order[place], size)
+            return not larger, rounds[place], sizes[place], self._growth(order[place], size)
 
         fitting = [place for place, lane in enumerate(order) if self.fits(self._growth(lane, size))]
         best = min(fitting, key=preference, default=None)
@@ -105,9 +104,6 @@ class Ledger:
             (each.kv_budget - _bytes(each, self.tokens, self.rows)) // max(1, _bytes(each, size, 1))
             for each in self._distinct
         )
-
-    def _rows(self, lane: int) -> int:
-        return self._sizes[lane].total() if lane in self._sizes else 0
 
     def reserve(self, row: int, lane: int, tokens: int) -> None:
         size = rounded(tokens)

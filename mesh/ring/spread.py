@@ -61,6 +61,18 @@ def round_seconds(sizes: Sequence[int], seconds: Seconds, stages: int, hop: floa
     return max(sum(steps), stages * (max(steps) + hop)) if steps else 0.0
 
 
+def rounds_with_another(sizes: Sequence[int], seconds: Seconds, stages: int, hop: float) -> list[float]:
+    """Seconds of a round if a row joins each of these lanes, in their order; a size of 0 is a new lane. Whole
+    microseconds: alike rounds are equal."""
+    steps = [seconds(size) if size else 0.0 for size in sizes]
+    together, longest = sum(steps), max(steps, default=0.0)
+    found = []
+    for size, own in zip(sizes, steps, strict=True):
+        then = seconds(size + 1)
+        found.append(round(max(together - own + then, stages * (max(longest, then) + hop)), 6))
+    return found
+
+
 def spreads(most: int, seconds: Seconds, stages: int, hop: float) -> list[tuple[int, ...]]:
     """The sizes of lanes for 0 to `most` rows, largest first.
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.ring.spread import ALIKE, round_seconds, spreads
+from sealring.mesh.ring.spread import ALIKE, round_seconds, rounds_with_another, spreads
 
 STAIRS = (1.0, 1.0, 1.14, 1.28, 1.66, 2.04, 2.27, 2.5, 3.14, *[3.95] * 23, *[7.8] * 32)
 """Steps of 1 to 64 rows of a 4-bit model on an M3 Max."""
@@ -39,6 +39,20 @@ def test_no_other_lanes_have_shorter_rounds(table: list[float], stages: int, hop
     assert all(size > 0 for size in found)
     best = min(round_seconds(sizes, seconds, stages, hop) for sizes in partitions(rows, rows))
     assert round_seconds(found, seconds, stages, hop) <= best * (1 + ALIKE) ** 2
+
+
+@given(steps, st.integers(1, 4), st.lists(st.integers(0, 11), min_size=1, max_size=5))
+def test_rounds_with_another_row_are_those_of_lanes_that_have_it(
+    table: list[float], stages: int, sizes: list[int]
+) -> None:
+    def seconds(size: int) -> float:
+        return table[size - 1]
+
+    for place, found in enumerate(rounds_with_another(sizes, seconds, stages, 0.1)):
+        then = [size + (each == place) for each, size in enumerate(sizes)]
+        assert found == pytest.approx(
+            round_seconds([size for size in then if size], seconds, stages, 0.1), abs=1e-6
+        )
 
 
 @pytest.mark.parametrize(
