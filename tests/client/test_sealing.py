@@ -72,11 +72,12 @@ class Reply:
     """The deltas of an answer, or of two, of which each is whole after the first."""
 
     ring = RING
+    prompt_tokens = 5
 
     def __init__(self, deltas: Sequence[Delta], choices: int) -> None:
         self._deltas = deltas
         both = (Choice("ab", "stop", 3, ()), Choice("c", "length", 1, ()))[:choices]
-        usage = Usage(5, 4, 3, drafted_tokens=2, accepted_tokens=1)
+        usage = Usage(self.prompt_tokens, 4, 3, drafted_tokens=2, accepted_tokens=1)
         self.completion = Completion("ab", "stop", usage, "demo", "id", RING, choices=both)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
@@ -120,7 +121,7 @@ async def test_an_answer_is_passed_on_and_counted(shown: int, choices: int) -> N
     events = await answered(Answering(*deltas, choices=choices), metrics)
     assert [event.WhichOneof("event") for event in events] == ["started", *["delta"] * shown, "finished"]
     assert events[0].started == inference.Started(
-        request_id="r", model="demo", ring="demo-0", min_trust=20, roster_version=3
+        request_id="r", model="demo", ring="demo-0", prompt_tokens=5, min_trust=20, roster_version=3
     )
     both = [inference.FinishedChoice(reason=STOP, completion_tokens=3)]
     both += [inference.FinishedChoice(reason=LENGTH, completion_tokens=1)]
