@@ -1198,24 +1198,24 @@ class EpochPrepared(_message.Message):
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def step_us(self) -> _builtins.int:
-        """of `times`, for older coordinators: of one row"""
+        """by earlier releases: of `times` that of one row"""
 
     @step_us.setter
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def step_us(self, value: _builtins.int) -> None:
-        """of `times`, for older coordinators: of one row"""
+        """by earlier releases: of `times` that of one row"""
 
     group_address: _builtins.str
     """ip:port where a tensor ring's group finds this rank"""
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def rows(self) -> _builtins.int:
-        """of `times`: the most rows"""
+        """by earlier releases: of `times` the most rows"""
 
     @rows.setter
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def rows(self, value: _builtins.int) -> None:
-        """of `times`: the most rows"""
+        """by earlier releases: of `times` the most rows"""
 
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
