@@ -48,31 +48,42 @@ class StepCosts:
 
     @classmethod
     def of(cls, timed: Iterable[Sequence[Timed]]) -> StepCosts:
-        """The table of stages that report their times; the default where they time too little.
+        """The table of stages that report their times; the default where all time too little.
 
-        One row of one token is both a decode step and a chunk. Impossible sizes and times are ignored.
+        One row of one token is both a decode step and a chunk. Impossible sizes and times are ignored. A slow
+        stage times fewer sizes: of the others its times count as on the line behind its last.
         """
-        slowest: dict[tuple[int, int, int], float] = {}
-        for stage in timed:
-            for rows, tokens, seconds, context in stage[:MAX_TIMES]:
-                if rows >= 1 and tokens >= 1 and context >= 0 and _SHORTEST <= seconds <= _LONGEST:
-                    key = rows, tokens, context
-                    slowest[key] = max(seconds, slowest.get(key, 0.0))
-        by_rows = sorted(
-            (rows, took) for (rows, tokens, behind), took in slowest.items() if (tokens, behind) == (1, 0)
-        )
-        by_tokens = sorted(
-            (tokens, took) for (rows, tokens, behind), took in slowest.items() if (rows, behind) == (1, 0)
-        )
-        if not by_rows or len(by_tokens) < 2:
+        stages = [stage for stage in map(cls._of_one, timed) if stage is not None]
+        if not stages:
             return cls()
-        costs = cls(rising(by_rows), rising(by_tokens))
-        each = [
+        return cls(
+            _slowest([stage.rows for stage in stages]),
+            _slowest([stage.tokens for stage in stages]),
+            max(stage.behind for stage in stages),
+        )
+
+    @classmethod
+    def _of_one(cls, timed: Sequence[Timed]) -> StepCosts | None:
+        found = {
+            (rows, tokens, context): seconds
+            for rows, tokens, seconds, context in timed[:MAX_TIMES]
+            if rows >= 1 and tokens >= 1 and context >= 0 and _SHORTEST <= seconds <= _LONGEST
+        }
+        by_rows = [
+            (rows, took) for (rows, tokens, behind), took in found.items() if (tokens, behind) == (1, 0)
+        ]
+        by_tokens = [
+            (tokens, took) for (rows, tokens, behind), took in found.items() if (rows, behind) == (1, 0)
+        ]
+        if not by_rows or len(by_tokens) < 2:
+            return None
+        costs = cls(rising(sorted(by_rows)), rising(sorted(by_tokens)))
+        more = [
             (took - costs.decode(rows)) / (rows * behind)
-            for (rows, tokens, behind), took in slowest.items()
+            for (rows, tokens, behind), took in found.items()
             if behind and tokens == 1
         ]
-        return replace(costs, behind=max(0.0, *each)) if each else costs
+        return replace(costs, behind=max(0.0, *more)) if more else costs
 
     def decode(self, rows: float, context: float = 0.0) -> float:
         """Seconds of a decode step of `rows` rows in the slowest stage, behind `context` tokens of each."""
@@ -141,3 +152,8 @@ class RingFacts:
 @lru_cache(maxsize=64)
 def _lanes(costs: StepCosts, stages: int, hop: float, most: int, context: int) -> list[tuple[int, ...]]:
     return spreads(most, partial(costs.decode, context=context), stages, hop)
+
+
+def _slowest(stages: Sequence[Times]) -> Times:
+    sizes = sorted({size for times in stages for size, _ in times})
+    return tuple((size, max(between(times, size) for times in stages)) for size in sizes)

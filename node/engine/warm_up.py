@@ -50,6 +50,9 @@ _CUT_TRIAL = (3, 5)
 _BATCH_TRIAL = (3, 5)
 """Tokens of two rows."""
 
+_MOST_TIMES, _SHORT = 4, 0.05
+"""Attempts of a measurement at most, and seconds up to which there is another one on a CPU, too."""
+
 _LONG_CONTEXT = 64
 """Tokens in caches from which a step behind them is timed: fewer cost nothing that could be seen."""
 
@@ -234,14 +237,13 @@ class _Trial:
 
     def _time(self, cache: Callable[[], Cache], rows: int, tokens: int) -> float:
         """Seconds of a step, of several attempts the least. On a GPU the first is not counted."""
-        attempts = []
-        for attempt in range(_times()):
+        attempts: list[float] = []
+        while len(attempts) < _times() or (len(attempts) < _MOST_TIMES and sum(attempts) < _SHORT):
             given = cache()
             begun = time.perf_counter()
             _runs_ahead(self._stage, self._made, given, rows, tokens)
             attempts.append(time.perf_counter() - begun)
-            if attempt or _times() == 1:
-                self._left -= attempts[-1]
+        self._left -= sum(attempts[1:] or attempts)
         return min(attempts)
 
     def _note(self, rows: int, tokens: int, seconds: float, context: int = 0) -> None:
@@ -263,7 +265,7 @@ def patience(times: Sequence[control.StepTime], longest: int) -> float:
 
 def _times() -> int:
     """Attempts of a measurement: a GPU loads kernels and makes plans at a new shape, and wakes slowly."""
-    return 1 if mx.default_device() == mx.cpu else 4
+    return 1 if mx.default_device() == mx.cpu else _MOST_TIMES
 
 
 def _steps(stage: Stage, longest: int) -> Iterator[bool]:

@@ -16,9 +16,18 @@ def test_the_slowest_stage_counts_and_slow_moments_do_not() -> None:
     slow = [Timed(1, 1, 0.002), Timed(16, 1, 0.003), Timed(1, 32, 0.01), Timed(1, 128, 0.03)]
     costs = StepCosts.of([fast, slow])
     assert (costs.decode(1), costs.decode(16)) == (0.002, 0.004)
-    assert (costs.chunk(1), costs.chunk(32), costs.chunk(128)) == (0.002, 0.03, 0.03)
+    assert (costs.chunk(1), costs.chunk(32), costs.chunk(128)) == (0.002, 0.02, 0.03)
     assert costs.decode(8.5) == pytest.approx(0.003)
     assert costs.decode(31) == pytest.approx(0.006), "on the line through the last two"
+
+
+def test_a_slow_stage_that_timed_fewer_sizes_stays_slow() -> None:
+    fast = [Timed(rows, 1, 0.001) for rows in (1, 2, 64)] + [Timed(1, tokens, 0.002) for tokens in (4, 2048)]
+    slow = [Timed(1, 1, 0.1), Timed(2, 1, 0.2), Timed(1, 4, 0.4)]
+    costs = StepCosts.of([fast, slow])
+    assert [costs.decode(rows) for rows in (1, 2, 64)] == pytest.approx([0.1, 0.2, 6.4])
+    assert costs.chunk(2048) == pytest.approx(204.8)
+    assert StepCosts.of([fast, []]) == StepCosts.of([fast])
 
 
 def test_behind_the_last_stair_rows_cost_what_they_did_in_the_mean() -> None:
