@@ -47,6 +47,8 @@ def between(times: Times, size: float) -> float:
         return times[0][1]
     after = bisect_left(times, size, key=itemgetter(0))
     if after < len(times):
+        if times[after][0] == size:
+            return times[after][1]
         (low, least), (high, most) = times[max(0, after - 1)], times[max(1, after)]
     else:
         high, most = times[-1]
