@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 from typer.main import get_group_from_info
 from typer.models import TyperInfo
 
-from sealring.cli.host import Host
 from sealring.cli.terminal import exit_codes
+from sealring.cli.terminal.host import Host
 from sealring.cli.terminal.output import say
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.start import collect_seldom, hide_rich

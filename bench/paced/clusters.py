@@ -14,8 +14,8 @@ from typing import Any
 
 from bench.models import SHAPES, random_model
 from bench.paced.node import PACE, Pace
-from sealring.cli.host import Host
 from sealring.cli.local.cluster import LocalCluster
+from sealring.cli.terminal.host import Host
 
 NAME = "bench"
 CONTEXT = 65_536

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sealring.cli.calls.gateway import named
-from sealring.cli.host import host_of
+from sealring.cli.terminal.host import host_of
 from sealring.mesh.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ def run_admin(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> 
     host = host_of(context)
 
     async def run() -> T:
-        async with host.admin(
-            settings.operator, address=settings.coordinator, seconds=settings.timeout
+        async with host.reach(
+            connect, settings.operator, address=settings.coordinator, seconds=settings.timeout
         ) as admin:
             return await work(admin)
 

@@ -17,8 +17,8 @@ import typer
 from sealring.cli.calls.members import look
 from sealring.cli.calls.operator import run_admin
 from sealring.cli.commands.doctor import examine_machine
-from sealring.cli.host import host_of
 from sealring.cli.terminal.command import ADMIN, command, load_settings
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import cannot_write
 from sealring.cli.terminal.output import say
 from sealring.mesh.errors import SealringError

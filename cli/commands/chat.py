@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.host import Host, host_of
 from sealring.cli.local.leftovers import gateway_of, running
 from sealring.cli.terminal.command import command, load_settings
+from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson, MinTrust, RootHash
 from sealring.cli.terminal.output import print_json, printable, say, write
 from sealring.mesh.errors import ConfigError, InvalidInput
@@ -126,10 +126,11 @@ def chat(
     elif as_json:
         raise InvalidInput("--json needs the question on the command line", reason="BAD_QUESTION")
     else:
+        from sealring.cli.calls.asking import asking
         from sealring.cli.calls.conversation import converse
 
         target = _target(host, loaded, root_sha256, clear=clear)
-        opened = host.asking(target, seconds=_ASK_SECONDS)
+        opened = host.reach(asking, target, seconds=_ASK_SECONDS)
         converse(target, opened, first, write_piece)
 
 
@@ -139,7 +140,9 @@ def write_piece(text: str) -> None:
 
 
 async def _once(host: Host, target: Target, base: Question, question: str, *, as_json: bool) -> None:
-    async with host.asking(target, seconds=_ASK_SECONDS) as asker:
+    from sealring.cli.calls.asking import asking
+
+    async with host.reach(asking, target, seconds=_ASK_SECONDS) as asker:
         asked = replace(base, messages=[*base.messages, ("user", question)])
         answer = await asker.ask(asked, (lambda text: None) if as_json else write_piece)
     if as_json:

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.host import host_of
 from sealring.cli.setup.tools import TOOLS, Settings, filled, shown, values_of
 from sealring.cli.terminal.command import command, load_settings
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.output import say, write
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.paths import default_state_root, proxy_key_file

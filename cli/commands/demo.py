@@ -12,11 +12,11 @@ import typer
 
 from sealring.cli.commands.chat import write_piece
 from sealring.cli.commands.deployment import default_name
-from sealring.cli.host import Host, host_of
 from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
 from sealring.cli.local.leftovers import PORTS, announced, temporary_folder
 from sealring.cli.local.output import QUESTION, print_ring, print_ways, report
 from sealring.cli.terminal.command import command
+from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import Progress, print_json, say
 from sealring.mesh.errors import ConfigError, InvalidInput, ModelError
@@ -52,6 +52,7 @@ def demo(
     """
     if not question.strip() or len(question) > _MAX_QUESTION:
         raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
+    from sealring.cli.local.cluster import LocalCluster
     from sealring.node.models.folders import bundled_model
 
     host = host_of(context)
@@ -77,7 +78,7 @@ def demo(
     with state_folder(host, state_dir) as chosen:
 
         def make(say: Callable[[str], None]) -> LocalCluster:
-            return host.local_cluster(chosen, folder, nodes=nodes, name=name, say=say)
+            return host.reach(LocalCluster, chosen, folder, nodes=nodes, name=name, say=say)
 
         run_cluster(host, make, work, what="starting a local cluster", serve=not once)
 
@@ -114,13 +115,13 @@ def state_folder(host: Host, chosen: Path | None) -> Iterator[Path]:
 
 
 async def _ask(host: Host, cluster: LocalCluster, question: str, *, quiet: bool) -> Answer:
-    from sealring.cli.calls.asking import Question, Target
+    from sealring.cli.calls.asking import Question, Target, asking
     from sealring.cli.calls.operator import read_bundle
 
     say(f"\n> {question}")
     pin = read_bundle(cluster.operator_bundle).root_sha256
     target = Target([cluster.grpc_address], {"credentials": None, "api_key": None}, pin)
-    async with host.asking(target, seconds=_ASK_SECONDS) as asker:
+    async with host.reach(asking, target, seconds=_ASK_SECONDS) as asker:
         asked = Question([("user", question)], cluster.name)
         answer = await asker.ask(asked, (lambda text: None) if quiet else write_piece)
     if not quiet:

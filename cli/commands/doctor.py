@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sealring.cli.calls.operator import Admin, run_admin
-from sealring.cli.host import host_of
 from sealring.cli.terminal.command import ADMIN, command, config_file
 from sealring.cli.terminal.exit_codes import CHECK_FAILED
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import print_data, print_json, printable, progress, say
 from sealring.mesh.system.paths import default_state_root

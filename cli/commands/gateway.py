@@ -16,9 +16,9 @@ from sealring.cli.calls.members import (
 )
 from sealring.cli.calls.operator import call_admin
 from sealring.cli.commands.node import leave_cluster, report_enrolled
-from sealring.cli.host import host_of
 from sealring.cli.local.processes import add_run_command
 from sealring.cli.terminal.command import ADMIN, command, load_settings, same_settings
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, JoinTokenText, read_token
 from sealring.cli.terminal.output import plain, print_json, say
 

@@ -12,9 +12,9 @@ import typer
 
 from sealring.cli.commands.service import DryRun, Root, User
 from sealring.cli.commands.up import Address, Downloads, Models, Name, SoftwareIdentity
-from sealring.cli.host import Host, host_of
 from sealring.cli.service.places import needs_root
 from sealring.cli.terminal.command import command, config_file
+from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson, read_token
 from sealring.cli.terminal.output import Progress, print_json, say
 from sealring.mesh.errors import InvalidInput
@@ -129,12 +129,13 @@ def _serve(
     """Joins as the account that the service runs as, so that the key is that account's, and installs it."""
     from sealring.cli.commands.service import program
     from sealring.cli.service.install import Installation, account_id
+    from sealring.cli.service.launchctl import Launchctl
     from sealring.cli.service.launchd import Service
     from sealring.cli.service.places import make_places, require_of_root, under
     from sealring.cli.setup.enrol import enrol_as
     from sealring.mesh.member.state import is_enrolled
 
-    control = host.launchd()
+    control = host.reach(Launchctl, host)
     made = Service("node", program=program(), user=user)
     owner = account_id(user, prefix)
     state = under(prefix, made.folder)
@@ -165,6 +166,7 @@ def _serve(
 
 def _run(host: Host, root: Path, said: dict[str, Any], wishes: Wishes, *, tell: bool) -> None:
     from sealring.cli.local.foreground import run_cluster
+    from sealring.cli.local.machines import OtherMachine
     from sealring.cli.setup.choices import choose_other
     from sealring.mesh.member.state import load_machine_state
 
@@ -174,7 +176,7 @@ def _run(host: Host, root: Path, said: dict[str, Any], wishes: Wishes, *, tell: 
         say(line)
 
     def make(told: Callable[[str], None]) -> OtherMachine:
-        return host.other_machine(root, choices.settings, say=told)
+        return host.reach(OtherMachine, root, choices.settings, say=told)
 
     async def work(machine: OtherMachine, shown: Progress) -> None:
         await machine.start()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sealring.cli.host import host_of
 from sealring.cli.terminal.command import command, load_settings
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, Seconds
 from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.host import host_of
 from sealring.cli.terminal.command import command
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.output import print_data
 from sealring.mesh.errors import NotFound
 

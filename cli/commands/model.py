@@ -11,9 +11,9 @@ import typer
 from sealring.cli.calls.held import print_models, pull, remove
 from sealring.cli.calls.operator import call_admin, run_admin
 from sealring.cli.commands.deployment import parse_split
-from sealring.cli.host import host_of
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.exit_codes import CHECK_FAILED
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import plain, print_json, print_table, progress, say
 from sealring.mesh.errors import ModelError
@@ -78,12 +78,15 @@ def split_model(
     Copy a part into a models folder of the machine, with its holes (tar -S, rsync -S); the node takes it for
     these layers. A copy without the holes works, too, and is as long as the whole model.
     """
+    from sealring.cli.local.apart import ask_apart
     from sealring.node.models.partial_model import split as write_parts
 
     _check_folder(path)
     with progress(f"splitting {path}") as shown:
         layers = ",".join(map(str, parse_split(split)))
-        found = host_of(context).run_apart("sealring.node.engine.ranges", [str(path.resolve()), layers])
+        found = host_of(context).reach(
+            ask_apart, "sealring.node.engine.ranges", [str(path.resolve()), layers]
+        )
         made = write_parts(path.resolve(), into.resolve(), found["stages"], shown.update)
     if as_json:
         print_json([{"part": str(folder), "bytes": done} for folder, done in made])
@@ -110,10 +113,14 @@ def check(
 
     With the weights of a folder, or with random ones for a config.json. Exits with 13 when they differ.
     """
+    from sealring.cli.local.apart import ask_apart
+
     sizes = parse_split(split) or None
     asked = {"splits": sizes, "stages": stages, "rows": rows, "seed": seed}
     with progress(f"comparing {path_or_config} with its stages"):
-        report = host_of(context).run_apart("sealring.node.engine.check", [path_or_config, json.dumps(asked)])
+        report = host_of(context).reach(
+            ask_apart, "sealring.node.engine.check", [path_or_config, json.dumps(asked)]
+        )
     if as_json:
         print_json(report)
     else:
@@ -141,9 +148,11 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Show what a model needs, without loading its weights."""
+    from sealring.cli.local.apart import ask_apart
+
     _check_folder(path)
     with progress(f"measuring {path}"):
-        found = host_of(context).run_apart("sealring.node.engine.profile", [str(path)])
+        found = host_of(context).reach(ask_apart, "sealring.node.engine.profile", [str(path)])
     if as_json:
         print_json(found)
         return

@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.host import host_of
+from sealring.cli.service.launchctl import Launchctl
 from sealring.cli.service.launchd import NEWSYSLOG_FOLDER, Service
 from sealring.cli.service.places import needs_root, under
 from sealring.cli.terminal.command import command
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import print_json, print_table, say
 from sealring.mesh.errors import ConfigError, NotFound
@@ -69,7 +70,7 @@ def install(
 def uninstall(context: typer.Context, component: Which, root: Root = Path("/")) -> None:
     """Stop a service and remove it; its state and logs stay."""
     service = Service(component.value)
-    host_of(context).launchd().bootout(service.label)
+    _launchd(context).bootout(service.label)
     for file in (LAUNCH_DAEMONS / service.file_name, NEWSYSLOG_FOLDER / service.rules_name):
         file = under(root, file)
         try:
@@ -83,7 +84,7 @@ def uninstall(context: typer.Context, component: Which, root: Root = Path("/")) 
 def start(context: typer.Context, component: Which, root: Root = Path("/")) -> None:
     """Load an installed service and start it."""
     service = Service(component.value)
-    control = host_of(context).launchd()
+    control = _launchd(context)
     control.bootstrap(service.label, _installed(service, root))
     control.kickstart(service.label)
     say(f"started {service.label}")
@@ -93,7 +94,7 @@ def start(context: typer.Context, component: Which, root: Root = Path("/")) -> N
 def stop(context: typer.Context, component: Which) -> None:
     """Stop a service until `start` or the next boot."""
     service = Service(component.value)
-    host_of(context).launchd().bootout(service.label)
+    _launchd(context).bootout(service.label)
     say(f"stopped {service.label}")
 
 
@@ -101,7 +102,7 @@ def stop(context: typer.Context, component: Which) -> None:
 def restart(context: typer.Context, component: Which, root: Root = Path("/")) -> None:
     """Stop a service and start it again, with its property list read anew."""
     service = Service(component.value)
-    control = host_of(context).launchd()
+    control = _launchd(context)
     plist = _installed(service, root)
     control.bootout(service.label)
     control.bootstrap(service.label, plist)
@@ -121,7 +122,7 @@ def status(
     """Show what launchd says of the services."""
     from dataclasses import asdict
 
-    control = host_of(context).launchd()
+    control = _launchd(context)
     wanted = [component] if component is not None else list(Component)
     found = [control.status(Service(one.value).label) for one in wanted]
     if as_json:
@@ -129,6 +130,11 @@ def status(
         return
     rows = [[one.label, one.state if one.loaded else "not loaded", one.pid, one.last_exit] for one in found]
     print_table(["service", "state", "pid", "last exit"], rows)
+
+
+def _launchd(context: typer.Context) -> Launchctl:
+    host = host_of(context)
+    return host.reach(Launchctl, host)
 
 
 def program() -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.host import Host, host_of
 from sealring.cli.terminal.command import command, config_file
+from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import Progress, moment, print_data, print_json, say
 from sealring.mesh.system.paths import default_state_root
@@ -78,6 +78,7 @@ def up(
     type on the other machines. Started again, it is the same cluster.
     """
     from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
+    from sealring.cli.local.machines import FirstMachine
     from sealring.cli.setup.choices import Wishes, choose_first
     from sealring.mesh.system.lock import lock_state
 
@@ -92,7 +93,7 @@ def up(
             say(line)
 
         def make(say: Callable[[str], None]) -> FirstMachine:
-            return host.first_machine(root, choices.settings, say=say)
+            return host.reach(FirstMachine, root, choices.settings, say=say)
 
         async def work(machine: FirstMachine, shown: Progress) -> None:
             await machine.start()

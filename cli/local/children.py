@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 
-from sealring.cli.host import Host
+from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import SealringError, Unavailable
 from sealring.mesh.member.roster_keeper import removed
 from sealring.mesh.system.processes import signal_group

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil  # type: ignore[import-untyped]
 
 from sealring.cli.calls.gateway import inference
-from sealring.cli.calls.operator import Admin, read_bundle, wait_for_bundle
+from sealring.cli.calls.operator import Admin, connect, read_bundle, wait_for_bundle
 from sealring.cli.calls.waiting import wait_until_offered, wait_until_online, wait_until_serving
-from sealring.cli.host import Host
 from sealring.cli.local.children import Children
 from sealring.cli.local.leftovers import PORTS
 from sealring.cli.setup.settings_files import as_toml, settings_file_of
 from sealring.cli.terminal.command import settings_model
+from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.system.addresses import free_port
 from sealring.mesh.system.files import write_atomic
@@ -176,7 +176,7 @@ class Cluster:
 
     async def administer(self, bundle: Path) -> None:
         """Connects `admin` to the coordinator of an operator bundle."""
-        calls = self._host.admin(bundle, address=None, seconds=_ADMIN_SECONDS)
+        calls = self._host.reach(connect, bundle, seconds=_ADMIN_SECONDS)
         self.admin = await self._stack.enter_async_context(calls)
 
     async def wait_for_coordinator(self) -> None:

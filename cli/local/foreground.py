@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from sealring.cli.host import Host
 from sealring.cli.terminal import exit_codes
+from sealring.cli.terminal.host import Host
 from sealring.cli.terminal.output import Progress, progress, say
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sealring.cli.host import Host
 from sealring.cli.local.cluster import Cluster
 from sealring.cli.local.leftovers import PORTS
+from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import DeadlineExceeded, SealringError
 from sealring.mesh.member.state import ROSTER, load_machine_state
 from sealring.mesh.roster.model import Ring

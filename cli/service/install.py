@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sealring.cli.host import Host
 from sealring.cli.local.children import tail
+from sealring.cli.service.launchctl import Launchctl
 from sealring.cli.service.launchd import (
     NEWSYSLOG_FOLDER,
     STATE_FOLDER,
@@ -24,6 +24,7 @@ from sealring.cli.service.launchd import (
 from sealring.cli.service.places import folder_of_root, make_places, needs_root, require_of_root, under
 from sealring.cli.setup.settings_files import as_toml, read_settings, settings_file_of
 from sealring.cli.terminal.command import settings_model
+from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError, FailedPrecondition, SealringError
 from sealring.mesh.member.state import is_enrolled
 from sealring.mesh.settings.config import load
@@ -89,7 +90,7 @@ class Installation:
         self, host: Host, service: Service, root: Path, *, chosen: Mapping[str, Any] | None = None
     ) -> None:
         self._host = host
-        self._control = host.launchd()
+        self._control = host.reach(Launchctl, host)
         self._root = root
         self._owner = account_id(service.user, root)
         self.state = under(root, service.folder)

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sealring.cli.host import Host
+from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, PermissionDenied
 
 _DOMAIN = "system"

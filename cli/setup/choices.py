@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sealring.cli.host import Host
 from sealring.cli.setup.settings_files import read_settings, settings_file_of
+from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.member.state import IDENTITY_KEY, is_enrolled
 from sealring.mesh.system.addresses import format_address, free_port, parse_address

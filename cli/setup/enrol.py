@@ -20,8 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sealring.cli.host import Host
 from sealring.cli.setup.choices import Wishes, choose_other
+from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answer, result_of

@@ -16,10 +16,14 @@ from google.protobuf.message_factory import GetMessageClass
 from typer._click.exceptions import BadOptionUsage, MissingParameter, NoArgsIsHelpError
 from typer.main import get_command
 
-from sealring.cli.calls.asking import Answer, Question, Target
-from sealring.cli.host import Host
+from sealring.cli.calls.asking import Answer, Question, Target, asking
+from sealring.cli.calls.operator import connect
+from sealring.cli.local.apart import ask_apart
+from sealring.cli.local.cluster import LocalCluster
+from sealring.cli.local.machines import FirstMachine, OtherMachine
 from sealring.cli.main import app
-from sealring.cli.service.launchctl import ServiceStatus
+from sealring.cli.service.launchctl import Launchctl, ServiceStatus
+from sealring.cli.terminal.host import Host
 from sealring.mesh.system.networks import OwnAddress
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.node.identity.choice import IdentityChoice
@@ -304,26 +308,23 @@ class FakeHost(Host):
     def system(self) -> Any:
         return super().system() if self.examined is None else self.examined
 
-    def launchd(self) -> Any:
-        return super().launchd() if self.services is None else self.services
+    def reach(self, one: Any, /, *arguments: Any, **options: Any) -> Any:
+        if one is ask_apart:
+            return self._ask_apart(*arguments)
+        if one is connect and self.coordinator is not None:
+            return _given(self.coordinator)
+        if one is asking and self.asker is not None:
+            return self.asker.open(arguments[0])
+        if one is Launchctl and self.services is not None:
+            return self.services
+        if one in (LocalCluster, FirstMachine, OtherMachine) and self.machine is not None:
+            return self.machine(*arguments, **options)
+        return super().reach(one, *arguments, **options)
 
-    def run_apart(self, module: str, arguments: Sequence[str]) -> dict[str, Any]:
+    def _ask_apart(self, module: str, arguments: Sequence[str]) -> dict[str, Any]:
         self.ran.append((module.rpartition(".")[2], list(arguments)))
         found: dict[str, Any] | None = self.reports.get(module.rpartition(".")[2])
-        return super().run_apart(module, arguments) if found is None else found
-
-    def local_cluster(self, *arguments: Any, **options: Any) -> Any:
-        return self.machine(*arguments, **options)
-
-    first_machine = other_machine = local_cluster
-
-    def admin(self, bundle: Path, *, address: str | None, seconds: float) -> Any:
-        if self.coordinator is None:
-            return super().admin(bundle, address=address, seconds=seconds)
-        return _given(self.coordinator)
-
-    def asking(self, target: Target, *, seconds: float) -> Any:
-        return super().asking(target, seconds=seconds) if self.asker is None else self.asker.open(target)
+        return ask_apart(module, arguments) if found is None else found
 
     async def join(self, component: str, settings: Any, token: str) -> Any:
         if self.enrolled is None:

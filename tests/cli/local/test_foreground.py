@@ -10,9 +10,9 @@ from typing import Any, Self
 import pytest
 import typer
 
-from sealring.cli.host import Host
 from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
 from sealring.cli.terminal.exit_codes import INTERRUPTED
+from sealring.cli.terminal.host import Host
 
 pytestmark = pytest.mark.usefixtures("signals")
 

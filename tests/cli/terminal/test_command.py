@@ -20,7 +20,6 @@ from readers import fields_read
 from typer._click.exceptions import UsageError
 from typer.testing import CliRunner
 
-from sealring.cli.host import Host
 from sealring.cli.terminal import command as command_module
 from sealring.cli.terminal.command import (
     Command,
@@ -30,6 +29,7 @@ from sealring.cli.terminal.command import (
     same_settings,
     settings_model,
 )
+from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.system.paths import default_config_file
 

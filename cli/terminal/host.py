@@ -8,25 +8,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
-    from sealring.cli.calls.asking import Asker, Target
-    from sealring.cli.calls.operator import Admin
-    from sealring.cli.local.cluster import LocalCluster
-    from sealring.cli.local.machines import FirstMachine, OtherMachine
-    from sealring.cli.service.launchctl import Launchctl
     from sealring.doctor.system import System
     from sealring.mesh.member.enrolment import Enrolled
     from sealring.mesh.system.networks import OwnAddress
     from sealring.node.identity.choice import IdentityChoice
     from sealring.node.settings import NodeSettings
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -112,49 +106,10 @@ class Host:
 
         return System()
 
-    def launchd(self) -> Launchctl:
-        """The service manager. Raises FailedPrecondition (NOT_MACOS)."""
-        from sealring.cli.service.launchctl import Launchctl
-
-        return Launchctl(self)
-
-    def run_apart(self, module: str, arguments: Sequence[str]) -> dict[str, Any]:
-        """As `local.apart.ask_apart`."""
-        from sealring.cli.local.apart import ask_apart
-
-        return ask_apart(module, arguments)
-
-    def local_cluster(self, *arguments: Any, **options: Any) -> LocalCluster:
-        """The processes of `sealring demo`, with the arguments of `LocalCluster`."""
-        from sealring.cli.local.cluster import LocalCluster
-
-        return LocalCluster(*arguments, **options)
-
-    def first_machine(self, *arguments: Any, **options: Any) -> FirstMachine:
-        """The processes of `sealring up`, with the arguments of `FirstMachine`."""
-        from sealring.cli.local.machines import FirstMachine
-
-        return FirstMachine(*arguments, **options)
-
-    def other_machine(self, *arguments: Any, **options: Any) -> OtherMachine:
-        """The processes of `sealring join`, with the arguments of `OtherMachine`."""
-        from sealring.cli.local.machines import OtherMachine
-
-        return OtherMachine(*arguments, **options)
-
-    def admin(
-        self, bundle: Path, *, address: str | None, seconds: float
-    ) -> AbstractAsyncContextManager[Admin]:
-        """As `calls.operator.connect`."""
-        from sealring.cli.calls.operator import connect
-
-        return connect(bundle, address=address, seconds=seconds)
-
-    def asking(self, target: Target, *, seconds: float) -> AbstractAsyncContextManager[Asker]:
-        """As `calls.asking.asking`."""
-        from sealring.cli.calls.asking import asking
-
-        return asking(target, seconds=seconds)
+    def reach(self, one: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
+        """The result of `one` with these arguments: whatever of this package leads to other processes, as
+        `calls.operator.connect` or `local.cluster.LocalCluster`. A fake answers in its place."""
+        return one(*arguments, **options)
 
     async def join(self, component: str, settings: Any, token: str) -> Enrolled:
         """Enrols a node or a gateway, as the `join` of its package."""
