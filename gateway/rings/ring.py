@@ -581,7 +581,6 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         prefixes=min(each.prefixes for each in attached),
         speculate=serving.speculate,
         lockstep=serving.clear_links,
-        rows_in_turn=all(each.rows_in_turn for each in attached),
         costs=StepCosts.of(
             [Timed(each.rows, each.tokens, each.microseconds / 1e6, each.context) for each in member.times]
             for member in attached

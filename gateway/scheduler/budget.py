@@ -7,7 +7,7 @@ most `PROMPT` times as long as if nothing else ran.
 A plan is a number of steps in every round and the length of their chunks. At the beginning of a round all
 plans are compared, and the plan with the smallest worst miss is taken. A prompt waits for one round at most.
 If many prompts wait for every row that runs, an early first token for them is worth more than an even stream
-for the others.
+for the others. While nothing decodes, chunks have about the length with which prompts are through soonest.
 
 Measured rounds correct the table: rounds without prefill correct the cost of decode steps, rounds with it the
 cost of prefill steps (which rises with the position in a prompt).
@@ -27,13 +27,21 @@ rounds."""
 PROMPT = 3.0
 """Times that prompts may take as long as alone."""
 
+LONGEST = 1.0
+"""Seconds of the longest chunk in a stage, if one token takes what it takes in the longest timed: a prompt
+that comes waits for a chunk, and macOS ends what keeps a GPU for several seconds."""
+
+NEAR = 1.05
+"""Times that prompts alone may take as long as with the best length of chunks, for a shorter one: whatever
+comes meanwhile waits for a chunk."""
+
 CROWD = 6.0
 """Weight of each further prompt that waits, per row that runs."""
 
 MANY = 16
-"""Prefill steps in a round, at most."""
+"""Prefill steps in a round, and before the head, at most."""
 
-_FINE = (1, *(half << power for power in range(12) for half in (2, 3)))
+_LENGTHS = (1, *(half << power for power in range(12) for half in (2, 3)))
 _WEIGHT, _FURTHEST = 0.1, 10.0  # weight of one round in a mean; factor by which it may differ from the table
 _WHOLE = 1e-6  # of a round, the rounding error of its lanes' parts
 
@@ -48,17 +56,14 @@ class Cut(NamedTuple):
 
 
 class PrefillBudget:
-    """`largest` is the most tokens that a chunk may have.
+    """`longest` is the most tokens that a chunk may have."""
 
-    `fine`: rows and tokens are computed in turn, and any number of tokens may be the best. Otherwise chunks
-    have a length that was timed, because its kernels are loaded.
-    """
-
-    def __init__(self, costs: StepCosts, largest: int, stages: int, fine: bool = False) -> None:
+    def __init__(self, costs: StepCosts, longest: int, stages: int) -> None:
         self._costs = costs
         self._stages = stages
-        sizes = _FINE if fine else [size for size, _ in costs.tokens]
-        self.sizes = [size for size in sizes if size < largest] + [largest]
+        timed, seconds = costs.tokens[-1]
+        most = min(longest, max(timed, timed * LONGEST / seconds))
+        self.sizes = [size for size in sorted({*_LENGTHS, longest}) if size <= most]
         self.decode_factor = self.chunk_factor = 1.0  # times what the table says that they take
         self._ends = 0.0
         self._size = self._left = 0  # tokens of a step, and steps to come before the round ends
@@ -80,8 +85,9 @@ class PrefillBudget:
         One prompt is through soonest; several have their first tokens soonest in the mean.
         """
         part = 0.5 if prompts > 1 else 1.0
-        cuts = reversed(self.cuts(prompts, tokens))
-        return min(cuts, key=lambda cut: self.alone_seconds(cut, part)).size
+        cuts = self.cuts(prompts, tokens)
+        enough = NEAR * min(self.alone_seconds(cut, part) for cut in cuts)
+        return next(cut.size for cut in cuts if self.alone_seconds(cut, part) <= enough)
 
     def take(self, rounds: float, rows: int, lanes: int, prompts: int, tokens: int, waiting: int) -> int:
         """Tokens of the prefill step to announce now; 0 for no step.
@@ -110,7 +116,7 @@ class PrefillBudget:
             return max(longer / own / MOST, ceil(cut.steps / steps) * longer / alone / PROMPT)
 
         steps = [1 << power for power in range(MANY.bit_length())]
-        cut, best = min(((cut, each) for cut in cuts for each in steps), key=miss)
+        cut, best = min(((cut, each) for cut in reversed(cuts) for each in steps), key=miss)
         return cut.size, best
 
     def round_with(self, own: float, lanes: int, steps: int, each: float) -> float:

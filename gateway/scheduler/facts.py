@@ -107,17 +107,15 @@ class MemberMemory:
 class RingFacts:
     """One epoch of a ring, as its roster and its members state it. `members` are in the order of ranks.
 
-    `rows_in_turn`: on every member a step takes about as long as its rows would one after the other.
-    `lockstep`: the members compute every step together, as one. `speculate`: the deployment wants
-    drafts. `costs`: the cost table. `kept` are the prefixes of earlier epochs that every
-    member still has, with their names in this epoch.
+    `lockstep`: the members compute every step together, as one. `speculate`: the deployment wants drafts.
+    `costs`: the cost table. `kept` are the prefixes of earlier epochs that every member still has, with their
+    names in this epoch.
     """
 
     members: tuple[MemberMemory, ...]
     max_rows: int
     prefill_chunk: int
     prefixes: control.PrefixSupport.ValueType = control.PREFIX_SUPPORT_UNSPECIFIED
-    rows_in_turn: bool = False
     speculate: bool = False
     costs: StepCosts = field(default_factory=StepCosts)
     kept: tuple[tuple[Origin, Names], ...] = ()

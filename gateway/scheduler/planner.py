@@ -1,8 +1,9 @@
 """The steps of one epoch: the order in which rows are prefilled, stepped, admitted and evicted.
 
 Lanes take turns, and each has at most two steps announced. While any run, prefill keeps to a budget
-(gateway.scheduler.budget); when nothing decodes, prefill steps go back to back, as many as fill the pipeline
-and some more. Evictions that belong to no lane's own step ride on the next step of any kind.
+(gateway.scheduler.budget); when nothing decodes, prefill steps go back to back. While the first token of a
+row is on its way, chunks are already as short as beside that row. Evictions that belong to no lane's own step
+ride on the next step of any kind.
 
 A step that samples nothing sends nothing back round the ring. It is done when the head says so, by StepDone
 or by the number of steps that it has executed, or when the tokens of a later step are back.
@@ -14,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sealring.gateway.scheduler.budget import PrefillBudget
+from sealring.gateway.scheduler.budget import MANY, PrefillBudget
 from sealring.gateway.scheduler.drafting import Drafting
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.lane import ANNOUNCED, Lane
@@ -28,9 +29,9 @@ from sealring.v1 import control_pb2 as control
 EXTENSION = 1024
 """Tokens that a row without a limit of its own reserves at a time."""
 
-AHEAD = 3
-"""Prefill steps under way besides one for each stage while nothing decodes, so that no stage waits for the
-gateway."""
+AHEAD = 0.05
+"""Seconds of prefill steps, one step at least, that the head has before it while nothing decodes. So it never
+waits for the gateway, whose answer takes some milliseconds. A prompt that comes waits for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +48,7 @@ class Announced:
     first: Sequence[Row] = ()
     follows: bool = False  # a step of the same lane that was under way, so that they are a round apart
     drafts: int = 0
+    seconds: float = 0.0  # of a prefill step in a stage, by the table
     tokens: int = 0  # that it has brought
     before: tuple[int, float] = (0, 0.0)  # prefill steps that were announced, and their seconds by the table
 
@@ -69,8 +71,8 @@ class StepPlanner:
         self._ring = ring
         self._lanes: OrderedDict[int, Lane] = OrderedDict()  # by turns; one that is empty may get rows again
         self.prefixes = PrefixCache(self.ledger, ring.prefixes, ring.kept)
-        self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk)
-        self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages, ring.rows_in_turn)
+        self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk, ring.costs.chunk)
+        self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages)
         self._drafting = Drafting(ring)
         self._before = (0, 0.0)
         self._rounds = 0.0
@@ -230,12 +232,13 @@ class StepPlanner:
         self.prefixes.chunk(row, chunk.start)
         step.prefill.chunks.append(chunk)
         steps, prefill = self._before
-        self._before = steps + 1, prefill + self._ring.costs.chunk(chunk.end - chunk.start)
+        seconds = self._ring.costs.chunk(chunk.end - chunk.start)
+        self._before = steps + 1, prefill + seconds
         first = () if row.remaining else row.group
         for each in first:
             each.begun, each.reused = True, row.reused
         owed = {each.number: 1 for each in first}
-        self._under_way[step.number] = Announced(step.number, None, owed, first)
+        self._under_way[step.number] = Announced(step.number, None, owed, first, seconds=seconds)
         return step
 
     def _chunk_tokens(self) -> int:
@@ -243,8 +246,24 @@ class StepPlanner:
         prompts, tokens = len(self._line), self._line.tokens
         if self._running():
             return self._budget.take(self._rounds, *self._decoding(), prompts, tokens, self.waiting)
-        prefills = sum(step.lane is None for step in self._under_way.values())
-        return self._budget.alone(prompts, tokens) if prefills < self._ring.stages + AHEAD else 0
+        ahead = self._ahead()
+        if sum(ahead) >= AHEAD or len(ahead) >= MANY:
+            return 0
+        soon = sum(not row.closed for step in self._under_way.values() for row in step.first)
+        if soon:
+            return self._budget.best(soon, 1, prompts, tokens, self.waiting)[0]
+        return self._budget.alone(prompts, tokens)
+
+    def _ahead(self) -> list[float]:
+        """Seconds of each prefill step that the head has not begun.
+
+        It says so of steps that sample nothing. Of those that sample, as many are taken to be begun as there
+        are stages.
+        """
+        prefills = [step for step in self._under_way.values() if step.lane is None]
+        sampling = [step for step in prefills if step.sampled]
+        waiting = [step for step in prefills if not step.sampled] + sampling[self._ring.stages :]
+        return [step.seconds for step in waiting]
 
     def _next_decode(self) -> control.Step | None:
         running = self._running()

@@ -1,30 +1,31 @@
 """The chunk of the next prefill step: its row and its length.
 
-A chunk has the tokens of a budget (gateway.scheduler.budget), or up to REST of that more if nothing is then
-left of its prompt. Steps alternate between the oldest prompt and the prompt with the fewest tokens left:
-short prompts do not wait behind long ones, and long ones get at least half of the steps. First chunks go in
-the order in which the rows came.
+A chunk has the tokens of a budget (gateway.scheduler.budget), or more if nothing is then left of its prompt
+and it takes hardly longer. Steps alternate between the oldest prompt and the prompt with the fewest tokens
+left: short prompts do not wait behind long ones, and long ones get at least half of the steps. First chunks
+go in the order in which the rows came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from sealring.gateway.scheduler.budget import MOST
 from sealring.gateway.scheduler.request import Row
 from sealring.v1 import control_pb2 as control
-
-REST = 0.5
-"""Part by which a chunk may be longer to end its prompt: the rest as a step of its own would cost nearly as
-much as a whole chunk (docs/decisions/0033-no-lane-waits-for-a-last-token.md)."""
 
 
 class PrefillLine:
     """Rows with chunks to come, in the order in which they came. Rows that have begun are in front."""
 
-    def __init__(self, prepare: Callable[[Row], None], chunk: int) -> None:
-        """`prepare` finds where the next row to begin starts; `chunk` is the longest chunk in tokens."""
+    def __init__(
+        self, prepare: Callable[[Row], None], longest: int, seconds: Callable[[float], float]
+    ) -> None:
+        """`prepare` finds where the next row to begin starts; `longest` are the most tokens of a chunk, and
+        `seconds` what a stage takes for one of some tokens."""
         self._prepare = prepare
-        self._chunk = chunk
+        self._longest = longest
+        self._seconds = seconds
         self._rows: dict[int, Row] = {}
         self._oldest_turn = True
 
@@ -78,6 +79,13 @@ class PrefillLine:
 
     def _length(self, row: Row, tokens: int) -> int:
         """Length of the row's next chunk; it ends at the prompt's end or the next cut, whichever comes
-        first."""
+        first.
+
+        The rest as a step of its own would cost nearly as much as a whole chunk, so it goes along where a
+        round grows by no more than it may for a whole one.
+        """
         left = next((cut for cut in row.cuts if cut > row.prefilled), row.prompt_tokens) - row.prefilled
-        return left if left <= min(tokens * (1 + REST), self._chunk) else min(tokens, left)
+        if left <= tokens:
+            return left
+        whole = left <= self._longest and self._seconds(left) <= MOST * self._seconds(tokens)
+        return left if whole else tokens

@@ -29,6 +29,9 @@ from sealring.v1 import inference_pb2 as inference
 
 OPEN_SECONDS, ANNOUNCE_SECONDS = 0.002, 0.0003
 
+CHUNKS = (4, 16, 64, 256, 512, 1024, 2048)
+"""Tokens of the chunks that a stage times."""
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -45,6 +48,12 @@ class Costs:
     token_us: float = 0.0
     """Each token of a prefill step."""
 
+    past_us: float = 0.0
+    """Each token of a prefill step for every thousand tokens of its prompt before it."""
+
+    first_chunk: Times = ()
+    """Tokens of a prompt's first chunk and the seconds that it takes, instead of those two."""
+
     link_ms: float = 0.5
 
     stairs: Times = ((1, 1.0),)
@@ -55,16 +64,21 @@ class Costs:
         stairs = StepCosts(rows=self.stairs).decode(rows)
         return (self.step_ms * stairs + rows * self.row_ms) / 1e3
 
-    def timed(self, stages: int) -> StepCosts:
-        """The costs as one of `stages` stages would time them."""
+    def chunk(self, start: int, tokens: int) -> float:
+        """Seconds of a prefill step on the whole model."""
+        past = tokens * self.past_us * (start + tokens / 2) / 1e9
+        if self.first_chunk:
+            return StepCosts(tokens=self.first_chunk).chunk(tokens) + past
+        return self.prefill_ms / 1e3 + tokens * self.token_us / 1e6 + past
+
+    def timed(self, stages: int, longest: int) -> StepCosts:
+        """The costs as one of `stages` stages would time them: chunks that take no longer than a second."""
         sizes = {1, 16, *(rows for rows, _ in self.stairs)}
+        chunks = [(tokens, self.chunk(0, tokens) / stages) for tokens in CHUNKS if tokens <= longest]
         return StepCosts.of(
             [
                 [Timed(rows, 1, self.decode(rows) / stages) for rows in sizes]
-                + [
-                    Timed(1, tokens, (self.prefill_ms / 1e3 + tokens * self.token_us / 1e6) / stages)
-                    for tokens in (2, 32, 128, 256)
-                ]
+                + [Timed(1, tokens, took) for tokens, took in chunks if took <= 1.0 or tokens <= CHUNKS[1]]
             ]
         )
 
@@ -103,15 +117,22 @@ class _Head:
 class SimulatedRing:
     """Steps pass the stages in the order of their numbers. `cpu` are the seconds that the scheduler took."""
 
-    def __init__(self, stages: int, rows: int, queue: int, costs: Costs, rows_in_turn: bool = False) -> None:
+    def __init__(
+        self,
+        stages: int,
+        rows: int,
+        queue: int,
+        costs: Costs,
+        longest: int = CHUNKS[-1],
+    ) -> None:
         self.now = 0.0
         self.cpu = 0.0
         self.steps = self.sampled = 0
         self.finished = self.failed = 0
         self.busy = 0.0
         self._decode = [costs.decode(number) / stages for number in range(rows + 1)]
-        self._prefill = costs.prefill_ms / 1e3 / stages
-        self.token_seconds = costs.token_us / 1e6 / stages
+        self._costs = costs
+        self.chunk_factor = 1.0
         self._change = costs.change_ms / 1e3 / stages
         self._link = costs.link_ms / 1e3 if stages > 1 else 0.0
         self._free = [0.0] * stages
@@ -121,8 +142,8 @@ class SimulatedRing:
         self._sequence = itertools.count()
         self.scheduler = Scheduler(queue_limit=queue)
         member = MemberMemory(1024, 4096, 1 << 40)
-        times = costs.timed(stages)
-        facts = RingFacts((member,) * stages, rows, 256, rows_in_turn=rows_in_turn, costs=times)
+        times = costs.timed(stages, longest)
+        facts = RingFacts((member,) * stages, rows, longest, costs=times)
         self._do(self.scheduler.attach(facts))
 
     @property
@@ -176,34 +197,34 @@ class SimulatedRing:
     def _announce(self, step: control.Step) -> None:
         self.steps += 1
         self._rows.step(step)
-        tokens = sum(chunk.end - chunk.start for chunk in step.prefill.chunks)
-        cost = self.cost(step, tokens)
+        chunks = step.prefill.chunks
+        cost = self.cost(step)
         at = self.now + ANNOUNCE_SECONDS
         if step.HasField("decode"):
             at = max(at, self._lane_ready.get(step.decode.lane, 0.0))
-        head_done = 0.0
+        launched = max(at, self._free[0])
         for stage, free in enumerate(self._free):
             at = max(at, free) + cost
             self._free[stage] = at
-            head_done = head_done or at
             at += self._link
         self.busy += cost * len(self._free)
         if step.HasField("decode"):
             self._lane_ready[step.decode.lane] = at
-        if not (step.HasField("decode") or tokens):
-            self._at(head_done, "executed", step.number)
+        if not (step.HasField("decode") or chunks):
+            self._at(launched, "executed", step.number)
             return
         done = self._rows.done()
-        if not done.outputs:
-            self._at(head_done + ANNOUNCE_SECONDS, "done", done)
+        if not done.outputs:  # the head says so when it has launched it
+            self._at(launched + ANNOUNCE_SECONDS, "done", done)
             return
         self.sampled += len(done.outputs)
         self._at(at + ANNOUNCE_SECONDS, "done", done)
 
-    def cost(self, step: control.Step, tokens: int) -> float:
+    def cost(self, step: control.Step) -> float:
         """Seconds in one stage."""
-        if tokens:
-            return self._prefill + self.token_seconds * tokens
+        if step.prefill.chunks:
+            took = sum(self._costs.chunk(one.start, one.end - one.start) for one in step.prefill.chunks)
+            return self.chunk_factor * took / len(self._free)
         if step.HasField("decode"):
             changes = self._change * bool(step.changes)
             return self._decode[len(self._rows.lanes[step.decode.lane])] + changes
@@ -249,13 +270,19 @@ STAIRS = Costs(
 class WatchedRing(SimulatedRing):
     """Remembers when requests were asked, had their tokens and ended; prompts are as long as `ask` says."""
 
-    def __init__(self, stages: int, costs: Costs, rows: int = 128, rows_in_turn: bool = False) -> None:
+    def __init__(
+        self,
+        stages: int,
+        costs: Costs,
+        rows: int = 128,
+        longest: int = CHUNKS[-1],
+    ) -> None:
         self.prompts: dict[str, int] = {}
         self.asked: dict[str, float] = {}
         self.arrivals: dict[str, list[float]] = {}
         self.ends: dict[str, float] = {}
         self.chunks: list[list[int]] = []
-        super().__init__(stages, rows, 1000, costs, rows_in_turn)
+        super().__init__(stages, rows, 1000, costs, longest)
 
     def prompt_tokens(self, request: Request) -> int:
         return self.prompts[request.id]

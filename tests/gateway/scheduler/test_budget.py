@@ -17,6 +17,16 @@ GPU = Costs(step_ms=11.4, row_ms=0.1, prefill_ms=12.0, token_us=24.0, link_ms=1.
 """An 8B model on H200s."""
 
 
+MACS = Costs(
+    step_ms=36.0,
+    link_ms=0.65,
+    past_us=24.0,
+    first_chunk=((1, 0.036), (8, 0.06), (32, 0.09), (64, 0.13), (256, 0.34), (512, 0.6), (2048, 2.15)),
+)
+"""A 4-bit model of 27B on M5 Max, by figures that others published
+(docs/decisions/0046-chunks-by-device-and-table.md)."""
+
+
 def beside(ring: WatchedRing, rows: int, prompts: list[int]) -> tuple[list[float], list[float], float]:
     """Gaps of `rows` streams without the prompts and beside them, and the seconds until all are prefilled."""
     ring.stream(rows)
@@ -27,8 +37,8 @@ def beside(ring: WatchedRing, rows: int, prompts: list[int]) -> tuple[list[float
     return ring.gaps(begun / 2, begun), ring.gaps(begun, ring.now), ring.now - begun
 
 
-def alone(stages: int, costs: Costs, prompts: list[int], in_turn: bool) -> float:
-    ring = WatchedRing(stages, costs, rows_in_turn=in_turn)
+def alone(stages: int, costs: Costs, prompts: list[int]) -> float:
+    ring = WatchedRing(stages, costs)
     for number, prompt in enumerate(prompts):
         ring.ask(f"long{number}", prompt, 2)
     ring.run()
@@ -42,10 +52,10 @@ def alone(stages: int, costs: Costs, prompts: list[int], in_turn: bool) -> float
         (3, 16, LINEAR, [300] * 3, 1.7, 3.0),
         (2, 4, SLOW, [1025], 1.7, 3.6),
         (3, 16, SLOW, [600], 1.6, 3.4),
-        (2, 4, GPU, [4096], 1.8, 3.0),
-        (3, 16, GPU, [4096], 1.8, 3.0),
+        (2, 4, GPU, [4096], 2.1, 3.0),
+        (3, 16, GPU, [4096], 2.2, 3.0),
         (2, 32, FAST, [4096], 2.0, 3.5),
-        (1, 4, FAST, [4096], 2.6, 3.0),
+        (1, 4, FAST, [4096], 2.6, 4.5),
         (2, 4, BETWEEN, [1300, 700], 2.2, 4.0),
     ],
 )
@@ -55,31 +65,30 @@ def test_streams_keep_their_pace_beside_prompts_that_get_on(
     """How much at most the 95th percentile of gaps grows, and how many times as long as alone prompts take.
 
     A chunk's fixed cost is why not all of it comes within one and a half and three."""
-    in_turn = costs in (SLOW, LINEAR)
-    quiet, busy, seconds = beside(WatchedRing(stages, costs, rows_in_turn=in_turn), rows, prompts)
+    quiet, busy, seconds = beside(WatchedRing(stages, costs), rows, prompts)
     assert percentile(busy, 0.95) <= most * percentile(quiet, 0.95)
     assert percentile(busy, 0.99) <= 3.0 * percentile(quiet, 0.99)
-    assert seconds <= times * alone(stages, costs, prompts, in_turn)
+    assert seconds <= times * alone(stages, costs, prompts)
 
 
 @pytest.mark.parametrize("costs", [SLOW, GPU])
 @pytest.mark.parametrize("wrong", [0.5, 2.0])
 def test_a_wrong_table_and_noise_are_made_up_for(costs: Costs, wrong: float) -> None:
     noise = random.Random(1)
-    ring = WatchedRing(2, costs, rows_in_turn=costs is SLOW)
+    ring = WatchedRing(2, costs)
     exact = ring.cost
-    ring.cost = lambda step, tokens: (  # type: ignore[method-assign]
-        exact(step, tokens) * noise.lognormvariate(0, 0.15) * (wrong if tokens else 1.0)
+    ring.cost = lambda step: (  # type: ignore[method-assign]
+        exact(step) * noise.lognormvariate(0, 0.15) * (wrong if step.prefill.chunks else 1.0)
     )
     quiet, busy, seconds = beside(ring, 4, [1500])
     assert percentile(busy, 0.95) <= 3.2 * percentile(quiet, 0.95)
-    assert seconds <= 10 * max(1.0, wrong) * alone(2, costs, [1500], costs is SLOW)
+    assert seconds <= 10 * max(1.0, wrong) * alone(2, costs, [1500])
 
 
 @pytest.mark.parametrize(("stages", "prompt", "times"), [(2, 1041, 1.6), (3, 1041, 2.2), (3, 4112, 2.6)])
 def test_a_prompt_alone_fills_the_pipeline(stages: int, prompt: int, times: float) -> None:
     """On `stages` stages it is prefilled at least `times` times as fast as on one."""
-    assert alone(1, SLOW, [prompt], True) >= times * alone(stages, SLOW, [prompt], True)
+    assert alone(1, SLOW, [prompt]) >= times * alone(stages, SLOW, [prompt])
 
 
 def test_a_crowd_is_not_held_up_by_one_stream() -> None:
@@ -99,9 +108,8 @@ def test_a_crowd_is_not_held_up_by_one_stream() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    largest=st.sampled_from([1, 3, 64, 256, 8192]),
+    longest=st.sampled_from([1, 3, 64, 256, 8192]),
     stages=st.integers(1, 5),
-    fine=st.booleans(),
     seen=st.lists(
         st.tuples(st.floats(0, 100.0), st.integers(0, 3), st.integers(1, 99), st.integers(1, 9)), max_size=40
     ),
@@ -109,21 +117,20 @@ def test_a_crowd_is_not_held_up_by_one_stream() -> None:
     tokens=st.integers(1, 100_000),
 )  # fmt: skip
 def test_a_prompt_gets_a_chunk_in_every_round(
-    largest: int,
+    longest: int,
     stages: int,
-    fine: bool,
     seen: list[tuple[float, int, int, int]],
     prompts: int,
     tokens: int,
 ) -> None:
-    budget = PrefillBudget(StepCosts(), largest, stages, fine)
-    assert 1 <= budget.alone(prompts, tokens) <= largest
+    budget = PrefillBudget(StepCosts(), longest, stages)
+    assert 1 <= budget.alone(prompts, tokens) <= longest
     for rounds, (seconds, steps, rows, lanes) in enumerate(seen * 2):
         budget.measure(seconds, steps, steps * 0.01, rows, lanes)
         load = rows, lanes, prompts, tokens, steps
         chunks = list(iter(lambda rounds=rounds, load=load: budget.take(float(rounds), *load), 0))
         assert 1 <= len(chunks) <= MANY
-        assert all(1 <= chunk <= largest for chunk in chunks)
+        assert all(1 <= chunk <= longest for chunk in chunks)
 
 
 def test_lanes_are_parts_of_a_round() -> None:
@@ -185,7 +192,7 @@ def test_a_round_has_its_steps_and_the_next_begins_where_it_ends() -> None:
 
 
 def test_a_crowd_is_so_many_prompts_for_each_row_that_runs() -> None:
-    budget = PrefillBudget(StepCosts(rows=((1, 0.01),), tokens=((1, 0.01), (256, 0.05))), 256, 1)
+    budget = PrefillBudget(StepCosts(rows=((1, 0.01),), tokens=((1, 0.05), (256, 0.05))), 256, 1)
 
     def steps(rows: int, prompts: int, waiting: int) -> int:
         size, steps = budget.best(rows, 1, prompts, 4096, waiting)
@@ -197,3 +204,47 @@ def test_a_crowd_is_so_many_prompts_for_each_row_that_runs() -> None:
     assert changes == [4, 7, 10, 14, 17], "ten thirds for each row"
     assert steps(1, 1, 30) == MANY
     assert steps(1, 9, 22) == steps(1, 30, 1) == MANY, "it is all one whether they have begun"
+
+
+STAGED = StepCosts(tokens=((1, 0.01), (512, 0.522), (2048, 2.058)))
+"""A token takes a millisecond, and a chunk ten more."""
+
+
+def test_a_prompt_alone_has_chunks_as_short_as_is_nearly_the_best() -> None:
+    whole, staged = PrefillBudget(STAGED, 2048, 1), PrefillBudget(STAGED, 2048, 4)
+    for budget in (whole, staged):
+        best = min(budget.alone_seconds(cut) for cut in budget.cuts(1, 50_000))
+        taken = next(cut for cut in budget.cuts(1, 50_000) if cut.size == budget.alone(1, 50_000))
+        assert best < budget.alone_seconds(taken) <= 1.05 * best
+        assert all(
+            budget.alone_seconds(cut) > 1.05 * best for cut in budget.cuts(1, 50_000) if cut.size < taken.size
+        )
+    assert 10_000 > 50_000 / staged.alone(1, 50_000) > 27, (
+        "of four stages three are not at work at either end"
+    )
+
+
+def test_no_chunk_takes_a_second_by_what_was_timed() -> None:
+    flat = StepCosts(tokens=((1, 0.4), (16, 0.4)))
+    assert PrefillBudget(flat, 2048, 1).sizes[-1] == 32, "beyond the table each token takes as long as in it"
+    slow = StepCosts(tokens=((1, 0.4), (64, 3.0)))
+    assert PrefillBudget(slow, 2048, 1).sizes[-1] == 64
+    assert PrefillBudget(STAGED, 2048, 1).sizes[-1] == 2048
+    assert PrefillBudget(STAGED, 300, 1).sizes[-1] == 300
+
+
+def test_a_prompt_that_comes_waits_for_few_chunks_and_its_answer_for_short_ones() -> None:
+    """A short prompt beside one of 50,000 tokens that has two Macs to itself."""
+    ring = WatchedRing(2, MACS)
+    ring.ask("long", 50_000, 2)
+    ring.run(until=lambda: len(ring.chunks) > 8)
+    longest = MACS.chunk(50_000, max(size for chunk in ring.chunks for size in chunk)) / 2
+    ring.ask("short", 200, 16)
+    ring.run(until=lambda: "short" in ring.ends)
+    assert ring.first_tokens()[-1] <= 6 * longest
+    assert ring.gaps(0, ring.now, "short")[-1] <= 2 * longest
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_long_prompt_alone_uses_all_stages(stages: int) -> None:
+    assert alone(1, MACS, [50_000]) >= 0.9 * stages * alone(stages, MACS, [50_000])

@@ -14,11 +14,14 @@ def row(number: int, prompt: int) -> Row:
 
 
 class Line(PrefillLine):
-    """Rows with such prompts, numbered from 1; `prepared` tells which were looked at."""
+    """Rows with such prompts, numbered from 1; `prepared` tells which were looked at.
 
-    def __init__(self, *prompts: int, chunk: int = 10) -> None:
+    A chunk takes `fixed` seconds and one for each token.
+    """
+
+    def __init__(self, *prompts: int, chunk: int = 10, fixed: float = 1.0) -> None:
         self.prepared: list[int] = []
-        super().__init__(lambda row: self.prepared.append(row.number), chunk)
+        super().__init__(lambda row: self.prepared.append(row.number), chunk, lambda tokens: fixed + tokens)
         self.rows = {number: row(number, prompt) for number, prompt in enumerate(prompts, 1)}
         for each in self.rows.values():
             self.add(each)
@@ -56,9 +59,11 @@ def test_prompts_are_also_cut_where_they_are_kept() -> None:
 
 
 def test_a_short_rest_goes_along_with_the_chunk_before_it() -> None:
-    assert Line(15, chunk=100).taken() == (1, 0, 15)
-    longer = Line(26, chunk=100)
-    assert [longer.taken() for _ in range(3)] == [(1, 0, 10), (1, 10, 20), (1, 20, 26)]
+    assert Line(14, chunk=100).taken() == (1, 0, 14)
+    assert Line(15, chunk=100).taken() == (1, 0, 10), "it would take one and a half times as long"
+    assert Line(30, chunk=100, fixed=1000).taken() == (1, 0, 30), "it takes hardly longer"
+    longer = Line(25, chunk=100)
+    assert [longer.taken() for _ in range(3)] == [(1, 0, 10), (1, 10, 20), (1, 20, 25)]
     longest = Line(13, chunk=12)
     assert [longest.taken() for _ in range(2)] == [(1, 0, 10), (1, 10, 13)]
     cut = Line(30, chunk=100)

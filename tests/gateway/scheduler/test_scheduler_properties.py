@@ -15,7 +15,6 @@ from sealring.gateway.scheduler.actions import AnnounceStep, Begin, Deliver, Dis
 from sealring.gateway.scheduler.budget import MANY
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.memory import rounded
-from sealring.gateway.scheduler.planner import AHEAD
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, Scheduler
 from sealring.mesh.errors import EpochEnded, InvalidInput
@@ -129,7 +128,7 @@ class ModelRing:
             assert len(drafts) - drafts.count(0) < 2 * self.facts.stages
         else:
             prefills = sum(1 for _, _, lane, _ in self.running if lane is None)
-            assert prefills <= self.facts.stages + AHEAD + 3 * MANY  # lanes are two steps ahead at most
+            assert prefills <= self.facts.stages + 4 * MANY  # lanes are two steps ahead at most
 
     def right(self, step: ResolvedStep) -> tuple[int, ...]:
         """Tokens that count: some drafts are right, and none behind a wrong one."""
@@ -228,7 +227,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([64, 16, 256]),
         budget=st.sampled_from([4000, 20_000, 100_000, 600]),
         support=st.sampled_from(control.PrefixSupport.values()),
-        in_turn=st.booleans(),
         speculate=st.booleans(),
         costs=st.sampled_from([StepCosts(), PAIRS]),
     )
@@ -239,12 +237,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk: int,
         budget: int,
         support: control.PrefixSupport.ValueType,
-        in_turn: bool,
         speculate: bool,
         costs: StepCosts,
     ) -> None:
         members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10) for rank in range(stages))
-        self.facts_of = RingFacts(members, max_rows, chunk, support, in_turn, speculate, costs)
+        self.facts_of = RingFacts(members, max_rows, chunk, support, speculate, costs)
 
     @precondition(lambda self: self.ring is None)
     @rule()

@@ -83,9 +83,9 @@ def _slower(ring: Told, streams: int, prompt: int) -> Told:
     ring.stream(streams, tokens=20)
     ring.ask("long", prompt, 2)
     ring.run(until=lambda: sum(map(sum, ring.chunks[streams:])) > prompt // 2)
-    ring.token_seconds *= 4
+    ring.chunk_factor = 4
     ring.run(until=lambda: "long" in ring.arrivals)
-    ring.token_seconds /= 8
+    ring.chunk_factor = 0.5
     ring.ask("next", prompt, 2)
     ring.run(until=lambda: "next" in ring.arrivals)
     return ring
@@ -105,30 +105,22 @@ def _rushes(ring: Told, streams: int) -> Told:
 
 
 SITUATIONS: dict[str, Callable[[], Told]] = {
-    "two stages that compute rows in turn": lambda: _beside(Told(2, SLOW, rows_in_turn=True), 4, [700]),
-    "three stages that compute rows in turn, two prompts": lambda: _beside(
-        Told(3, SLOW, rows_in_turn=True), 6, [400, 300]
-    ),
+    "two stages that compute rows in turn": lambda: _beside(Told(2, SLOW), 4, [700]),
+    "three stages that compute rows in turn, two prompts": lambda: _beside(Told(3, SLOW), 6, [400, 300]),
     "two stages bound by memory": lambda: _beside(Told(2, FAST), 16, [4096]),
     "three stages between the two": lambda: _beside(Told(3, BETWEEN), 6, [1300] * 2),
     "one stage without fixed costs": lambda: _beside(Told(1, LINEAR), 4, [600]),
-    "two stages of which members compute many rows in turn": lambda: _beside(
-        Told(2, SLOW, rows_in_turn=True), 16, [500]
-    ),
+    "two stages of which members compute many rows in turn": lambda: _beside(Told(2, SLOW), 16, [500]),
     "four stages bound by memory": lambda: _beside(Told(4, FAST), 40, [4096, 700]),
     "one stage between the two": lambda: _beside(Told(1, BETWEEN), 16, [900]),
     "lanes that drift apart": lambda: _drifting(Told(3, BETWEEN), 16),
-    "lanes that drift apart where rows are computed in turn": lambda: _drifting(
-        Told(2, SLOW, rows_in_turn=True), 15
-    ),
+    "lanes that drift apart where rows are computed in turn": lambda: _drifting(Told(2, SLOW), 15),
     "a machine that gets slower and then faster": lambda: _slower(Told(2, BETWEEN), 6, 900),
-    "a machine in turn that gets slower and then faster": lambda: _slower(
-        Told(2, SLOW, rows_in_turn=True), 4, 400
-    ),
+    "a machine in turn that gets slower and then faster": lambda: _slower(Told(2, SLOW), 4, 400),
     "a machine bound by memory that gets slower and then faster": lambda: _slower(Told(2, FAST), 12, 2500),
-    "rushes": lambda: _rushes(Told(2, SLOW, rows_in_turn=True), 3),
+    "rushes": lambda: _rushes(Told(2, SLOW), 3),
     "rushes where steps cost the same": lambda: _rushes(Told(3, FAST), 9),
-    "a crowd on two stages": lambda: _crowd(Told(2, SLOW, rows_in_turn=True), 12),
+    "a crowd on two stages": lambda: _crowd(Told(2, SLOW), 12),
     "a crowd on more stages than rows fill": lambda: _crowd(Told(4, FAST), 10),
     "a crowd with more rows than there is room for": lambda: _crowd(Told(2, BETWEEN, rows=4), 9),
 }
