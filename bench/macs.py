@@ -54,7 +54,7 @@ async def run(options: argparse.Namespace) -> Result:
     return {
         "what": SIMULATED,
         "options": vars(options),
-        "network": "loopback; engines add the link",
+        "network": runs[0]["network"],
         "sources": known.sources,
         "published": [dict(one) for one in known.published if (one["cluster"], one["model"]) in wanted],
         "runs": runs,
@@ -63,12 +63,13 @@ async def run(options: argparse.Namespace) -> Result:
 
 async def _run(text: str, model: str, options: argparse.Namespace) -> Result:
     progress(f"{SIMULATED}: {text}, {model}, {options.link}, {options.list}")
-    pace = Pace("", model, options.link, options.slower, shaped=False, reports="")
+    pace = Pace("", model, options.link, options.slower, namespaces=options.namespaces)
     spec = {"max_rows": max(*options.rows, *options.at_once)}
     if options.prefill_chunk:
         spec["prefill_chunk"] = options.prefill_chunk
     found: Result = {"cluster": text, "model": model, "macs": len(cluster(text)), "loads": []}
     async with macs(cluster(text), pace, spec) as ring:
+        found["network"] = ring.network
         if options.list == "static":
             for rows in options.rows:
                 found["loads"].append(await _static(ring, text, model, rows, options))
@@ -267,6 +268,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rates", type=rates, default=[], help="requests/s of open loops")
     parser.add_argument("--arrivals", type=int, default=16, help="requests of each of those")
     parser.add_argument("--prefill-chunk", type=int, default=0, help="0: the default")
+    parser.add_argument(
+        "--namespaces", action="store_true", help="one of the network for each Mac; needs root"
+    )
     parser.add_argument("--faults", action="store_true", help="then kill a carrier, and an engine")
     parser.add_argument("--all", action="store_true", help="the published clusters")
     parser.add_argument("--check", metavar="MODEL", help="check the instrument by a real model on this CPU")

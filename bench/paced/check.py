@@ -24,7 +24,7 @@ from bench.scaling import Requests
 WITHIN = 0.1
 FIGURES = ("tokens_per_second", "ttft_ms", "gap_ms")
 _STAGES = (1, 2)
-_WORDS, _TOKENS, _AT_ONCE, _EACH = 4, 4096, 4, 3
+_WORDS, _TOKENS, _AT_ONCE, _EACH = 4, 1024, 4, 2
 
 
 async def check(model: str, rows: Sequence[int], seconds: float) -> list[Result]:
@@ -32,11 +32,11 @@ async def check(model: str, rows: Sequence[int], seconds: float) -> list[Result]
     found: list[Result] = []
     spec = {"max_rows": max(*rows, _AT_ONCE)}
     for stages in _STAGES:
-        pace = Pace("", "", "", 1.0, shaped=False, reports="", records=True)
+        pace = Pace("", "", "", 1.0, records=True)
         async with macs([""] * stages, pace, spec, by_name(model)) as ring:
             real = await _scenarios(ring, rows, seconds)
             tables = _tables(ring.reports)
-        paced = Pace("", "", "", 1.0, shaped=False, reports="", tables=tables)
+        paced = Pace("", "", "", 1.0, tables=tables)
         async with macs([""] * stages, paced, spec) as ring:
             again = await _scenarios(ring, rows, seconds)
         for name, figures in real.items():

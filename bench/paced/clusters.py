@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.models import SHAPES, random_model
+from bench.paced.figures import figures
+from bench.paced.network import WITHOUT, Network, network
 from bench.paced.node import PACE, Pace
 from sealring.cli.local.cluster import LocalCluster
 from sealring.cli.terminal.host import Host
@@ -21,7 +23,8 @@ NAME = "bench"
 CONTEXT = 65_536
 _TINY = dataclasses.replace(SHAPES["4x64"], context=CONTEXT)
 _LEAST_LAYERS = 4
-_MEMORY = 1 << 30
+_MEMORY = 4 << 30
+"""Bytes of each node, as far as plans go: long answers of many rows are planned for at once."""
 _UNLIMITED = {"key_requests_per_second": 1e6, "peer_requests_per_second": 1e6}
 
 
@@ -34,7 +37,9 @@ class PacedHost(Host):
 class MacCluster(LocalCluster):
     """A local cluster whose n-th node is paced as the n-th machine."""
 
-    def __init__(self, folder: Path, machines: Sequence[str], pace: Pace, model: Path | None) -> None:
+    def __init__(
+        self, folder: Path, machines: Sequence[str], pace: Pace, model: Path | None, network: Network | None
+    ) -> None:
         settings: dict[str, dict[str, Any]] = {
             "gateway": dict(_UNLIMITED, key_requests_at_once=100_000),
             "node": {"memory_limit": _MEMORY},
@@ -42,14 +47,33 @@ class MacCluster(LocalCluster):
         if model is None:
             model = random_model(dataclasses.replace(_TINY, layers=max(_LEAST_LAYERS, len(machines))))
         super().__init__(folder, model, nodes=len(machines), name=NAME, settings=settings, host=PacedHost())
+        spaces = network.spaces if network is not None else [""] * len(machines)
+        self._network = network
         self._paces = {
-            name: dataclasses.replace(pace, machine=machine)
-            for name, machine in zip(self.node_names, machines, strict=True)
+            name: dataclasses.replace(pace, machine=machine, space=space)
+            for name, machine, space in zip(self.node_names, machines, spaces, strict=True)
         }
 
     def _environment(self, name: str) -> dict[str, str]:
         pace = self._paces.get(name)
         return {PACE: json.dumps(asdict(pace))} if pace is not None else {}
+
+    def address(self, name: str) -> str:
+        if self._network is None or name == "gateway-http":  # in clear on loopback alone
+            return super().address(name)
+        return f"{self._host_of(name)}:{self.ports[name]}"
+
+    def settings_of(self, name: str) -> dict[str, Any]:
+        found = super().settings_of(name)
+        if self._network is not None and name in self.node_names:
+            found["ring_host"] = self._host_of(name)
+        return found
+
+    def _host_of(self, name: str) -> str:
+        assert self._network is not None
+        if name in self.node_names:
+            return self._network.hosts[self.node_names.index(name)]
+        return self._network.host
 
 
 @dataclass(frozen=True)
@@ -82,6 +106,8 @@ class Macs:
 
     made: MacCluster
     reports: Path
+    network: str
+    """What its results say of the links."""
 
     @property
     def url(self) -> str:
@@ -99,12 +125,20 @@ async def macs(
 
     Raises DeadlineExceeded, Unavailable.
     """
-    with tempfile.TemporaryDirectory(prefix="sealring-macs-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="sealring-macs-") as folder,
+        network(len(machines) if pace.namespaces else 0, _delay(pace)) as links,
+    ):
         reports = Path(folder) / "reports"
         reports.mkdir()
-        pace = dataclasses.replace(pace, reports=str(reports))
-        made = MacCluster(Path(folder) / "cluster", machines, pace, model)
+        pace = dataclasses.replace(pace, reports=str(reports), shaped=links is not None and links.shaped)
+        made = MacCluster(Path(folder) / "cluster", machines, pace, model, links)
         async with made:
             await made.start()
             await made.deploy(stages=len(machines), replicas=1, **spec)
-            yield Macs(made, reports)
+            yield Macs(made, reports, links.words if links is not None else WITHOUT)
+
+
+def _delay(pace: Pace) -> float:
+    """Seconds one way."""
+    return figures().links[pace.link].seconds * pace.slower if pace.link else 0.0

@@ -6,6 +6,7 @@ another one.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,26 +26,32 @@ class Pace:
 
     `shaped`: the network delays records itself. `records`: nothing is paced, and the times of steps are
     reported. `tables`: such times of "head" and "tail", as rows, tokens and seconds, to go by if `machine`
-    and `model` are "".
+    and `model` are "". `namespaces`: each node has one of its own, `space`, if this machine allows that.
     """
 
     machine: str
     model: str
     link: str
     slower: float
-    shaped: bool
-    reports: str
+    shaped: bool = False
+    reports: str = ""
     records: bool = False
+    namespaces: bool = False
+    space: str = ""
     tables: Mapping[str, Sequence[tuple[int, int, float]]] = field(default_factory=dict)
 
 
 def main() -> None:
     """Runs the command with the paced engine."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python's -P leaves it out
+    from bench.paced.network import enter
     from sealring.cli.__main__ import main as command
     from sealring.node.daemon.engine_process import ENGINE_MODULE, EngineProcess
     from sealring.node.daemon.supervisor import Child
 
     pace = os.environ.get(PACE, "")
+    if pace and (space := json.loads(pace).get("space")):
+        enter(space)
     start = EngineProcess.start.__func__  # type: ignore[attr-defined]
 
     async def spawn(name: str, arguments: Sequence[str], **options: Any) -> Child:
