@@ -2,9 +2,9 @@
 
 A stage computes the steps of all lanes one after another, and a lane's next step begins when its last one has
 passed all stages. T(r) are the seconds of a step of r rows in the slowest stage, S the number of stages, and
-h the seconds of a hop. Every row gets one token in a round, and that of lanes of r1, r2, ... rows takes
+h the seconds of a hop. Every row gets one token in a round, which takes
 
-    max(T(r1) + T(r2) + ..., S * (T(largest) + h))
+    max(sum of T over the lanes, S * (T(largest) + h)).
 
 The shortest round is at once the most tokens a second and the least time
 between two tokens of a row, because the rows are given: one choice serves both.
