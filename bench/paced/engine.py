@@ -16,18 +16,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # Python's -P leaves it out
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python's -P leaves it out
 
-import mlx.core as mx  # noqa: E402
+import mlx.core as mx
 
-from bench.paced.figures import Link, StageTime, figures  # noqa: E402
-from bench.paced.node import Pace  # noqa: E402
-from bench.paced.pacing import PacedDevice, PacedLink  # noqa: E402
-from bench.paced.timed import StepTable, StepTimes  # noqa: E402
-from sealring.node.engine import device, main, transfer  # noqa: E402
-from sealring.node.engine.staging import Stage, StageSpec, caches  # noqa: E402
-from sealring.node.wire.channel import EngineChannel, RecordHeader  # noqa: E402
+from bench.paced.figures import Link, StageTime, figures
+from bench.paced.node import Pace
+from bench.paced.pacing import PacedDevice, PacedLink
+from bench.paced.timed import StepTable, StepTimes
+from sealring.node.engine import device as engine_device
+from sealring.node.engine import main, transfer
+from sealring.node.engine.staging import Stage, StageSpec, caches
+from sealring.node.wire.channel import EngineChannel, RecordHeader
 
 _TOKEN_BYTES, _NUMBER_BYTES = 4, 2
 _REPORT_SECONDS = 0.25
@@ -106,13 +107,13 @@ class Hooked:
 class PacedEngine(Hooked):
     """Results are ready when the pace says so."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, device: PacedDevice | None = None) -> None:
         super().__init__(pace)
         known = figures()
         self._model = known.models.get(pace.model)
         self._completion = known.completion * pace.slower if self._model else 0.0
         self._tables = {place: StepTable.of(plain) for place, plain in pace.tables.items()}
-        self._device = PacedDevice()
+        self._device = device or PacedDevice()
         self._hop = self._paced(known.links[pace.link]) if self._model else None
         self._on_its_way = (0.0, 0.0)
         self._cost = Cost()
@@ -124,8 +125,8 @@ class PacedEngine(Hooked):
     def install(self) -> None:
         super().install()
         if self._model is not None:  # a Mac has a GPU
-            device.rows_in_turn = lambda: False
-            device.metal = lambda: True
+            engine_device.rows_in_turn = lambda: False
+            engine_device.metal = lambda: True
             send = EngineChannel.send
 
             def sent(channel: EngineChannel, header: RecordHeader, *parts: memoryview) -> None:
