@@ -40,7 +40,10 @@ def forbid_core_files() -> None:
 
 
 def defer_asyncio() -> None:
-    """Defers the execution of `import asyncio` until a name of it is read (PEP 562)."""
+    """Defers the execution of `import asyncio` until a name of it is read (PEP 562).
+
+    From Python 3.12 a log record reads one: the name of its task. Records have none then, as on 3.11.
+    """
     spec = importlib.util.find_spec("asyncio")
     if "asyncio" in sys.modules or spec is None:
         return
@@ -55,6 +58,10 @@ def defer_asyncio() -> None:
 
     package.__getattr__ = whole
     sys.modules["asyncio"] = package
+    if sys.version_info >= (3, 12):
+        import logging
+
+        logging.logAsyncioTasks = False
 
 
 def collect_seldom() -> None:

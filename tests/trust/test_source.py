@@ -29,6 +29,7 @@ REVIEWED_READERS = {
     "mesh/system/paths.py",
     "node/carrier/ring.py",  # sets what MLX reads
     "node/engine/group.py",  # likewise
+    "node/engine/metal.py",  # likewise
     "node/engine/nvidia.py",  # likewise
     "node/engine/staging/shards.py",  # likewise
     "node/main.py",  # likewise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -61,9 +62,11 @@ def test_asyncio_is_run_when_a_name_in_it_is_asked_for(
     spec = importlib.util.spec_from_file_location("asyncio", tmp_path / "other.py")
     monkeypatch.setattr(importlib.util, "find_spec", {"asyncio": spec}.get)
     monkeypatch.delitem(sys.modules, "asyncio")
+    monkeypatch.setattr(logging, "logAsyncioTasks", True, raising=False)  # back to what it was, at the end
     defer_asyncio()
     deferred = sys.modules["asyncio"]
     assert not hasattr(deferred, "__all__"), "what only looks at it does not run it"
+    logging.makeLogRecord({})
     assert "run" not in vars(deferred)
     assert deferred.run() == 7
     assert not hasattr(deferred, "no_such_name")
