@@ -1,7 +1,7 @@
 """What a token costs the tail: the few highest of a vocabulary against a sort of all of it.
 
-CPU time of one process by turns, or with `--gpu` time on the clock, on logits that fall off as a power of the
-rank, as those of trained models roughly do, and on wider ones, whose nucleus is larger than the few highest.
+CPU time of one process by turns, or with `--gpu` time on the clock. Some logits fall off as a power of the
+rank, as those of trained models roughly do; others are wider: their nucleus is larger than the few highest.
 There, and on a GPU for every `top_p`, sums over the vocabulary stand for the few highest.
 """
 

@@ -160,7 +160,7 @@ class Matcher:
         self._sampled: tuple[mx.array, int] | None = None
 
     def copy(self) -> Matcher:
-        """Of another row with the same prompt, before the first token."""
+        """A matcher for another row with the same prompt, before the first token."""
         return Matcher(self._made, self._answered)
 
     def sampled(self, tokens: mx.array, index: int) -> None:
@@ -183,21 +183,21 @@ class Matcher:
 
 
 class Follower:
-    """Of one row at the head: whether the answer's tokens are those of its grammar."""
+    """Checks at the head that one row's tokens are those of its grammar."""
 
     def __init__(self, matcher: Any, end_tokens: frozenset[int]) -> None:
         self._matcher = matcher.deep_copy()
         self._end_tokens = end_tokens
 
     def allows(self, token: int) -> bool:
-        """Of the next token; the end only where the answer is whole."""
+        """Whether the grammar has the next token here; it has an end only where the answer is whole."""
         if token in self._end_tokens and self._matcher.is_accepting():
             return True
         return bool(self._matcher.consume_token(token))
 
 
 class Masks:
-    """Of the rows of a lane that have a grammar, by their indices in it; at least one has."""
+    """The masks of those rows of a lane that have a grammar, by their indices in it; at least one has."""
 
     def __init__(self, matchers: Sequence[tuple[int, Matcher]], rows: int) -> None:
         self._matchers = matchers

@@ -126,7 +126,7 @@ class _Writer:
         return "\n".join([f"start: {start}", *self._rules])
 
     def _thoughts(self, said: str) -> str:
-        """Where the model is thinking already, the rest of it; else it may think first."""
+        """The rest of the thoughts if the model is thinking already; else it may think first."""
         if self._form.thinking is None:
             return ""
         begin, end = self._form.thinking
@@ -192,7 +192,7 @@ class _Writer:
         self._rules.append(f"rest_of_call: {' | '.join([*ends, *others])}")
 
     def _literal(self, text: str) -> str:
-        """Of text with special tokens in it."""
+        """The terminals of a text with special tokens in it."""
         found, start = [], 0
         for match in self._names.finditer(text):
             found += [json.dumps(text[start : match.start()], ensure_ascii=False)] * (match.start() > start)

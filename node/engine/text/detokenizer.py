@@ -14,7 +14,7 @@ _REPLACEMENT = "�"
 
 
 class Detokenizer(Protocol):
-    """Of one answer. Never hands out a part of a character."""
+    """The text of one answer. Never hands out a part of a character."""
 
     def add(self, token: int) -> str:
         """The text that becomes certain with this token."""
@@ -146,7 +146,7 @@ class StopStrings:
         return held
 
     def _candidate(self, text: str) -> int:
-        """Where the longest suffix that begins a stop string starts."""
+        """The start of the longest suffix that begins a stop string."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[start] in self._firsts:
                 suffix = text[start:]

@@ -125,13 +125,13 @@ class Answer:
         self.finish: inference.FinishReason.ValueType = inference.FINISH_REASON_UNSPECIFIED
 
     def add(self, token: int) -> str:
-        """The text that may be told after this token; `finish` is set with the last one.
+        """The text that may be sent after this token; `finish` is set with the last one.
 
         Raises Internal (GRAMMAR_FAILED) where it is none of the row's grammar.
         """
         self.tokens += 1
         if self._follower is not None and not self._follower.allows(token):
-            self.finish = inference.FINISH_REASON_STOP  # nothing more is told
+            self.finish = inference.FINISH_REASON_STOP  # nothing more is sent
             raise left_its_grammar()
         if token in self._end_tokens:
             self.finish = inference.FINISH_REASON_STOP
@@ -149,7 +149,7 @@ class Answer:
         return text
 
     def add_logged(self, token: int, told: TokenLogprobs) -> tuple[str, list[inference.TokenLogprob]]:
-        """As `add`, with the tokens that are to be told beside the text."""
+        """As `add`, with the tokens that are to be sent beside the text."""
         assert self._log is not None
         start = self._certain
         text = self.add(token)
@@ -193,7 +193,7 @@ class Answer:
         return self._sections.read(calls)
 
     def resume(self, resume: inference.Resume) -> None:
-        """Goes to where the answer was when its ring broke; whatever was told then is not told again.
+        """Goes to where the answer was when its ring broke; whatever was sent then is not sent again.
 
         Raises InvalidInput (BAD_RESUME) for an answer that had ended.
         """
@@ -655,7 +655,7 @@ class Front:
             output.logprobs.extend(answer.of_prompt(opened.scored, logprobs))
             opened.scored = ()
             if output.ByteSize() > MAX_TOLD_BYTES:
-                answer.finish = inference.FINISH_REASON_STOP  # nothing more is told
+                answer.finish = inference.FINISH_REASON_STOP  # nothing more is sent
                 raise _too_long_to_tell()
             output.logprobs.extend(told)
             output.held.extend(answer.held)
@@ -687,7 +687,7 @@ class Front:
         content = output if opened.untold is None else _joined(opened.untold, output)
         opened.untold = None
         if content.ByteSize() > MAX_OUTPUT_BYTES:
-            answer.finish = inference.FINISH_REASON_STOP  # nothing more is told
+            answer.finish = inference.FINISH_REASON_STOP  # nothing more is sent
             raise _too_large()
         if answer.unread is None:
             return content
@@ -723,7 +723,7 @@ class Front:
         try:
             found = self._calls.read(answer.unread, answer.tools)
         except SealringError as error:
-            answer.finish = inference.FINISH_REASON_STOP  # nothing more is told
+            answer.finish = inference.FINISH_REASON_STOP  # nothing more is sent
             with self._telling:
                 if self._awaited(row, opened, generation):
                     self._emit(refusal(row, error))

@@ -68,7 +68,7 @@ def deepseek_format(source: str, vocabulary: Collection[str]) -> tuple[str, tupl
 
 
 def harmony_section(header: str) -> tuple[str, str]:
-    """What a message with this header is, and of a call whom it calls."""
+    """The kind of a message with this header, and the name of the tool that it calls."""
     called = _CALLED.search(header)
     if called is not None:
         return "call", called[1]

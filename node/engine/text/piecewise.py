@@ -1,7 +1,7 @@
 """Calls whose arguments a model writes one by one, texts as they are and all else as JSON: their grammar.
 
-A strict tool's arguments come in the order of its schema, and are such that the model's parser reads what was
-written: a text holds nothing that ends it, and a number no more digits than the parser keeps.
+A strict tool's arguments come in the order of its schema. The model's parser reads them as they were written:
+a text holds nothing that ends it, and a number no more digits than the parser keeps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Pieces:
-    """What stands around a call and around each argument; %s is for the tool's name and the argument's.
+    """The texts around a call and around each argument; %s is for the tool's name and the argument's.
 
     A line break in `breaks` may be left out. `typed` parsers read an argument by the type in its schema,
     which has to be there; they take a text `null` for none.
@@ -183,7 +183,7 @@ class Arguments:
         return f"{name} {BREAK}" if self._pieces.breaks else name
 
     def _pattern(self, pattern: Any, ended: str) -> str:
-        """Of a text and what ends it, such that it has the pattern when the parser has stripped it."""
+        """Matches a text and its end; the text has the pattern once the parser has stripped it."""
         pattern = _a(str, pattern)
         if not (pattern.startswith("^") and pattern.endswith("$")):
             raise ValueError("a pattern of a text that is not anchored by ^ and $")
@@ -203,7 +203,7 @@ class Arguments:
         return value == value.strip() and not ended and not null
 
     def _around(self, text: str, key: str = "") -> str:
-        """Of what stands around an argument; the line breaks in it may be missing."""
+        """Matches what stands around an argument; the line breaks in it may be missing."""
         filled = text.replace("%s", key)
         if not self._pieces.breaks:
             return self._literal(filled)
@@ -261,7 +261,7 @@ _ANYTHING = "anything-at-all"
 
 
 def _without(barred: list[str]) -> str:
-    """Of a rule for a text: that none of these is in it."""
+    """The part of a text's rule that lets none of these be in it."""
     return "".join(f" & ~/(?s:.*{one}.*)/".replace("</", r"<\/") for one in barred)
 
 

@@ -124,7 +124,7 @@ class SpeltDetokenizer:
 
 
 class Sections:
-    """Of one answer. `special` are the names of the special tokens, with `prompt_end` the prompt ends."""
+    """The sections of one answer. `special` names the special tokens; the prompt ends with `prompt_end`."""
 
     def __init__(
         self, form: Format, special: Collection[str], chat: inference.Chat, prompt_end: str = ""
@@ -171,7 +171,7 @@ class Sections:
     def take(
         self, text: str, finish: inference.FinishReason.ValueType
     ) -> tuple[str, inference.Parsed | None]:
-        """The text that may be told now, and what else there is. `finish` is set with the last piece."""
+        """The text that may be sent now, and what else there is. `finish` is set with the last piece."""
         self._held += text
         self._finish = finish
         return self._divide("", inference.Parsed())
@@ -215,7 +215,7 @@ class Sections:
         self._state, self._begins = after, True
 
     def _next(self, *, final: bool) -> tuple[int, str]:
-        """Where what may be told ends, and the marker there, if a whole one is."""
+        """The end of the text that may be sent, and the marker there, if it is whole."""
         held, edges = self._held, self._edges[self._state]
         found = [(start, marker) for marker in edges if (start := held.find(marker)) >= 0]
         if found:

@@ -41,7 +41,7 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 
 
 class Tokenizer(Protocol):
-    """Of one model. Used by the front's threads; encoding and decoding may run at once."""
+    """One model's tokenizer. Used by the front's threads; encoding and decoding may run at once."""
 
     end_tokens: frozenset[int]
     """Tokens that end an answer."""
@@ -86,7 +86,7 @@ class Tokenizer(Protocol):
         """A token as it is spelt by itself, special ones by their name; may be a part of a character."""
 
     def vocabulary(self) -> str | None:
-        """The content of a `tokenizer.json`, for who knows how to read one; None where there is none."""
+        """The content of a `tokenizer.json`, for grammars; None for a model without one."""
 
 
 def load_tokenizer(path: Path, *, context: int = sys.maxsize, chats: bool = True) -> Tokenizer:

@@ -10,10 +10,10 @@ from sealring.v1 import inference_pb2 as inference
 
 
 class TokenLog:
-    """Of one answer. The tokens that are told spell the text that is told.
+    """The tokens of one answer. Those that are sent spell the text that is sent.
 
-    A token whose text is withheld, because it might begin a stop string, is withheld with it; one that is
-    wholly a part of the stop string is never told, nor is one that ends the sequence, unless `ends`.
+    A token is withheld as long as its text is, which might begin a stop string. A token that is wholly a part
+    of the stop string is never sent, nor is one that ends the sequence, unless `ends`.
     """
 
     def __init__(self, spelling: Callable[[int], bytes], *, ends: bool = False) -> None:
@@ -26,7 +26,7 @@ class TokenLog:
         self._held.append((start, end, self._entry(token, told)))
 
     def of_prompt(self, tokens: Sequence[int], told: Sequence[TokenLogprobs]) -> list[inference.TokenLogprob]:
-        """The tokens of a prompt; what is told is of all but the first."""
+        """The entries of a prompt's tokens. `told` has all tokens but the first."""
         first = inference.TokenLogprob(id=tokens[0], spelling=self._spelling(tokens[0]))
         entries = [first, *(self._entry(*each) for each in zip(tokens[1:], told, strict=True))]
         for entry in entries:
