@@ -102,7 +102,8 @@ def full_speed_cores() -> int:
     """Cores that this process may use, on a Mac the performance cores."""
     if sys.platform == "darwin":
         return int.from_bytes(sysctl("hw.perflevel0.logicalcpu"), sys.byteorder)  # 0 on an Intel Mac
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
+    else:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
 
 
 def on_battery(supplies: Path = _SUPPLIES) -> bool:
@@ -114,6 +115,7 @@ def on_battery(supplies: Path = _SUPPLIES) -> bool:
             return True
         remaining.restype, remaining.argtypes = ctypes.c_double, []
         return bool(remaining() != _UNLIMITED)
-    with contextlib.suppress(OSError):
-        return any(file.read_text().strip() == "Discharging" for file in supplies.glob("*/status"))
-    return False
+    else:
+        with contextlib.suppress(OSError):
+            return any(file.read_text().strip() == "Discharging" for file in supplies.glob("*/status"))
+        return False
