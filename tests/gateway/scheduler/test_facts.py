@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler.facts import MAX_TIMES, StepCosts, Timed
+from sealring.gateway.scheduler.facts import MAX_TIMES, MemberMemory, RingFacts, StepCosts, Timed
 
 
 def test_the_slowest_stage_counts_and_slow_moments_do_not() -> None:
@@ -67,3 +67,11 @@ def test_whatever_is_reported_steps_cost_something_and_larger_ones_no_less(
 def test_a_member_that_tells_of_many_sizes_keeps_no_gateway_busy() -> None:
     costs = StepCosts.of([[Timed(1, size, 0.01) for size in range(1, 100_000)]])
     assert len(costs.tokens) == MAX_TIMES
+
+
+def test_long_rows_have_the_lanes_of_rows_that_cost_what_they_hold() -> None:
+    """A step of short ones takes the same for one as for four; of long ones it reads every cache."""
+    flat = StepCosts(rows=((1, 0.1), (16, 0.1)), behind=1e-4)
+    ring = RingFacts((MemberMemory(1, 0, 1),) * 3, 16, 64, costs=flat)
+    assert len(ring.lanes(4)) < 4
+    assert ring.lanes(4, 16_384) == (1, 1, 1, 1)
