@@ -150,6 +150,7 @@ class Survey:
     ) -> tuple[model_pb2.ModelProfile, list[Candidate]]:
         memory = {session.member: session.memory_usable for session in self._sessions}
         overhead = {session.member: session.memory_overhead for session in self._sessions}
+        chunks = {session.member: session.longest_chunk for session in self._sessions}
         groups: dict[str, dict[str, model_pb2.ModelProfile]] = defaultdict(dict)
         for answer in answers.values():
             if answer.profile is not None:
@@ -167,6 +168,7 @@ class Survey:
                 self._obstacle(member, spec.name, serving) or _model_obstacle(member.id, agreeing, answers),
                 fetches=member.id not in agreeing,
                 rate=self._speeds.of(member.id, digest),
+                longest_chunk=chunks.get(member.id, 0),
                 shares=tuple(one.ring for one in serving.get(member.id, ())),
                 taken=sum(one.memory + overhead.get(member.id, 0) for one in serving.get(member.id, ())),
             )

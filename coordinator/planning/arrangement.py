@@ -26,7 +26,8 @@ class Candidate:
     `obstacle` says why it cannot serve now; "" if it can. With `fetches` it gets the model from another
     member first. `rate` is its measured speed with this model, if known. `shares` are the rings of other
     deployments that it serves, and `taken` the bytes of these, with those that each further engine takes
-    beside its weights and caches."""
+    beside its weights and caches. `longest_chunk` are the tokens of a prompt's chunk by which its compute
+    device gains, 0 where it does not say."""
 
     id: str
     name: str
@@ -37,6 +38,7 @@ class Candidate:
     rate: Rate | None = None
     shares: tuple[str, ...] = ()
     taken: int = 0
+    longest_chunk: int = 0
 
     @property
     def speed(self) -> float:

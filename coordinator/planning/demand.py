@@ -24,6 +24,19 @@ LOGITS_COPIES = 9
 vocabulary of 151,936, 8 and 32 rows). Greedy rows need one. Penalties with every filter need 14: what is
 above 9 is in the headroom."""
 
+CHUNK_STATES = 64
+"""Arrays of the size of a chunk's stage state that one layer and those in flight hold at once. An estimate:
+the widest products of common models are 10 to 14 states, and one layer's are there until the next one's
+are."""
+
+SCORES_PART = 32
+"""Bytes of a stage state for each of which attention over quantized caches writes out a byte of scores, for
+each token of a chunk and of the context: 4 bytes for each 64 numbers of a state in half precision, which is
+a head."""
+
+LEAST_CHUNK = 256
+"""Tokens of a chunk for which the headroom always suffices."""
+
 LONG_CACHE, CACHE_PART = 8192, 16
 """A cache of LONG_CACHE tokens has room for this part of it (`node/engine/staging/rows.py`)."""
 
@@ -145,6 +158,16 @@ class Demand:
     def total(self, stages: int) -> int:
         """Everything that `stages` ranks hold together, one row included."""
         return sum(self.per_layer) + sum(self.extras(stages))
+
+
+def longest_chunk_in(memory_usable: int, profile: model_pb2.ModelProfile, context: int, kv_bits: int) -> int:
+    """Tokens of the longest chunk, a power of two, whose intermediate results take half of the memory that no
+    plan touches; at least LEAST_CHUNK."""
+    each = CHUNK_STATES * profile.handoff_bytes_per_token
+    if kv_bits:
+        each += context * profile.handoff_bytes_per_token // SCORES_PART
+    fitting = (memory_usable - capacity(memory_usable)) // 2 // max(1, each)
+    return max(LEAST_CHUNK, 1 << max(1, fitting).bit_length() - 1)
 
 
 def read_bytes(profile: model_pb2.ModelProfile, first: int, end: int) -> int:

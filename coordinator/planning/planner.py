@@ -6,6 +6,7 @@ How it chooses, when the operator leaves it open:
 - members that serve nothing else, where they hold it: every ring more makes the others of a node slower;
 - the members that have the model, then those with the most memory (then trust, then id), dealt out so that
   replicas are alike;
+- chunks as long as every member gains by and has the memory for;
 - ranks in the order in which the operator named the members, else by their names, where that fits;
 - layers in proportion to the memory that each member has left after embedding or head (`apportion.py`), or to
   speed, if one member was measured at half the speed of another with this model, or less (`speeds.py`).
@@ -29,7 +30,7 @@ from sealring.coordinator.planning.arrangement import (
     shortfall,
     snake,
 )
-from sealring.coordinator.planning.demand import Demand, check_profile
+from sealring.coordinator.planning.demand import Demand, check_profile, longest_chunk_in
 from sealring.coordinator.planning.reasons import of_members, reasons
 from sealring.coordinator.planning.refusals import (
     does_not_fit,
@@ -49,6 +50,9 @@ DEFAULT_CONTEXT = 4096
 """Tokens, for models that name no context of their own."""
 
 CLEAR = "every node computes a part of every layer; what they add up crosses the network in clear"
+
+SHORTEST_CHUNK = 256
+"""Tokens of the longest chunk where a member does not say by how many it gains."""
 
 CONTEXT_STEP = 256
 DEFAULT_MAX_ROWS = 64
@@ -71,13 +75,16 @@ def plan(
     members = usable(spec, candidates)
     _check_shape(spec, profile)
     wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
-    if spec.strategy == TENSOR:
-        spec.context, rings = _alike(spec, profile, wanted, members, candidates)
-    elif spec.split:
-        spec.context, rings = _by_hand(spec, profile, wanted, members, candidates)
-    else:
-        spec.context, rings = _by_memory(spec, profile, wanted, members, candidates)
-        spec.stages = len(rings[0])
+    chunk = asked.prefill_chunk or max(longest_chunk(spec, profile, wanted, one) for one in members)
+    spec.prefill_chunk = chunk
+    rings = _arranged(spec, profile, wanted, members, candidates)
+    if not asked.prefill_chunk:
+        spec.prefill_chunk = min(
+            longest_chunk(spec, profile, spec.context, one) for ring in rings for one, _ in ring
+        )
+    if spec.prefill_chunk < chunk:  # of which windowed caches hold less
+        spec.context, spec.stages = asked.context, asked.stages
+        rings = _arranged(spec, profile, wanted, members, candidates)
     made = _finish(spec, profile, rings)
     demand = _demand(made.spec, profile, made.spec.context)
     if spec.strategy == TENSOR:
@@ -88,6 +95,24 @@ def plan(
         made.reasons.append(_left(made, rings))
     made.reasons.extend(of_members(asked, rings, members))
     return made
+
+
+def _arranged(
+    spec: admin_pb2.DeploymentSpec,
+    profile: model_pb2.ModelProfile,
+    wanted: int,
+    members: list[Candidate],
+    candidates: Sequence[Candidate],
+) -> list[PlannedRing]:
+    """The rings, with the specification's context and stages filled in."""
+    if spec.strategy == TENSOR:
+        spec.context, rings = _alike(spec, profile, wanted, members, candidates)
+    elif spec.split:
+        spec.context, rings = _by_hand(spec, profile, wanted, members, candidates)
+    else:
+        spec.context, rings = _by_memory(spec, profile, wanted, members, candidates)
+        spec.stages = len(rings[0])
+    return rings
 
 
 def _left(made: admin_pb2.DeploymentPlan, rings: Sequence[PlannedRing]) -> str:
@@ -131,6 +156,14 @@ def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile
             reason="BAD_DEPLOYMENT",
             param="split",
         )
+
+
+def longest_chunk(
+    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, context: int, member: Candidate
+) -> int:
+    """Tokens of the longest chunk that a member gains by and has the memory for."""
+    fitting = longest_chunk_in(member.memory_usable, profile, context, spec.kv_bits)
+    return min(member.longest_chunk or SHORTEST_CHUNK, fitting)
 
 
 def _demand(

@@ -18,7 +18,6 @@ from sealring.mesh.roster.model import PIPELINE, TENSOR
 from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import admin_pb2
 
-DEFAULT_PREFILL_CHUNK = 256
 KV_BITS = (8, 4)
 MIXED = "mixed"
 """Groups of tensor ranks in a pipeline: planned and simulated, and not served."""
@@ -27,7 +26,7 @@ _MAX_MODEL = 256
 
 
 def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
-    """A copy with replicas, strategy and prefill chunk filled in; context, rows and stages are the planner's.
+    """A copy with replicas and strategy filled in; prefill chunk, context, rows and stages are the planner's.
 
     Raises InvalidInput; `param` in its metadata names the field.
     """
@@ -51,7 +50,6 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
     elif spec.clear_links or spec.backend or spec.or_pipeline:
         raise _bad("strategy", "a pipeline has no links in clear and no backend", f"use {TENSOR}")
     checked.replicas = spec.replicas or 1
-    checked.prefill_chunk = spec.prefill_chunk or DEFAULT_PREFILL_CHUNK
     _at_most("context", spec.context, MAX_CONTEXT)
     _at_most("trust_floor", spec.trust_floor, MAX_SCORE)
     _at_most("replicas", spec.replicas, MAX_REPLICAS)

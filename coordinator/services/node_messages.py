@@ -16,6 +16,7 @@ from sealring.coordinator.store import Store
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.clock import Clock
 from sealring.mesh.errors import AlreadyExists, FailedPrecondition, InvalidInput, PermissionDenied
+from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.mesh.roster.model import term_of
 from sealring.mesh.trust.attestation import verify_sealing_key
 from sealring.v1 import membership_pb2
@@ -120,7 +121,8 @@ class NodeMessages:
     def _heartbeat(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
         node = heartbeat.memory_total, heartbeat.memory_usable
         sizes = (*node, heartbeat.memory_used, heartbeat.memory_overhead)
-        if max(sizes) > _MAX_BYTES or len(heartbeat.rings) > _MAX_RINGS:
+        bounded = max(sizes) <= _MAX_BYTES and heartbeat.longest_chunk <= MAX_PREFILL_CHUNK
+        if not bounded or len(heartbeat.rings) > _MAX_RINGS:
             raise InvalidInput("a heartbeat is out of bounds", reason="BAD_HEARTBEAT")
         check_held(heartbeat.models)
         first = session.heartbeat is None

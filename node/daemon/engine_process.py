@@ -81,7 +81,7 @@ class EngineProcess:
     """One engine process. It loads at most one stage in its life."""
 
     def __init__(self, on_end: Callable[[EngineProcess], None]) -> None:
-        self.memory_limit = self.overhead = 0
+        self.memory_limit = self.overhead = self.longest_chunk = 0
         self.figures = EngineFigures()
         self.stage: StageKey | None = None
         self.loaded: engine_pb2.StageLoaded | None = None
@@ -319,6 +319,7 @@ class EngineProcess:
             self._pong(event.pong)
         elif kind == "ready":
             self.memory_limit, self.overhead = event.ready.memory_limit, event.ready.overhead
+            self.longest_chunk = event.ready.longest_chunk
             if not self._ready.done():
                 self._ready.set_result(None)
         elif kind == "progress":

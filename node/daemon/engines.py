@@ -43,10 +43,12 @@ class MemoryMeter:
         """Bytes of this machine."""
         self.overhead = 0
         """Bytes that each engine beyond the first takes beside weights and KV caches."""
+        self.longest_chunk = 0
+        """Tokens of a prompt's chunk by which the compute device gains; 0 before an engine has said so."""
 
-    def set_device_limit(self, limit: int, overhead: int) -> None:
-        """Takes the figures that an engine process reported, in bytes; a limit of 0 means none."""
-        self._device, self.overhead = limit or None, overhead
+    def set_device(self, limit: int, overhead: int, longest_chunk: int) -> None:
+        """Takes the figures that an engine process reported, two in bytes; a limit of 0 means none."""
+        self._device, self.overhead, self.longest_chunk = limit or None, overhead, longest_chunk
 
     @property
     def usable(self) -> int:
@@ -234,7 +236,7 @@ class EngineKeeper:
         if engine is None or not engine.alive:
             await self._spare.end()
             engine = self._spare.process = await self._start()
-            self._meter.set_device_limit(engine.memory_limit, engine.overhead)
+            self._meter.set_device(engine.memory_limit, engine.overhead, engine.longest_chunk)
         return engine
 
     async def _start(self, *, cpu: bool = False) -> EngineProcess:

@@ -99,6 +99,8 @@ class CoordinatorHandler:
         answer = membership_pb2.ProfileResult(id=request.id)
         with _problem_in(answer, "profile"):
             answer.profile.CopyFrom(await self._models.profile(request))
+        # a plan may follow at once, and the first engine has only now said what its device is
+        self._send(membership_pb2.MemberMessage(heartbeat=self.heartbeat()))
         self._send(membership_pb2.MemberMessage(profile=answer))
 
     async def _prove(self, challenge: membership_pb2.Challenge) -> None:

@@ -66,4 +66,5 @@ class NodeStatus:
             rings=[health for seat in self._seats if (health := seat.health()) is not None],
             models=self._fetcher.messages(),
             memory_overhead=self._meter.overhead,
+            longest_chunk=self._meter.longest_chunk,
         )

@@ -30,6 +30,9 @@ reading."""
 
 _METAL_EDGES = (6, 10, 12, 13, 15, 18, 25, 33)
 
+CHUNK, CHUNK_IN_TURN = 2048, 256
+"""Tokens of a prompt's longest chunk on a GPU, and where rows are computed in turn."""
+
 _WIRED_SPARE = 9
 """Weights and KV caches are wired with a ninth of their size more, for activations. Plans leave a tenth of a
 node's memory alone, which is a ninth of the rest. Each ring wires its share of that tenth, and all engines of
@@ -170,6 +173,12 @@ def row_edges() -> tuple[int, ...]:
 def metal() -> bool:
     """Whether the device is a Mac's GPU."""
     return bool(mx.metal.is_available() and mx.default_device() == mx.gpu)
+
+
+def longest_chunk() -> int:
+    """Tokens of a prompt's longest chunk: as many as mlx-lm computes at once on a GPU. A CPU gains nothing by
+    more than some hundreds (docs/decisions/0046-chunks-by-device-and-table.md)."""
+    return CHUNK_IN_TURN if rows_in_turn() else CHUNK
 
 
 def active_memory() -> int:

@@ -98,7 +98,11 @@ class Engine:
         metal.prepare()
         nvidia.prepare()
         device.prepare()
-        limits = engine.EngineReady(memory_limit=device.usable_memory(), overhead=device.overhead())
+        limits = engine.EngineReady(
+            memory_limit=device.usable_memory(),
+            overhead=device.overhead(),
+            longest_chunk=device.longest_chunk(),
+        )
         self._emit(engine.EngineEvent(ready=limits))
         threading.Thread(target=self._read, name="commands", daemon=True).start()
         device.compute_in_batches()  # this thread, not those beside it

@@ -699,7 +699,7 @@ class DeploymentSpec(_message.Message):
     stages: _builtins.int
     """0: as few as hold the model; else exactly this many per ring"""
     prefill_chunk: _builtins.int
-    """tokens; 0: 256"""
+    """tokens at most; 0: by the nodes' compute devices and memory"""
     share_prefixes: _builtins.bool
     """Prompts in clear may begin with a kept prefix of another API key's prompt; who asks can tell by the time."""
     speculate: _builtins.bool

@@ -714,6 +714,7 @@ class Heartbeat(_message.Message):
     RINGS_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     MEMORY_OVERHEAD_FIELD_NUMBER: _builtins.int
+    LONGEST_CHUNK_FIELD_NUMBER: _builtins.int
     memory_total: _builtins.int
     memory_usable: _builtins.int
     """for weights and KV caches, what is loaded now included"""
@@ -722,6 +723,8 @@ class Heartbeat(_message.Message):
     """one-minute load average over cores"""
     memory_overhead: _builtins.int
     """of each engine beyond the first, beside weights and KV caches"""
+    longest_chunk: _builtins.int
+    """tokens of a prompt's chunk by which its compute device gains; 0: it does not say"""
     @_builtins.property
     def rings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingHealth]: ...
     @_builtins.property
@@ -738,10 +741,11 @@ class Heartbeat(_message.Message):
         rings: _abc.Iterable[Global___RingHealth] | None = ...,
         models: _abc.Iterable[Global___HeldModel] | None = ...,
         memory_overhead: _builtins.int = ...,
+        longest_chunk: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "rings", b"rings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "longest_chunk", b"longest_chunk", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "rings", b"rings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

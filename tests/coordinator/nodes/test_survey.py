@@ -29,10 +29,14 @@ def member(number: int, *, draining: bool = False) -> Any:
     return SimpleNamespace(id=IDS[number], name=f"node-{number}", draining=draining)
 
 
-def session(number: int, memory: int = GIB, overhead: int = 0) -> Any:
+def session(number: int, memory: int = GIB, overhead: int = 0, longest_chunk: int = 0) -> Any:
     heartbeat = object() if memory else None
     return SimpleNamespace(
-        member=IDS[number], memory_usable=memory, memory_overhead=overhead, heartbeat=heartbeat
+        member=IDS[number],
+        memory_usable=memory,
+        memory_overhead=overhead,
+        longest_chunk=longest_chunk,
+        heartbeat=heartbeat,
     )
 
 

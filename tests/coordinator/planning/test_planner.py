@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sealring.coordinator.planning import arrangement
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate
-from sealring.coordinator.planning.demand import Demand, capacity
+from sealring.coordinator.planning.demand import Demand, capacity, longest_chunk_in
 from sealring.coordinator.planning.planner import CLEAR, memory_of, plan, with_ring
 from sealring.coordinator.planning.speeds import Rate, Speeds
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
@@ -504,3 +504,38 @@ def test_who_takes_the_memory_that_is_missing_is_told() -> None:
     assert "big-0 would leave more with a lower --max-rows" in caught.value.hint
     with pytest.raises(FailedPrecondition, match="big-0 may take all of its memory"):
         plan(spec(), profile(), [busy(1, 4 * GIB, 4 * GIB)])
+
+
+def gains(number: int, memory: int, longest_chunk: int) -> Candidate:
+    return dataclasses.replace(member(number, memory), longest_chunk=longest_chunk)
+
+
+def test_chunks_are_as_long_as_every_member_of_the_ring_gains_by() -> None:
+    mac, older = gains(1, 8 * GIB, 2048), member(2, 6 * GIB)
+    assert plan(spec(), profile(), [mac, older]).spec.prefill_chunk == 2048, "one of them holds the model"
+    assert plan(spec(stages=2), profile(), [mac, older]).spec.prefill_chunk == 256, "it does not say"
+    assert plan(spec(stages=2), profile(), [mac, gains(2, 6 * GIB, 512)]).spec.prefill_chunk == 512
+    assert plan(spec(stages=2, prefill_chunk=300), profile(), [mac, older]).spec.prefill_chunk == 300
+
+
+def test_a_chunk_fits_into_the_memory_that_no_plan_touches() -> None:
+    """Half of a tenth, for what 64 stage states of each token take, and scores of quantized caches."""
+    wide = profile(handoff_bytes_per_token=16 << 10)
+    assert plan(spec(), wide, [gains(1, 128 * GIB, 2048)]).spec.prefill_chunk == 2048
+    assert plan(spec(), wide, [gains(1, 16 * GIB, 2048)]).spec.prefill_chunk == 512
+    assert plan(spec(), wide, [gains(1, 4 * GIB, 2048)]).spec.prefill_chunk == 256
+    assert longest_chunk_in(128 * GIB, wide, 2048, 0) > longest_chunk_in(128 * GIB, wide, 131_072, 8)
+
+
+def test_windows_hold_the_chunk_that_is_planned() -> None:
+    """A first arrangement is for longer chunks than one of its members has."""
+    windows = profile(kv_max_tokens=[256] * len(profile().layer_bytes))
+    short, long = (
+        plan(
+            spec(stages=2, max_rows=1, prefill_chunk=chunk), windows, [member(1, 8 * GIB), member(2, 8 * GIB)]
+        )
+        for chunk in (512, 2048)
+    )
+    found = plan(spec(stages=2, max_rows=1), windows, [gains(1, 8 * GIB, 2048), gains(2, 8 * GIB, 512)])
+    kv_bytes = [[stage.kv_bytes for stage in made.rings[0].stages] for made in (short, long, found)]
+    assert kv_bytes[2] == kv_bytes[0] != kv_bytes[1]

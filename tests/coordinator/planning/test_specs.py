@@ -29,7 +29,7 @@ def spec(**fields: Any) -> admin_pb2.DeploymentSpec:
 
 def test_what_is_left_open_is_filled_in_and_the_rest_kept() -> None:
     found = check_spec(spec())
-    assert (found.strategy, found.replicas, found.prefill_chunk) == ("pipeline", 1, 256)
+    assert (found.strategy, found.replicas, found.prefill_chunk) == ("pipeline", 1, 0)
     given = spec(strategy="pipeline", replicas=3, prefill_chunk=7, context=99, kv_bits=4, stages=2)
     assert check_spec(given) == given
 

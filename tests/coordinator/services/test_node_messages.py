@@ -47,6 +47,8 @@ def messages(**parts: Any) -> NodeMessages:
         ({"memory_usable": BYTES + 1}, False),
         ({"memory_used": BYTES + 1}, False),
         ({"memory_overhead": BYTES + 1}, False),
+        ({"longest_chunk": 8192}, True),
+        ({"longest_chunk": 8193}, False),
         ({"rings": [membership_pb2.RingHealth()] * 64}, True),
         ({"rings": [membership_pb2.RingHealth()] * 65}, False),
     ],

@@ -35,7 +35,7 @@ class Script:
 
     async def spawn(self, name: str, arguments: Any, *, on_message: Any, on_end: Any, **more: Any) -> Any:
         self.hear, self.end = on_message, on_end
-        self.says(ready=engine_pb2.EngineReady(memory_limit=6, overhead=2))
+        self.says(ready=engine_pb2.EngineReady(memory_limit=6, overhead=2, longest_chunk=9))
         return self
 
     def liveness(self, child: Any, ping: Any, on_frozen: Any) -> Any:
@@ -252,5 +252,6 @@ async def test_an_engine_that_did_not_start_takes_no_orders() -> None:
     await engine.stop()
 
 
-async def test_the_memory_of_an_engine_is_known_once_it_has_started(bench: Bench) -> None:
-    assert (bench.engine.memory_limit, bench.engine.overhead) == (6, 2)
+async def test_the_device_of_an_engine_is_known_once_it_has_started(bench: Bench) -> None:
+    engine = bench.engine
+    assert (engine.memory_limit, engine.overhead, engine.longest_chunk) == (6, 2, 9)

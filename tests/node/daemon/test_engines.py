@@ -24,7 +24,7 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.alive = True
-        self.memory_limit = self.overhead = 0
+        self.memory_limit = self.overhead = self.longest_chunk = 0
         self.stage: str | None = None
         self.profiled: list[str] = []
         self.hangs = self.cpu = False
@@ -246,12 +246,12 @@ def test_the_lowest_limit_counts() -> None:
     meter = MemoryMeter(None)
     by_default = meter.usable
     assert by_default == int(meter.total * USABLE_SHARE)
-    meter.set_device_limit(1 << 30, 5)
-    assert (meter.usable, meter.overhead) == (1 << 30, 5)
-    meter.set_device_limit(0, 5)
+    meter.set_device(1 << 30, 5, 512)
+    assert (meter.usable, meter.overhead, meter.longest_chunk) == (1 << 30, 5, 512)
+    meter.set_device(0, 5, 512)
     assert meter.usable == by_default
     configured = MemoryMeter(1 << 28)
-    configured.set_device_limit(1 << 30, 5)
+    configured.set_device(1 << 30, 5, 512)
     assert configured.usable == 1 << 28
 
 
@@ -259,10 +259,10 @@ def test_an_owner_who_lets_the_gpu_wire_more_gets_more() -> None:
     """`sysctl iogpu.wired_limit_mb` raises what Metal reports; macOS itself keeps some all the same."""
     meter = MemoryMeter(None)
     meter.total = 512 << 30
-    meter.set_device_limit(int(meter.total * 0.9), 0)
+    meter.set_device(int(meter.total * 0.9), 0, 512)
     assert meter.usable == int(meter.total * 0.9)
-    meter.set_device_limit(meter.total, 0)
+    meter.set_device(meter.total, 0, 512)
     assert USABLE_SHARE * meter.total < meter.usable < meter.total
     meter.total = 8 << 30
-    meter.set_device_limit(int(meter.total * 0.9), 0)
+    meter.set_device(int(meter.total * 0.9), 0, 512)
     assert meter.usable == int(meter.total * USABLE_SHARE), "of a small one the system needs a quarter"
