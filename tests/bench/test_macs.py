@@ -82,3 +82,13 @@ def test_two_macs_double_a_rate_only_where_their_lanes_are_not_wasted():
     assert ratios[8] > 1.8 > 1.6 > ratios[16] > 1.4
     assert ratios[32] == pytest.approx(1.0, rel=0.02)
     assert ratios[64] > 1.8
+
+
+def test_what_others_published_stands_beside_one_request_alone():
+    shown = result()
+    shown["published"] = [BOTH | {"tokens_per_second": 10.5, "alone": 11.0}]
+    one, many = load(1, 10.8, 11.4), load(8, 71.0, 72.0)
+    shown["runs"] = [{"macs": 2, "loads": [one, many]} | BOTH]
+    (table,) = macs.tables(shown)
+    place = table.columns.index("published")
+    assert [row[place] for row in table.rows] == [10.5, None]
