@@ -17,7 +17,7 @@ _QUEUE = 100_000
 
 @dataclass(frozen=True)
 class Network:
-    """Addresses: `host` of this process, the coordinator and the gateway, and one of each node's namespace.
+    """Addresses: `host` of the coordinator, in this process's namespace, and one of each node's namespace.
 
     `shaped`: links are delayed.
     """
