@@ -21,7 +21,8 @@ from sealring.cli.terminal.host import Host
 
 NAME = "bench"
 CONTEXT = 65_536
-_TINY = dataclasses.replace(SHAPES["4x64"], context=CONTEXT)
+_TINY = dataclasses.replace(SHAPES["4x64"], context=CONTEXT, heads=1, kv_heads=1)
+"""One head: attention over long contexts is most of what it costs."""
 _LEAST_LAYERS = 4
 _MEMORY = 4 << 30
 """Bytes of each node, as far as plans go: long answers of many rows are planned for at once."""
