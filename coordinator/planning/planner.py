@@ -12,8 +12,8 @@ How it chooses, when the operator leaves it open:
   speed, if one member was measured at half the speed of another with this model, or less (`speeds.py`).
 
 If a head or tail is too small for the embedding, other members are tried at both ends of the ring.
-A ring is granted memory for its weights, for as many rows of the whole context as it runs at once, and at the
-tail for their logits; plans of other deployments may use what that leaves of a member.
+A ring is granted memory for its weights and for as many rows of the whole context as it runs at once, its
+tail also for their logits. Plans of other deployments may use what that leaves of a member.
 """
 
 from __future__ import annotations

@@ -95,9 +95,9 @@ class ModelAsker:
         """Fills `partial` with a model, or with the ranges that `needs` returns.
 
         False if no member has any part, or only parts of another commit than `commit`. Raises ModelError
-        (MODEL_VERSIONS_DIFFER) if members have different models of this name, Unavailable (MODEL_NOT_GIVEN)
-        if the members gave no missing part, also as all of them stayed busy, Unavailable (MODEL_NOT_FETCHED)
-        if they gave some, and what `PartialModel` and `needs` raise.
+        (MODEL_VERSIONS_DIFFER) if members have different models of this name. Raises Unavailable: with
+        MODEL_NOT_GIVEN if the members gave no missing part, also as all of them stayed busy, with
+        MODEL_NOT_FETCHED if they gave some. Raises what `PartialModel` and `needs` raise.
         """
         async with AsyncExitStack() as channels:
             givers = await self._givers(model, commit, channels)

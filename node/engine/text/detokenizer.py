@@ -32,7 +32,7 @@ class ApartDetokenizer:
     def __init__(self, detokenizer: Detokenizer, special: Container[int]) -> None:
         self._detokenizer = detokenizer
         self._special = special
-        self._last = ""  # character that was told
+        self._last = ""  # character that was handed out
         self._apart = False
 
     def add(self, token: int) -> str:

@@ -3,7 +3,7 @@
 A thread of its own loads the tokenizer while the weights load. It and a few more turn prompts into tokens
 while the compute loop runs, by turns of the clients (node.engine.text.turns): no client waits for what
 another one's prompt costs. Tokens become text in the thread in which they arrive (`deliver`). Tool calls are
-read beside it, by turns of the clients, too: what a row says from a call on is told once the call is read.
+read beside it, by turns of the clients, too: what a row says from a call on is sent once the call is read.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Answer:
         return text, self._log.take(self._told)
 
     def of_prompt(self, tokens: Sequence[int], told: TokenLogprobs) -> list[inference.TokenLogprob]:
-        """The prompt's tokens as they are told beside the answer's first, which `told` is of."""
+        """The prompt's tokens as they are sent beside the answer's first; `told` belongs to that one."""
         assert self._log is not None
         return self._log.of_prompt(tokens, told.prompt) if tokens else []
 
@@ -226,9 +226,9 @@ class OpenRow:
     """A row between RowOpened and its eviction; the prompt goes once it is prefilled.
 
     `copies` are rows that will be once it is, and go with it until then. `scored` are the prompt's tokens
-    until their log-probabilities are told. A row of which nothing is guessed has no `lookup`.
+    until their log-probabilities are sent. A row of which nothing is guessed has no `lookup`.
 
-    `untold` is what is to be told as soon as a call has been read. A row has `ended` once the gateway has its
+    `untold` is what is to be sent as soon as a call has been read. A row has `ended` once the gateway has its
     last token.
     """
 
@@ -810,7 +810,7 @@ def _drafts(sampling: inference.Sampling) -> int:
 
 
 def _not_kept(prefix: int) -> InvalidInput:
-    """The gateway may ask for no prefix but a row's own: else an answer would tell of another's prompt."""
+    """The gateway may ask for a row's own prefixes only: else an answer would show another's prompt."""
     return InvalidInput(
         f"prefix {prefix} is not one of the row's own",
         reason="BAD_STEP",

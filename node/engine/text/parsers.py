@@ -1,6 +1,6 @@
 """How Harmony (gpt-oss) and DeepSeek models write calls, for which mlx-lm has no parsers.
 
-Harmony: an answer is of messages, each with a header that names its channel and, of a call, who is called
+Harmony: an answer is of messages. A message has a header with its channel, in a call also the tool's name
 (openai/harmony, docs/format.md). DeepSeek: V3, V3.1 and V3.2 as in their chat templates.
 """
 
