@@ -1,10 +1,10 @@
 """What a prompt's author wrote stays text: no part of it becomes a token with which a template marks roles.
 
 A template may look at contents and change them, so a prompt is rendered as it is, and again with a mark, a
-character that occurs nowhere else, after every character with which such a token may begin. If both hold the
-same control tokens, and the template has not left out one of its own for one of the author's, they are the
-template's, and the first one counts: it is encoded as transformers encodes it. Else the author wrote some of
-them, whole or in parts that would join; then the second counts, cut into pieces where marks keep one apart.
+character that occurs nowhere else, after every character with which such a token may begin. The tokens are
+the template's if both hold the same control tokens, and if it has not left out one of its own for one of the
+author's. Then the first one counts, encoded as transformers encodes it. Else the author wrote some of them,
+whole or in parts that would join. Then the second counts, cut into pieces where marks keep one apart.
 
 A prompt may have megabytes, and a token costs hundreds of bytes while it is encoded. So a text that may have
 more tokens than the context holds is counted piece by piece first, and only a prompt's own tokens are made at
