@@ -75,7 +75,7 @@ def parse(line: str) -> None:
             context = command.make_context("sealring", words, parent=context)
             if not hasattr(command, "commands"):
                 return
-            _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+            _, command, words = command.resolve_command(context, [*context.protected_args, *context.args])
     except (MissingParameter, NoArgsIsHelpError):
         return
     except BadOptionUsage as error:

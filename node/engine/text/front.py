@@ -282,7 +282,7 @@ class Front:
         self._loaded = threading.Event()
         self._failure: BaseException | None = None
         self._tokenizer: Tokenizer | None = None
-        self.grammars = Grammars(self._loaded_tokenizer, vocabulary)
+        self.grammars = Grammars(self.tokenizer, vocabulary)
         threading.Thread(target=self._run, args=(path,), name="front", daemon=True).start()
         for number in range(1, READERS):
             threading.Thread(target=self._read, name=f"front {number}", daemon=True).start()
@@ -303,10 +303,11 @@ class Front:
     @property
     def capabilities(self) -> list[str]:
         """The model's abilities beside answering, by its template (mesh.prompt.tools.CAPABILITIES)."""
-        form = self._loaded_tokenizer().format
+        form = self.tokenizer().format
         return ["tools"] * (form.call is not None) + ["thinking"] * (form.thinking is not None)
 
-    def _loaded_tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, once it is loaded."""
         assert self._tokenizer is not None  # nobody has opened a row before
         return self._tokenizer
 
@@ -410,7 +411,7 @@ class Front:
             with self._lock:
                 self._unread -= command.ByteSize()
                 self._reading[command.row] = self._clock()
-            self._open(self._loaded_tokenizer(), command, generation)
+            self._open(self.tokenizer(), command, generation)
             self._turns.done(turn)
 
     def _open(self, tokenizer: Tokenizer, command: engine.OpenEngineRow, generation: int) -> None:

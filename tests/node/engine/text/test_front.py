@@ -182,7 +182,7 @@ def test_an_error_that_might_quote_is_masked(desk: Desk, monkeypatch: pytest.Mon
     def explode(text: str) -> list[int]:
         raise ValueError(text)
 
-    monkeypatch.setattr(desk.front._tokenizer, "encode_text", explode)
+    monkeypatch.setattr(desk.front.tokenizer(), "encode_text", explode)
     problem = desk.open(1, text_prompt("marked secret")).refused.problem
     assert problem.reason == "PROMPT_UNUSABLE"
     assert "marked" not in str(problem)
@@ -194,7 +194,7 @@ def test_a_prompt_that_there_is_no_memory_to_read_is_refused_as_that(
     def explode(text: str) -> list[int]:
         raise MemoryError
 
-    monkeypatch.setattr(desk.front._tokenizer, "encode_text", explode)
+    monkeypatch.setattr(desk.front.tokenizer(), "encode_text", explode)
     assert desk.open(1, text_prompt("a")).refused.problem.reason == "OUT_OF_MEMORY"
 
 
@@ -221,7 +221,7 @@ def test_no_client_waits_for_what_anothers_prompt_costs(desk: Desk, monkeypatch:
             done.wait(200)
         return [65]
 
-    monkeypatch.setattr(desk.front._tokenizer, "encode_text", encode)
+    monkeypatch.setattr(desk.front.tokenizer(), "encode_text", encode)
 
     def command(row: int, text: str, client: bytes) -> engine.OpenEngineRow:
         return engine.OpenEngineRow(row=row, prompt=text_prompt(text), client=client)
@@ -307,7 +307,7 @@ def test_a_row_that_was_being_opened_when_its_epoch_closed_is_gone(
             closed.set()
         return [65]
 
-    monkeypatch.setattr(desk.front._tokenizer, "encode_text", close_meanwhile)
+    monkeypatch.setattr(desk.front.tokenizer(), "encode_text", close_meanwhile)
     desk.front.open(engine.OpenEngineRow(row=1, prompt=text_prompt("late")))
     assert closed.wait(200)
     assert desk.open(2, text_prompt("next")).opened.row == 2
@@ -682,22 +682,6 @@ def test_a_gateway_that_opens_rows_for_ever_is_refused(desk: Desk, monkeypatch: 
     assert refused.refused.problem.reason == "TOO_MANY_ROWS"
     desk.front.prefilled(1)
     assert desk.open(6, inference.Prompt(text="abc")).WhichOneof("event") == "opened"
-
-
-def test_rows_are_not_forgotten_while_others_are_counted(desk: Desk) -> None:
-    """Rows are opened by the thread that reads commands and forgotten by the one that computes."""
-
-    class Counted(dict[int, Any]):
-        def pop(self, *arguments: Any) -> Any:
-            assert desk.front._lock.locked()
-            return super().pop(*arguments)
-
-    desk.front._rows = Counted()
-    command = engine.OpenEngineRow(row=1, choices=2, max_tokens=2, prompt=text_prompt("abc"))
-    desk.front.open(command)
-    assert desk.events.get(timeout=200).WhichOneof("event") == "opened"
-    desk.front.forget(1)
-    assert not desk.front._rows
 
 
 def test_prompts_that_wait_to_be_read_are_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
