@@ -50,7 +50,7 @@ def test_a_machine_that_tells_nothing_is_all_unknown_and_never_a_crash(view: Vie
 
 @pytest.mark.parametrize("check", [power, rdma, firewall, interpreter, memory, thunderbolt])
 def test_what_could_not_be_told_says_why(view: View, check: Any) -> None:
-    """A command that is not there, one that fails, and one whose words nobody here knows, are told apart."""
+    """A missing command, a failing one and one with unknown words have different reasons."""
     whys = []
     for answer in (None, Answer(why="it took too long"), "nothing of use\n"):
         says = {} if answer is None else {"/": answer}

@@ -316,7 +316,7 @@ def test_the_carrier_ends_with_its_control_pipe(make_ring):
 
 @pytest.mark.parametrize("held", ["sending_since", "receiving_since"])
 def test_a_record_that_is_held_back_ends_the_epoch(held):
-    """Whoever sits on the path can keep the rest of a record; MLX would wait for it for ever."""
+    """An attacker on the path can keep the rest of a record, for which MLX would wait for ever."""
     counters = Counters()
     check_progress(counters)
     setattr(counters, held, time.monotonic())

@@ -170,7 +170,7 @@ class Bench:
         self.script.says(**event)
 
     async def asked(self, work: Any, commands: int = 1) -> asyncio.Task[Any]:
-        """The work, once it has sent so many commands."""
+        """The work, once it has sent `commands` commands."""
         task = asyncio.create_task(work)
         wanted = len(self.script.commands) + commands
         while len(self.script.commands) < wanted:

@@ -833,7 +833,7 @@ class Reading(Desk):
         assert self.events.get(timeout=200).opened.row == row
 
     def step(self, **tokens: int) -> list[control.RowOutput]:
-        """What a step brings of rows that are named `row1` and so on."""
+        """The outputs of a step; rows are named `row1` and so on."""
         self._step += 1
         rows = tuple(int(name[3:]) for name in tokens)
         step = ResolvedStep(self._step, bytes(32), (), (), 0, rows, rows)
