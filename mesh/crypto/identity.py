@@ -16,6 +16,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sealring.mesh.crypto.encoding import FormatError, decode_base32, encode_base32
 from sealring.mesh.crypto.keys import KeyType, Label, signing_input
@@ -26,6 +27,9 @@ PUBLIC_KEY_BYTES = 65
 SEALING_KEY_SIZES = (32, 1216)
 """Bytes of a public key that prompts are sealed to: X25519, or X-Wing."""
 MAX_SIGNATURE_BYTES = 72
+DERIVED = b"sealring/v1 derived secret"
+"""What tells secrets that an identity key makes from everything else that it does."""
+
 _ECDSA = ec.ECDSA(hashes.SHA256())
 
 
@@ -96,6 +100,11 @@ class SoftwareSigner:
     def sign(self, label: Label, content: bytes) -> bytes:
         """A DER ECDSA signature over `signing_input(label, content)`."""
         return self._key.sign(signing_input(label, content), _ECDSA)
+
+    def derive(self, seed: bytes) -> bytes:
+        """A secret of 32 bytes that only this key makes of `seed`: HKDF-SHA256 (RFC 5869) of the key."""
+        scalar = self._key.private_numbers().private_value.to_bytes(32, "big")
+        return HKDF(hashes.SHA256(), 32, salt=seed, info=DERIVED).derive(scalar)
 
     def __repr__(self) -> str:
         return f"SoftwareSigner({member_id(self._public_key)})"

@@ -1,12 +1,12 @@
 """The identity key in a Mac's Secure Enclave, behind a helper process (`deploy/enclave`).
 
 A frame is a length (4 bytes, big endian) and that number of bytes. A request begins with its operation, one
-byte: 1 asks for the public key, 2 for a signature. For a signature the label's length (1 byte), the label and
-the content follow. An answer is a status (1 byte, 0 for success), then the key (65 bytes), the DER
-signature, or an error in ASCII.
+byte: 1 asks for the public key, 2 for a signature, 3 for a derived secret. For a signature the label's length
+(1 byte), the label and the content follow, for a secret the seed (65 bytes). An answer is a status (1 byte, 0
+for success), then the key (65 bytes), the DER signature, the secret (32 bytes), or an error in ASCII.
 
 The helper prepends the domain itself, so that it signs only under labels of sealring, and never returns a
-secret. It reports the reason of its end on standard error.
+key of the enclave. It reports the reason of its end on standard error.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from sealring.mesh.errors import SealringError, Unavailable
 log = structlog.get_logger()
 
 MAX_REQUEST_BYTES = 64 << 10
+SECRET_BYTES = 32
 _MAX_RESPONSE_BYTES = 256
-_PUBLIC_KEY, _SIGN, _DONE = 1, 2, 0
+_PUBLIC_KEY, _SIGN, _DERIVE, _DONE = 1, 2, 3, 0
 _STOP_SECONDS = 1.0
 _LENGTH = struct.Struct(">I")
 _MAX_LINE = 200
@@ -77,6 +78,14 @@ class EnclaveSigner:
             self.close()
             raise _failed("its signature is not by the identity key") from None
         return signature
+
+    def derive(self, seed: bytes) -> bytes:
+        """A secret of 32 bytes that only this Mac's enclave makes of `seed`, a P-256 point."""
+        secret = self._call(bytes([_DERIVE]) + seed)
+        if len(secret) != SECRET_BYTES:
+            self.close()
+            raise _failed("its secret has a wrong length")
+        return secret
 
     def close(self) -> None:
         """End the helper; the next call starts another."""

@@ -30,6 +30,8 @@ def answer(request: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:
     if request == b"\x01":
         point = (serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint)
         return b"\x00" + key.public_key().public_bytes(*point)
+    if request[:1] == b"\x03":
+        return b"\x00" + hashlib.sha256(str(key.private_numbers().private_value).encode() + request).digest()
     if request[:1] != b"\x02" or len(request) < 2 or len(request) < 2 + request[1]:
         return b"\x01malformed request"
     label, content = request[2 : 2 + request[1]], request[2 + request[1] :]

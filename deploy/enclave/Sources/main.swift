@@ -1,8 +1,9 @@
 // The Secure Enclave helper: holds a node's identity key and signs under sealring's labels.
 //
 // Frames on standard input and output: a length (4 bytes, big endian) and so many bytes. Requests: 1 = public
-// key; 2 = sign, then the label's length (1 byte), the label, the content. Responses: status (0 = done, 1 =
-// failed), then the key as an uncompressed point, a DER signature, or an error in ASCII. What is signed is
+// key; 2 = sign, then the label's length (1 byte), the label, the content; 3 = derive a secret, then a point.
+// Responses: status (0 = done, 1 = failed), then the key as an uncompressed point, a DER signature, a secret of
+// 32 bytes, or an error in ASCII. What is signed is
 // 64 spaces, the label, a zero byte and SHA-256(content): the helper puts that together itself, so nobody can
 // have it sign anything else. The key file holds the enclave's own wrapped key: useless on any other Mac.
 
@@ -54,7 +55,7 @@ func frame(_ body: [UInt8]) -> [UInt8] {
 
 // CryptoKit's default is a key of the unlocked user session. A daemon signs before anybody has logged in: from the
 // first unlocking of the disk on.
-func create() throws -> SecureEnclave.P256.Signing.PrivateKey {
+func access() throws -> SecAccessControl {
     var problem: Unmanaged<CFError>?
     guard
         let access = SecAccessControlCreateWithFlags(
@@ -63,7 +64,7 @@ func create() throws -> SecureEnclave.P256.Signing.PrivateKey {
         let why = problem.map { "\($0.takeRetainedValue())" } ?? "unknown"
         throw Failure(message: "no access control: \(why)")
     }
-    return try SecureEnclave.P256.Signing.PrivateKey(accessControl: access)
+    return access
 }
 
 // So that a key that cannot sign here and now refuses the join, and not the third challenge after it.
@@ -78,17 +79,38 @@ func loadOrCreate(_ path: String) throws -> SecureEnclave.P256.Signing.PrivateKe
         try trySigning(key)
         return key
     }
-    let key = try create()
+    let key = try SecureEnclave.P256.Signing.PrivateKey(accessControl: access())
     try trySigning(key)
+    try keep(key.dataRepresentation, at: path)
+    return key
+}
+
+func keep(_ representation: Data, at path: String) throws {
     let file = open(path, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW, 0o600)
     guard file >= 0 else { throw Failure(message: "cannot make the key file") }
     defer { close(file) }
-    let data = [UInt8](key.dataRepresentation)
+    let data = [UInt8](representation)
     guard write(file, data, data.count) == data.count, fsync(file) == 0 else {
         unlink(path)
         throw Failure(message: "cannot write the key file")
     }
-    return key
+}
+
+// Another key of the enclave than the identity, for one key must not both sign and agree. It is made when the first
+// secret is asked for. The secret depends on the point that comes with the request: without that it is gone.
+func derive(_ point: ArraySlice<UInt8>) throws -> [UInt8] {
+    let path = arguments[2] + ".secrets"
+    let own: SecureEnclave.P256.KeyAgreement.PrivateKey
+    if let kept = FileManager.default.contents(atPath: path) {
+        own = try SecureEnclave.P256.KeyAgreement.PrivateKey(dataRepresentation: kept)
+    } else {
+        own = try SecureEnclave.P256.KeyAgreement.PrivateKey(accessControl: access())
+        try keep(own.dataRepresentation, at: path)
+    }
+    let seed = try P256.KeyAgreement.PublicKey(x963Representation: Data(point))
+    let secret = try own.sharedSecretFromKeyAgreement(with: seed).hkdfDerivedSymmetricKey(
+        using: SHA256.self, salt: Data(point), sharedInfo: Data("sealring/v1 derived secret".utf8), outputByteCount: 32)
+    return secret.withUnsafeBytes { [UInt8]($0) }
 }
 
 func sign(_ request: ArraySlice<UInt8>, with key: SecureEnclave.P256.Signing.PrivateKey) throws -> [UInt8] {
@@ -112,6 +134,8 @@ func answer(_ request: [UInt8], with key: SecureEnclave.P256.Signing.PrivateKey)
             return [0] + [UInt8](key.publicKey.x963Representation)
         case .some(2):
             return [0] + (try sign(request.dropFirst(), with: key))
+        case .some(3):
+            return [0] + (try derive(request.dropFirst()))
         default:
             throw Failure(message: "unknown operation")
         }

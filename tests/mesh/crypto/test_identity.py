@@ -136,6 +136,14 @@ def test_a_signature_holds_for_its_label_and_content_only() -> None:
                 refused(signature, label=other)
 
 
+def test_a_derived_secret_is_the_keys_and_the_seeds() -> None:
+    one, other = SoftwareSigner.generate(), SoftwareSigner.generate()
+    seed = other.public_key
+    assert len(one.derive(seed)) == 32
+    assert one.derive(seed) == one.derive(seed)
+    assert len({one.derive(seed), other.derive(seed), one.derive(one.public_key)}) == 3
+
+
 def test_labels_are_distinct_and_prefix_free() -> None:
     values = [label.value + b"\x00" for label in Label]
     assert len(set(values)) == len(values)

@@ -24,6 +24,7 @@ from sealring.mesh.crypto.identity import (
 )
 from sealring.mesh.errors import Unavailable
 from sealring.node.identity.enclave import MAX_REQUEST_BYTES, EnclaveSigner
+from sealring.node.stored.keys import SecretHolder
 
 STANDIN = Path(__file__).parents[2] / "support" / "enclave_standin.py"
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -72,6 +73,14 @@ def test_it_signs_under_every_label_as_a_software_key_would(make: Make) -> None:
     assert signer.public_key == SoftwareSigner(KEY).public_key == encode_public_key(KEY.public_key())
     for label in Label:
         verify(signer.public_key, label, b"content", signer.sign(label, b"content"))
+
+
+def test_a_secret_is_the_enclaves_and_the_seeds(make: Make) -> None:
+    signer = make()
+    assert isinstance(signer, SecretHolder)
+    seed = encode_public_key(ec.generate_private_key(ec.SECP256R1()).public_key())
+    assert len(signer.derive(seed)) == 32
+    assert signer.derive(seed) == signer.derive(seed) != signer.derive(seed[::-1])
 
 
 def test_empty_and_largest_content(make: Make) -> None:

@@ -1,0 +1,113 @@
+"""The keys of stored prefixes, all derived from a secret that only the holder of this member's identity has.
+
+A model's folder holds a seed, a random point of P-256. The secret is what the identity key makes of it
+(`SecretHolder.derive`), so a folder without the identity key is of no use, and neither is one without its
+seed: removing that file destroys every block of the model. The daemon derives one key for each stage and
+hands it to the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+from sealring.mesh.crypto.encoding import pack_fields
+from sealring.mesh.crypto.identity import encode_public_key
+from sealring.mesh.system.files import create_exclusive, read_secret
+
+FOLDER = "prefixes"
+"""In the node's state folder."""
+
+KEY_BYTES = 32
+FORMAT = 1
+"""Raised with every change of what a block holds: blocks of other formats are misses."""
+
+_SEED = "seed"
+
+
+@runtime_checkable
+class SecretHolder(Protocol):
+    """A `Signer` that can also make secrets."""
+
+    def derive(self, seed: bytes) -> bytes:
+        """32 bytes that only this key makes of the seed, a P-256 point. Raises SealringError."""
+
+
+@dataclass(frozen=True)
+class StageIdentity:
+    """What the caches of a stage depend on. Two stages that differ in any of it share no key."""
+
+    cluster: str
+    deployment: str
+    model_digest: str
+    layers: tuple[int, int]
+    kv_bits: int
+    rank: int = 0
+    ranks: int = 0
+
+    def packed(self) -> bytes:
+        """All of it, injectively."""
+        numbers = (*self.layers, self.kv_bits, self.rank, self.ranks, FORMAT)
+        return pack_fields(
+            b"sealring/v1 prefixes of a stage",
+            self.cluster.encode(),
+            self.deployment.encode(),
+            self.model_digest.encode(),
+            *(number.to_bytes(8, "big") for number in numbers),
+        )
+
+
+def model_folder(root: Path, model_digest: str) -> Path:
+    """The folder of a model's blocks and of their seed."""
+    return root / hashlib.sha256(model_digest.encode()).hexdigest()[:16]
+
+
+def stage_key(root: Path, stage: StageIdentity, holder: SecretHolder) -> bytes:
+    """The key of a stage, 32 bytes; a model without a seed gets one. Blocks.
+
+    Raises OSError, ConfigError (SECRET_FILE_UNSAFE), and what `SecretHolder.derive` raises.
+    """
+    folder = model_folder(root, stage.model_digest)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = folder / _SEED
+    if not file.exists():
+        point = encode_public_key(ec.generate_private_key(ec.SECP256R1()).public_key())
+        create_exclusive(file, point)
+    secret = holder.derive(read_secret(file, max_bytes=128))
+    return expand(secret, stage.packed())
+
+
+def expand(key: bytes, info: bytes) -> bytes:
+    """HKDF-Expand (RFC 5869) with SHA-256, 32 bytes; `key` is uniformly random already."""
+    return HKDFExpand(SHA256(), KEY_BYTES, info).derive(key)
+
+
+def mac(key: bytes, *fields: bytes) -> bytes:
+    """HMAC-SHA256 over the fields, injectively."""
+    return hmac.digest(key, pack_fields(*fields), "sha256")
+
+
+def forget(root: Path, model_digest: str | None = None) -> None:
+    """Destroys the secret of one model or of all, then removes their blocks. Raises OSError."""
+    folders = [model_folder(root, model_digest)] if model_digest is not None else _folders(root)
+    for folder in folders:
+        (folder / _SEED).unlink(missing_ok=True)
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+
+
+def _folders(root: Path) -> list[Path]:
+    try:
+        return [path for path in root.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,88 @@
+"""Which stored blocks are worth their bytes. Pure; times are seconds of the wall clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from sealring.mesh.clock import Clock
+
+MAX_AGE = 30 * 86_400.0
+"""Seconds without use after which a block goes: the conversation is over."""
+
+HALF_LIFE = 86_400.0
+"""Seconds in which what a block is worth halves: what was sent yesterday is sent again less often than what
+was sent today."""
+
+LEAST_FREE = 1 << 30
+"""Bytes that are left free on the disk."""
+
+MOST = 20 << 30
+SHARE = 10
+"""Without a setting the bound is the lesser of MOST and this part of the free disk."""
+
+WRITE_RATE = 2 << 20
+BURST = 8 << 30
+"""Bytes a second that are written in the long run, and at once: 170 GiB a day at most. The SSD of a Mac bears
+some hundred times its size, so that 512 GB last for years of such days."""
+
+
+class Entry(NamedTuple):
+    """A stored block: its bytes, its tokens [first, end), how often it was used, and when last."""
+
+    size: int
+    first: int
+    end: int
+    uses: int
+    used: float
+
+
+def worth(entry: Entry, now: float) -> tuple[int, int]:
+    """What orders blocks for eviction, least first: tokens saved times uses, over bytes, and of blocks that
+    are about alike those that lie deeper in their prompt first, which are of no use without the others."""
+    tokens = (entry.end - entry.first) * (1 + entry.uses) / max(1, entry.size)
+    age = max(0.0, now - entry.used) / HALF_LIFE
+    return math.floor(2 * (math.log2(tokens) - age)), -entry.end
+
+
+def victims(entries: Mapping[str, Entry], excess: int, now: float) -> list[str]:
+    """The blocks to remove so that `excess` bytes become free, and all that are too old."""
+    gone = [name for name, entry in entries.items() if now - entry.used > MAX_AGE]
+    excess -= sum(entries[name].size for name in gone)
+    old = set(gone)
+    order = sorted((worth(entry, now), name) for name, entry in entries.items() if name not in old)
+    for _, name in order if excess > 0 else ():
+        if excess <= 0:
+            break
+        gone.append(name)
+        excess -= entries[name].size
+    return gone
+
+
+def bound(setting: int | None, used: int, free: int) -> int:
+    """Bytes that may be stored. Without a setting the free disk decides; what is stored counts as free."""
+    return setting if setting is not None else min(MOST, (used + free) // SHARE)
+
+
+def total(entries: Iterable[Entry]) -> int:
+    """The bytes of all of them."""
+    return sum(entry.size for entry in entries)
+
+
+class WriteBudget:
+    """The bytes that may be written now: WRITE_RATE in the long run, BURST at once."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._left, self._since = float(BURST), clock()
+
+    def take(self, size: int) -> bool:
+        """Whether so many bytes may be written, which then count."""
+        now = self._clock()
+        self._left = min(BURST, self._left + max(0.0, now - self._since) * WRITE_RATE)
+        self._since = now
+        if size > self._left:
+            return False
+        self._left -= size
+        return True

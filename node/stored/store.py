@@ -1,0 +1,345 @@
+"""The folder of stored prefixes, as one engine uses it: files by keyed names, within a bound.
+
+All failures of the disk are misses. An error while writing turns writing off for a while, with one warning; a
+file that does not open as what it should be is removed. Engines of one node share the bound: each counts all
+files below the root, and looks again now and then. Safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import structlog
+
+from sealring.mesh.clock import Clock, monotonic_clock, wall_clock
+from sealring.mesh.crypto.encoding import pack_fields
+from sealring.node.stored import codec, policy
+from sealring.node.stored.codec import Place
+from sealring.node.stored.keys import expand, mac
+from sealring.node.stored.policy import Entry, WriteBudget
+
+log = structlog.get_logger()
+
+RETRY_SECONDS = 600.0
+"""How long nothing is written after an error of the disk."""
+
+LOOK_SECONDS = 60.0
+"""How old the knowledge of other engines' files may be when something is written."""
+
+_SPARE = 64
+"""This part of the bound is freed beyond what is needed."""
+
+_SUFFIX = ".block"
+_ABANDONED_SECONDS = 3600.0
+"""Age of a file that is still being written, and never will be whole."""
+
+_UNCACHED: int | None = getattr(fcntl, "F_NOCACHE", None)
+"""On a Mac: what is read once in hours does not push others out of memory."""
+
+
+@dataclass(frozen=True)
+class StoreFigures:
+    """Of all that the node stores: bytes and blocks. Of this process: tokens read, and blocks that were
+    damaged. `oldest` is when the block was last used that waits longest, seconds of the wall clock."""
+
+    bytes: int = 0
+    blocks: int = 0
+    tokens_read: int = 0
+    damaged: int = 0
+    oldest: float = 0.0
+    writes: bool = True
+
+
+class Store:
+    """Blocks of one stage. `key` is that of the stage and of the layout of its caches."""
+
+    def __init__(
+        self,
+        root: Path,
+        model: Path,
+        key: bytes,
+        setting: int | None = None,
+        clock: Clock = wall_clock,
+        steady: Clock = monotonic_clock,
+    ) -> None:
+        """`setting` bounds the bytes below `root`; None leaves that to the free disk. `model` is the model's
+        folder in it. Reads the folder."""
+        self._root = root
+        self._key = key
+        self._names_key = expand(key, b"sealring/v1 names of blocks")
+        self._folder = model / mac(self._names_key, b"folder").hex()[:16]
+        self._setting = setting
+        self._clock, self._steady = clock, steady
+        self._budget = WriteBudget(steady)
+        self._lock = threading.Lock()
+        self._entries: dict[str, Entry] = {}
+        self._held = 0  # their bytes
+        self._tokens_read = self._damaged = 0
+        self._off_until = 0.0
+        self._warned: set[str] = set()
+        self._looked = -LOOK_SECONDS
+        self._look()
+
+    # What is there
+
+    def held(self, scope: bytes, places: Sequence[Place]) -> int:
+        """How many of the places, from the first on, are stored as far as is known."""
+        with self._lock:
+            for count, place in enumerate(places):
+                if self._path(scope, place) not in self._entries:
+                    return count
+        return len(places)
+
+    def figures(self) -> StoreFigures:
+        with self._lock:
+            entries = list(self._entries.values())
+            return StoreFigures(
+                bytes=self._held,
+                blocks=len(entries),
+                tokens_read=self._tokens_read,
+                damaged=self._damaged,
+                oldest=min((entry.used for entry in entries), default=0.0),
+                writes=self._steady() >= self._off_until,
+            )
+
+    # Reading
+
+    def read(self, scope: bytes, place: Place, size: int) -> bytearray | None:
+        """The content of a block, `size` bytes; None for a miss."""
+        path = self._path(scope, place)
+        try:
+            file = _read(path, codec.file_size(size))
+        except FileNotFoundError:
+            self._forget([path])
+            return None
+        except OSError as error:
+            self._warn("prefixes_unreadable", error)
+            return None
+        content = codec.opened(self._key_of(scope), place, memoryview(file), size)
+        if content is None:
+            log.warning("stored_prefix_damaged", bytes=len(file))
+            with self._lock:
+                self._damaged += 1
+            self._remove([path])
+            return None
+        with self._lock:
+            self._tokens_read += place.end - place.first
+        return content
+
+    def used(self, scope: bytes, places: Sequence[Place]) -> None:
+        """Counts a use of each of these blocks."""
+        for place in places:
+            path = self._path(scope, place)
+            with self._lock:
+                entry = self._entries.get(path)
+                if entry is None:
+                    continue
+                uses = min(entry.uses + 1, (1 << 32) - 1)
+                self._entries[path] = entry._replace(uses=uses, used=self._clock())
+            with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as file:
+                os.pwrite(file.fileno(), uses.to_bytes(4, "big"), codec.USES_AT)  # and the time, with it
+
+    # Writing
+
+    def wants(self, scope: bytes, place: Place) -> bool:
+        """Whether a block is to be written: it is not stored, and the disk takes writes."""
+        if self._steady() < self._off_until:
+            return False
+        with self._lock:
+            return self._path(scope, place) not in self._entries
+
+    def write(self, scope: bytes, place: Place, content: memoryview) -> bool:
+        """Stores a block; False where there is no room for it, or the disk fails."""
+        size = codec.file_size(len(content))
+        if self._steady() < self._off_until:
+            return False
+        try:
+            if self._steady() - self._looked >= LOOK_SECONDS:
+                self._look()
+            if not self._make_room(size) or not self._budget.take(size):
+                return False
+            path = self._path(scope, place)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write(path, codec.sealed(self._key_of(scope), place, content))
+        except OSError as error:
+            self._off_until = self._steady() + RETRY_SECONDS
+            self._warn("prefixes_not_written", error)
+            return False
+        with self._lock:
+            before = self._entries.get(path)
+            self._entries[path] = Entry(size, place.first, place.end, 0, self._clock())
+            self._held += size - (before.size if before is not None else 0)
+        return True
+
+    def _make_room(self, size: int) -> bool:
+        """Removes what is worth least; False where even that is not enough. Raises OSError for a disk that
+        others have filled."""
+        free = shutil.disk_usage(self._root).free
+        with self._lock:
+            held = self._held
+            bound = policy.bound(self._setting, held, free)
+            excess = held + size - bound
+            gone: list[str] = []
+            if excess > 0:  # and some more, for it takes a look at every block
+                gone = policy.victims(self._entries, excess + bound // _SPARE, self._clock())
+            freed = sum(self._entries[name].size for name in gone)
+        if size > bound:
+            return False
+        if free + freed - size < policy.LEAST_FREE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._remove(gone)
+        return True
+
+    # The folder
+
+    def _look(self) -> None:
+        """Counts what is there, of all engines."""
+        self._looked = self._steady()
+        found: dict[str, Entry] = {}
+        try:
+            for path in _blocks(self._root):
+                entry = _entry(path)
+                if entry is not None:
+                    found[path] = entry
+        except OSError as error:
+            self._warn("prefixes_unreadable", error)
+        old = policy.victims(found, 0, self._clock())
+        with self._lock:
+            self._entries = found
+            self._held = policy.total(found.values())
+        self._remove(old)
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self._forget(paths)
+
+    def _forget(self, paths: Sequence[str]) -> None:
+        with self._lock:
+            for path in paths:
+                entry = self._entries.pop(path, None)
+                self._held -= entry.size if entry is not None else 0
+
+    def _path(self, scope: bytes, place: Place) -> str:
+        numbers = (place.first, place.end)
+        name = mac(self._names_key, scope, place.name, *(each.to_bytes(8, "big") for each in numbers))
+        return f"{self._folder}/{name[:16].hex()}{_SUFFIX}"
+
+    def _key_of(self, scope: bytes) -> bytes:
+        return _scope_key(self._key, scope)
+
+    def _warn(self, event: str, error: OSError) -> None:
+        """One warning for each kind of trouble: a disk that fails once fails often."""
+        if event not in self._warned:
+            self._warned.add(event)
+            log.warning(event, folder=str(self._root), why=error.strerror)
+
+
+@lru_cache(maxsize=64)
+def _scope_key(key: bytes, scope: bytes) -> bytes:
+    return expand(key, pack_fields(b"sealring/v1 blocks of a scope", scope))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a model's folder holds, for people: bytes, blocks, and when one was last used."""
+
+    folder: str
+    bytes: int
+    blocks: int
+    used: float
+
+
+def listed(root: Path) -> list[Stored]:
+    """What is stored below a root, by model. Raises OSError."""
+    models: dict[str, list[Entry]] = {}
+    for path in _blocks(root):
+        entry = _entry(path)
+        if entry is not None:
+            models.setdefault(Path(path).parents[1].name, []).append(entry)
+    return [
+        Stored(name, policy.total(entries), len(entries), max(entry.used for entry in entries))
+        for name, entries in sorted(models.items())
+    ]
+
+
+def _blocks(root: Path) -> Iterator[str]:
+    """Paths of all blocks: two folders below the root. Raises OSError."""
+    for model in _folders(str(root)):
+        for stage in _folders(model):
+            with contextlib.suppress(FileNotFoundError), os.scandir(stage) as files:
+                for file in files:
+                    if file.name.endswith(_SUFFIX):
+                        yield file.path
+                    elif time.time() - file.stat(follow_symlinks=False).st_mtime > _ABANDONED_SECONDS:
+                        os.unlink(file.path)
+
+
+def _folders(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as found:
+            return [each.path for each in found if each.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def _entry(path: str) -> Entry | None:
+    """What the file's head says; None for a file that is no block, which goes."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            head = codec.Head.parse(file.read(codec.HEAD_BYTES))
+            status = os.fstat(file.fileno())
+    except OSError:
+        return None
+    if head is None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        return None
+    first, end, uses = head
+    return Entry(status.st_size, first, end, uses, status.st_mtime)
+
+
+def _read(path: str, size: int) -> bytearray:
+    """A file of at most `size` bytes; more are left out, and no block ends there. Raises OSError."""
+    data = bytearray(size + 1)
+    with open(path, "rb", buffering=0) as file:
+        _uncached(file.fileno())
+        got, view = 0, memoryview(data)
+        while got < len(data) and (part := file.readinto(view[got : got + (4 << 20)])):
+            got += part
+        view.release()
+    del data[got:]
+    return data
+
+
+def _write(path: str, pieces: Iterator[bytes]) -> None:
+    """Replaces a file. Not synced: what a loss of power leaves half written does not open. Raises OSError."""
+    temporary = f"{path}.{secrets.token_hex(4)}"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "wb", buffering=1 << 20) as file:
+            _uncached(file.fileno())
+            file.writelines(pieces)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _uncached(descriptor: int) -> None:
+    if _UNCACHED is not None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(descriptor, _UNCACHED, 1)
