@@ -124,7 +124,7 @@ class Store:
             self._forget([path])
             return None
         except OSError as error:
-            self._warn("prefixes_unreadable", error)
+            self._warn("reading", error)
             return None
         content = codec.opened(self._key_of(scope), place, memoryview(file), size)
         if content is None:
@@ -174,7 +174,7 @@ class Store:
             _write(path, codec.sealed(self._key_of(scope), place, content))
         except OSError as error:
             self._off_until = self._steady() + RETRY_SECONDS
-            self._warn("prefixes_not_written", error)
+            self._warn("writing", error)
             return False
         with self._lock:
             before = self._entries.get(path)
@@ -213,7 +213,7 @@ class Store:
                 if entry is not None:
                     found[path] = entry
         except OSError as error:
-            self._warn("prefixes_unreadable", error)
+            self._warn("reading", error)
         old = policy.victims(found, 0, self._clock())
         with self._lock:
             self._entries = found
@@ -240,11 +240,11 @@ class Store:
     def _key_of(self, scope: bytes) -> bytes:
         return _scope_key(self._key, scope)
 
-    def _warn(self, event: str, error: OSError) -> None:
+    def _warn(self, doing: str, error: OSError) -> None:
         """One warning for each kind of trouble: a disk that fails once fails often."""
-        if event not in self._warned:
-            self._warned.add(event)
-            log.warning(event, folder=str(self._root), why=error.strerror)
+        if doing not in self._warned:
+            self._warned.add(doing)
+            log.warning("prefix_disk_failed", doing=doing, folder=str(self._root), why=error.strerror)
 
 
 @lru_cache(maxsize=64)
