@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sealring.coordinator.planning.demand import read_bytes
 from sealring.mesh.ring.limits import MAX_ROWS
-from sealring.mesh.ring.spread import Times, between, rising
+from sealring.mesh.ring.spread import Times, between
 from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 
 SLOW = 2.0
@@ -97,7 +97,7 @@ def _relative(timed: membership_pb2.EpochPrepared) -> tuple[float, Times] | None
     }
     if 1 not in found:
         return None
-    times = rising(sorted(found.items()))
+    times = tuple(sorted(found.items()))
     first = times[0][1]
     return first, tuple((size, took / first) for size, took in times) if len(times) > 1 else IN_TURN
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_names import Names
-from sealring.mesh.ring.spread import Times, between, rising, rounds_with_another, spreads
+from sealring.mesh.ring.spread import Times, between, rounds_with_another, spreads
 from sealring.v1 import control_pb2 as control
 
 _SHORTEST, _LONGEST = 1e-6, 3600.0
@@ -77,7 +77,7 @@ class StepCosts:
         ]
         if not by_rows or len(by_tokens) < 2:
             return None
-        costs = cls(rising(sorted(by_rows)), rising(sorted(by_tokens)))
+        costs = cls(tuple(sorted(by_rows)), tuple(sorted(by_tokens)))
         more = [
             (took - costs.decode(rows)) / (rows * behind)
             for (rows, tokens, behind), took in found.items()

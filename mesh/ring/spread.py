@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
 from operator import itemgetter
 
 ALIKE = 0.02
@@ -25,18 +24,12 @@ the fewest lanes are taken that give every stage one: a lane less is a step less
 _ROUNDING = 1e-9
 
 Times = tuple[tuple[int, float], ...]
-"""Sizes, rising, and seconds of one stage, not falling."""
+"""Sizes, rising, and seconds of one stage. A larger size may take less: tiles of 32 rows on an M5 do."""
 
 Seconds = Callable[[int], float]
-"""Seconds of a decode step by its rows, not falling."""
+"""Seconds of a decode step by its rows."""
 
 _Lanes = tuple[int, "_Lanes"] | None  # the size of one lane, and the others
-
-
-def rising(times: Sequence[tuple[int, float]]) -> Times:
-    """Lowers a time to that of any larger size: it was measured at a slow moment. Sizes must rise."""
-    least = list(accumulate((took for _, took in reversed(times)), min))
-    return tuple(zip((size for size, _ in times), reversed(least), strict=True))
 
 
 def between(times: Times, size: float) -> float:
@@ -67,26 +60,26 @@ def rounds_with_another(sizes: Sequence[int], seconds: Seconds, stages: int, hop
     """Seconds of a round if a row joins each of these lanes, in their order; a size of 0 is a new lane. Whole
     microseconds: alike rounds are equal."""
     steps = [seconds(size) if size else 0.0 for size in sizes]
-    together, longest = sum(steps), max(steps, default=0.0)
+    together, (second, longest) = sum(steps), sorted([0.0, 0.0, *steps])[-2:]
     found = []
     for size, own in zip(sizes, steps, strict=True):
-        then = seconds(size + 1)
-        found.append(round(max(together - own + then, stages * (max(longest, then) + hop)), 6))
+        then, others = seconds(size + 1), second if own == longest else longest
+        found.append(round(max(together - own + then, stages * (max(others, then) + hop)), 6))
     return found
 
 
 def spreads(most: int, seconds: Seconds, stages: int, hop: float) -> list[tuple[int, ...]]:
     """The sizes of lanes for 0 to `most` rows, largest first.
 
-    Of lanes no larger than a bound those are found whose steps take least together (as coins for a sum), for
-    one bound after another. The time is quadratic in `most`: 20 ms for 256 rows.
+    Of lanes whose steps take no longer than a bound those are found whose steps take least together (as coins
+    for a sum), for one bound after another. The time is quadratic in `most`: 20 ms for 256 rows.
     """
     steps = [0.0, *(seconds(rows) for rows in range(1, most + 1))]
     together = [0.0, *(float("inf") for _ in range(most))]
     cut: list[tuple[int, _Lanes]] = [(0, None) for _ in range(most + 1)]  # number of lanes, and their sizes
     least = [float("inf")] * (most + 1)
     best: list[_Lanes] = [None] * (most + 1)
-    for size in range(1, most + 1):
+    for size in sorted(range(1, most + 1), key=steps.__getitem__):
         own = steps[size]
         longest = stages * (own + hop)
         for rows in range(size, most + 1):

@@ -13,7 +13,9 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import mlx.core as mx
 import structlog
@@ -28,17 +30,21 @@ from sealring.v1 import control_pb2 as control
 log = structlog.get_logger()
 
 TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Rows of a decode step that are timed, with those at which a device changes its kernels."""
+"""Rows of a decode step that are timed first. Those at which a device changes its kernels follow."""
 
 TIMED_TOKENS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192)
-"""Tokens of a chunk that are timed, with the longest that is allowed."""
+"""Tokens of a chunk that are timed first, with the longest that is allowed."""
+
+FINER_TOKENS = (8, 32, 128)
+"""Tokens of a chunk that are timed where there is time left: between them a Mac's products rise in stairs."""
 
 LONG_ROWS = (1, 8)
 """Rows of a decode step that is timed behind the longest chunk that was."""
 
-SECONDS = 2.0
-"""Seconds that all timed steps may take: half are for rows, and the largest sizes are left out. A fault is
-over only once this is, and the table goes on in the same line."""
+SECONDS = 3.0
+"""Seconds that all timed steps may take, without first attempts: half are for rows, and the largest sizes are
+left out. A fault is over only once this is. With 2 s a 70B model on two M4 Max lacks the step of 10 rows,
+which costs as much as one of 32."""
 
 LONG_ON_CPU, LONG_ON_GPU = 0.25, 1.0
 """Seconds: a step that would take longer, by what smaller ones took, is not timed. Without the length at
@@ -51,7 +57,10 @@ _BATCH_TRIAL = (3, 5)
 """Tokens of two rows."""
 
 _MOST_TIMES, _SHORT = 4, 0.05
-"""Attempts of a measurement at most, and seconds up to which there is another one on a CPU, too."""
+"""Attempts of a measurement at most, and seconds up to which there is another one."""
+
+_SLOW_MOMENT = 1.05
+"""Times as long as a larger step from which a step is timed again. Kernels may make that so, or a moment."""
 
 _LONG_CONTEXT = 64
 """Tokens in caches from which a step behind them is timed: fewer cost nothing that could be seen."""
@@ -155,7 +164,12 @@ def _alike(found: mx.array, expected: mx.array) -> bool:
 
 
 def timed(
-    stage: Stage, longest: int, rows: int, seconds: float = SECONDS, long: float | None = None
+    stage: Stage,
+    longest: int,
+    rows: int,
+    seconds: float = SECONDS,
+    long: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[control.StepTime]:
     """Times of a warmed-up stage's steps: decode steps of up to `rows` rows, a prompt's first chunk of up to
     `longest` tokens, and decode steps behind as many tokens as the longest chunk that was timed.
@@ -165,84 +179,125 @@ def timed(
     """
     if long is None:
         long = LONG_ON_CPU if device.rows_in_turn() else LONG_ON_GPU
-    trial = _Trial(stage, seconds, long)
-    trial.time_rows(sorted({size for size in (*TIMED_ROWS, *device.row_edges()) if size < rows} | {rows}))
-    longest = min(longest, stage.positions)
-    trial.time_chunks(sorted({size for size in TIMED_TOKENS if size < longest} | {longest}))
+    trial = _Trial(stage, seconds, long, clock)
+    trial.time_rows(*_sizes(TIMED_ROWS, device.row_edges(), rows))
+    trial.time_chunks(*_sizes(TIMED_TOKENS, FINER_TOKENS, min(longest, stage.positions)))
     trial.time_long(sorted({min(size, rows) for size in LONG_ROWS}))
     trial.close()
     return trial.found
 
 
+def _sizes(first: Sequence[int], finer: Sequence[int], most: int) -> tuple[list[int], set[int]]:
+    """Sizes to time up to `most`, rising, and those that lie between them."""
+    return sorted({size for size in first if size < most} | {most}), {size for size in finer if size < most}
+
+
 class _Trial:
     """Steps of one stage that are timed. `found` is what came out, and `left` the seconds to go."""
 
-    def __init__(self, stage: Stage, seconds: float, long: float) -> None:
+    def __init__(self, stage: Stage, seconds: float, long: float, clock: Callable[[], float]) -> None:
         self.found: list[control.StepTime] = []
         self._stage, self._made, self._left = stage, transfer(), seconds
-        self._long = long
+        self._long, self._clock = long, clock
         self._row: Cache = []
-        self._context = 0  # tokens in it
+        self._decoding: dict[int, float] = {}  # seconds by rows
+        self._context = 0  # tokens in the row
 
-    def time_rows(self, sizes: Sequence[int]) -> None:
+    def time_rows(self, sizes: Sequence[int], finer: set[int]) -> None:
         reserved, self._left = self._left / 2, self._left / 2
         row = self._stage.make_cache()
         _runs_ahead(self._stage, self._made, row, 1, 1)
         lane: Cache = []
-        taken: list[tuple[int, float]] = []
+        held = 0
+
+        def seconds(size: int) -> float:
+            nonlocal lane, held
+            more = [copy.deepcopy(row) for _ in range(size - held)]
+            lane, held = caches.recompose(lane, range(min(held, size)), more), size
+            return self._time(lambda: lane, size, 1)
+
+        self._time_each(sizes, finer, seconds, self._decoding)
+        for size, took in sorted(self._decoding.items()):
+            self._note(size, 1, took)
+        self._left += reserved
+
+    def time_chunks(self, sizes: Sequence[int], finer: set[int]) -> None:
+        row: Cache = []
+
+        def fresh() -> Cache:
+            nonlocal row
+            row = self._stage.make_cache()
+            return row
+
+        def seconds(size: int) -> float:
+            took = self._time(fresh, 1, size)
+            if size > self._context:
+                self._row, self._context = row, size
+            return took
+
+        taken = {1: self._decoding[1]}
+        self._time_each([size for size in sizes if size > 1], finer, seconds, taken)
+        for size, took in sorted(taken.items())[1:]:
+            self._note(1, size, took)
+
+    def _time_each(
+        self, sizes: Sequence[int], finer: set[int], seconds: Callable[[int], float], taken: dict[int, float]
+    ) -> None:
+        """Times steps of the sizes, then of the finer ones between those that differ most, then again those
+        that took longer than a larger one."""
         for size in sizes:
             if not self._worth(taken, size):
                 break
-            held = taken[-1][0] if taken else 0
-            more = [copy.deepcopy(row) for _ in range(size - held)]
-            lane = caches.recompose(lane, range(held), more)
-            taken.append((size, self._time(lambda: lane, size, 1)))  # noqa: B023 (called at once)
-            self._note(size, 1, taken[-1][1])
-        self._left += reserved
+            taken[size] = seconds(size)
+        while (finer_one := self._steepest(taken, finer)) is not None:
+            taken[finer_one] = seconds(finer_one)
+        for size, larger in reversed(list(pairwise(sorted(taken)))):
+            if self._left >= taken[size] > _SLOW_MOMENT * taken[larger]:
+                taken[size] = min(taken[size], seconds(size))
 
-    def time_chunks(self, sizes: Sequence[int]) -> None:
-        taken = [(1, one.microseconds / 1e6) for one in self.found if one.rows == 1]
-        for size in (each for each in sizes if each > 1):
-            if not self._worth(taken, size):
-                break
-            taken.append((size, self._time(self._fresh, 1, size)))
-            self._note(1, size, taken[-1][1])
-            self._context = size
-
-    def _fresh(self) -> Cache:
-        self._row = self._stage.make_cache()
-        return self._row
+    def _steepest(self, taken: Mapping[int, float], finer: set[int]) -> int | None:
+        """The size to time between the two that differ most for the time it takes; None if none is left that
+        may be timed."""
+        known = sorted(taken)
+        found = []
+        for size in sorted(finer - taken.keys(), reverse=True):
+            place = bisect_left(known, size)
+            if 0 < place < len(known):
+                least, most = sorted((taken[known[place - 1]], taken[known[place]]))
+                if most <= self._left:
+                    found.append(((1 - least / most) / most, -size))
+        return -max(found)[1] if found else None
 
     def time_long(self, sizes: Sequence[int]) -> None:
-        context = self._context
-        decoding = {one.rows: one.microseconds / 1e6 for one in self.found if one.tokens == 1}
-        for size in (each for each in sizes if each in decoding and context >= _LONG_CONTEXT):
-            if 2 * decoding[size] * _times() > self._left:
+        for size in (each for each in sizes if each in self._decoding and self._context >= _LONG_CONTEXT):
+            if 2 * self._decoding[size] > self._left:
                 break
             lane = caches.merge([copy.deepcopy(self._row) for _ in range(size)])
-            self._note(size, 1, self._time(lambda: lane, size, 1), context)  # noqa: B023 (called at once)
+            self._note(size, 1, self._time(lambda: lane, size, 1), self._context)  # noqa: B023 (at once)
 
     def close(self) -> None:
         self._made.close()
         self._row = []
         mx.clear_cache()
 
-    def _worth(self, taken: Sequence[tuple[int, float]], size: int) -> bool:
+    def _worth(self, taken: Mapping[int, float], size: int) -> bool:
         """Whether a step of a size is to be timed, on the line through the last two; the two smallest are."""
         if len(taken) < 2:
             return True
-        (low, least), (high, most) = taken[-2:]
+        (low, least), (high, most) = list(taken.items())[-2:]
         expected = most + max(0.0, most - least) / (high - low) * (size - high)
-        return expected <= self._long and _times() * expected <= self._left
+        return expected <= min(self._long, self._left)
 
     def _time(self, cache: Callable[[], Cache], rows: int, tokens: int) -> float:
-        """Seconds of a step, of several attempts the least. On a GPU the first is not counted."""
+        """Seconds of a step, of several attempts the least. On a GPU the first is not counted: it loads
+        kernels and makes plans at a new shape. Long steps have no third one, for there are more sizes to
+        time, and a moment hardly matters to them."""
         attempts: list[float] = []
-        while len(attempts) < _times() or (len(attempts) < _MOST_TIMES and sum(attempts) < _SHORT):
+        while len(attempts) < _least_times() or (len(attempts) < _MOST_TIMES and sum(attempts) < _SHORT):
             given = cache()
-            begun = time.perf_counter()
+            begun = self._clock()
             _runs_ahead(self._stage, self._made, given, rows, tokens)
-            attempts.append(time.perf_counter() - begun)
+            attempts.append(self._clock() - begun)
         self._left -= sum(attempts[1:] or attempts)
         return min(attempts)
 
@@ -263,9 +318,9 @@ def patience(times: Sequence[control.StepTime], longest: int) -> float:
     return max(_STUCK, _SLOWER * last.microseconds / 1e6 * max(1.0, longest / last.tokens))
 
 
-def _times() -> int:
-    """Attempts of a measurement: a GPU loads kernels and makes plans at a new shape, and wakes slowly."""
-    return 1 if mx.default_device() == mx.cpu else _MOST_TIMES
+def _least_times() -> int:
+    """Attempts of a measurement at least."""
+    return 1 if mx.default_device() == mx.cpu else 2
 
 
 def _steps(stage: Stage, longest: int) -> Iterator[bool]:

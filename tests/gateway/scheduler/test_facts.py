@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +9,8 @@ from hypothesis import strategies as st
 from sealring.gateway.scheduler.facts import MAX_TIMES, MemberMemory, RingFacts, StepCosts, Timed
 
 
-def test_the_slowest_stage_counts_and_slow_moments_do_not() -> None:
-    fast = [Timed(1, 1, 0.001), Timed(16, 1, 0.004), Timed(1, 32, 0.09), Timed(1, 128, 0.02)]
+def test_the_slowest_stage_counts() -> None:
+    fast = [Timed(1, 1, 0.001), Timed(16, 1, 0.004), Timed(1, 32, 0.02), Timed(1, 128, 0.02)]
     slow = [Timed(1, 1, 0.002), Timed(16, 1, 0.003), Timed(1, 32, 0.01), Timed(1, 128, 0.03)]
     costs = StepCosts.of([fast, slow])
     assert (costs.decode(1), costs.decode(16)) == (0.002, 0.004)
@@ -56,12 +54,19 @@ def test_long_caches_cost_what_they_add_to_a_row() -> None:
     ),
     st.integers(1, 8192),
 )
-def test_whatever_is_reported_steps_cost_something_and_larger_ones_no_less(
+def test_whatever_is_reported_steps_cost_something_and_longer_caches_no_less(
     timed: list[Timed], size: int
 ) -> None:
     costs = StepCosts.of([timed])
-    for cost in (costs.decode, partial(costs.decode, context=99), costs.chunk):
-        assert 0 < cost(size) <= cost(size + 1)
+    assert costs.chunk(size) > 0
+    assert 0 < costs.decode(size) <= costs.decode(size, 99)
+
+
+def test_a_step_of_more_rows_may_take_less() -> None:
+    costs = StepCosts.of(
+        [[Timed(rows, 1, took) for rows, took in ((1, 0.1), (8, 0.25), (16, 0.11))] + [Timed(1, 16, 0.11)]]
+    )
+    assert (costs.decode(8), costs.decode(16)) == (0.25, 0.11)
 
 
 def test_a_member_that_tells_of_many_sizes_keeps_no_gateway_busy() -> None:

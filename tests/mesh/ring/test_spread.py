@@ -23,9 +23,10 @@ def partitions(rows: int, largest: int) -> Iterator[tuple[int, ...]]:
             yield first, *others
 
 
-steps = st.lists(st.floats(0, 3), min_size=12, max_size=12).map(
+rising = st.lists(st.floats(0, 3), min_size=12, max_size=12).map(
     lambda more: list(accumulate(more, initial=1.0))
 )
+steps = rising | st.lists(st.floats(1, 9), min_size=13, max_size=13)
 
 
 @given(steps, st.integers(1, 4), st.sampled_from([0.0, 0.1, 1.0]), st.integers(0, 12))
@@ -72,6 +73,16 @@ def test_rounds_with_another_row_are_those_of_lanes_that_have_it(
 )
 def test_lanes_stay_on_a_stair(stages: int, rows: int, lanes: tuple[int, ...]) -> None:
     assert spreads(64, lambda size: STAIRS[size - 1], stages, 0.03)[rows] == lanes
+
+
+def test_a_lane_is_larger_where_its_step_is_shorter() -> None:
+    """An M5 computes 13 to 32 rows in tiles, in the time of one row, and 8 rows in 2.5 times that."""
+    tiles = (*STAIRS[:12], *[1.1] * 20, *[2.0] * 32)
+    found = spreads(64, lambda size: tiles[size - 1], 2, 0.03)
+    assert found[8] == (4, 4)
+    assert found[16][0] >= 13
+    assert round_seconds(found[16], lambda size: tiles[size - 1], 2, 0.03) < 2.3
+    assert found[32] == (16, 16)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])

@@ -20,7 +20,7 @@ from sealring.node.engine.staging import Shard, Stage, random_model, random_stag
 from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.staging.interception import intercept_call
 from sealring.node.engine.transfer import SharedReceiveBuffer
-from sealring.node.engine.warm_up import batches, cuts, patience, timed, warm_up
+from sealring.node.engine.warm_up import SECONDS, batches, cuts, patience, timed, warm_up
 from sealring.v1 import control_pb2 as control
 
 Archs = dict[str, dict[str, Any]]
@@ -198,22 +198,25 @@ def test_steps_that_would_take_long_are_not_timed(left: tuple[float, float]) -> 
 
 @pytest.fixture
 def edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "row_edges", lambda: (3, 6, 33))
+    """A Mac's."""
+    monkeypatch.setattr(device, "metal", lambda: True)
 
 
 @pytest.mark.parametrize(
     ("rows", "longest", "expected"),
     [
         (1, 1, [(1, 1, 0)]),
-        (7, 40, [*[(rows, 1, 0) for rows in (1, 2, 3, 4, 6, 7)], (1, 4, 0), (1, 16, 0), (1, 40, 0)]),
+        (
+            7,
+            40,
+            [*[(rows, 1, 0) for rows in (1, 2, 4, 6, 7)], *[(1, size, 0) for size in (4, 8, 16, 32, 40)]],
+        ),
         (
             8,
             64,
             [
-                *[(rows, 1, 0) for rows in (1, 2, 3, 4, 6, 8)],
-                (1, 4, 0),
-                (1, 16, 0),
-                (1, 64, 0),
+                *[(rows, 1, 0) for rows in (1, 2, 4, 6, 8)],
+                *[(1, size, 0) for size in (4, 8, 16, 32, 64)],
                 (1, 1, 64),
                 (8, 1, 64),
             ],
@@ -228,6 +231,50 @@ def test_steps_are_timed_up_to_the_most_rows_and_the_longest_chunk(
     found = timed(stage, longest, rows, math.inf, math.inf)
     assert [(each.rows, each.tokens, each.context) for each in found] == expected
     assert all(each.microseconds for each in found)
+
+
+class SlowStage:
+    """A stage whose steps take a time by rows and tokens, and the clock that shows it."""
+
+    def __init__(self, seconds: Callable[[int, int], float]) -> None:
+        self.now, self.steps = 0.0, 0
+        self._seconds = seconds
+        self.stage = stage_of(config_of("llama"))
+        intercept_call(self.stage.model.layers[0], self._call)
+
+    def _call(
+        self, own: Callable[..., mx.array], x: mx.array, mask: Any = None, cache: Any = None
+    ) -> mx.array:
+        self.now += self._seconds(*x.shape[:2])
+        self.steps += 1
+        return own(x, mask, cache)
+
+    def timed(self, longest: int, rows: int) -> dict[tuple[int, int], float]:
+        """Seconds by rows and tokens."""
+        found = timed(self.stage, longest, rows, clock=lambda: self.now)
+        return {(each.rows, each.tokens): each.microseconds / 1e6 for each in found if not each.context}
+
+
+def test_a_large_models_stairs_are_all_timed(edges: None, on_a_gpu: None) -> None:
+    """A 4-bit 70B on two M4 Max: one row takes 43 ms, and the last size twice as long as the line says."""
+    stairs = ((2, 1.0), (4, 1.28), (6, 2.04), (8, 2.5), (9, 3.14), (32, 3.95), (64, 7.8))
+    slow = SlowStage(lambda rows, _: 0.043 * next(times for most, times in stairs if rows <= most))
+    rows = [rows for rows, tokens in slow.timed(1, 64) if tokens == 1]
+    assert {1, 2, 4, 8, 10, 16, 32, 64} <= set(rows)
+    assert slow.now < 2 * SECONDS
+
+
+def test_a_slow_moment_is_timed_again_and_tiles_that_are_faster_stay(edges: None, on_a_gpu: None) -> None:
+    """A step of four rows is slow once; 13 rows and more are computed in another way."""
+
+    def seconds(rows: int, _: int) -> float:
+        return 0.2 if rows == 4 and slow.now < 0.5 else 0.06 if rows < 13 else 0.03
+
+    slow = SlowStage(seconds)
+    found = slow.timed(1, 16)
+    assert found[4, 1] == pytest.approx(0.06)
+    assert found[8, 1] == pytest.approx(0.06)
+    assert found[16, 1] == pytest.approx(0.03)
 
 
 def test_no_chunk_is_timed_beyond_a_models_positions() -> None:
