@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.ring.prefix_names import NAME_BYTES
 from sealring.v1 import control_pb2 as control
 
 MAX_LANES = 512
@@ -137,8 +138,26 @@ class Dropping:
     prefix: int
 
 
-_ORDER = ((Adopting,), (Settling,), (Keeping, Dropping), (Admission, Eviction))
-Change: TypeAlias = Admission | Eviction | Keeping | Adopting | Dropping | Settling
+@dataclass(frozen=True, slots=True)
+class Restoring:
+    """A prefix that all members have read from disk, as `recall` of this epoch, and that is kept from now
+    on. `name` is that of its tokens in the chain that was recalled."""
+
+    prefix: int
+    origin: Origin
+    recall: int
+    name: bytes
+
+    @property
+    def tokens(self) -> int:
+        return self.origin.tokens
+
+
+_RECALLED = 1 << 63
+"""Origins of restored prefixes have the number of the recall above this one in the place of a row."""
+
+_ORDER = ((Adopting,), (Settling,), (Keeping, Dropping, Restoring), (Admission, Eviction))
+Change: TypeAlias = Admission | Eviction | Keeping | Adopting | Dropping | Settling | Restoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +227,7 @@ class Composition:
         self._lane_base: dict[int, int] = {}  # row in a lane -> its tokens less the steps of its lane
         self._drafted: dict[int, int] = {}  # row with open drafts -> tokens since it was settled
         self._prefixes: dict[int, Origin] = {}
+        self._restored: dict[int, bytes] = {}  # of these, and their names
         self._unused = _Unused()
         self._highest_prefix = 0
         self._digest_of_rows: bytes | None = None
@@ -336,7 +356,10 @@ class Composition:
         if kind == "drop":
             if self._prefixes.pop(change.drop.prefix, None) is None:
                 raise _bad(f"prefix {change.drop.prefix} cannot be dropped: it is not kept")
+            self._restored.pop(change.drop.prefix, None)
             return Dropping(change.drop.prefix)
+        if kind == "restore":
+            return self._restore(change.restore)
         raise _bad("a change is empty")
 
     def _keep(self, keep: control.Keep) -> Keeping:
@@ -357,6 +380,14 @@ class Composition:
             raise _bad(f"prefix {prefix} cannot be adopted")
         self._add_prefix(prefix, origin)
         return Adopting(prefix, origin)
+
+    def _restore(self, restore: control.Restore) -> Restoring:
+        if restore.recall >= _RECALLED or not restore.tokens or len(restore.name) != NAME_BYTES:
+            raise _bad(f"prefix {restore.prefix} cannot be restored")
+        origin = Origin(self._epoch, _RECALLED + restore.recall, restore.tokens)
+        self._add_prefix(restore.prefix, origin)
+        self._restored[restore.prefix] = restore.name
+        return Restoring(restore.prefix, origin, restore.recall, restore.name)
 
     def _add_prefix(self, prefix: int, origin: Origin) -> None:
         if prefix <= self._highest_prefix:
@@ -491,6 +522,7 @@ class Composition:
             digest = hashlib.sha256(struct.pack(">I", len(self._prefixes)))
             for prefix in sorted(self._prefixes):
                 digest.update(struct.pack(">QQQI", prefix, *self._prefixes[prefix]))
+                digest.update(self._restored.get(prefix, b""))
             self._digest_of_prefixes = digest.digest()
         return self._digest_of_prefixes
 

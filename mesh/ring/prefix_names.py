@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from bisect import bisect_right
 from collections.abc import Iterator
-from typing import TypeAlias
+from itertools import islice
+from typing import NamedTuple, TypeAlias
 
 from sealring.mesh.errors import InvalidInput
 
@@ -22,6 +24,9 @@ MAX_SCOPE_BYTES = 512
 MAX_SALT_BYTES = 64
 
 _STEPS_PER_OCTAVE = 64
+
+STORED_BLOCK = 256
+"""The least tokens of a block on disk, and the distance of blocks' ends where boundaries are closer."""
 
 Names: TypeAlias = tuple[tuple[int, bytes], ...]
 """Lengths and names of prefixes of one sequence, rising."""
@@ -40,6 +45,69 @@ def boundaries(tokens: int, after: int = 0) -> Iterator[int]:
         if at >= 2 * _STEPS_PER_OCTAVE * step:
             step *= 2
         at += step
+
+
+def edges(tokens: int) -> list[int]:
+    """The boundaries at which blocks on disk end: one block lies between two of them."""
+    return [length for length in boundaries(tokens) if length % STORED_BLOCK == 0]
+
+
+class Chain(NamedTuple):
+    """The names of a prompt's prefixes at its first edges, under a key that only its head knows and keeps.
+
+    `scope` names the scope under the same key. Prompts in clear have one, and only these: by it, members know
+    blocks on disk again in later epochs, which a gateway may learn of what it has read itself.
+    """
+
+    scope: bytes
+    names: tuple[bytes, ...]
+
+    @property
+    def tokens(self) -> int:
+        """The length of the longest prefix."""
+        return self.edges[-1] if self.names else 0
+
+    @property
+    def edges(self) -> list[int]:
+        """The lengths of the prefixes, one for each name."""
+        return list(islice((at for at in boundaries(MAX_STORED) if at % STORED_BLOCK == 0), len(self.names)))
+
+    def first(self, tokens: int) -> Chain:
+        """The part of the chain that reaches no further than `tokens`."""
+        names = self.names[: bisect_right(self.edges, tokens)]
+        return Chain(self.scope, names) if names else NO_CHAIN
+
+    def packed(self) -> bytes:
+        """Scope and names, one behind the other; empty without a name."""
+        return b"".join((self.scope, *self.names)) if self.names else b""
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Chain:
+        """The inverse of `packed`. Raises InvalidInput (BAD_PREFIXES)."""
+        parts = [data[at : at + NAME_BYTES] for at in range(0, len(data), NAME_BYTES)]
+        if len(data) % NAME_BYTES or len(parts) == 1 or len(parts) > 1 + len(edges(MAX_STORED)):
+            raise InvalidInput("the names of a prompt's blocks are malformed", reason="BAD_PREFIXES")
+        return cls(parts[0], tuple(parts[1:])) if parts else NO_CHAIN
+
+
+NO_CHAIN = Chain(b"", ())
+MAX_STORED = 1 << 22
+"""Tokens of the longest prompt of which blocks are stored."""
+
+MAX_CHAIN_BYTES = NAME_BYTES * (1 + len(edges(MAX_STORED)))
+
+
+def names_key(key: bytes) -> bytes:
+    """The key of a head's chains, from that of its stage on disk."""
+    return hmac.digest(key, b"sealring/v1 chains of prompts", "sha256")
+
+
+def chain_of(key: bytes, scope: bytes, tokens: bytes) -> Chain:
+    """The chain of a prompt, whose `tokens` have 4 bytes each, under this key."""
+    names = PrefixNames(key, scope)
+    names.extend(tokens)
+    found = tuple(names.names[length] for length in edges(min(names.tokens, MAX_STORED)))
+    return Chain(names.scope_name, found) if found else NO_CHAIN
 
 
 def split(names: bytes, tokens: int, after: int = 0) -> Names:
@@ -64,6 +132,11 @@ def clear_scope(scope: str) -> bytes:
     if len(encoded) >= MAX_SCOPE_BYTES:
         raise InvalidInput("the scope of prefixes is too long", reason="BAD_PREFIX_SCOPE")
     return b"c" + encoded
+
+
+def is_clear(scope: bytes) -> bool:
+    """Whether a scope is of prompts in clear."""
+    return scope[:1] == b"c"
 
 
 def sealed_scope(salt: bytes) -> bytes:
@@ -92,6 +165,7 @@ class PrefixNames:
         self._key = key
         self._spelt = bytearray()
         self._hash = hmac.new(key, len(scope).to_bytes(2, "big") + scope, hashlib.sha256)
+        self.scope_name = self._hash.copy().digest()[:NAME_BYTES]
 
     def extend(self, tokens: bytes) -> bytes:
         """Appends tokens, 4 bytes each; returns the names at the boundaries that they reach, concatenated."""

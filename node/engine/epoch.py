@@ -33,6 +33,7 @@ from sealring.mesh.ring.composition import (
     Eviction,
     Keeping,
     ResolvedStep,
+    Restoring,
     Settling,
 )
 from sealring.mesh.system.logging import name_with_mlx_message
@@ -286,6 +287,7 @@ class StageEpoch:
     def drop(self) -> None:
         """Frees all rows. Kept prefixes stay, unless computing has failed."""
         self._lanes.clear()
+        self._prefixes.end_epoch()
         if self._failed:
             self._prefixes.clear()
             if not self._waits_for_ranks:  # sums wait for other ranks, maybe for ever
@@ -338,6 +340,7 @@ class StageEpoch:
         for change in step.changes:
             if isinstance(change, Eviction):
                 self._source.forget(change.row)
+                self._prefixes.forget(change.row)
 
     def _keep_and_drop(self, step: ResolvedStep) -> None:
         """The source checks a change before the caches follow."""
@@ -345,6 +348,10 @@ class StageEpoch:
             if isinstance(change, Keeping):
                 self._source.keep(change)
                 launch(states(self._prefixes.keep(change, self._lanes.cache_of(change))))
+                self._prefixes.write_behind(change)
+            elif isinstance(change, Restoring):
+                self._source.restore(change)
+                launch(states(self._prefixes.restore(change, self._stage.make_cache)))
             elif isinstance(change, Adopting):
                 self._source.adopt(change)
                 self._prefixes.adopt(change)
@@ -408,5 +415,7 @@ class StageEpoch:
             self._source.reuse(chunk)
         row = Row(chunk.row, self._prefixes.start(chunk) if chunk.prefix else self._stage.make_cache())
         self._lanes.start(row)
-        self._results.begin(step, chunk, row, self._source.parameters(chunk))
+        record = self._source.parameters(chunk)
+        self._results.begin(step, chunk, row, record)
+        self._prefixes.began(chunk.row, record)
         return row

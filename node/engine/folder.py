@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import structlog
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import device, sampling_kinds
+from sealring.node.engine.blocks import Layout, layout_of
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.profile import digest, measure, profile
@@ -30,6 +31,9 @@ from sealring.node.engine.weights import cut_stage, load_lazily, load_shard, rea
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import model_pb2 as model
+
+if TYPE_CHECKING:
+    from sealring.node.engine.disk import Disk
 
 log = structlog.get_logger()
 
@@ -52,6 +56,7 @@ class Loaded:
     measured: dict[str, Any]
     grammars: Grammars | None
     times: Sequence[control.StepTime] = ()
+    layout: Layout | None = None
     prefixes: Prefixes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,12 +96,35 @@ class Loaded:
             capabilities=self.front.capabilities if self.front is not None else (),
         )
 
+    def open_disk(self, command: engine.OpenEngineEpoch) -> Disk | None:
+        """The disk of an epoch's prefixes; None where none is named, or where these caches are not stored."""
+        asked = command.disk
+        self.close_disk()
+        if not command.HasField("disk") or self.layout is None or not self.prefixes.cuts:
+            return None
+        from sealring.node.engine.disk import Disk  # here alone: it brings the cryptography
+        from sealring.node.stored.keys import expand
+        from sealring.node.stored.store import Store
+
+        size = asked.size if asked.HasField("size") else None
+        key = expand(asked.key, self.layout.digest)
+        store = Store(Path(asked.root), Path(asked.model), key, size)
+        self.prefixes.disk = Disk(self.layout, store, command.kv_budget)
+        return self.prefixes.disk
+
+    def close_disk(self) -> None:
+        """Ends the threads of the disk."""
+        disk, self.prefixes.disk = self.prefixes.disk, None
+        if disk is not None:
+            disk.close()
+
     def free(self) -> None:
         """Gives the weights' memory back; the stage is of no use afterwards."""
         if self.front is not None:
             self.front.stop()
         if self.grammars is not None:
             self.grammars.close()
+        self.close_disk()
         self.prefixes.clear()
         del self.stage
         gc.collect()
@@ -153,7 +181,16 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             grammars.close()
         raise
     log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
-    return Loaded(stage, front, command, measured, grammars, times)
+    return Loaded(stage, front, command, measured, grammars, times, _layout(stage))
+
+
+def _layout(stage: Stage) -> Layout | None:
+    """As `layout_of`; None where a model's own code does not make a token's caches without a device."""
+    try:
+        return layout_of(stage)
+    except Exception as error:
+        log.info("prefixes_not_stored", model_type=stage.spec.model_type, error=type(error).__name__)
+        return None
 
 
 def _cut(path: Path, lo: int, hi: int, kv_bits: int) -> tuple[dict[str, Any], Stage]:

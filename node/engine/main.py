@@ -30,6 +30,7 @@ from typing import NoReturn
 import structlog
 
 from sealring.mesh.errors import Conflict, FailedPrecondition, Internal, InvalidInput
+from sealring.mesh.ring.prefix_names import Chain, names_key
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system import logging
 from sealring.mesh.system.start import forbid_core_files
@@ -38,7 +39,7 @@ from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.folder import Loaded, load, profile_message, ranges_message
 from sealring.node.engine.group import form
 from sealring.node.engine.staging import Shard
-from sealring.node.engine.text.front import refusal
+from sealring.node.engine.text.front import StoredNames, refusal
 from sealring.node.wire.channel import EngineChannel
 from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import control_pb2 as control
@@ -138,6 +139,8 @@ class Engine:
             self._emit(engine.EngineEvent(pong=self._pong(command.ping.sequence)))
         elif kind == "trace":
             self._start_trace(command.trace)
+        elif kind == "recall":
+            self._recall(command.recall)
         elif kind == "discard":
             self._discard(command.discard.row)
         elif kind == "open_epoch":
@@ -174,6 +177,30 @@ class Engine:
             return
         self._loaded.front.discard(row)
 
+    def _recall(self, recall: control.Recall) -> None:
+        """Reads blocks of a prompt from disk, or gives up what was read."""
+        epoch, loaded = self._epoch, self._loaded
+        if epoch is None or loaded is None:
+            return
+        front, disk = loaded.front, loaded.prefixes.disk
+        recalled = partial(self._recalled, epoch, recall.number)
+        try:
+            if not recall.chain:
+                if front is not None:
+                    front.cancel_recall(recall.number)
+                if disk is not None:
+                    disk.cancel(recall.number)
+            elif disk is None or (front is not None and not front.recalls(recall)):
+                recalled(0)
+            else:
+                disk.recall(recall.number, Chain.unpack(recall.chain), recalled)
+        except InvalidInput as error:
+            epoch.fail(error)
+
+    def _recalled(self, epoch: StageEpoch, number: int, tokens: int) -> None:
+        if not epoch.over:
+            self._emit(engine.EngineEvent(recalled=control.Recalled(number=number, tokens=tokens)))
+
     def _pong(self, sequence: int) -> engine.EnginePong:
         epoch = self._epoch
         if self._loaded is not None and (hangs := hung(self._loaded, epoch)) is not None:
@@ -187,7 +214,12 @@ class Engine:
             step_us=epoch.step_us() if epoch is not None else 0,
             drafted=drafted,
             accepted=accepted,
+            stored=self._stored(),
         )
+
+    def _stored(self) -> engine.StoredFigures | None:
+        disk = self._loaded.prefixes.disk if self._loaded is not None else None
+        return None if disk is None else disk.figures()
 
     def _guarded(self, number: int, work: Callable[[], None]) -> None:
         """Runs one command's work and answers a failure with a problem."""
@@ -208,7 +240,11 @@ class Engine:
         channel = EngineChannel(*self._receive_channel(command.epoch)) if command.size > 1 else None
         origins = loaded.prefixes.turn_over(command.ring)
         front = loaded.front
-        names = {} if front is None else front.begin_epoch(origins, speculate=command.speculate)
+        disk = loaded.open_disk(command)
+        names = {}
+        if front is not None:
+            named = StoredNames(names_key(command.disk.key), disk.held) if disk is not None else None
+            names = front.begin_epoch(origins, speculate=command.speculate, disk=named)
         self._epoch = StageEpoch(
             command.epoch,
             loaded.stage,
@@ -223,7 +259,8 @@ class Engine:
             on_fault=partial(self._fault, command.epoch),
         )
         kept = [control.KeptPrefix(**origin._asdict(), names=names.get(origin, b"")) for origin in origins]
-        self._emit(engine.EngineEvent(epoch_opened=engine.EpochOpened(id=command.id, kept=kept)))
+        opened = engine.EpochOpened(id=command.id, kept=kept, recalls=disk is not None)
+        self._emit(engine.EngineEvent(epoch_opened=opened))
 
     def _stage_for(self, command: engine.OpenEngineEpoch) -> Loaded:
         if self._epoch is not None:

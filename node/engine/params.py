@@ -1,8 +1,9 @@
 """The parameter record: a row's sampling parameters, on their way from the head to the tail.
 
-It travels sealed, as all records do, and members in between pass its bytes on unread. Its length shows next
-to nothing of its content: it is a multiple of 256 bytes, and one block unless the row has biases, a
-repetition penalty, a grammar or log-probabilities of its prompt. With a grammar it is a power of two.
+It travels sealed, as all records do. Members in between pass its bytes on and read no more of it than the
+names of the prompt's blocks. Its length shows next to nothing of its content: it is a multiple of 256 bytes,
+and one block unless the row has biases, a repetition penalty, a grammar or log-probabilities of its prompt.
+With a grammar it is a power of two. The names, 16 bytes for each block, are those of a prompt in clear.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt import validate as limits
+from sealring.mesh.ring.prefix_names import MAX_CHAIN_BYTES, NAME_BYTES, Chain
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
@@ -46,7 +48,8 @@ class RowParameters:
     None without log-probabilities. `scored` is the prompt if it asks for log-probabilities of its tokens too.
 
     `masked` are tokens that must not occur before the answer has `masked_until` tokens, and `masked_always`
-    those that never may (node.engine.penalties); both rise.
+    those that never may (node.engine.penalties); both rise. `stored` is the packed chain of the prompt
+    (mesh.ring.prefix_names), for every member; empty where none of its blocks may be stored.
 
     `position` counts the answer's tokens that were generated in an earlier epoch. `answered` are these
     tokens, for penalties that count them and for a grammar. `grammar` constrains the answer
@@ -71,6 +74,7 @@ class RowParameters:
     masked_until: int = 0
     masked: tuple[int, ...] = ()
     masked_always: tuple[int, ...] = ()
+    stored: bytes = b""
     grammar: str = ""
     matcher: Matcher | None = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -106,6 +110,7 @@ def from_sampling(
     choice: int = 0,
     grammar: str = "",
     ends: Sequence[int] = (),
+    stored: bytes = b"",
 ) -> RowParameters:
     """The parameters of a validated request; a request without a seed gets a random one.
 
@@ -140,6 +145,7 @@ def from_sampling(
         masked_until=sampling.min_tokens,
         masked=_rising(stops if sampling.min_tokens else ()),
         masked_always=_rising(ends if sampling.ignore_eos else ()),
+        stored=stored,
         grammar=grammar,
     )
 
@@ -197,6 +203,19 @@ def decode(record: bytes | memoryview) -> RowParameters:
     return parameters
 
 
+def chain_in(record: bytes) -> Chain:
+    """The chain of the row's prompt, for members that read nothing else of the record.
+
+    Raises InvalidInput (BAD_PARAMETERS, BAD_PREFIXES).
+    """
+    try:
+        (length,) = _LENGTH.unpack_from(record)
+        found = engine.RowParameters.FromString(record[_LENGTH.size :][:length])
+    except (struct.error, DecodeError):
+        raise _bad("is malformed") from None
+    return Chain.unpack(found.stored)
+
+
 _CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
     lambda row: math.isfinite(row.temperature) and row.temperature >= 0,
     lambda row: 0 < row.top_p <= 1,
@@ -209,6 +228,7 @@ _CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
     lambda row: len(row.logit_bias) <= limits.MAX_LOGIT_BIASES,
     lambda row: max(row.prompt_tail + row.answered + row.scored, default=0) <= 0x7FFFFFFF,
     lambda row: len(row.answered) == (row.position if row.counts or row.grammar else 0),
+    lambda row: len(row.stored) <= MAX_CHAIN_BYTES and len(row.stored) % NAME_BYTES == 0,
     lambda row: len(row.masked + row.masked_always) <= MAX_MASKED,
     lambda row: all(one < two for each in (row.masked, row.masked_always) for one, two in pairwise(each)),
     lambda row: max(row.masked + row.masked_always, default=0) <= 0x7FFFFFFF,

@@ -7,13 +7,19 @@ until their first chunk, which writes into arrays of their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin
+from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin, Restoring
+from sealring.node.engine import params
 from sealring.node.engine.staging import caches
 from sealring.node.engine.staging.caches import Cache
 from sealring.v1 import control_pb2 as control
+
+if TYPE_CHECKING:
+    from sealring.node.engine.disk import Disk
 
 
 def support(cache: Cache) -> control.PrefixSupport.ValueType:
@@ -39,6 +45,8 @@ class Prefixes:
     def __init__(self, allowed: control.PrefixSupport.ValueType) -> None:
         self.cuts = allowed == control.PREFIX_SUPPORT_ANY
         """Whether caches can be cut to any length."""
+        self.disk: Disk | None = None
+        """Where they are stored too."""
         self._ring = ""
         self._kept: dict[int, Kept] = {}
         self._earlier: dict[Origin, Kept] = {}
@@ -77,6 +85,32 @@ class Prefixes:
         self._kept[keeping.prefix] = Kept(keeping.origin, cache)
         return cache
 
+    def restore(self, change: Restoring, empty: Callable[[], Cache]) -> Cache:
+        """Keeps what was read from disk; returns its cache, which is lazy. `empty` makes one for a row.
+
+        Raises InvalidInput (BAD_STEP) where it was not.
+        """
+        if self.disk is None:
+            raise _not_allowed(change.prefix)
+        cache = self.disk.restored(change, empty())
+        self._kept[change.prefix] = Kept(change.origin, cache)
+        return cache
+
+    def began(self, row: int, record: bytes) -> None:
+        """A row begins, whose parameter record names what may be stored of it. Raises InvalidInput."""
+        if self.disk is not None and record:
+            self.disk.began(row, params.chain_in(record))
+
+    def write_behind(self, keeping: Keeping) -> None:
+        """Stores what was just kept, once that is computed."""
+        if self.disk is not None and self.cuts:
+            self.disk.write(keeping, self._kept[keeping.prefix].cache)
+
+    def forget(self, row: int) -> None:
+        """Forgets a row that is evicted."""
+        if self.disk is not None:
+            self.disk.forget(row)
+
     def start(self, chunk: Chunk) -> Cache:
         """The cache of a row that begins with a kept prefix. Raises InvalidInput (BAD_STEP), as `keep`."""
         kept = self._kept[chunk.prefix]
@@ -86,6 +120,13 @@ class Prefixes:
 
     def drop(self, prefix: int) -> None:
         del self._kept[prefix]
+        if self.disk is not None:
+            self.disk.drop(prefix)
+
+    def end_epoch(self) -> None:
+        """Forgets rows; what is kept stays."""
+        if self.disk is not None:
+            self.disk.end_epoch()
 
     def clear(self) -> None:
         self._kept.clear()

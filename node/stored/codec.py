@@ -87,7 +87,7 @@ def opened(key: bytes, place: Place, file: memoryview, size: int) -> bytearray |
 
 
 def file_size(size: int) -> int:
-    """Bytes of the file of a block with so much content."""
+    """Bytes of the file of a block with `size` bytes of content."""
     return size + _OVERHEAD
 
 

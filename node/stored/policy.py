@@ -39,8 +39,8 @@ class Entry(NamedTuple):
 
 
 def worth(entry: Entry, now: float) -> tuple[int, int]:
-    """What orders blocks for eviction, least first: tokens saved times uses, over bytes, and of blocks that
-    are about alike those that lie deeper in their prompt first, which are of no use without the others."""
+    """The order of eviction, least first: tokens saved times uses, over bytes. Among blocks that are about
+    alike, those that lie deeper in their prompt go first, since they are of no use without the others."""
     tokens = (entry.end - entry.first) * (1 + entry.uses) / max(1, entry.size)
     age = max(0.0, now - entry.used) / HALF_LIFE
     return math.floor(2 * (math.log2(tokens) - age)), -entry.end
@@ -78,7 +78,7 @@ class WriteBudget:
         self._left, self._since = float(BURST), clock()
 
     def take(self, size: int) -> bool:
-        """Whether so many bytes may be written, which then count."""
+        """Whether `size` bytes may be written; if so, they count."""
         now = self._clock()
         self._left = min(BURST, self._left + max(0.0, now - self._since) * WRITE_RATE)
         self._since = now

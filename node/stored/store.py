@@ -50,8 +50,9 @@ _UNCACHED: int | None = getattr(fcntl, "F_NOCACHE", None)
 
 @dataclass(frozen=True)
 class StoreFigures:
-    """Of all that the node stores: bytes and blocks. Of this process: tokens read, and blocks that were
-    damaged. `oldest` is when the block was last used that waits longest, seconds of the wall clock."""
+    """Bytes and blocks of all that the node stores. Tokens read and damaged blocks are of this process.
+    `oldest` is when the block was last used that waits longest, as of the last look at the folder, seconds of
+    the wall clock."""
 
     bytes: int = 0
     blocks: int = 0
@@ -85,6 +86,7 @@ class Store:
         self._lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
         self._held = 0  # their bytes
+        self._oldest = 0.0
         self._tokens_read = self._damaged = 0
         self._off_until = 0.0
         self._warned: set[str] = set()
@@ -103,13 +105,12 @@ class Store:
 
     def figures(self) -> StoreFigures:
         with self._lock:
-            entries = list(self._entries.values())
             return StoreFigures(
                 bytes=self._held,
-                blocks=len(entries),
+                blocks=len(self._entries),
                 tokens_read=self._tokens_read,
                 damaged=self._damaged,
-                oldest=min((entry.used for entry in entries), default=0.0),
+                oldest=self._oldest,
                 writes=self._steady() >= self._off_until,
             )
 
@@ -165,12 +166,12 @@ class Store:
         if self._steady() < self._off_until:
             return False
         try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._steady() - self._looked >= LOOK_SECONDS:
                 self._look()
             if not self._make_room(size) or not self._budget.take(size):
                 return False
             path = self._path(scope, place)
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _write(path, codec.sealed(self._key_of(scope), place, content))
         except OSError as error:
             self._off_until = self._steady() + RETRY_SECONDS
@@ -218,6 +219,7 @@ class Store:
         with self._lock:
             self._entries = found
             self._held = policy.total(found.values())
+            self._oldest = min((entry.used for entry in found.values()), default=0.0)
         self._remove(old)
 
     def _remove(self, paths: Sequence[str]) -> None:
@@ -296,7 +298,7 @@ def _folders(path: str) -> list[str]:
 
 
 def _entry(path: str) -> Entry | None:
-    """What the file's head says; None for a file that is no block, which goes."""
+    """The entry of a file by its head; a file that is no block is removed and gives None."""
     try:
         with open(path, "rb", buffering=0) as file:
             head = codec.Head.parse(file.read(codec.HEAD_BYTES))

@@ -63,6 +63,7 @@ class ScheduleRequest(_message.Message):
     RENEWAL_FIELD_NUMBER: _builtins.int
     FORWARD_FIELD_NUMBER: _builtins.int
     FORWARDED_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach: ...
     @_builtins.property
@@ -97,6 +98,10 @@ class ScheduleRequest(_message.Message):
     def forwarded(self) -> Global___Forwarded:
         """head only: to a guest"""
 
+    @_builtins.property
+    def recall(self) -> Global___Recall:
+        """of members that say in Attached that they recall"""
+
     def __init__(
         self,
         *,
@@ -111,12 +116,13 @@ class ScheduleRequest(_message.Message):
         renewal: _proof_pb2.ProofRenewal | None = ...,
         forward: Global___Forward | None = ...,
         forwarded: Global___Forwarded | None = ...,
+        recall: Global___Recall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "recall", b"recall", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "recall", b"recall", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof", "renewal", "forward", "forwarded"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof", "renewal", "forward", "forwarded", "recall"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -136,6 +142,7 @@ class ScheduleResponse(_message.Message):
     PROOF_FIELD_NUMBER: _builtins.int
     FORWARD_FIELD_NUMBER: _builtins.int
     FORWARDED_FIELD_NUMBER: _builtins.int
+    RECALLED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached: ...
     @_builtins.property
@@ -170,6 +177,8 @@ class ScheduleResponse(_message.Message):
     def forwarded(self) -> Global___Forwarded:
         """head only: to a guest"""
 
+    @_builtins.property
+    def recalled(self) -> Global___Recalled: ...
     def __init__(
         self,
         *,
@@ -183,12 +192,13 @@ class ScheduleResponse(_message.Message):
         proof: _proof_pb2.ProofAnswer | None = ...,
         forward: Global___Forward | None = ...,
         forwarded: Global___Forwarded | None = ...,
+        recalled: Global___Recalled | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "proof", b"proof", "refused", b"refused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "proof", b"proof", "recalled", b"recalled", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "proof", b"proof", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "proof", b"proof", "recalled", b"recalled", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attached", "opened", "refused", "done", "pong", "fault", "goodbye", "proof", "forward", "forwarded"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attached", "opened", "refused", "done", "pong", "fault", "goodbye", "proof", "forward", "forwarded", "recalled"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -239,6 +249,7 @@ class Attached(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    RECALLS_FIELD_NUMBER: _builtins.int
     GUEST_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
@@ -253,6 +264,8 @@ class Attached(_message.Message):
     """what this member's caches allow"""
     rows_in_turn: _builtins.bool
     """a step takes about as long as its rows would one after the other"""
+    recalls: _builtins.bool
+    """it stores prefixes on disk"""
     guest: _builtins.bool
     """head only: another gateway schedules, and answers what this one forwards"""
     @_builtins.property
@@ -281,11 +294,12 @@ class Attached(_message.Message):
         kept: _abc.Iterable[Global___KeptPrefix] | None = ...,
         times: _abc.Iterable[Global___StepTime] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        recalls: _builtins.bool = ...,
         guest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "ring", b"ring", "rows_in_turn", b"rows_in_turn", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "rows_in_turn", b"rows_in_turn", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -545,6 +559,7 @@ class RowOpened(_message.Message):
     PREFIXES_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
     DRAFTS_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     prompt_tokens: _builtins.int
     params_bytes: _builtins.int
@@ -559,6 +574,8 @@ class RowOpened(_message.Message):
     """the last ones of prompt_tokens are tokens of the answer, from a Resume"""
     drafts: _builtins.int
     """at most in one step"""
+    stored: _builtins.bytes
+    """Of a prompt in clear: the chain (mesh.ring.prefix_names) of the first tokens of it that this member has on disk."""
     def __init__(
         self,
         *,
@@ -569,14 +586,70 @@ class RowOpened(_message.Message):
         prefixes: _builtins.bytes = ...,
         answered: _builtins.int = ...,
         drafts: _builtins.int = ...,
+        stored: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "drafts", b"drafts", "max_tokens", b"max_tokens", "params_bytes", b"params_bytes", "prefixes", b"prefixes", "prompt_tokens", b"prompt_tokens", "row", b"row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "drafts", b"drafts", "max_tokens", b"max_tokens", "params_bytes", b"params_bytes", "prefixes", b"prefixes", "prompt_tokens", b"prompt_tokens", "row", b"row", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RowOpened: _TypeAlias = RowOpened  # noqa: Y015
+
+@_typing.final
+class Recall(_message.Message):
+    """Asks a member to read the first blocks of a row's prompt from its disk, so that a Restore may follow. It answers
+    with Recalled when it has them, and holds them until a Restore, or until it is asked for none under this number.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """never used twice in an epoch"""
+    chain: _builtins.bytes
+    """as in RowOpened.stored, or a part of it; empty: what was recalled is not wanted"""
+    row: _builtins.int
+    """whose prompt it is: the head checks that"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        chain: _builtins.bytes = ...,
+        row: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "number", b"number", "row", b"row"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recall: _TypeAlias = Recall  # noqa: Y015
+
+@_typing.final
+class Recalled(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    tokens: _builtins.int
+    """of the prompt, which are in memory now; 0: none"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recalled: _TypeAlias = Recalled  # noqa: Y015
 
 @_typing.final
 class RowRefused(_message.Message):
@@ -666,6 +739,7 @@ class Change(_message.Message):
     DROP_FIELD_NUMBER: _builtins.int
     ADOPT_FIELD_NUMBER: _builtins.int
     SETTLE_FIELD_NUMBER: _builtins.int
+    RESTORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admit(self) -> Global___Admit: ...
     @_builtins.property
@@ -684,6 +758,10 @@ class Change(_message.Message):
     def settle(self) -> Global___Settle:
         """before all others but adoptions"""
 
+    @_builtins.property
+    def restore(self) -> Global___Restore:
+        """among keeps and drops"""
+
     def __init__(
         self,
         *,
@@ -693,12 +771,13 @@ class Change(_message.Message):
         drop: Global___Drop | None = ...,
         adopt: Global___Adopt | None = ...,
         settle: Global___Settle | None = ...,
+        restore: Global___Restore | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "settle", b"settle"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "restore", b"restore", "settle", b"settle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "settle", b"settle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "restore", b"restore", "settle", b"settle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop", "adopt", "settle"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop", "adopt", "settle", "restore"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -810,6 +889,39 @@ class Adopt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Adopt: _TypeAlias = Adopt  # noqa: Y015
+
+@_typing.final
+class Restore(_message.Message):
+    """The first tokens of what all members have recalled under a number are a kept prefix from now on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.int
+    """as in Keep"""
+    recall: _builtins.int
+    tokens: _builtins.int
+    """an edge"""
+    name: _builtins.bytes
+    """of the chain, at this edge: all members have recalled the same"""
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.int = ...,
+        recall: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        name: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "prefix", b"prefix", "recall", b"recall", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Restore: _TypeAlias = Restore  # noqa: Y015
 
 @_typing.final
 class Settle(_message.Message):

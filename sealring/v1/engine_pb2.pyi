@@ -45,6 +45,7 @@ class EngineCommand(_message.Message):
     SHUTDOWN_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     JOIN_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def profile(self) -> Global___ProfileModel: ...
     @_builtins.property
@@ -71,6 +72,8 @@ class EngineCommand(_message.Message):
     def join(self) -> Global___JoinGroup:
         """after the epoch was opened, before its first step"""
 
+    @_builtins.property
+    def recall(self) -> _control_pb2.Recall: ...
     def __init__(
         self,
         *,
@@ -85,12 +88,13 @@ class EngineCommand(_message.Message):
         shutdown: Global___Shutdown | None = ...,
         trace: Global___TakeTrace | None = ...,
         join: Global___JoinGroup | None = ...,
+        recall: _control_pb2.Recall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "shutdown", b"shutdown", "step", b"step", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "step", b"step", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "shutdown", b"shutdown", "step", b"step", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "step", b"step", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace", "join"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace", "join", "recall"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -114,6 +118,7 @@ class EngineEvent(_message.Message):
     EPOCH_CLOSED_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     JOINED_FIELD_NUMBER: _builtins.int
+    RECALLED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___EngineReady:
         """first"""
@@ -148,6 +153,8 @@ class EngineEvent(_message.Message):
     def trace(self) -> Global___TraceTaken: ...
     @_builtins.property
     def joined(self) -> Global___GroupJoined: ...
+    @_builtins.property
+    def recalled(self) -> _control_pb2.Recalled: ...
     def __init__(
         self,
         *,
@@ -165,12 +172,13 @@ class EngineEvent(_message.Message):
         epoch_closed: Global___EpochClosed | None = ...,
         trace: Global___TraceTaken | None = ...,
         joined: Global___GroupJoined | None = ...,
+        recalled: _control_pb2.Recalled | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "recalled", b"recalled", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "recalled", b"recalled", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "profiled", "progress", "loaded", "problem", "opened", "refused", "done", "fault", "pong", "epoch_opened", "epoch_closed", "trace", "joined"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "profiled", "progress", "loaded", "problem", "opened", "refused", "done", "fault", "pong", "epoch_opened", "epoch_closed", "trace", "joined", "recalled"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -451,6 +459,7 @@ class OpenEngineEpoch(_message.Message):
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     RING_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     epoch: _builtins.int
     rank: _builtins.int
@@ -463,6 +472,10 @@ class OpenEngineEpoch(_message.Message):
     """prefixes are kept from one epoch of a ring to the next"""
     speculate: _builtins.bool
     """as in PrepareEpoch"""
+    @_builtins.property
+    def disk(self) -> Global___PrefixDisk:
+        """absent: prefixes are kept in memory only"""
+
     def __init__(
         self,
         *,
@@ -475,14 +488,50 @@ class OpenEngineEpoch(_message.Message):
         kv_budget: _builtins.int = ...,
         ring: _builtins.str = ...,
         speculate: _builtins.bool = ...,
+        disk: Global___PrefixDisk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ring", b"ring", "size", b"size", "speculate", b"speculate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "epoch", b"epoch", "id", b"id", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ring", b"ring", "size", b"size", "speculate", b"speculate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenEngineEpoch: _TypeAlias = OpenEngineEpoch  # noqa: Y015
+
+@_typing.final
+class PrefixDisk(_message.Message):
+    """Where the engine stores prefixes, and the key of this stage of this deployment (node.stored)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    root: _builtins.str
+    """of all models of this node"""
+    model: _builtins.str
+    """the folder of this model in it"""
+    key: _builtins.bytes
+    size: _builtins.int
+    """bytes below the root; absent: by the free disk"""
+    def __init__(
+        self,
+        *,
+        root: _builtins.str = ...,
+        model: _builtins.str = ...,
+        key: _builtins.bytes = ...,
+        size: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "size", b"size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "key", b"key", "model", b"model", "root", b"root", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__size: _TypeAlias = _typing.Literal["size"]  # noqa: Y015
+    _WhichOneofArgType__size: _TypeAlias = _typing.Literal["_size", b"_size"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size) -> _WhichOneofReturnType__size | None: ...
+
+Global___PrefixDisk: _TypeAlias = PrefixDisk  # noqa: Y015
 
 @_typing.final
 class EpochOpened(_message.Message):
@@ -490,7 +539,10 @@ class EpochOpened(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    RECALLS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
+    recalls: _builtins.bool
+    """as in Attached"""
     @_builtins.property
     def kept(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.KeptPrefix]: ...
     def __init__(
@@ -498,14 +550,51 @@ class EpochOpened(_message.Message):
         *,
         id: _builtins.int = ...,
         kept: _abc.Iterable[_control_pb2.KeptPrefix] | None = ...,
+        recalls: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kept", b"kept"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kept", b"kept", "recalls", b"recalls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EpochOpened: _TypeAlias = EpochOpened  # noqa: Y015
+
+@_typing.final
+class StoredFigures(_message.Message):
+    """Of all that a node stores of prefixes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    TOKENS_READ_FIELD_NUMBER: _builtins.int
+    OLDEST_FIELD_NUMBER: _builtins.int
+    BROKEN_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    blocks: _builtins.int
+    tokens_read: _builtins.int
+    """by this engine"""
+    oldest: _builtins.int
+    """when the block was last used that waits longest, seconds since 1970"""
+    broken: _builtins.bool
+    """the disk takes no writes"""
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        tokens_read: _builtins.int = ...,
+        oldest: _builtins.int = ...,
+        broken: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "broken", b"broken", "bytes", b"bytes", "oldest", b"oldest", "tokens_read", b"tokens_read"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredFigures: _TypeAlias = StoredFigures  # noqa: Y015
 
 @_typing.final
 class JoinGroup(_message.Message):
@@ -677,6 +766,7 @@ class EnginePong(_message.Message):
     STEP_US_FIELD_NUMBER: _builtins.int
     DRAFTED_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     steps: _builtins.int
     memory: _builtins.int
@@ -687,6 +777,10 @@ class EnginePong(_message.Message):
     """likewise"""
     accepted: _builtins.int
     """likewise"""
+    @_builtins.property
+    def stored(self) -> Global___StoredFigures:
+        """absent without a disk"""
+
     def __init__(
         self,
         *,
@@ -696,10 +790,11 @@ class EnginePong(_message.Message):
         step_us: _builtins.int = ...,
         drafted: _builtins.int = ...,
         accepted: _builtins.int = ...,
+        stored: Global___StoredFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stored", b"stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "memory", b"memory", "sequence", b"sequence", "step_us", b"step_us", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "memory", b"memory", "sequence", b"sequence", "step_us", b"step_us", "steps", b"steps", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1106,6 +1201,7 @@ class RowParameters(_message.Message):
     MASKED_UNTIL_FIELD_NUMBER: _builtins.int
     MASKED_FIELD_NUMBER: _builtins.int
     MASKED_ALWAYS_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
@@ -1121,6 +1217,8 @@ class RowParameters(_message.Message):
     logprobs: _builtins.int
     masked_until: _builtins.int
     """tokens that the answer has at least before one of `masked` may come"""
+    stored: _builtins.bytes
+    """the prompt's chain (mesh.ring.prefix_names): every member may store its blocks"""
     grammar: _builtins.str
     """Lark, in llguidance's dialect; empty: any answer"""
     @_builtins.property
@@ -1169,11 +1267,12 @@ class RowParameters(_message.Message):
         masked_until: _builtins.int = ...,
         masked: _abc.Iterable[_builtins.int] | None = ...,
         masked_always: _abc.Iterable[_builtins.int] | None = ...,
+        stored: _builtins.bytes = ...,
         grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logprobs", b"logprobs", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "min_p", b"min_p", "position", b"position", "presence_penalty", b"presence_penalty", "prompt_tail", b"prompt_tail", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "scored", b"scored", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logprobs", b"logprobs", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "min_p", b"min_p", "position", b"position", "presence_penalty", b"presence_penalty", "prompt_tail", b"prompt_tail", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "scored", b"scored", "seed", b"seed", "stored", b"stored", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

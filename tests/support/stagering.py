@@ -22,7 +22,7 @@ from patience import PATIENCE_SECONDS
 from small_models import tiny
 
 from sealring.mesh.errors import EpochEnded
-from sealring.mesh.ring.composition import Adopting, Chunk, Composition, Keeping, ResolvedStep
+from sealring.mesh.ring.composition import Adopting, Chunk, Composition, Keeping, ResolvedStep, Restoring
 from sealring.node.engine import device, params
 from sealring.node.engine.epoch import Allowance, StageEpoch
 from sealring.node.engine.grammar import Grammars
@@ -207,6 +207,8 @@ class Prompts:
     def keep(self, keeping: Keeping) -> None: ...
 
     def adopt(self, adopting: Adopting) -> None: ...
+
+    def restore(self, change: Restoring) -> None: ...
 
     def reuse(self, chunk: Chunk) -> None:
         self.reused.append(chunk.start)

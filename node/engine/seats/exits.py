@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, ResolvedStep
+from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, ResolvedStep, Restoring
 from sealring.node.engine import records
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
 from sealring.node.engine.threads import DeviceWaits, Outbox, StepTimes
@@ -40,6 +40,9 @@ class Prompts(Protocol):
 
     def adopt(self, adopting: Adopting) -> None:
         """Notes a prefix of an earlier epoch that is kept in this one. Raises InvalidInput (BAD_STEP)."""
+
+    def restore(self, change: Restoring) -> None:
+        """Notes a prefix that was recalled and is kept from now on. Raises InvalidInput (BAD_STEP)."""
 
     def reuse(self, chunk: Chunk) -> None:
         """Begins a row with a kept prefix. Raises InvalidInput (BAD_STEP) unless it is the row's own."""

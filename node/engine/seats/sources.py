@@ -12,7 +12,15 @@ import mlx.core as mx
 import numpy as np
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import MAX_UNSETTLED, Adopting, Chunk, Keeping, ResolvedStep, Settling
+from sealring.mesh.ring.composition import (
+    MAX_UNSETTLED,
+    Adopting,
+    Chunk,
+    Keeping,
+    ResolvedStep,
+    Restoring,
+    Settling,
+)
 from sealring.node.engine import records
 from sealring.node.engine.drafts import Runs
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
@@ -90,6 +98,9 @@ class Source(ABC):
     def adopt(self, change: Adopting) -> None:  # noqa: B027
         """As `Prompts.adopt`."""
 
+    def restore(self, change: Restoring) -> None:  # noqa: B027
+        """As `Prompts.restore`."""
+
     def reuse(self, chunk: Chunk) -> None:  # noqa: B027
         """As `Prompts.reuse`."""
 
@@ -143,6 +154,9 @@ class _Opened(Source):
 
     def adopt(self, change: Adopting) -> None:
         self._prompts.adopt(change)
+
+    def restore(self, change: Restoring) -> None:
+        self._prompts.restore(change)
 
     def reuse(self, chunk: Chunk) -> None:
         self._prompts.reuse(chunk)

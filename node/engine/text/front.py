@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,16 @@ from sealring.mesh.ring.composition import (
     Keeping,
     Origin,
     ResolvedStep,
+    Restoring,
 )
-from sealring.mesh.ring.prefix_names import KEY_BYTES, PrefixNames
+from sealring.mesh.ring.prefix_names import (
+    KEY_BYTES,
+    NO_CHAIN,
+    Chain,
+    PrefixNames,
+    chain_of,
+    is_clear,
+)
 from sealring.mesh.rpc.problem import to_problem
 from sealring.node.engine import params
 from sealring.node.engine.drafts import Lookup
@@ -92,6 +100,14 @@ STUCK_SECONDS = 240.0
 """No prompt takes as long to read. A chat is rendered twice, in a process that has 20 s for each and as many
 to start. Grammars are tried in another process, MAX_TRIED_TOOLS and two at most, until one costs too much:
 each has a part of a second of a processor. All else that a prompt costs is bounded in processor time."""
+
+
+class StoredNames(NamedTuple):
+    """A key for the chains of prompts, and what finds the part of a chain that is on disk; any thread."""
+
+    key: bytes
+    held: Callable[[Chain], Chain]
+
 
 Emit = Callable[[engine.EngineEvent], None]
 Tokens = npt.NDArray[np.uint32]
@@ -226,7 +242,8 @@ class OpenRow:
     """A row between RowOpened and its eviction; the prompt goes once it is prefilled.
 
     `copies` are rows that will be once it is, and go with it until then. `scored` are the prompt's tokens
-    until their log-probabilities are sent. A row of which nothing is guessed has no `lookup`.
+    until their log-probabilities are sent. A row of which nothing is guessed has no `lookup`. `chain` names
+    the blocks of its prompt that may be stored.
 
     `untold` is what is to be sent as soon as a call has been read. A row has `ended` once the gateway has its
     last token.
@@ -237,6 +254,7 @@ class OpenRow:
     answer: Answer
     names: PrefixNames | None
     lookup: Lookup | None
+    chain: Chain = NO_CHAIN
     copies: list[int] = field(default_factory=list)
     scored: Sequence[int] = ()
     client: bytes = b""
@@ -267,6 +285,8 @@ class Front:
         self._kept: dict[int, tuple[Origin, PrefixNames]] = {}
         self._earlier: dict[Origin, PrefixNames] = {}
         self._prefix_key = os.urandom(KEY_BYTES)
+        self._recalled: dict[int, PrefixNames] = {}
+        self._disk: StoredNames | None = None
         self._asking: dict[int, tuple[int, int]] = {}  # of open rows that ask for log-probabilities: of how
         # many tokens in each place, and of how many of the prompt
         self._unread = 0  # bytes of prompts that wait to be read
@@ -366,14 +386,18 @@ class Front:
             self._rows.clear()
             self._asking.clear()
 
-    def begin_epoch(self, origins: Sequence[Origin], *, speculate: bool) -> dict[Origin, bytes]:
+    def begin_epoch(
+        self, origins: Sequence[Origin], *, speculate: bool, disk: StoredNames | None = None
+    ) -> dict[Origin, bytes]:
         """An epoch opens: all rows are forgotten, and names are made under another key from now on.
 
         Returns the new names of kept prefixes, so that nobody can tell by names what two epochs have in
         common but for what goes on. Nothing is guessed, and nobody told what repeats, unless the deployment
-        wants it to `speculate`.
+        wants it to `speculate`. `disk` names the blocks of prompts in clear.
         """
         self.close_rows()
+        self._recalled.clear()
+        self._disk = disk
         self._speculate = speculate
         self._prefix_key = os.urandom(KEY_BYTES)
         earlier = self._earlier | dict(self._kept.values())
@@ -463,14 +487,18 @@ class Front:
         grammar, matcher = self._grammar(prompt, tokenizer, said)
         if grammar:
             _check_free(prompt.sampling)
+        tokens = np.array(ids + answered, np.uint32)
+        shares = command.prefix_scope and not scores  # what is kept of a prompt has no logits
+        chain, disk = NO_CHAIN, self._disk
+        if shares and disk is not None and is_clear(command.prefix_scope):
+            chain = chain_of(disk.key, command.prefix_scope, tokens.tobytes())
+        end_tokens = sorted(tokenizer.end_tokens)
         sampled = params.from_sampling(
-            prompt.sampling, ids, answered, resume.choice, grammar, sorted(tokenizer.end_tokens)
+            prompt.sampling, ids, answered, resume.choice, grammar, end_tokens, chain.packed()
         )
         record = params.encode(sampled)
         if len(record) > MAX_PARAMS_BYTES or len(answered) >= max_tokens:
             raise _bad_resume("the answer was longer than it may be")
-        tokens = np.array(ids + answered, np.uint32)
-        shares = command.prefix_scope and not scores  # what is kept of a prompt has no logits
         names = PrefixNames(self._prefix_key, command.prefix_scope) if shares else None
         opened = control.RowOpened(
             row=command.row,
@@ -480,6 +508,7 @@ class Front:
             answered=len(answered),
             drafts=_drafts(prompt.sampling) if self._speculate and not grammar else 0,
             prefixes=names.extend(tokens.tobytes()) if names else b"",
+            stored=disk.held(chain).packed() if disk is not None and chain.names else b"",
         )
 
         def answer() -> Answer:
@@ -496,7 +525,7 @@ class Front:
         lookup = Lookup(tokens) if opened.drafts else None
         scored = ids if scores else ()
         client = _client(command)
-        row = OpenRow(tokens, record, answer(), names, lookup, list(numbers[1:]), scored, client)
+        row = OpenRow(tokens, record, answer(), names, lookup, chain, list(numbers[1:]), scored, client)
         if row.answer.tools and self._calls is not None:
             self._calls.prepare()
         row.answer.resume(resume)
@@ -596,6 +625,33 @@ class Front:
         name = kept.names.get(chunk.start, b"") if kept is not None else b""
         if own is None or not name or not hmac.compare_digest(name, own.names.get(chunk.start, b"")):
             raise _not_kept(chunk.prefix)
+
+    def recalls(self, recall: control.Recall) -> bool:
+        """Whether a recall names blocks of its row's own prompt; a Restore of it may follow then. For the
+        thread that reads commands."""
+        opened = self._rows.get(recall.row)
+        chain = Chain.unpack(recall.chain)
+        if (
+            opened is None
+            or opened.names is None
+            or not opened.chain.names
+            or chain.scope != opened.chain.scope
+        ):
+            return False
+        if opened.chain.names[: len(chain.names)] != chain.names:
+            return False
+        self._recalled[recall.number] = opened.names
+        return True
+
+    def cancel_recall(self, number: int) -> None:
+        """Forgets a recall. For the thread that reads commands."""
+        self._recalled.pop(number, None)
+
+    def restore(self, change: Restoring) -> None:
+        names = self._recalled.pop(change.recall, None)
+        if names is None or change.tokens not in names.names:
+            raise _not_kept(change.prefix)
+        self._kept[change.prefix] = change.origin, names.first(change.tokens)
 
     def drop(self, prefix: int) -> None:
         self._kept.pop(prefix, None)

@@ -25,6 +25,7 @@ from sealring.mesh.ring.composition import (
     Keeping,
     Origin,
     ResolvedStep,
+    Restoring,
     Settling,
 )
 from sealring.v1 import control_pb2 as control
@@ -449,6 +450,29 @@ def test_a_prefix_of_an_earlier_epoch_is_adopted_in_the_first_step() -> None:
     origins = [(1, 7, 6), (2, 8, 6), (2, 7, 5)]
     digests = {make(epoch=3).apply(adopted(1, 1, *origin)).digest for origin in origins}
     assert len(digests) == len(origins)
+
+
+def restored(
+    number: int, prefix: int, recall: int, tokens: int = 256, name: bytes = b"n" * 16
+) -> control.Step:
+    restore = control.Restore(prefix=prefix, recall=recall, tokens=tokens, name=name)
+    return control.Step(number=number, changes=[control.Change(restore=restore)])
+
+
+def test_what_all_members_recalled_is_kept_in_any_step() -> None:
+    composition = make(epoch=3)
+    composition.apply(prefill(1, 1, 0, 4, 4))
+    (change,) = composition.apply(restored(2, 1, 5)).changes
+    assert isinstance(change, Restoring)
+    assert (change.prefix, change.recall, change.tokens, change.origin.epoch) == (1, 5, 256, 3)
+    assert (composition.prefixes(), composition.tokens) == ({1: 256}, 260)
+    assert composition.apply(with_prefix(3, 2, 256, 260, 300, 1)).chunks[0].prefix == 1
+    for step in (restored(1, 1, 5, tokens=0), restored(1, 1, 5, name=b""), restored(1, 1, 1 << 63)):
+        with pytest.raises(InvalidInput):
+            make().apply(step)
+    others = [restored(1, 1, 5), restored(1, 1, 6), restored(1, 1, 5, 512), restored(1, 1, 5, name=b"m" * 16)]
+    after = [[made.apply(other), made.apply(prefill(2, 1, 0, 4, 4))] for other in others for made in [make()]]
+    assert len({steps[1].digest for steps in after}) == len(others), "members that differ part for good"
 
 
 def with_choices(number: int, row: int, start: int, end: int, total: int, choices: int) -> control.Step:

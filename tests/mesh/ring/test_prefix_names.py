@@ -14,11 +14,16 @@ from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.prefix_names import (
     BLOCK,
     KEY_BYTES,
+    MAX_CHAIN_BYTES,
     MAX_SCOPE_BYTES,
     NAME_BYTES,
+    STORED_BLOCK,
+    Chain,
     PrefixNames,
     boundaries,
+    chain_of,
     clear_scope,
+    edges,
     sealed_scope,
     split,
 )
@@ -126,3 +131,21 @@ def test_names_without_a_scope_or_a_key_are_not_made(key: bytes, scope: int) -> 
     assert PrefixNames(KEY, bytes(MAX_SCOPE_BYTES)).tokens == 0
     with pytest.raises(ValueError, match="512"):
         PrefixNames(key, bytes(scope))
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 1200), st.integers(0, 1400))
+def test_a_chain_names_the_ends_of_blocks_and_can_be_cut(length: int, cut: int) -> None:
+    chain = chain_of(KEY, b"ckey", bytes(4 * length))
+    assert chain.edges == edges(length) == [at for at in boundaries(length) if at % STORED_BLOCK == 0]
+    assert Chain.unpack(chain.packed()) == chain
+    first = chain.first(cut)
+    assert first.edges == [at for at in chain.edges if at <= cut]
+    assert first == chain_of(KEY, b"ckey", bytes(4 * min(cut, length)))
+    assert chain_of(KEY, b"cother", bytes(4 * length)).names[:1] != chain.names[:1] or not chain.names
+
+
+@pytest.mark.parametrize("data", [b"x", bytes(16), bytes(40), bytes(MAX_CHAIN_BYTES + NAME_BYTES)])
+def test_a_chain_that_cannot_be_is_refused(data: bytes) -> None:
+    with refused("BAD_PREFIXES"):
+        Chain.unpack(data)

@@ -17,15 +17,15 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.mesh.prompt.validate import MAX_STOP_CHARACTERS
-from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin, ResolvedStep
-from sealring.mesh.ring.prefix_names import split
+from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin, ResolvedStep, Restoring
+from sealring.mesh.ring.prefix_names import Chain, split
 from sealring.node.engine import params
 from sealring.node.engine.logprobs import TokenLogprobs
 from sealring.node.engine.text import front as front_module
 from sealring.node.engine.text.calls import parser_of, read_call
 from sealring.node.engine.text.chat import sections_of
 from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings
-from sealring.node.engine.text.front import Answer, Front
+from sealring.node.engine.text.front import Answer, Front, StoredNames
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.trial import bad_grammar
@@ -358,6 +358,61 @@ def test_the_head_refuses_a_prefix_that_is_not_the_rows_own(long_desk: Desk) -> 
     front.drop(1)
     with pytest.raises(InvalidInput):
         front.reuse(Chunk(3, 64, 70, False, 0, 1))
+
+
+def on_disk(front: Front, key: bytes = b"k" * 32) -> None:
+    front.begin_epoch([], speculate=False, disk=StoredNames(key, lambda chain: chain))
+
+
+def stored_of(desk: Desk, row: int, text: str, scope: bytes, **fields: object) -> Chain:
+    """The chain that gateway and members get of a row; both get the same."""
+    stored = Chain.unpack(desk.open(row, text_prompt(text, **fields), scope=scope).opened.stored)
+    assert params.chain_in(desk.front.parameters(row)) == stored
+    return stored
+
+
+def test_blocks_are_named_alike_in_every_epoch_for_prompts_in_clear_alone(long_desk: Desk) -> None:
+    text = "a" * 300
+    assert not long_desk.open(1, text_prompt(text), scope=b"ckey").opened.stored, "without a disk"
+    on_disk(long_desk.front)
+    mine = stored_of(long_desk, 2, text, b"ckey")
+    assert (len(mine.names), mine.tokens) == (1, 256)
+    assert not stored_of(long_desk, 3, text, b"s" + bytes(32)).names, "a sealed prompt"
+    assert not stored_of(long_desk, 4, text, b"").names
+    assert not stored_of(long_desk, 5, "a" * 255, b"ckey").names
+    scored = inference.Sampling(logprobs=1, prompt_logprobs=True)
+    assert not stored_of(long_desk, 6, text, b"ckey", sampling=scored).names
+    theirs = stored_of(long_desk, 7, text, b"cother")
+    assert not {mine.scope, *mine.names} & {theirs.scope, *theirs.names}
+    on_disk(long_desk.front)
+    assert stored_of(long_desk, 2, "a" * 256 + "b" * 9, b"ckey") == mine
+    on_disk(long_desk.front, b"l" * 32)
+    assert stored_of(long_desk, 2, text, b"ckey") != mine
+
+
+def test_the_head_recalls_a_rows_own_blocks_alone(long_desk: Desk) -> None:
+    front = long_desk.front
+    on_disk(front)
+    mine = stored_of(long_desk, 1, "a" * 300, b"ckey")
+    theirs = stored_of(long_desk, 2, "a" * 300, b"cother")
+    long_desk.open(3, text_prompt("a" * 300), scope=b"s" + bytes(32))
+
+    def recalls(number: int, row: int, chain: Chain) -> bool:
+        return front.recalls(control.Recall(number=number, row=row, chain=chain.packed()))
+
+    for row, chain in ((1, theirs), (2, mine), (3, mine), (9, mine), (1, Chain(mine.scope, theirs.names))):
+        assert not recalls(1, row, chain)
+    assert recalls(2, 1, mine)
+    assert recalls(3, 1, mine)
+    front.cancel_recall(3)
+    for recall, tokens in ((1, 256), (3, 256), (2, 100)):
+        with pytest.raises(InvalidInput):
+            front.restore(Restoring(1, Origin(1, 1, tokens), recall, mine.names[0]))
+    assert recalls(4, 1, mine)
+    front.restore(Restoring(1, Origin(1, 1, 256), 4, mine.names[0]))
+    front.reuse(Chunk(1, 256, 260, False, 0, 1))
+    with pytest.raises(InvalidInput):
+        front.reuse(Chunk(2, 256, 260, False, 0, 1))
 
 
 def test_what_goes_on_into_the_next_epoch_has_other_names_there(long_desk: Desk) -> None:

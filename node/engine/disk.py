@@ -1,0 +1,251 @@
+"""Prefixes on their way to this member's disk and back, beside the compute loop.
+
+**Behind.** A prefix that is kept in memory is a copy that nothing changes any more. The compute thread only
+asks MLX for its bytes; a thread waits for these, and seals and writes the blocks that are not stored yet. A
+prefix that is dropped meanwhile is not finished. Prompts that come while two wait to be written are not
+written: they are when they are sent again.
+
+**Ahead.** Two threads read and open blocks and put them into arrays, before the first chunk of the row that
+begins with them is announced. The compute thread joins the arrays of the blocks when it restores the prefix.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from queue import SimpleQueue
+
+import mlx.core as mx
+import structlog
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.ring.composition import Keeping, Restoring
+from sealring.mesh.ring.prefix_names import NO_CHAIN, Chain
+from sealring.node.engine.blocks import Layout
+from sealring.node.engine.staging.caches import Cache
+from sealring.node.stored.codec import Place
+from sealring.node.stored.store import Store
+from sealring.v1 import engine_pb2 as engine
+
+log = structlog.get_logger()
+
+WAITING = 2
+"""Prefixes that wait to be written: their arrays take memory that the gateway may count as free."""
+
+READERS = 2
+"""Threads that read: one opens a block while the other waits for the disk."""
+
+MAX_RECALLS = 64
+"""Recalls at once; a gateway has one for each row that it has opened ahead."""
+
+
+def _places(chain: Chain) -> list[Place]:
+    return [
+        Place(name, first, end)
+        for name, (first, end) in zip(chain.names, pairwise([0, *chain.edges]), strict=True)
+    ]
+
+
+@dataclass(slots=True, eq=False)
+class _Prefix:
+    """A kept prefix that waits to be written."""
+
+    chain: Chain
+    tokens: int
+    arrays: list[mx.array]
+    dropped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Recall:
+    """Blocks that are read. `good` blocks from the first on are of use; the rest is not read on."""
+
+    chain: Chain
+    done: Callable[[int], None]
+    good: int
+    blocks: dict[int, list[mx.array]] = field(default_factory=dict)
+    unread: int = 0
+    wanted: bool = True
+
+
+class Disk:
+    """One stage's prefixes on disk, for one epoch after the other."""
+
+    def __init__(self, layout: Layout, store: Store, budget: int) -> None:
+        """`budget` bounds the bytes of recalled blocks that no prefix has been restored of."""
+        self.store = store
+        self._layout = layout
+        self._budget = budget
+        self._chains: dict[int, Chain] = {}  # of rows; compute thread
+        self._writing: dict[int, _Prefix] = {}  # by the number of the prefix; compute thread
+        self._recalls: dict[int, _Recall] = {}
+        self._lock = threading.Lock()
+        self._behind: SimpleQueue[_Prefix | None] = SimpleQueue()
+        self._waiting = 0
+        self._readers = ThreadPoolExecutor(READERS, "prefixes ahead")
+        self._writer = threading.Thread(target=self._write_all, name="prefixes behind", daemon=True)
+        self._writer.start()
+
+    def figures(self) -> engine.StoredFigures:
+        """For the daemon; any thread."""
+        found = self.store.figures()
+        return engine.StoredFigures(
+            bytes=found.bytes,
+            blocks=found.blocks,
+            tokens_read=found.tokens_read,
+            oldest=int(found.oldest),
+            broken=not found.writes,
+        )
+
+    # The compute thread: behind
+
+    def began(self, row: int, chain: Chain) -> None:
+        """A row of this chain begins."""
+        if chain.names:
+            self._chains[row] = chain
+
+    def forget(self, row: int) -> None:
+        self._chains.pop(row, None)
+
+    def write(self, keeping: Keeping, cache: Cache) -> None:
+        """Writes what was kept of a row, behind the steps. `cache` is evaluated, or will be without this."""
+        chain = self._chains.get(keeping.row, NO_CHAIN).first(keeping.tokens)
+        if not chain.names or self._waiting >= WAITING:
+            return
+        if not self.store.wants(chain.scope, _places(chain)[-1]):  # the last that was written, if all were
+            return
+        arrays = self._layout.views(cache)
+        mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
+        prefix = self._writing[keeping.prefix] = _Prefix(chain, keeping.tokens, arrays)
+        with self._lock:
+            self._waiting += 1
+        self._behind.put(prefix)
+
+    def drop(self, prefix: int) -> None:
+        """A kept prefix is given up: no more of it is written than the block that is."""
+        if (writing := self._writing.pop(prefix, None)) is not None:
+            writing.dropped = True
+
+    # The thread that writes
+
+    def _write_all(self) -> None:
+        while (prefix := self._behind.get()) is not None:
+            try:
+                self._write(prefix)
+            except Exception as error:  # the device may have failed; the epoch says so
+                log.info("prefix_not_stored", error=type(error).__name__)
+            prefix.arrays = []
+            with self._lock:
+                self._waiting -= 1
+            del prefix
+
+    def _write(self, prefix: _Prefix) -> None:
+        arrays = self._layout.bytes_of(prefix.arrays, prefix.tokens)  # waits for the device
+        for place in _places(prefix.chain):
+            if prefix.dropped:
+                return
+            if self.store.wants(prefix.chain.scope, place):
+                content = self._layout.content(arrays, place.first, place.end)
+                if not self.store.write(prefix.chain.scope, place, memoryview(content)):
+                    return
+
+    # The thread that reads commands: ahead
+
+    def held(self, chain: Chain) -> Chain:
+        """The part of a chain whose blocks are stored."""
+        return Chain(chain.scope, chain.names[: self.store.held(chain.scope, _places(chain))])
+
+    def recall(self, number: int, chain: Chain, done: Callable[[int], None]) -> None:
+        """Reads blocks into memory. `done` gets the tokens that are there once all is read, in any thread."""
+        recall = _Recall(chain, done, len(chain.names), unread=len(chain.names))
+        with self._lock:
+            held = sum(self._layout.bytes(each.chain.tokens) for each in self._recalls.values())
+            known = number in self._recalls
+            fits = (
+                held + self._layout.bytes(chain.tokens) <= self._budget and len(self._recalls) < MAX_RECALLS
+            )
+            if fits and not known and chain.names:
+                self._recalls[number] = recall
+        if known:
+            return
+        if not fits or not chain.names:
+            done(0)
+            return
+        for index, place in enumerate(_places(chain)):
+            self._readers.submit(self._read, recall, index, place)
+
+    def cancel(self, number: int) -> None:
+        """Forgets a recall."""
+        with self._lock:
+            recall = self._recalls.pop(number, None)
+        if recall is not None:
+            recall.wanted = False
+
+    # The threads that read
+
+    def _read(self, recall: _Recall, index: int, place: Place) -> None:
+        arrays = None
+        try:
+            if recall.wanted and index < recall.good:
+                tokens = place.end - place.first
+                content = self.store.read(recall.chain.scope, place, self._layout.bytes(tokens))
+                arrays = None if content is None else self._layout.arrays(content, tokens)
+        except Exception as error:
+            log.warning("prefix_not_read", error=type(error).__name__)
+        with self._lock:
+            if arrays is None:
+                recall.good = min(recall.good, index)
+            else:
+                recall.blocks[index] = arrays
+            recall.unread -= 1
+            last = not recall.unread
+        if last and recall.wanted:
+            found = Chain(recall.chain.scope, recall.chain.names[: recall.good])
+            self.store.used(found.scope, _places(found))
+            recall.done(found.tokens)
+
+    # The compute thread: ahead
+
+    def restored(self, change: Restoring, cache: Cache) -> Cache:
+        """An empty cache for one row, with what was recalled. Raises InvalidInput (BAD_STEP) where that is
+        not what is to be restored, on all members alike."""
+        with self._lock:
+            recall = self._recalls.pop(change.recall, None)
+        chain = recall.chain.first(change.tokens) if recall is not None else None
+        count = len(chain.names) if chain is not None else 0
+        if (
+            recall is None
+            or chain is None
+            or recall.unread
+            or not 0 < count <= recall.good
+            or (chain.tokens, chain.names[-1]) != (change.tokens, change.name)
+        ):
+            raise InvalidInput(
+                f"prefix {change.prefix} was not recalled here",
+                reason="BAD_STEP",
+                hint="gateway and member disagree; the epoch must end",
+            )
+        blocks = [recall.blocks[index] for index in range(count)]
+        self._layout.fill(cache, blocks, change.tokens)
+        return cache
+
+    # Epochs
+
+    def end_epoch(self) -> None:
+        """Forgets rows and recalls; what waits to be written is written. Compute thread."""
+        self._chains.clear()
+        self._writing.clear()
+        with self._lock:
+            numbers = list(self._recalls)
+        for number in numbers:
+            self.cancel(number)
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Ends the threads. What waits to be written has so many seconds for it."""
+        self.end_epoch()
+        self._behind.put(None)
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._writer.join(seconds)

@@ -1,0 +1,221 @@
+"""Prefixes that go through the disk: every member writes, forgets all, reads, and answers the same."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE_SECONDS
+from stagering import CHUNK, Prompts, Ring, compute_thread, expected, prompt_of, stages_of
+
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.ring.prefix_names import STORED_BLOCK, Chain, chain_of, names_key
+from sealring.node.engine import params
+from sealring.node.engine.blocks import layout_of
+from sealring.node.engine.disk import Disk
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.staging import Stage
+from sealring.node.stored.store import Store
+from sealring.v1 import control_pb2 as control
+
+LENGTH = STORED_BLOCK + 2 * CHUNK
+BUDGET = 1 << 30
+STORED = ["llama", "qwen3", "qwen3:4", "mixtral", "deepseek_v3"]
+
+
+def chain(tokens: list[int]) -> Chain:
+    words = b"".join(token.to_bytes(4, "little") for token in tokens)
+    return chain_of(names_key(b"key of the head's stage on disk."), b"ckey one", words)
+
+
+def disk_of(stage: Stage, rank: int, root: Path, budget: int = BUDGET) -> Disk | None:
+    layout = compute_thread(rank).submit(layout_of, stage).result(PATIENCE_SECONDS)
+    if layout is None:
+        return None
+    folder = root / str(rank)
+    return Disk(layout, Store(folder, folder / "model", layout.digest, BUDGET), budget)
+
+
+def disks(ring: Ring, stages: list[Stage], root: Path) -> list[Disk]:
+    """Gives each member of the ring a disk, in its own folder."""
+    made = [disk_of(stage, rank, root) for rank, stage in enumerate(stages)]
+    for prefixes, disk in zip(ring.prefixes, made, strict=True):
+        prefixes.disk = disk
+    return [disk for disk in made if disk is not None]
+
+
+def prefill(row: int, prompt: list[int], first: int, record: int, prefix: int = 0) -> list[control.Step]:
+    steps = []
+    for start in range(first, len(prompt), CHUNK):
+        step = control.Step()
+        step.prefill.chunks.add(
+            row=row,
+            start=start,
+            end=min(start + CHUNK, len(prompt)),
+            prompt_tokens=len(prompt),
+            params_bytes=record if start == first else 0,
+            prefix=prefix if start == first else 0,
+        )
+        steps.append(step)
+    return steps
+
+
+def perform(ring: Ring, steps: list[control.Step], last: int) -> None:
+    for number, step in enumerate(steps, 1):
+        step.number = number
+        ring.announce(step)
+    ring.wait_for(last)
+
+
+def decoded(count: int) -> list[control.Step]:
+    return [control.Step(decode=control.Decode(lane=0)) for _ in range(count)]
+
+
+def row_of(prompt: list[int]) -> RowParameters:
+    return RowParameters(stored=chain(prompt).packed())
+
+
+def write(family: str, size: int, prompt: list[int], root: Path) -> None:
+    """An epoch in which the prompt is computed and kept, and what is kept is written behind."""
+    stages, row = stages_of(family, size), row_of(prompt)
+    ring = Ring(stages, Prompts({1: (prompt, row)}))
+    made = disks(ring, stages, root)
+    steps = [*prefill(1, prompt, 0, len(params.encode(row))), *decoded(2)]
+    changes = steps[-2].changes
+    changes.add().keep.CopyFrom(control.Keep(prefix=1, row=1, tokens=STORED_BLOCK + CHUNK))
+    changes.add().admit.row = 1
+    try:
+        perform(ring, steps, len(steps))
+    finally:
+        ring.close()
+    for disk in made:
+        disk.close(PATIENCE_SECONDS)
+
+
+def recall(disk: Disk, number: int, wanted: Chain) -> int:
+    found: list[int] = []
+    done = threading.Event()
+
+    def recalled(tokens: int) -> None:
+        found.append(tokens)
+        done.set()
+
+    disk.recall(number, wanted, recalled)
+    assert done.wait(PATIENCE_SECONDS)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [
+        pytest.param(family, size, marks=[] if (family, size) in always else [pytest.mark.sweep])
+        for always in [{("llama", 3), ("qwen3:4", 1), ("deepseek_v3", 2)}]
+        for family in STORED
+        for size in (1, 2, 3)
+    ],
+)
+def test_after_a_restart_a_prompt_goes_on_from_the_disk(family: str, size: int, tmp_path: Path) -> None:
+    prompt = prompt_of(family, 0, LENGTH)
+    write(family, size, prompt, tmp_path)
+    stages = stages_of(family, size)
+    other = prompt[:STORED_BLOCK] + prompt_of(family, 1, 5)
+    row = row_of(other)
+    ring = Ring(stages, Prompts({2: (other, row)}), number=2)
+    try:
+        wanted = chain(other)
+        for disk in disks(ring, stages, tmp_path):
+            assert disk.held(wanted) == wanted
+            assert recall(disk, 7, wanted) == STORED_BLOCK
+        steps = [*prefill(2, other, STORED_BLOCK, len(params.encode(row)), prefix=1), *decoded(4)]
+        restore = control.Restore(prefix=1, recall=7, tokens=STORED_BLOCK, name=wanted.names[0])
+        steps[0].changes.add().restore.CopyFrom(restore)
+        steps[-4].changes.add().admit.row = 2
+        perform(ring, steps, len(steps))
+    finally:
+        ring.close()
+        for prefixes in ring.prefixes:
+            if prefixes.disk is not None:
+                prefixes.disk.close()
+    assert ring.prompts.answers[2] == expected(family, tuple(other), 5)
+    assert ring.prompts.reused == [STORED_BLOCK]
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "mamba2", "gpt_oss"])
+def test_caches_that_are_more_than_keys_and_values_are_not_stored(family: str) -> None:
+    (stage,) = stages_of(family, 1)
+    assert compute_thread(0).submit(layout_of, stage).result(PATIENCE_SECONDS) is None
+
+
+def test_stages_with_other_caches_have_other_layouts() -> None:
+    layouts = {
+        compute_thread(rank).submit(layout_of, stage).result(PATIENCE_SECONDS).digest
+        for family in ("llama", "qwen3", "qwen3:8", "qwen3:4")
+        for rank, stage in enumerate(stages_of(family, 1))
+    }
+    assert len(layouts) == 4
+
+
+def test_a_row_without_a_chain_leaves_nothing(tmp_path: Path) -> None:
+    """As a sealed prompt's, which the head gives none."""
+    prompt = prompt_of("llama", 0, LENGTH)
+    stages = stages_of("llama", 1)
+    ring = Ring(stages, Prompts({1: (prompt, RowParameters())}))
+    made = disks(ring, stages, tmp_path)
+    steps = [*prefill(1, prompt, 0, params.BLOCK), *decoded(1)]
+    steps[-1].changes.add().keep.CopyFrom(control.Keep(prefix=1, row=1, tokens=STORED_BLOCK))
+    steps[-1].changes.add().admit.row = 1
+    try:
+        perform(ring, steps, len(steps))
+    finally:
+        ring.close()
+    made[0].close(PATIENCE_SECONDS)
+    assert not list(tmp_path.rglob("*.block"))
+
+
+def test_only_what_was_recalled_is_restored(tmp_path: Path) -> None:
+    prompt = prompt_of("llama", 0, LENGTH)
+    write("llama", 1, prompt, tmp_path)
+    wanted, stages = chain(prompt), stages_of("llama", 1)
+    name = wanted.names[0]
+    for restore in (
+        control.Restore(prefix=1, recall=8, tokens=STORED_BLOCK, name=name),
+        control.Restore(prefix=1, recall=7, tokens=STORED_BLOCK - 64, name=name),
+        control.Restore(prefix=1, recall=7, tokens=STORED_BLOCK, name=bytes(16)),
+        control.Restore(prefix=1, recall=9, tokens=STORED_BLOCK, name=name),
+    ):
+        ring = Ring(stages, Prompts({2: (prompt, row_of(prompt))}), number=2)
+        (disk,) = disks(ring, stages, tmp_path)
+        try:
+            assert recall(disk, 7, wanted) == STORED_BLOCK
+            assert recall(disk, 9, wanted) == STORED_BLOCK
+            disk.cancel(9)
+            ring.announce(control.Step(number=1, changes=[control.Change(restore=restore)]))
+            ring.wait_for_fault()
+            assert isinstance(ring.faults[0], InvalidInput)
+        finally:
+            ring.close()
+            disk.close()
+
+
+def test_what_is_not_there_or_too_much_is_a_miss(tmp_path: Path) -> None:
+    prompt = prompt_of("llama", 0, LENGTH)
+    write("llama", 1, prompt, tmp_path)
+    (stage,) = stages_of("llama", 1)
+    disk, small = disk_of(stage, 0, tmp_path), disk_of(stage, 0, tmp_path, budget=1000)
+    assert disk is not None
+    assert small is not None
+    wanted, other = chain(prompt), chain(prompt_of("llama", 3, LENGTH))
+    assert disk.held(other).names == ()
+    assert recall(disk, 1, other) == 0
+    longer = Chain(wanted.scope, (*wanted.names, bytes(16), bytes(16)))
+    assert disk.held(longer) == wanted
+    assert recall(disk, 2, longer) == STORED_BLOCK
+    assert recall(small, 1, wanted) == 0
+    for file in tmp_path.rglob("*.block"):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    assert recall(disk, 3, wanted) == 0
+    disk.close()
+    small.close()
