@@ -22,6 +22,7 @@ from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.driver import RingDriver
 from sealring.coordinator.rings.moves import Moves
+from sealring.coordinator.rings.ondemand import OnDemand
 from sealring.coordinator.rings.reports import RingReports
 from sealring.coordinator.rings.rings import Rings
 from sealring.coordinator.rings.running import RingTable
@@ -107,6 +108,9 @@ class Coordinator:
         self.moves = Moves(
             store, publisher, sessions, survey, rings, views, deployments, settings, clock=clock
         )
+        self.on_demand = on_demand = OnDemand(store, sessions, watchers, table, deployments, clock=clock)
+        deployments.load_status = on_demand.status
+        watchers.on_demand = on_demand.changed
         reports.on_no_group = self.moves.no_group
         watchers.on_came = reports.gateway_came
         expulsion = Expulsion(store, publisher, sessions, watchers, clock=clock)
@@ -128,6 +132,7 @@ class Coordinator:
             sessions.roster_published,
             watchers.roster_published,
             lambda roster: rings.sync(),
+            lambda roster: on_demand.changed(),
         ]
         self.tls = TlsStore(
             keys.server_material(settings.hosts(), lifetime=settings.certificate_lifetime, now=clock())
@@ -160,7 +165,9 @@ class Coordinator:
         issuer = Issuer(keys, settings, clock=clock)
         self._certificates = CertificatesService(access, store, issuer)
         self._renewal = RenewalService(cluster, store, issuer, lambda: self.tls.current()[1].certificate)
-        self._scheduling = SchedulingService(access, proofs, watchers, views.snapshot)
+        self._scheduling = SchedulingService(
+            access, proofs, watchers, lambda: [*views.snapshot(), *on_demand.snapshot()]
+        )
         enrolment = Enrolment(store, publisher, cluster, settings, clock=clock, device_root=self._device_root)
         self._enrolment = EnrolmentService(
             enrolment, keys, publisher, settings, self.main_address, clock=clock
@@ -206,6 +213,7 @@ class Coordinator:
         self.publisher.address = self.main_address()
         self.publisher.publish()
         self._operator_certificate = self.renew_operator()
+        await self.on_demand.look()  # before a gateway asks which models there are
         await self._main.start()
         await self._join.start()
         self._work = asyncio.create_task(
@@ -213,6 +221,7 @@ class Coordinator:
                 self.publisher.renew_forever(),
                 self.driver.run(),
                 self.moves.run(),
+                self.on_demand.run(),
                 self.sessions.watch(self.settings.heartbeat_timeout),
                 self.challenges.run(),
                 self._rotate_forever(),

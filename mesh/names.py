@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import InvalidInput
@@ -12,6 +12,7 @@ from sealring.mesh.errors import InvalidInput
 MAX_DEPLOYMENT_NAME = 128
 
 _DEPLOYMENT = re.compile(rf"[A-Za-z0-9._/-]{{1,{MAX_DEPLOYMENT_NAME}}}\Z")
+_ALIAS = re.compile(rf"[A-Za-z0-9._/:-]{{1,{MAX_DEPLOYMENT_NAME}}}\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
@@ -35,17 +36,20 @@ def is_sha256(text: str) -> bool:
     return _SHA256.match(text) is not None
 
 
-def served_name(name: str, names: Sequence[str]) -> str | None:
+def served_name(name: str, names: Sequence[str], aliases: Mapping[str, str] | None = None) -> str | None:
     """The deployment out of `names` that a client means; None for an unknown one.
 
     An empty name means the only deployment. Clients of several makers' APIs put "openai/" before the name.
+    `aliases` are further names; a deployment's own name counts before them.
     """
-    if name in names:
-        return name
     if not name and len(names) == 1:
         return names[0]
-    bare = name.removeprefix("openai/")
-    return bare if bare in names else None
+    for each in (name, name.removeprefix("openai/")):
+        if each in names:
+            return each
+        if (known := (aliases or {}).get(each)) in names:
+            return known
+    return None
 
 
 def check_name(name: str, what: str) -> str:
@@ -67,6 +71,11 @@ def check_deployment_name(name: str) -> str:
             param="name",
         )
     return name
+
+
+def is_alias(text: str) -> bool:
+    """Whether `text` may be a further name of a deployment: such names may have a tag, as in `qwen3:8b`."""
+    return _ALIAS.match(text) is not None
 
 
 def ring_id(deployment: str, replica: int) -> str:

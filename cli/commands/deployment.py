@@ -29,6 +29,7 @@ from sealring.cli.terminal.output import (
 from sealring.mesh.errors import InvalidInput, NotFound
 from sealring.mesh.ring.limits import (
     MAX_CONTEXT,
+    MAX_KEEP_ALIVE,
     MAX_PREFILL_CHUNK,
     MAX_REPLICAS,
     MAX_ROWS,
@@ -53,6 +54,7 @@ _SIMULATED = {"context", "max_rows", "stages", "split", "strategy", "clear_links
 
 _SHAPE = "What a ring holds"
 _NODES = "Which nodes"
+_LOADING = "When it is loaded, and by which names"
 
 ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="name in the nodes' model folders, path, or hub id")
@@ -162,6 +164,36 @@ OrPipeline = Annotated[
         rich_help_panel=_NODES,
     ),
 ]
+OnDemand = Annotated[
+    bool,
+    typer.Option(
+        "--on-demand",
+        help="load it when a client asks for it, and unload it when nobody does",
+        rich_help_panel=_LOADING,
+    ),
+]
+KeepAlive = Annotated[
+    Seconds | None,
+    Seconds.option(
+        "with --on-demand: unload it after this time without a request; 0: never [default: 15m]",
+        least=0,
+        most=MAX_KEEP_ALIVE,
+        panel=_LOADING,
+    ),
+]
+Pin = Annotated[
+    bool,
+    typer.Option("--pin", help="with --on-demand: never unload it to make room", rich_help_panel=_LOADING),
+]
+Alias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--alias",
+        metavar="NAME",
+        help="a further name for clients; may be repeated",
+        rich_help_panel=_LOADING,
+    ),
+]
 Simulate = Annotated[
     Path | None,
     typer.Option(
@@ -200,6 +232,10 @@ def make_spec(
     clear_links: ClearLinks = False,
     backend: Backend = "",
     or_pipeline: OrPipeline = False,
+    on_demand: OnDemand = False,
+    keep_alive: KeepAlive = None,
+    pin: Pin = False,
+    alias: Alias = None,
 ) -> Any:
     """The deployment that the options describe. Raises InvalidInput (BAD_SPLIT)."""
     from sealring.v1 import admin_pb2
@@ -225,6 +261,10 @@ def make_spec(
         kv_bits=kv_bits,
         share_prefixes=share_prefixes,
         speculate=speculate,
+        on_demand=on_demand,
+        keep_alive=None if keep_alive is None else round(keep_alive),
+        pinned=pin,
+        aliases=alias or [],
     )
 
 
@@ -268,7 +308,7 @@ def create(
         with progress(f"planning {spec.name}") as shown:
             asked = True
             answer, fetches = await create_deployment(admin, spec, shown.update)
-            if wait:
+            if wait and not spec.on_demand:
                 most = _FETCH_SECONDS if fetches else wait_timeout
                 await wait_until_serving(admin, spec.name, seconds=most, say=shown.update)
         return answer.plan, await count_idle(admin, answer.plan)
@@ -286,6 +326,9 @@ def create(
         print_json(plain(plan))
         return
     print_plan(plan)
+    if spec.on_demand:
+        say(f"{spec.name} is loaded when a client asks for it; the plan above is made anew then")
+        return
     say(f"{spec.name} is {'serving' if wait else 'on its way'}")
     if idle and not (spec.stages or spec.split or spec.members):
         say(f"as few nodes hold it as can: {idle} online hold none of it (hint: --stages N, --replicas N)")

@@ -42,7 +42,9 @@ class Seconds(float):
         return show_duration(self)
 
     @classmethod
-    def option(cls, summary: str, *, least: float, most: float, name: str = "") -> Any:
+    def option(
+        cls, summary: str, *, least: float, most: float, name: str = "", panel: str | None = None
+    ) -> Any:
         """An option of that kind, in seconds between `least` and `most`."""
 
         def parse(value: Any) -> Seconds:
@@ -54,7 +56,8 @@ class Seconds(float):
                 raise typer.BadParameter(f"{value} is not between {cls(least)} and {cls(most)}")
             return seconds
 
-        return typer.Option(*([name] if name else []), parser=parse, metavar="TIME", help=summary)
+        names = [name] if name else []
+        return typer.Option(*names, parser=parse, metavar="TIME", help=summary, rich_help_panel=panel)
 
 
 def read_token(text: str) -> str:

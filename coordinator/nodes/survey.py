@@ -40,7 +40,7 @@ class _Serves:
 
 
 class Survey:
-    """Questions to the nodes, and plans from their replies. The memory of the ring `replacing` counts as
+    """Questions to the nodes, and plans from their replies. The memory of the rings `replacing` counts as
     free."""
 
     def __init__(
@@ -65,13 +65,15 @@ class Survey:
         checked.trust_floor = max(checked.trust_floor, SCORES[self._settings.trust_floor])
         return checked
 
-    def able(self, deployment: str, replacing: str) -> frozenset[str]:
+    def able(self, deployment: str, replacing: Collection[str]) -> frozenset[str]:
         """The nodes that are online and may serve this deployment."""
         serving = self._serving(replacing)
         members = self._store.members.all(Role.MEMBER)
         return frozenset(member.id for member in members if not self._obstacle(member, deployment, serving))
 
-    async def ask(self, spec: admin_pb2.DeploymentSpec, *, replacing: str = "") -> dict[str, ProfileReply]:
+    async def ask(
+        self, spec: admin_pb2.DeploymentSpec, *, replacing: Collection[str] = ()
+    ) -> dict[str, ProfileReply]:
         """The replies about the model, by node, of all nodes that may serve it. Raises NotFound
         (UNKNOWN_MODEL)."""
         await self._wait_for_beats()
@@ -93,7 +95,7 @@ class Survey:
         answers: dict[str, ProfileReply],
         *,
         digest: str = "",
-        replacing: str = "",
+        replacing: Collection[str] = (),
     ) -> admin_pb2.DeploymentPlan:
         """The plan over the members that agree on the model; `digest` says which, else most memory decides.
 
@@ -120,7 +122,7 @@ class Survey:
         The table is empty for several replicas. One node that has the model profiles its parts for ranks."""
         if len(made.rings) > 1:
             return admin_pb2.ShapeTable()
-        _, candidates = self._candidates(spec, answers, made.profile.digest, "")
+        _, candidates = self._candidates(spec, answers, made.profile.digest, ())
         used = {stage.member for stage in made.rings[0].stages}
         members = [one for one in usable(spec, candidates) if one.id in used or not one.shares]
         own = spec.stages if spec.strategy == TENSOR else 1
@@ -146,7 +148,7 @@ class Survey:
         spec: admin_pb2.DeploymentSpec,
         answers: dict[str, ProfileReply],
         digest: str,
-        replacing: str,
+        replacing: Collection[str],
     ) -> tuple[model_pb2.ModelProfile, list[Candidate]]:
         memory = {session.member: session.memory_usable for session in self._sessions}
         overhead = {session.member: session.memory_overhead for session in self._sessions}
@@ -195,13 +197,13 @@ class Survey:
             return "it has not reported its memory yet"
         return self._standing.refusal(member)
 
-    def _serving(self, replacing: str) -> dict[str, list[_Serves]]:
+    def _serving(self, replacing: Collection[str]) -> dict[str, list[_Serves]]:
         """The rings that members serve, by the ids of the members."""
         found: dict[str, list[_Serves]] = defaultdict(list)
         for deployment in self._store.deployments.all():
             for ring in deployment.plan.rings:
                 for stage in ring.stages:
-                    if ring.ring != replacing:
+                    if ring.ring not in replacing:
                         found[stage.member].append(
                             _Serves(ring.ring, deployment.plan.spec.name, memory_of(stage))
                         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from sealring.mesh.crypto.identity import check_member_id
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.names import check_deployment_name
+from sealring.mesh.names import check_deployment_name, is_alias
 from sealring.mesh.ring.limits import (
     BACKENDS,
+    MAX_ALIASES,
     MAX_CONTEXT,
+    MAX_KEEP_ALIVE,
     MAX_LAYERS,
     MAX_PREFILL_CHUNK,
     MAX_REPLICAS,
@@ -23,6 +25,10 @@ MIXED = "mixed"
 """Groups of tensor ranks in a pipeline: planned and simulated, and not served."""
 RANKS = (2, 4, 8)
 _MAX_MODEL = 256
+
+KEEP_ALIVE_SECONDS = 900
+"""Seconds without a request after which a model on demand is unloaded. Policy: an agent's user reads, edits
+and runs tests between two turns for some minutes, and loading costs the next turn up to a minute."""
 
 
 def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
@@ -60,6 +66,8 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
         raise _bad("kv_bits", f"kv_bits is {spec.kv_bits}", "8, 4, or 0 for the model's own precision")
     _check_split(checked)
     _check_members(checked)
+    _check_on_demand(checked)
+    _check_aliases(checked)
     return checked
 
 
@@ -112,6 +120,26 @@ def _check_members(spec: admin_pb2.DeploymentSpec) -> None:
         raise _bad(
             "members", f"split and replicas ask for {needed} members and {len(spec.members)} are named"
         )
+
+
+def _check_on_demand(spec: admin_pb2.DeploymentSpec) -> None:
+    if not spec.on_demand:
+        for param in ("keep_alive", "pinned"):
+            if getattr(spec, param):
+                raise _bad(param, f"only a deployment on demand has {param}", "say on_demand too")
+        spec.ClearField("keep_alive")
+    elif not spec.HasField("keep_alive"):
+        spec.keep_alive = KEEP_ALIVE_SECONDS
+    _at_most("keep_alive", spec.keep_alive, MAX_KEEP_ALIVE)
+
+
+def _check_aliases(spec: admin_pb2.DeploymentSpec) -> None:
+    _at_most("aliases", len(spec.aliases), MAX_ALIASES)
+    for alias in spec.aliases:
+        if not is_alias(alias):
+            raise _bad("aliases", "an alias is not 1 to 128 letters, digits and . _ / : -")
+    if len({spec.name, *spec.aliases}) != 1 + len(spec.aliases):
+        raise _bad("aliases", "aliases name the deployment twice")
 
 
 def _at_most(param: str, value: int, limit: int) -> None:

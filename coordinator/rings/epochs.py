@@ -130,6 +130,8 @@ class RingEpochs:
         self._last_number = 0
         self._not_before = 0.0
         self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF, steady=STEADY_SECONDS, spread=0.0)
+        self.failures = 0
+        """Epochs in a row that ended before they served."""
 
     @property
     def reason(self) -> str:
@@ -254,7 +256,7 @@ class RingEpochs:
         current.up.add(member)
         if current.up != set(self.members):
             return []
-        self.phase = Phase.SERVING
+        self.phase, self.failures = Phase.SERVING, 0
         current.serving_since = now
         return [Changed()]
 
@@ -358,6 +360,7 @@ class RingEpochs:
             self._online.discard(member)
         self._missing.clear()
         served = now - current.serving_since if self.phase is Phase.SERVING else 0.0
+        self.failures += self.phase is not Phase.SERVING
         self._not_before = now + self._backoff.after(served)
         self.phase, self._cause = Phase.WAITING, _Cause(current.number, reason, root)
         return [End(current.number, reason), Changed()]

@@ -111,7 +111,7 @@ class Moves:
         self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, lost: set[str], now: float
     ) -> None:
         """Begins a move, unless it was tried a moment ago over the same nodes."""
-        over = self._survey.able(deployment.name, ring.ring)
+        over = self._survey.able(deployment.name, (ring.ring,))
         now_tried, before = _Try(ring, lost, over, now), self._tried.get(ring.ring)
         again = before is None or not before.same(now_tried)
         if again and ring.ring not in self._moving and (lost or len(over) >= deployment.asked.stages):
@@ -265,7 +265,7 @@ class Moves:
             return
         freed = [stage.member for stage in old.stages]
         spec = self._spec(deployment, freed, pipeline=old.pipeline)
-        answers = await self._survey.ask(spec, replacing=ring)
+        answers = await self._survey.ask(spec, replacing=(ring,))
         async with self._deployments.changing:
             deployment = self._store.deployments.get(name)
             digest = deployment.plan.profile.digest
@@ -305,7 +305,7 @@ class Moves:
     ) -> admin_pb2.DeploymentPlan:
         """The plan as asked, or if it `gives_way` in as few stages as hold the model."""
         if spec.members and not spec.split:
-            able = self._survey.able(spec.name, ring)
+            able = self._survey.able(spec.name, (ring,))
             named = [
                 member
                 for member in spec.members
@@ -313,12 +313,12 @@ class Moves:
             ]  # a node that connected after the questions has no reply
             spec.members[:] = named or spec.members
         try:
-            return await self._survey.plan(spec, answers, digest=digest, replacing=ring)
+            return await self._survey.plan(spec, answers, digest=digest, replacing=(ring,))
         except (FailedPrecondition, ResourceExhausted):
             if not spec.stages or not gives_way or spec.strategy == TENSOR:
                 raise
             spec.stages = 0
-            return await self._survey.plan(spec, answers, digest=digest, replacing=ring)
+            return await self._survey.plan(spec, answers, digest=digest, replacing=(ring,))
 
     def _spec(
         self, deployment: StoredDeployment, members: list[str], *, pipeline: bool

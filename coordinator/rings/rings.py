@@ -118,7 +118,10 @@ class Rings:
 
     def _end(self, name: str, *, gone: bool, staying: Collection[str] = ()) -> None:
         running = self._table.running[name]
-        reason = "the deployment was deleted" if gone else "its members are changing"
+        kept = gone and any(one.name == running.spec.name for one in self._store.deployments.all())
+        reason = "its members are changing"
+        if gone:
+            reason = "the model was unloaded" if kept else "the deployment was deleted"
         for action in running.machine.close(reason):
             if isinstance(action, End):
                 self._driver.end(running, action, unload=True, staying=staying)

@@ -69,7 +69,7 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
     async def _read(
         self, tenure: Tenure, requests: AsyncIterator[FollowRequest], outbox: Outbox[WatchResponse]
     ) -> None:
-        """Takes renewed certificates and troubles until the stream ends; anything else ends it."""
+        """Takes renewed certificates, troubles and demands until the stream ends; anything else ends it."""
         try:
             async for request in requests:
                 if request.HasField("renewal"):
@@ -77,6 +77,8 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
                 elif request.HasField("trouble"):
                     said = request.trouble
                     self._watchers.troubled(outbox, str(from_problem(said)) if said.message else "")
+                elif request.HasField("demand"):
+                    self._watchers.demanded(outbox, request.demand)
                 else:
                     raise InvalidInput("a watch holds a message that is not known here", reason="BAD_MESSAGE")
         except SealringError as error:

@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.outbox import Outbox
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.names import MAX_DEPLOYMENT_NAME
 from sealring.mesh.rpc.protocol import speaks
-from sealring.v1.membership_pb2 import RosterUpdate, WatchResponse
+from sealring.v1.membership_pb2 import Demand, RosterUpdate, WatchResponse
 from sealring.v1.proof_pb2 import Release
+
+MAX_MODELS = 4096
+"""Models in one report of a gateway."""
 
 
 class Watchers:
@@ -22,6 +26,9 @@ class Watchers:
         self._spoken: dict[str, int] = {}
         """The protocol of each ring's epoch."""
         self.on_came: Callable[[], None] = lambda: None
+        self.demands: dict[Outbox[WatchResponse], Demand] = {}
+        """The last report of each stream on the models on demand; none of gateways that send no reports."""
+        self.on_demand: Callable[[], None] = lambda: None
 
     def add(self, gateway: str, release: Release) -> Outbox[WatchResponse]:
         """A new watch."""
@@ -35,12 +42,24 @@ class Watchers:
         """A watch has ended."""
         gateway = self._open.pop(outbox, "")
         self._troubles.pop(outbox, None)
+        if self.demands.pop(outbox, None) is not None:
+            self.on_demand()
         if not self.watches(gateway):
             self.releases.pop(gateway, None)
 
     def troubled(self, outbox: Outbox[WatchResponse], what: str) -> None:
         """Notes a gateway's report of a trouble; "" ends it."""
         self._troubles[outbox] = what
+
+    def demanded(self, outbox: Outbox[WatchResponse], demand: Demand) -> None:
+        """Takes a gateway's report. Raises InvalidInput (BAD_MESSAGE) for one that is out of bounds."""
+        if len(demand.models) > MAX_MODELS or any(
+            len(one.deployment) > MAX_DEPLOYMENT_NAME for one in demand.models
+        ):
+            raise InvalidInput("a report on models is out of bounds", reason="BAD_MESSAGE")
+        if outbox in self._open:
+            self.demands[outbox] = demand
+            self.on_demand()
 
     def trouble(self, gateway: str) -> str:
         """The trouble of a connected gateway: its own report, or a ring whose protocol it lacks."""
@@ -91,6 +110,8 @@ def tell(outbox: Outbox[WatchResponse], event: WatchResponse) -> None:
         outbox.put_latest("roster", event, first=True)
     elif kind == "all_told":
         outbox.put_latest(kind, event)
+    elif kind in ("model", "model_gone"):
+        outbox.put_latest(("model", getattr(event, kind).deployment), event)
     else:
         outbox.put_latest(("ring", getattr(event, str(kind)).ring), event)
 

@@ -4,8 +4,12 @@ JACCL = "jaccl"
 BACKENDS = ("ring", JACCL, "nccl")
 """Backends of MLX's distributed groups, for tensor deployments."""
 
+MAX_ALIASES = 16
 MAX_CONTEXT = 1 << 24
 """Tokens."""
+
+MAX_KEEP_ALIVE = 30 * 86400
+"""Seconds that a model on demand stays loaded without a request; 0 stands for ever."""
 
 MAX_LAYERS = 1024
 MAX_PREFILL_CHUNK = 8192

@@ -682,6 +682,10 @@ class DeploymentSpec(_message.Message):
     CLEAR_LINKS_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
     OR_PIPELINE_FIELD_NUMBER: _builtins.int
+    ON_DEMAND_FIELD_NUMBER: _builtins.int
+    KEEP_ALIVE_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """what clients call it; [A-Za-z0-9._/-], at most 128 characters"""
     model: _builtins.str
@@ -712,6 +716,12 @@ class DeploymentSpec(_message.Message):
     """with "tensor" only: "ring" (also empty), "jaccl" or "nccl" """
     or_pipeline: _builtins.bool
     """with "tensor": as a pipeline instead where the backend does not come up"""
+    on_demand: _builtins.bool
+    """planned and loaded when a client asks for it, and unloaded after keep_alive"""
+    keep_alive: _builtins.int
+    """With on_demand only: seconds without a request after which it is unloaded; 0: always kept. Unset: 900."""
+    pinned: _builtins.bool
+    """with on_demand only: not unloaded to make room for another model"""
     @_builtins.property
     def split(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """layers per rank, by hand; excludes stages"""
@@ -719,6 +729,10 @@ class DeploymentSpec(_message.Message):
     @_builtins.property
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """use only these, in this order when split is given"""
+
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """further names by which clients may ask for it; also with ":", at most 16"""
 
     def __init__(
         self,
@@ -740,12 +754,18 @@ class DeploymentSpec(_message.Message):
         clear_links: _builtins.bool = ...,
         backend: _builtins.str = ...,
         or_pipeline: _builtins.bool = ...,
+        on_demand: _builtins.bool = ...,
+        keep_alive: _builtins.int | None = ...,
+        pinned: _builtins.bool = ...,
+        aliases: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "keep_alive", b"keep_alive"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "clear_links", b"clear_links", "context", b"context", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "or_pipeline", b"or_pipeline", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "share_prefixes", b"share_prefixes", "speculate", b"speculate", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "aliases", b"aliases", "backend", b"backend", "clear_links", b"clear_links", "context", b"context", "keep_alive", b"keep_alive", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "on_demand", b"on_demand", "or_pipeline", b"or_pipeline", "pinned", b"pinned", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "share_prefixes", b"share_prefixes", "speculate", b"speculate", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__keep_alive: _TypeAlias = _typing.Literal["keep_alive"]  # noqa: Y015
+    _WhichOneofArgType__keep_alive: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_alive) -> _WhichOneofReturnType__keep_alive | None: ...
 
 Global___DeploymentSpec: _TypeAlias = DeploymentSpec  # noqa: Y015
 
@@ -1220,25 +1240,64 @@ class Deployment(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     RINGS_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     created: _builtins.int
     @_builtins.property
     def plan(self) -> Global___DeploymentPlan: ...
     @_builtins.property
     def rings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingStatus]: ...
+    @_builtins.property
+    def load(self) -> Global___LoadStatus:
+        """of one that is on demand"""
+
     def __init__(
         self,
         *,
         plan: Global___DeploymentPlan | None = ...,
         rings: _abc.Iterable[Global___RingStatus] | None = ...,
         created: _builtins.int = ...,
+        load: Global___LoadStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "plan", b"plan", "rings", b"rings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "load", b"load", "plan", b"plan", "rings", b"rings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Deployment: _TypeAlias = Deployment  # noqa: Y015
+
+@_typing.final
+class LoadStatus(_message.Message):
+    """Whether the model of a deployment on demand is loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    EXPIRES_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    phase: _membership_pb2.LoadPhase.ValueType
+    reason: _builtins.str
+    """what it waits for, or why it could not be loaded"""
+    expires: _builtins.int
+    """unix seconds: when it is unloaded unless it is used; 0: never, or it is not loaded"""
+    waiting: _builtins.int
+    """requests that wait for it, by the word of the gateways"""
+    def __init__(
+        self,
+        *,
+        phase: _membership_pb2.LoadPhase.ValueType = ...,
+        reason: _builtins.str = ...,
+        expires: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires", b"expires", "phase", b"phase", "reason", b"reason", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadStatus: _TypeAlias = LoadStatus  # noqa: Y015
 
 @_typing.final
 class RingStatus(_message.Message):

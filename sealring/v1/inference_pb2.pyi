@@ -40,6 +40,31 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens or the context is used up"""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _ModelAvailability:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModelAvailabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelAvailability.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MODEL_AVAILABILITY_UNSPECIFIED: _ModelAvailability.ValueType  # 0
+    """no ring serves it at the moment"""
+    MODEL_AVAILABILITY_LOADED: _ModelAvailability.ValueType  # 1
+    MODEL_AVAILABILITY_LOADING: _ModelAvailability.ValueType  # 2
+    """or it waits for another one to be unloaded"""
+    MODEL_AVAILABILITY_NOT_LOADED: _ModelAvailability.ValueType  # 3
+    """on demand: the first request loads it"""
+
+class ModelAvailability(_ModelAvailability, metaclass=_ModelAvailabilityEnumTypeWrapper): ...
+
+MODEL_AVAILABILITY_UNSPECIFIED: ModelAvailability.ValueType  # 0
+"""no ring serves it at the moment"""
+MODEL_AVAILABILITY_LOADED: ModelAvailability.ValueType  # 1
+MODEL_AVAILABILITY_LOADING: ModelAvailability.ValueType  # 2
+"""or it waits for another one to be unloaded"""
+MODEL_AVAILABILITY_NOT_LOADED: ModelAvailability.ValueType  # 3
+"""on demand: the first request loads it"""
+Global___ModelAvailability: _TypeAlias = ModelAvailability  # noqa: Y015
+
 @_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -54,6 +79,7 @@ class GenerateRequest(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    KEEP_ALIVE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the deployment's name; may be empty when there is only one"""
     request_id: _builtins.str
@@ -76,6 +102,10 @@ class GenerateRequest(_message.Message):
     """0: it is new, and refused where it would wait for long. Else it goes on with another one after a fault: the epochs
     in a row that ended while they worked on that, and brought no token; at least 1.
     """
+    keep_alive: _builtins.int
+    """Of a model on demand: seconds without a request after which it is unloaded, from now on; 0: at once, below 0:
+    never. Unset: as deployed.
+    """
     @_builtins.property
     def envelope(self) -> Global___Envelope: ...
     def __init__(
@@ -91,13 +121,19 @@ class GenerateRequest(_message.Message):
         choices: _builtins.int = ...,
         prompt_cache_key: _builtins.str | None = ...,
         attempts: _builtins.int = ...,
+        keep_alive: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_cache_key", b"_prompt_cache_key", "envelope", b"envelope", "prompt_cache_key", b"prompt_cache_key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "_prompt_cache_key", b"_prompt_cache_key", "envelope", b"envelope", "keep_alive", b"keep_alive", "prompt_cache_key", b"prompt_cache_key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_cache_key", b"_prompt_cache_key", "attempts", b"attempts", "choices", b"choices", "deadline_ms", b"deadline_ms", "envelope", b"envelope", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "priority", b"priority", "prompt_cache_key", b"prompt_cache_key", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "_prompt_cache_key", b"_prompt_cache_key", "attempts", b"attempts", "choices", b"choices", "deadline_ms", b"deadline_ms", "envelope", b"envelope", "keep_alive", b"keep_alive", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "priority", b"priority", "prompt_cache_key", b"prompt_cache_key", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__keep_alive: _TypeAlias = _typing.Literal["keep_alive"]  # noqa: Y015
+    _WhichOneofArgType__keep_alive: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive"]  # noqa: Y015
     _WhichOneofReturnType__prompt_cache_key: _TypeAlias = _typing.Literal["prompt_cache_key"]  # noqa: Y015
     _WhichOneofArgType__prompt_cache_key: _TypeAlias = _typing.Literal["_prompt_cache_key", b"_prompt_cache_key"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_alive) -> _WhichOneofReturnType__keep_alive | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_cache_key) -> _WhichOneofReturnType__prompt_cache_key | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
@@ -976,6 +1012,11 @@ class Model(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    AVAILABILITY_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
+    EXPIRES_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model_type: _builtins.str
     context: _builtins.int
@@ -988,9 +1029,20 @@ class Model(_message.Message):
     """unix seconds"""
     rows: _builtins.int
     """sequences decoded at once, over all rings"""
+    availability: Global___ModelAvailability.ValueType
+    expires: _builtins.int
+    """unix seconds: when it is unloaded unless it is used; 0: never"""
+    memory: _builtins.int
+    """bytes of its weights; 0: not known"""
+    reason: _builtins.str
+    """what it waits for, while it is loading"""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tools, thinking; empty also where no ring has told yet"""
+
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """further names of it"""
 
     def __init__(
         self,
@@ -1003,14 +1055,65 @@ class Model(_message.Message):
         created: _builtins.int = ...,
         rows: _builtins.int = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        availability: Global___ModelAvailability.ValueType = ...,
+        aliases: _abc.Iterable[_builtins.str] | None = ...,
+        expires: _builtins.int = ...,
+        memory: _builtins.int = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "context", b"context", "created", b"created", "min_trust", b"min_trust", "model_type", b"model_type", "name", b"name", "rings", b"rings", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "availability", b"availability", "capabilities", b"capabilities", "context", b"context", "created", b"created", "expires", b"expires", "memory", b"memory", "min_trust", b"min_trust", "model_type", b"model_type", "name", b"name", "reason", b"reason", "rings", b"rings", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class LoadModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    KEEP_ALIVE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """as in GenerateRequest"""
+    keep_alive: _builtins.int
+    """as in GenerateRequest; 0 unloads it"""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        keep_alive: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "keep_alive", b"keep_alive"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "keep_alive", b"keep_alive", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__keep_alive: _TypeAlias = _typing.Literal["keep_alive"]  # noqa: Y015
+    _WhichOneofArgType__keep_alive: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_alive) -> _WhichOneofReturnType__keep_alive | None: ...
+
+Global___LoadModelRequest: _TypeAlias = LoadModelRequest  # noqa: Y015
+
+@_typing.final
+class LoadModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> Global___Model: ...
+    def __init__(
+        self,
+        *,
+        model: Global___Model | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadModelResponse: _TypeAlias = LoadModelResponse  # noqa: Y015
 
 @_typing.final
 class GetRosterRequest(_message.Message):
@@ -1034,6 +1137,7 @@ class GetRosterResponse(_message.Message):
     ROSTER_FIELD_NUMBER: _builtins.int
     ROOT_METADATA_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     roster: _builtins.bytes
     """DSSE envelope"""
     root_metadata: _builtins.bytes
@@ -1042,16 +1146,21 @@ class GetRosterResponse(_message.Message):
     def serving(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingLoad]:
         """a hint that nobody signed: good for choosing among trusted rings"""
 
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+        """unsigned as well: also those that no ring of the roster serves, and aliases"""
+
     def __init__(
         self,
         *,
         roster: _builtins.bytes = ...,
         root_metadata: _builtins.bytes = ...,
         serving: _abc.Iterable[Global___RingLoad] | None = ...,
+        models: _abc.Iterable[Global___Model] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["root_metadata", b"root_metadata", "roster", b"roster", "serving", b"serving"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "root_metadata", b"root_metadata", "roster", b"roster", "serving", b"serving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

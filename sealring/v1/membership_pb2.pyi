@@ -65,6 +65,35 @@ RING_PHASE_DOWN: RingPhase.ValueType  # 3
 """no epoch; the coordinator is forming or waiting for the next"""
 Global___RingPhase: _TypeAlias = RingPhase  # noqa: Y015
 
+class _LoadPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LoadPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LoadPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOAD_PHASE_UNSPECIFIED: _LoadPhase.ValueType  # 0
+    """not on demand"""
+    LOAD_PHASE_NOT_LOADED: _LoadPhase.ValueType  # 1
+    LOAD_PHASE_WAITING: _LoadPhase.ValueType  # 2
+    """asked for; another model has to be unloaded first"""
+    LOAD_PHASE_LOADING: _LoadPhase.ValueType  # 3
+    LOAD_PHASE_LOADED: _LoadPhase.ValueType  # 4
+    LOAD_PHASE_YIELDING: _LoadPhase.ValueType  # 5
+    """unloaded once no request is under way; gateways begin no further one"""
+
+class LoadPhase(_LoadPhase, metaclass=_LoadPhaseEnumTypeWrapper): ...
+
+LOAD_PHASE_UNSPECIFIED: LoadPhase.ValueType  # 0
+"""not on demand"""
+LOAD_PHASE_NOT_LOADED: LoadPhase.ValueType  # 1
+LOAD_PHASE_WAITING: LoadPhase.ValueType  # 2
+"""asked for; another model has to be unloaded first"""
+LOAD_PHASE_LOADING: LoadPhase.ValueType  # 3
+LOAD_PHASE_LOADED: LoadPhase.ValueType  # 4
+LOAD_PHASE_YIELDING: LoadPhase.ValueType  # 5
+"""unloaded once no request is under way; gateways begin no further one"""
+Global___LoadPhase: _TypeAlias = LoadPhase  # noqa: Y015
+
 @_typing.final
 class GetNonceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -1503,6 +1532,7 @@ class FollowRequest(_message.Message):
     PROOF_FIELD_NUMBER: _builtins.int
     RENEWAL_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    DEMAND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> _proof_pb2.ProofOffer:
         """first"""
@@ -1519,6 +1549,10 @@ class FollowRequest(_message.Message):
     def trouble(self) -> Global___Problem:
         """or this: what keeps the gateway from doing its work; empty when nothing does any more"""
 
+    @_builtins.property
+    def demand(self) -> Global___Demand:
+        """or this, once the coordinator has named a model on demand"""
+
     def __init__(
         self,
         *,
@@ -1526,16 +1560,84 @@ class FollowRequest(_message.Message):
         proof: _proof_pb2.ProofFinish | None = ...,
         renewal: _proof_pb2.ProofRenewal | None = ...,
         trouble: Global___Problem | None = ...,
+        demand: Global___Demand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["demand", b"demand", "message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["demand", b"demand", "message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["offer", "proof", "renewal", "trouble"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["offer", "proof", "renewal", "trouble", "demand"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+
+@_typing.final
+class Demand(_message.Message):
+    """What a gateway's clients want of the models on demand. Each report takes the place of the stream's last one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelDemand]:
+        """those that were asked for since the gateway started, or that it holds back"""
+
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___ModelDemand] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Demand: _TypeAlias = Demand  # noqa: Y015
+
+@_typing.final
+class ModelDemand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: _builtins.int
+    ACTIVE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    KEEP_ALIVE_FIELD_NUMBER: _builtins.int
+    HOLDING_FIELD_NUMBER: _builtins.int
+    deployment: _builtins.str
+    active: _builtins.int
+    """requests that a ring has begun and that are not over"""
+    waiting: _builtins.int
+    """requests that no ring has begun"""
+    asked: _builtins.int
+    """requests since the gateway started: a change is a use"""
+    keep_alive: _builtins.int
+    """Seconds without a request after which it is unloaded, by the newest request: 0 at once, below 0 never. Unset: as
+    deployed.
+    """
+    holding: _builtins.bool
+    """the gateway begins no waiting request: it has seen LOAD_PHASE_YIELDING"""
+    def __init__(
+        self,
+        *,
+        deployment: _builtins.str = ...,
+        active: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        asked: _builtins.int = ...,
+        keep_alive: _builtins.int | None = ...,
+        holding: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "keep_alive", b"keep_alive"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "active", b"active", "asked", b"asked", "deployment", b"deployment", "holding", b"holding", "keep_alive", b"keep_alive", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__keep_alive: _TypeAlias = _typing.Literal["keep_alive"]  # noqa: Y015
+    _WhichOneofArgType__keep_alive: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_alive) -> _WhichOneofReturnType__keep_alive | None: ...
+
+Global___ModelDemand: _TypeAlias = ModelDemand  # noqa: Y015
 
 @_typing.final
 class WatchResponse(_message.Message):
@@ -1546,6 +1648,8 @@ class WatchResponse(_message.Message):
     GONE_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
     ALL_TOLD_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_GONE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roster(self) -> Global___RosterUpdate: ...
     @_builtins.property
@@ -1560,6 +1664,12 @@ class WatchResponse(_message.Message):
     def all_told(self) -> Global___AllTold:
         """after the roster and all rings that there were when the watch began"""
 
+    @_builtins.property
+    def model(self) -> Global___ModelState:
+        """of each deployment that is on demand or has aliases"""
+
+    @_builtins.property
+    def model_gone(self) -> Global___ModelGone: ...
     def __init__(
         self,
         *,
@@ -1568,12 +1678,14 @@ class WatchResponse(_message.Message):
         gone: Global___RingGone | None = ...,
         proof: _proof_pb2.ProofAnswer | None = ...,
         all_told: Global___AllTold | None = ...,
+        model: Global___ModelState | None = ...,
+        model_gone: Global___ModelGone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["all_told", b"all_told", "event", b"event", "gone", b"gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["all_told", b"all_told", "event", b"event", "gone", b"gone", "model", b"model", "model_gone", b"model_gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_told", b"all_told", "event", b"event", "gone", b"gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_told", b"all_told", "event", b"event", "gone", b"gone", "model", b"model", "model_gone", b"model_gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["roster", "ring", "gone", "proof", "all_told"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["roster", "ring", "gone", "proof", "all_told", "model", "model_gone"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1671,3 +1783,84 @@ class RingGone(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RingGone: _TypeAlias = RingGone  # noqa: Y015
+
+@_typing.final
+class ModelState(_message.Message):
+    """A deployment as far as its rings do not say it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    RINGS_FIELD_NUMBER: _builtins.int
+    MODEL_TYPE_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    EXPIRES_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    deployment: _builtins.str
+    phase: Global___LoadPhase.ValueType
+    reason: _builtins.str
+    """what it waits for"""
+    model_type: _builtins.str
+    context: _builtins.int
+    seconds: _builtins.int
+    """until it is loaded, by estimate; 0: not known"""
+    expires: _builtins.int
+    """unix seconds: when it is unloaded unless it is used; 0: never"""
+    memory: _builtins.int
+    """bytes of its weights"""
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def problem(self) -> Global___Problem:
+        """why it could not be loaded: what waits for it fails with that"""
+
+    @_builtins.property
+    def rings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the rings that it has when it is loaded"""
+
+    def __init__(
+        self,
+        *,
+        deployment: _builtins.str = ...,
+        aliases: _abc.Iterable[_builtins.str] | None = ...,
+        phase: Global___LoadPhase.ValueType = ...,
+        reason: _builtins.str = ...,
+        problem: Global___Problem | None = ...,
+        rings: _abc.Iterable[_builtins.str] | None = ...,
+        model_type: _builtins.str = ...,
+        context: _builtins.int = ...,
+        seconds: _builtins.int = ...,
+        expires: _builtins.int = ...,
+        memory: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "context", b"context", "deployment", b"deployment", "expires", b"expires", "memory", b"memory", "model_type", b"model_type", "phase", b"phase", "problem", b"problem", "reason", b"reason", "rings", b"rings", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
+
+@_typing.final
+class ModelGone(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: _builtins.int
+    deployment: _builtins.str
+    def __init__(
+        self,
+        *,
+        deployment: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelGone: _TypeAlias = ModelGone  # noqa: Y015

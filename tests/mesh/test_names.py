@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.names import check_deployment_name, check_name, ring_id
+from sealring.mesh.names import check_deployment_name, check_name, ring_id, served_name
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9._/-]{1,128}\Z")
 
@@ -47,3 +47,13 @@ def test_names_that_differ_have_rings_that_differ(first: str, second: str) -> No
 def test_names_that_look_alike_have_rings_that_differ() -> None:
     alike = ["qwen2-5", "Qwen2.5", "qwen2.5", "Qwen2-5", "QWEN2/5"]
     assert len({ring_id(name, 0) for name in alike}) == len(alike)
+
+
+def test_a_client_means_a_deployment_by_its_name_first_and_then_by_an_alias() -> None:
+    names = ["coder", "chat"]
+    aliases = {"gpt-4o": "coder", "chat": "coder", "old": "gone"}
+    asked = {"coder": "coder", "openai/chat": "chat", "gpt-4o": "coder", "openai/gpt-4o": "coder"}
+    for name, known in asked.items():
+        assert served_name(name, names, aliases) == known
+    for name in ("", "old", "other"):
+        assert served_name(name, names, aliases) is None

@@ -75,7 +75,9 @@ def parse(line: str) -> None:
             context = command.make_context("sealring", words, parent=context)
             if not hasattr(command, "commands"):
                 return
-            name_at = len(words) - len(context.args) - 1  # a group takes its own options and the command's name
+            name_at = (
+                len(words) - len(context.args) - 1
+            )  # a group takes its own options and the command's name
             _, command, words = command.resolve_command(context, words[name_at:])
     except (MissingParameter, NoArgsIsHelpError):
         return

@@ -309,3 +309,15 @@ def test_what_is_done_is_said(deploy: Any, here: Any, planner: Any) -> None:
 )
 def test_a_model_names_its_deployment(model: str, name: str) -> None:
     assert deployment.default_name(model) == name
+
+
+def test_a_deployment_on_demand_is_stored_and_not_waited_for(deploy: Any, planner: Any) -> None:
+    given = ("--on-demand", "--keep-alive", "2h", "--pin", "--alias", "gpt-4o", "--alias", "qwen3:8b")
+    done = deploy(*given, serves=False)
+    assert (done.status, done.out.count("m-0")) == (0, 1), done.err
+    assert "m is loaded when a client asks for it" in done.err
+    spec = planner.calls("CreateDeployment")[-1].spec
+    assert (spec.on_demand, spec.keep_alive, spec.pinned) == (True, 7200, True)
+    assert list(spec.aliases) == ["gpt-4o", "qwen3:8b"]
+    deploy()
+    assert not planner.calls("CreateDeployment")[-1].spec.HasField("keep_alive")

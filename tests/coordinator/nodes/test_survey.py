@@ -112,13 +112,13 @@ async def test_only_who_is_here_and_may_serve_it_is_asked() -> None:
     rings = (deployed(2), deployed(2, name="demo"))
     made = make(members, [session(0), session(1), session(2)], deployments=rings)
     assert await made.ask(SPEC) == {}
-    await made.ask(SPEC, replacing="demo-0")
+    await made.ask(SPEC, replacing=("demo-0",))
     await made.ask(admin_pb2.DeploymentSpec(model="demo", members=[IDS[2]]))
     assert made.asked == [[IDS[0]], [IDS[0], IDS[2]], [IDS[2]]]
-    assert made.able("more", "") == {IDS[0], IDS[2]}
+    assert made.able("more", ()) == {IDS[0], IDS[2]}
     many = make(members, [session(2)], deployments=tuple(deployed(2, name=f"n{one}") for one in range(8)))
-    assert many.able("more", "") == set()
-    assert many.able("more", "n3-0") == {IDS[2]}
+    assert many.able("more", ()) == set()
+    assert many.able("more", ("n3-0",)) == {IDS[2]}
 
 
 async def test_what_other_rings_take_of_a_node_is_not_planned_again() -> None:
@@ -130,7 +130,7 @@ async def test_what_other_rings_take_of_a_node_is_not_planned_again() -> None:
     assert [one for one in beside.reasons if "other-0" in one] == [
         "node-0 also serves other-0, and has 409.6 MiB left: no node is free"
     ]
-    assert (await made.plan(SPEC, answer(0), replacing="other-0")).rings[0].stages[0] == alone
+    assert (await made.plan(SPEC, answer(0), replacing=("other-0",))).rings[0].stages[0] == alone
     left = memory_of(alone) - MIB
     nearly = deployed(0, memory=capacity(GIB) - left)
     tight = (await make([member(0)], [session(0)], deployments=(nearly,)).plan(SPEC, answer(0))).rings[0]

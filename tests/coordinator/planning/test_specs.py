@@ -10,7 +10,9 @@ from sealring.coordinator.planning.specs import check_spec
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.limits import (
+    MAX_ALIASES,
     MAX_CONTEXT,
+    MAX_KEEP_ALIVE,
     MAX_LAYERS,
     MAX_PREFILL_CHUNK,
     MAX_REPLICAS,
@@ -112,3 +114,26 @@ def refused(param: str, **fields: Any) -> None:
 @pytest.mark.parametrize("bits", [0, 4, 8])
 def test_caches_are_kept_in_these_precisions(bits: int) -> None:
     assert check_spec(spec(kv_bits=bits)).kv_bits == bits
+
+
+def test_a_deployment_on_demand_is_kept_for_as_long_as_it_says_or_a_quarter_of_an_hour() -> None:
+    assert check_spec(spec(on_demand=True)).keep_alive == 900
+    assert check_spec(spec(on_demand=True, keep_alive=0, pinned=True)).keep_alive == 0
+    assert check_spec(spec(on_demand=True, keep_alive=MAX_KEEP_ALIVE)).keep_alive == MAX_KEEP_ALIVE
+    refused("keep_alive", on_demand=True, keep_alive=MAX_KEEP_ALIVE + 1)
+    refused("keep_alive", keep_alive=60)
+    refused("pinned", pinned=True)
+
+
+def test_aliases_are_names_that_others_use() -> None:
+    aliases = ["claude-sonnet-4-5", "qwen3:8b", "meta/llama-3.2"]
+    assert list(check_spec(spec(aliases=aliases)).aliases) == aliases
+    for bad in (
+        ["two words"],
+        [""],
+        ["a" * 129],
+        ["demo"],
+        ["a", "a"],
+        [f"a{n}" for n in range(MAX_ALIASES + 1)],
+    ):
+        refused("aliases", aliases=bad)

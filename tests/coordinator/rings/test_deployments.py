@@ -25,16 +25,16 @@ class FakeSurvey:
     def check(self, spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
         return spec
 
-    async def ask(self, spec: admin_pb2.DeploymentSpec) -> None:
+    async def ask(self, spec: Any, *, replacing: Any) -> Any:
         pass
 
-    async def plan(self, spec: admin_pb2.DeploymentSpec, answers: None) -> admin_pb2.DeploymentPlan:
+    async def plan(self, spec: Any, answers: Any, *, digest: str = "", replacing: Any) -> Any:
         return planned(spec.name)
 
 
 async def test_two_deployments_never_share_the_name_of_a_ring() -> None:
     """A name may be spelt like what another one's ring is called."""
-    there = SimpleNamespace(plan=planned("Qwen2.5"))
+    there = StoredDeployment(admin_pb2.DeploymentSpec(), planned("Qwen2.5"), 0)
     store: Any = SimpleNamespace(
         deployments=SimpleNamespace(all=lambda: [there], check_free=lambda name: None)
     )
@@ -60,13 +60,13 @@ async def test_what_falls_back_keeps_its_nodes_and_promises_unless_it_was_made_a
     known = {"demo": StoredDeployment(asked, plan, 1)}
 
     class Survey(FakeSurvey):
-        async def ask(self, spec: Any, *, replacing: str) -> Any:
+        async def ask(self, spec: Any, *, replacing: Any) -> Any:
             if remade:
                 known["demo"] = StoredDeployment(asked, plan, 2)
             return dict.fromkeys(["a", "b", "c", "d", "stranger"])
 
-        async def plan(self, spec: Any, answers: Any, *, digest: str, replacing: str) -> Any:
-            assert (set(answers), replacing) == ({"a", "b"}, "demo-1")
+        async def plan(self, spec: Any, answers: Any, *, digest: str = "", replacing: Any) -> Any:
+            assert (set(answers), replacing) == ({"a", "b"}, ("demo-1",))
             assert (spec.strategy, spec.replicas, spec.clear_links) == ("pipeline", 1, False)
             assert (spec.context, spec.max_rows) == (512, 4)
             return admin_pb2.DeploymentPlan(spec=spec, rings=[admin_pb2.RingPlan(ring="demo-0", min_trust=7)])

@@ -272,7 +272,7 @@ class Scene:
         """What is planned, as `deployments` has it now."""
         self.views.planned = [(one, ring) for one in self.deployments.values() for ring in one.plan.rings]
 
-    async def ask(self, spec: Any, *, replacing: str) -> Any:
+    async def ask(self, spec: Any, *, replacing: Any) -> Any:
         """The members that have the model, by their names; "c" has none."""
         self.asked.append(spec)
         await self.go.wait()

@@ -1,0 +1,342 @@
+"""Models on demand in a real coordinator, with gateways and nodes of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.errors import AlreadyExists, ResourceExhausted
+from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state
+from sealring.mesh.pki.certificates import Role
+from sealring.v1 import admin_pb2, membership_pb2
+from sealring.v1.membership_pb2 import Demand, FollowRequest, ModelDemand
+from tests.coordinator.conftest import SERVING, Cluster
+from tests.coordinator.test_services import Watcher
+
+ONE_FITS = 100_000
+"""Bytes of a node that holds the model with one row of 256 tokens, and not twice."""
+
+NOT_LOADED = membership_pb2.LOAD_PHASE_NOT_LOADED
+WAITING = membership_pb2.LOAD_PHASE_WAITING
+LOADING = membership_pb2.LOAD_PHASE_LOADING
+LOADED = membership_pb2.LOAD_PHASE_LOADED
+YIELDING = membership_pb2.LOAD_PHASE_YIELDING
+
+
+class Gate:
+    """A gateway of the tests: it notes the models' states, reports demand, and holds back as it is told."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self.models: dict[str, membership_pb2.ModelState] = {}
+        self.seen: list[tuple[str, int]] = []
+        self.rings: dict[str, int] = {}
+        self.wants: dict[str, ModelDemand] = {}
+        self._changed = asyncio.Condition()
+        self._writing = asyncio.Lock()
+        self._reading = asyncio.create_task(self._read())
+
+    async def want(self, name: str, **fields: Any) -> None:
+        """Reports that a model is asked for once more, with these fields."""
+        before = self.wants.get(name, ModelDemand())
+        self.wants[name] = ModelDemand(deployment=name, asked=before.asked + 1, **fields)
+        await self.report()
+
+    async def rest(self, name: str) -> None:
+        """Reports that nobody waits for a model or uses it."""
+        self.wants[name] = ModelDemand(deployment=name, asked=self.wants[name].asked)
+        await self.report()
+
+    async def report(self) -> None:
+        models = []
+        for name in {*self.wants, *self.models}:
+            one = ModelDemand(deployment=name)
+            one.MergeFrom(self.wants.get(name, one))
+            one.holding = name in self.models and self.models[name].phase == YIELDING
+            models.append(one)
+        async with self._writing:  # gRPC takes one write at a time
+            await self._watcher.call.write(FollowRequest(demand=Demand(models=models)))
+
+    async def until(self, check: Callable[[], Any]) -> None:
+        async with self._changed:
+            async with asyncio.timeout(200):
+                await self._changed.wait_for(check)
+
+    async def phase(self, name: str, phase: int) -> membership_pb2.ModelState:
+        await self.until(lambda: name in self.models and self.models[name].phase == phase)
+        return self.models[name]
+
+    async def refused(self, name: str) -> str:
+        """The reason why a model could not be loaded."""
+        await self.until(lambda: name in self.models and self.models[name].problem.reason)
+        return self.models[name].problem.reason
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        await self._watcher.close()
+
+    async def _read(self) -> None:
+        while (event := await self._watcher.call.read()) is not grpc.aio.EOF:
+            kind = event.WhichOneof("event")
+            if kind == "model":
+                self.models[event.model.deployment] = event.model
+                self.seen.append((event.model.deployment, event.model.phase))
+                await self.report()
+            elif kind == "model_gone":
+                self.models.pop(event.model_gone.deployment, None)
+            elif kind == "ring":
+                self.rings[event.ring.ring] = event.ring.phase
+            elif kind == "gone":
+                self.rings.pop(event.gone.ring, None)
+            async with self._changed:
+                self._changed.notify_all()
+
+
+async def gate(cluster: Cluster, name: str = "gate", *, join: bool = True) -> Gate:
+    if join:
+        await cluster.join(name, role=Role.GATEWAY)
+    material = load_machine_state(cluster.folder / name).tls
+    signer = SoftwareSigner.load(cluster.folder / name / IDENTITY_KEY)
+    return Gate(await Watcher(cluster, material, signer).start())
+
+
+async def deploy(cluster: Cluster, name: str, **spec: Any) -> admin_pb2.DeploymentPlan:
+    fields = {"model": "demo", "on_demand": True, "context": 256, "max_rows": 1} | spec
+    request = admin_pb2.CreateDeploymentRequest(spec=admin_pb2.DeploymentSpec(name=name, **fields))
+    plan: admin_pb2.DeploymentPlan = (await cluster.call("CreateDeployment", request)).plan
+    return plan
+
+
+async def deployments(cluster: Cluster) -> dict[str, admin_pb2.Deployment]:
+    answer = await cluster.call("ListDeployments", admin_pb2.ListDeploymentsRequest())
+    return {one.plan.spec.name: one for one in answer.deployments}
+
+
+@pytest.fixture
+async def house(cluster: Cluster) -> AsyncIterator[Any]:
+    """One node that holds one of two models, and a gateway; turns last for a moment."""
+    cluster.coordinator.on_demand.loads.turn = 0.2
+    await cluster.node("alpha", memory=ONE_FITS)
+    for name in ("one", "two"):
+        await deploy(cluster, name)
+    watching = await gate(cluster)
+    await watching.phase("two", NOT_LOADED)
+    yield cluster, watching
+    await watching.close()
+
+
+async def test_a_model_is_placed_when_it_is_asked_for(house: Any) -> None:
+    cluster, gateway = house
+    before = (await deployments(cluster))["one"]
+    assert (list(before.rings), before.load.phase) == ([], NOT_LOADED)
+    assert gateway.models["one"].rings == ["one-0"]
+    assert gateway.models["one"].context == 256
+    await gateway.want("one", waiting=1)
+    assert (await gateway.phase("one", LOADED)).expires > 0
+    assert gateway.rings["one-0"] == SERVING
+    after = (await deployments(cluster))["one"]
+    assert (after.rings[0].phase, after.load.phase, after.load.waiting) == (SERVING, LOADED, 1)
+    assert after.plan.spec.context == 256
+
+
+async def test_two_models_that_do_not_fit_together_take_turns(house: Any) -> None:
+    cluster, gateway = house
+    await gateway.want("one", waiting=1)
+    await gateway.phase("one", LOADED)
+    await gateway.rest("one")
+    await gateway.want("two", waiting=1)
+    await gateway.phase("two", LOADED)
+    assert gateway.models["one"].phase == NOT_LOADED
+    assert "one-0" not in gateway.rings
+    ended = await cluster.nodes[0].wait_for("end", lambda end: end.ring == "one-0")
+    assert ended.unload
+    await gateway.rest("two")
+    await gateway.want("one", waiting=1)
+    await gateway.phase("one", LOADED)
+
+
+async def test_no_model_is_unloaded_while_it_answers(house: Any) -> None:
+    _, gateway = house
+    await gateway.want("one", active=1)
+    await gateway.phase("one", LOADED)
+    await gateway.want("two", waiting=1)
+    await gateway.phase("one", YIELDING)
+    await gateway.until(lambda: gateway.models["two"].reason == "one is unloaded for it")
+    await gateway.want("one", active=1, waiting=3)
+    await gateway.want("one", active=1, waiting=2)
+    assert gateway.rings["one-0"] == SERVING
+    await gateway.want("one", waiting=2)
+    await gateway.phase("two", LOADED)
+    assert ("one", WAITING) in gateway.seen, "its waiting requests have the next turn"
+
+
+async def test_nodes_that_compute_for_a_gateway_that_says_nothing_count_as_use(house: Any) -> None:
+    cluster, gateway = house
+    await gateway.want("one", waiting=1)
+    await gateway.phase("one", LOADED)
+    await gateway.rest("one")
+    cluster.nodes[0].busy = True
+    await gateway.want("two", waiting=1)
+    await gateway.phase("one", YIELDING)
+    beats = cluster.nodes[0].beats
+    while cluster.nodes[0].beats < beats + 20:
+        await asyncio.sleep(0.05)
+    assert gateway.rings["one-0"] == SERVING
+    cluster.nodes[0].busy = False
+    await gateway.phase("two", LOADED)
+
+
+async def test_a_model_stays_for_its_turn_and_status_says_so(house: Any) -> None:
+    cluster, gateway = house
+    cluster.coordinator.on_demand.loads.turn = 3600.0
+    await gateway.want("one", waiting=1)
+    await gateway.phase("one", LOADED)
+    await gateway.rest("one")
+    await gateway.want("two", waiting=1)
+    await gateway.until(lambda: gateway.models["two"].reason)
+    assert gateway.models["two"].seconds >= 3590
+    load = (await deployments(cluster))["two"].load
+    assert load.phase == WAITING
+    assert "one" in load.reason
+
+
+async def test_an_idle_model_is_unloaded(cluster: Cluster) -> None:
+    await cluster.node("alpha")
+    await deploy(cluster, "one", keep_alive=1)
+    gateway = await gate(cluster)
+    await gateway.want("one", waiting=1)
+    await gateway.phase("one", LOADED)
+    await gateway.rest("one")
+    await gateway.phase("one", NOT_LOADED)
+    await cluster.nodes[0].wait_for("end", lambda end: end.unload)
+    await gateway.want("one", waiting=1)
+    await gateway.phase("one", LOADED)
+    await gateway.close()
+
+
+async def test_a_request_may_say_how_long_its_model_stays(house: Any) -> None:
+    _, gateway = house
+    await gateway.want("one", waiting=1, keep_alive=-1)
+    await gateway.phase("one", LOADED)
+    await gateway.want("one", keep_alive=-1)
+    await gateway.until(lambda: gateway.models["one"].expires == 0)
+    await gateway.want("one", keep_alive=0)
+    await gateway.phase("one", NOT_LOADED)
+
+
+async def test_a_model_without_room_fails_what_waits_for_it(cluster: Cluster) -> None:
+    await cluster.node("alpha", memory=ONE_FITS)
+    await deploy(cluster, "two")
+    await deploy(cluster, "one", on_demand=False)
+    gateway = await gate(cluster)
+    await gateway.want("two", waiting=1)
+    assert await gateway.refused("two") == "DOES_NOT_FIT"
+    assert gateway.models["two"].phase == NOT_LOADED
+    assert (await deployments(cluster))["two"].load.reason
+    await gateway.close()
+
+
+async def test_what_could_never_fit_is_refused_at_once(cluster: Cluster) -> None:
+    await cluster.node("alpha", memory=5_000)
+    with pytest.raises(ResourceExhausted):
+        await deploy(cluster, "one")
+    assert not await deployments(cluster)
+
+
+async def test_a_deleted_model_is_forgotten_whatever_it_waits_for(house: Any) -> None:
+    cluster, gateway = house
+    await gateway.want("one", active=1)
+    await gateway.phase("one", LOADED)
+    await gateway.want("two", waiting=1)
+    await gateway.phase("one", YIELDING)
+    await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="two"))
+    await gateway.until(lambda: "two" not in gateway.models)
+    await gateway.phase("one", LOADED)
+    await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="one"))
+    await gateway.until(lambda: not gateway.models and not gateway.rings)
+
+
+async def test_a_member_that_dies_while_it_loads_is_done_without(cluster: Cluster) -> None:
+    first = await cluster.node("alpha", prepare=False)
+    await deploy(cluster, "one", members=[first.id])
+    await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="one"))
+    await deploy(cluster, "one")
+    gateway = await gate(cluster)
+    await gateway.want("one", waiting=1)
+    await first.wait_for("prepare")
+    await cluster.node("beta")
+    await first.stop()
+    await gateway.phase("one", LOADED)
+    plan = (await deployments(cluster))["one"].plan
+    assert [stage.member_name for stage in plan.rings[0].stages] == ["beta"]
+    await gateway.close()
+
+
+async def test_two_gateways_that_ask_at_once_get_one_load(house: Any) -> None:
+    cluster, gateway = house
+    other = await gate(cluster, "second")
+    await asyncio.gather(gateway.want("one", waiting=1), other.want("one", waiting=2))
+    await asyncio.gather(gateway.phase("one", LOADED), other.phase("one", LOADED))
+    loads = [
+        entry
+        for entry in cluster.coordinator.store.audit.entries(after=0, limit=100)
+        if entry.action == "load_model"
+    ]
+    assert len(loads) == 1
+    await other.want("two", waiting=1)
+    await gateway.want("one", active=1)
+    await other.phase("one", YIELDING)
+    await other.close()
+    await gateway.phase("one", LOADED)
+
+
+async def test_the_next_coordinator_goes_on_with_what_is_loaded(start_cluster: Any) -> None:
+    cluster = await start_cluster()
+    node = await cluster.node("alpha", memory=ONE_FITS)
+    for name in ("one", "two"):
+        await deploy(cluster, name, keep_alive=0)
+    gateway = await gate(cluster)
+    await gateway.want("one", waiting=1)
+    await gateway.phase("one", LOADED)
+    await gateway.close()
+    await cluster.close()
+    again = await start_cluster()
+    try:
+        await again.back(node)
+        gateway = await gate(again, join=False)
+        await gateway.phase("one", LOADED)
+        await gateway.phase("two", NOT_LOADED)
+        assert "end" not in {one.WhichOneof("message") for one in again.nodes[0].messages}
+        await gateway.close()
+    finally:
+        await again.close()
+
+
+async def test_names_are_taken_by_names_and_aliases(cluster: Cluster) -> None:
+    await cluster.node("alpha")
+    await deploy(cluster, "one", aliases=["gpt-4o", "llama3.2:3b"])
+    for name, aliases in (("two", ["gpt-4o"]), ("two", ["one"]), ("gpt-4o", [])):
+        with pytest.raises(AlreadyExists) as caught:
+            await deploy(cluster, name, aliases=aliases)
+        assert caught.value.reason == "NAME_TAKEN"
+    await deploy(cluster, "three", on_demand=False, aliases=["claude-sonnet"])
+    gateway = await gate(cluster)
+    await gateway.until(lambda: "three" in gateway.models)
+    assert list(gateway.models["three"].aliases) == ["claude-sonnet"]
+    assert gateway.models["three"].phase == membership_pb2.LOAD_PHASE_UNSPECIFIED
+    await gateway.close()
+
+
+async def test_a_model_whose_nodes_have_left_fails_what_waits_for_it(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
+    await deploy(cluster, "one")
+    gateway = await gate(cluster)
+    await node.stop()
+    await gateway.want("one", waiting=1)
+    assert await gateway.refused("one") == "NOT_ENOUGH_NODES"
+    await gateway.close()
