@@ -12,7 +12,7 @@ from .test_exact import QUESTIONS, ROWS, checked, dialogue, rows_come_and_go
 
 pytestmark = CLUSTER
 TENSOR = {"strategy": "tensor", "clear_links": True, "stages": 2, "prefill_chunk": 64}
-SHORT = [(contents, min(tokens, 8), delay) for contents, tokens, delay in (*ROWS[1:4], ROWS[-1])]
+SHORT = [(contents, min(tokens, 4), delay) for contents, tokens, delay in (ROWS[1], ROWS[3], ROWS[-1])]
 """A rank that waits for the other in MLX's ring backend keeps a processor busy, so few tokens do."""
 
 
@@ -21,7 +21,7 @@ async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(arrangeme
 
     await rows_come_and_go(ring, reference, 0, SHORT)
     for number, question in enumerate(QUESTIONS[:2]):
-        answer = await checked(ring, reference, dialogue(question), 0, max_tokens=6)
+        answer = await checked(ring, reference, dialogue(question), 0, max_tokens=3)
         assert (answer.cached >= 64) == (number > 0)
 
 
@@ -40,11 +40,13 @@ async def test_a_rank_that_dies_ends_the_epoch_and_the_answer_goes_on(arrangemen
     ring = await arrangements.have(**TENSOR)
     before = (await ring.status()).epoch
     question = "List the months of the year."
-    asked = asyncio.ensure_future(ring.ask(chat(question), 24))
+    asked = asyncio.ensure_future(ring.ask(chat(question), 16))
+    while not asked.done() and not await ring.counted("num_requests_running"):
+        await asyncio.sleep(0.01)
     stage = next(one for one in ring.deployment.plan.rings[0].stages if one.rank == 1)
     ring.part(stage.member_name, "engine").kill()
     reply = await asked
-    assert reply == reference.reply([{"role": "user", "content": question}], 24)
+    assert reply == reference.reply([{"role": "user", "content": question}], 16)
     assert (await ring.serving()).epoch > before
 
 
