@@ -15,10 +15,12 @@ cost of prefill steps (which rises with the position in a prompt).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
 from sealring.gateway.scheduler.facts import StepCosts
+from sealring.mesh.ring.spread import round_seconds
 
 MOST = 1.4
 """Times its undisturbed length that a round may take. The goal is 1.5; a tenth is left for the variation of
@@ -34,6 +36,11 @@ that comes waits for a chunk, and macOS ends what keeps a GPU for several second
 NEAR = 1.05
 """Times that prompts alone may take as long as with the best length of chunks, for a shorter one: whatever
 comes meanwhile waits for a chunk."""
+
+STAIRS, SMOOTH = 64, 1.5
+"""Tokens up to which a chunk has a length that was timed: kernels make stairs, and 12 tokens may take as long
+as 32. Any length will do where a chunk of four takes SMOOTH times as long as one token: there each token
+takes as long as the one before."""
 
 CROWD = 6.0
 """Weight of each further prompt that waits, per row that runs."""
@@ -63,17 +70,20 @@ class PrefillBudget:
         self._stages = stages
         timed, seconds = costs.tokens[-1]
         most = min(longest, max(timed, timed * LONGEST / seconds))
-        self.sizes = [size for size in sorted({*_LENGTHS, longest}) if size <= most]
+        known = {size for size, _ in costs.tokens}
+        smooth = costs.chunk(4) >= SMOOTH * costs.chunk(1)
+        between = (size for size in _LENGTHS if smooth or size > min(timed, STAIRS))
+        self.sizes = [size for size in sorted({1, *known, *between, longest}) if size <= most]
         self.decode_factor = self.chunk_factor = 1.0  # times what the table says that they take
         self._ends = 0.0
         self._size = self._left = 0  # tokens of a step, and steps to come before the round ends
 
-    def measure(self, seconds: float, steps: int, prefill: float, rows: int, lanes: int) -> None:
+    def measure(self, seconds: float, steps: int, prefill: float, lanes: Sequence[int]) -> None:
         """Records a measured round: `seconds` in all, with `steps` prefill steps that the table puts at
-        `prefill` seconds together, while `rows` rows ran in `lanes` lanes."""
-        own = self.round_seconds(rows, lanes)
+        `prefill` seconds together. `lanes` are the rows of each lane that ran."""
+        own = self.round_seconds(lanes)
         if steps:
-            more = self.round_with(own, lanes, steps, prefill / steps) - own
+            more = self.round_with(own, len(lanes), steps, prefill / steps) - own
             # idle stages may hide a part of a chunk; plans do not rely on it
             self.chunk_factor = max(1.0, _nearer(self.chunk_factor, (seconds - own) / more))
         else:
@@ -89,30 +99,30 @@ class PrefillBudget:
         enough = NEAR * min(self.alone_seconds(cut, part) for cut in cuts)
         return next(cut.size for cut in cuts if self.alone_seconds(cut, part) <= enough)
 
-    def take(self, rounds: float, rows: int, lanes: int, prompts: int, tokens: int, waiting: int) -> int:
+    def take(self, rounds: float, lanes: Sequence[int], prompts: int, tokens: int, waiting: int) -> int:
         """Tokens of the prefill step to announce now; 0 for no step.
 
-        `rounds` is the number of rounds so far. `rows` rows run in `lanes` lanes. `prompts` prompts have
-        memory, of `tokens` tokens each in the mean, and `waiting` requests are behind them.
+        `rounds` is the number of rounds so far. `lanes` are the rows of each lane that runs. `prompts`
+        prompts have memory, of `tokens` tokens each in the mean, and `waiting` requests are behind them.
         """
         if rounds >= self._ends - _WHOLE:
             self._ends = 1 + (self._ends if rounds - self._ends < 1 else rounds)
-            self._size, self._left = self.best(rows, lanes, prompts, tokens, waiting)
+            self._size, self._left = self.best(lanes, prompts, tokens, waiting)
         if not self._left:
             return 0
         self._left -= 1
         return self._size
 
-    def best(self, rows: int, lanes: int, prompts: int, tokens: int, waiting: int) -> tuple[int, int]:
+    def best(self, lanes: Sequence[int], prompts: int, tokens: int, waiting: int) -> tuple[int, int]:
         """Tokens of a chunk, and steps in a round."""
         cuts = self.cuts(prompts, tokens)
-        own = self.round_seconds(rows, lanes)
-        crowd = max(1.0, CROWD * (prompts + waiting - 1) / rows)
+        own = self.round_seconds(lanes)
+        crowd = max(1.0, CROWD * (prompts + waiting - 1) / sum(lanes))
         alone = min(self.alone_seconds(cut) for cut in cuts) / crowd
 
         def miss(plan: tuple[Cut, int]) -> float:
             cut, steps = plan
-            longer = self.round_with(own, lanes, steps, cut.seconds)
+            longer = self.round_with(own, len(lanes), steps, cut.seconds)
             return max(longer / own / MOST, ceil(cut.steps / steps) * longer / alone / PROMPT)
 
         steps = [1 << power for power in range(MANY.bit_length())]
@@ -140,9 +150,9 @@ class PrefillBudget:
         """Seconds until prompts that have the ring to themselves are prefilled, or the given part of them."""
         return (part * cut.steps + self._stages - part) * cut.seconds
 
-    def round_seconds(self, rows: int, lanes: int) -> float:
+    def round_seconds(self, lanes: Sequence[int]) -> float:
         """Seconds of a round without prefill."""
-        return self.decode_factor * max(lanes, self._stages) * self._costs.decode(rows / lanes)
+        return self.decode_factor * round_seconds(lanes, self._costs.decode, self._stages, 0.0)
 
 
 def _nearer(times: float, seen: float) -> float:

@@ -159,7 +159,7 @@ class StepPlanner:
         alone = step.follows and not prefills and self.ledger.rows == 1
         self._drafting.plain(now, follows=alone, likely=likely)
         if step.follows:
-            self._budget.measure(max(0.0, now - lane.done_at), prefills, seconds, *self._decoding())
+            self._budget.measure(max(0.0, now - lane.done_at), prefills, seconds, self._sizes())
 
     def executed(self, number: int) -> None:
         """The head has executed all steps up to this one: those that sample nothing are done."""
@@ -188,10 +188,9 @@ class StepPlanner:
                     self._lanes.move_to_end(lane.number)
                 lane.ready.append(row)
 
-    def _decoding(self) -> tuple[int, int]:
-        """Rows that decode, and lanes of them; one each at least."""
-        running = self._running()
-        return max(1, sum(len(lane.rows) for lane in running)), max(1, len(running))
+    def _sizes(self) -> list[int]:
+        """Rows of each lane that runs; one at least, because those of a lane may still be joining."""
+        return [max(1, len(lane.rows)) for lane in self._running()] or [1]
 
     def _running(self) -> list[Lane]:
         """The lanes of which somebody wants a token, in the order of their turns."""
@@ -225,9 +224,7 @@ class StepPlanner:
         tokens = self._chunk_tokens() if len(self._line) else 0
         if not tokens:
             return None
-        step = self._step(
-            []
-        )  # before the chunk is taken: it may drop a prefix that the chunk would begin with
+        step = self._step([])  # before the chunk is taken: it may drop the prefix that the chunk begins with
         row, chunk = self._line.take(tokens)
         self.prefixes.chunk(row, chunk.start)
         step.prefill.chunks.append(chunk)
@@ -245,13 +242,13 @@ class StepPlanner:
         """The most tokens that a chunk may have now; 0 for no chunk."""
         prompts, tokens = len(self._line), self._line.tokens
         if self._running():
-            return self._budget.take(self._rounds, *self._decoding(), prompts, tokens, self.waiting)
+            return self._budget.take(self._rounds, self._sizes(), prompts, tokens, self.waiting)
         ahead = self._ahead()
         if sum(ahead) >= AHEAD or len(ahead) >= MANY:
             return 0
         soon = sum(not row.closed for step in self._under_way.values() for row in step.first)
         if soon:
-            return self._budget.best(soon, 1, prompts, tokens, self.waiting)[0]
+            return self._budget.best([soon], prompts, tokens, self.waiting)[0]
         return self._budget.alone(prompts, tokens)
 
     def _ahead(self) -> list[float]:

@@ -32,11 +32,9 @@ log = structlog.get_logger()
 TIMED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Rows of a decode step that are timed first. Those at which a device changes its kernels follow."""
 
-TIMED_TOKENS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192)
-"""Tokens of a chunk that are timed first, with the longest that is allowed."""
-
-FINER_TOKENS = (8, 32, 128)
-"""Tokens of a chunk that are timed where there is time left: between them a Mac's products rise in stairs."""
+TIMED_TOKENS = (1, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Tokens of a chunk that are timed, with the longest that is allowed. Up to 64 a Mac's products rise in
+stairs; between powers of two 6 alone lies well on one, as the least of a chunk beside few rows."""
 
 LONG_ROWS = (1, 8)
 """Rows of a decode step that is timed behind the longest chunk that was."""
@@ -180,16 +178,15 @@ def timed(
     if long is None:
         long = LONG_ON_CPU if device.rows_in_turn() else LONG_ON_GPU
     trial = _Trial(stage, seconds, long, clock)
-    trial.time_rows(*_sizes(TIMED_ROWS, device.row_edges(), rows))
-    trial.time_chunks(*_sizes(TIMED_TOKENS, FINER_TOKENS, min(longest, stage.positions)))
+    trial.time_rows(_sizes(TIMED_ROWS, rows), {size for size in device.row_edges() if size < rows})
+    trial.time_chunks(_sizes(TIMED_TOKENS, min(longest, stage.positions)))
     trial.time_long(sorted({min(size, rows) for size in LONG_ROWS}))
     trial.close()
     return trial.found
 
 
-def _sizes(first: Sequence[int], finer: Sequence[int], most: int) -> tuple[list[int], set[int]]:
-    """Sizes to time up to `most`, rising, and those that lie between them."""
-    return sorted({size for size in first if size < most} | {most}), {size for size in finer if size < most}
+def _sizes(sizes: Sequence[int], most: int) -> list[int]:
+    return sorted({size for size in sizes if size < most} | {most})
 
 
 class _Trial:
@@ -221,7 +218,7 @@ class _Trial:
             self._note(size, 1, took)
         self._left += reserved
 
-    def time_chunks(self, sizes: Sequence[int], finer: set[int]) -> None:
+    def time_chunks(self, sizes: Sequence[int]) -> None:
         row: Cache = []
 
         def fresh() -> Cache:
@@ -236,7 +233,7 @@ class _Trial:
             return took
 
         taken = {1: self._decoding[1]}
-        self._time_each([size for size in sizes if size > 1], finer, seconds, taken)
+        self._time_each([size for size in sizes if size > 1], set(), seconds, taken)
         for size, took in sorted(taken.items())[1:]:
             self._note(1, size, took)
 

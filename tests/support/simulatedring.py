@@ -29,7 +29,7 @@ from sealring.v1 import inference_pb2 as inference
 
 OPEN_SECONDS, ANNOUNCE_SECONDS = 0.002, 0.0003
 
-CHUNKS = (4, 16, 64, 256, 512, 1024, 2048)
+CHUNKS = (4, 6, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Tokens of the chunks that a stage times."""
 
 

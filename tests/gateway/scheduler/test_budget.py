@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -126,8 +127,9 @@ def test_a_prompt_gets_a_chunk_in_every_round(
     budget = PrefillBudget(StepCosts(), longest, stages)
     assert 1 <= budget.alone(prompts, tokens) <= longest
     for rounds, (seconds, steps, rows, lanes) in enumerate(seen * 2):
-        budget.measure(seconds, steps, steps * 0.01, rows, lanes)
-        load = rows, lanes, prompts, tokens, steps
+        sizes = [rows] * lanes
+        budget.measure(seconds, steps, steps * 0.01, sizes)
+        load = sizes, prompts, tokens, steps
         chunks = list(iter(lambda rounds=rounds, load=load: budget.take(float(rounds), *load), 0))
         assert 1 <= len(chunks) <= MANY
         assert all(1 <= chunk <= longest for chunk in chunks)
@@ -136,7 +138,7 @@ def test_a_prompt_gets_a_chunk_in_every_round(
 def test_lanes_are_parts_of_a_round() -> None:
     """A round's steps go with its first lane, also where prompts come after a while."""
     costs = StepCosts(rows=((1, 0.01),), tokens=((1, 0.001), (256, 0.001)))
-    budget, load = PrefillBudget(costs, 256, 3), (3, 3, 1, 100_000, 0)
+    budget, load = PrefillBudget(costs, 256, 3), ([1, 1, 1], 1, 100_000, 0)
     thirds = [7 + step / 3 for step in range(9)]
     counts = [len(list(iter(lambda rounds=rounds: budget.take(rounds, *load), 0))) for rounds in thirds]
     assert counts == [MANY, 0, 0] * 3
@@ -147,34 +149,37 @@ COSTS = StepCosts(rows=((1, 0.01), (16, 0.02)), tokens=((1, 0.01), (64, 0.02), (
 
 def test_what_rounds_take_corrects_the_table_a_little_each() -> None:
     budget = PrefillBudget(COSTS, 256, 2)
-    assert budget.round_seconds(2, 2) == pytest.approx(0.02)
-    assert budget.round_seconds(2, 1) == pytest.approx(2 * COSTS.decode(2))
-    assert budget.round_seconds(9, 3) == pytest.approx(3 * COSTS.decode(3))
-    budget.measure(0.04, 0, 0.0, 2, 2)
+    assert budget.round_seconds([1, 1]) == pytest.approx(0.02)
+    assert budget.round_seconds([2]) == pytest.approx(2 * COSTS.decode(2))
+    assert budget.round_seconds([9, 2, 1]) == pytest.approx(sum(map(COSTS.decode, (9, 2, 1))))
+    assert budget.round_seconds([9, 1]) == pytest.approx(2 * COSTS.decode(9)), (
+        "the largest passes both stages"
+    )
+    budget.measure(0.04, 0, 0.0, [1, 1])
     assert budget.decode_factor == pytest.approx(1.1)
-    budget.measure(1e9, 0, 0.0, 2, 2)
+    budget.measure(1e9, 0, 0.0, [1, 1])
     assert budget.decode_factor == pytest.approx(1.1 + 0.1 * (10 - 1.1)), (
         "one slow moment is ten times at most"
     )
     for _ in range(99):
-        budget.measure(0.0, 0, 0.0, 2, 2)
+        budget.measure(0.0, 0, 0.0, [1, 1])
     assert budget.decode_factor == 0.1
     assert budget.chunk_factor == 1.0
     budget = PrefillBudget(COSTS, 256, 2)
-    budget.measure(0.10, 2, 0.04, 2, 2)  # 0.08 s more instead of 0.04
+    budget.measure(0.10, 2, 0.04, [1, 1])  # 0.08 s more instead of 0.04
     assert (budget.chunk_factor, budget.decode_factor) == (pytest.approx(1.1), 1.0)
     assert budget.cuts(1, 1) == [(1, 1, pytest.approx(0.011))]
     for _ in range(9):
-        budget.measure(0.0, 2, 0.04, 2, 2)
+        budget.measure(0.0, 2, 0.04, [1, 1])
     assert budget.chunk_factor == 1.0, "what idle stages hide is not counted on"
 
 
 def test_a_round_has_its_steps_and_the_next_begins_where_it_ends() -> None:
     class Twice(PrefillBudget):
-        def best(self, *load: int) -> tuple[int, int]:
+        def best(self, lanes: Sequence[int], prompts: int, tokens: int, waiting: int) -> tuple[int, int]:
             return 7, 2
 
-    budget, load = Twice(COSTS, 256, 1), (1, 1, 1, 9, 0)
+    budget, load = Twice(COSTS, 256, 1), ([1], 1, 9, 0)
 
     def taken(rounds: float) -> list[int]:
         return [budget.take(rounds, *load) for _ in range(3)]
@@ -195,7 +200,7 @@ def test_a_crowd_is_so_many_prompts_for_each_row_that_runs() -> None:
     budget = PrefillBudget(StepCosts(rows=((1, 0.01),), tokens=((1, 0.05), (256, 0.05))), 256, 1)
 
     def steps(rows: int, prompts: int, waiting: int) -> int:
-        size, steps = budget.best(rows, 1, prompts, 4096, waiting)
+        size, steps = budget.best([rows], prompts, 4096, waiting)
         assert size == 256
         return steps
 
@@ -231,6 +236,15 @@ def test_no_chunk_takes_a_second_by_what_was_timed() -> None:
     assert PrefillBudget(slow, 2048, 1).sizes[-1] == 64
     assert PrefillBudget(STAGED, 2048, 1).sizes[-1] == 2048
     assert PrefillBudget(STAGED, 300, 1).sizes[-1] == 300
+
+
+def test_on_stairs_chunks_have_lengths_that_were_timed() -> None:
+    """Twelve tokens take as long as sixteen there, though they lie between eight and sixteen."""
+    stairs = StepCosts(tokens=((1, 1.0), (4, 1.28), (8, 2.5), (16, 3.95), (32, 3.95)))
+    assert PrefillBudget(stairs, 32, 1).sizes == [1, 4, 8, 16, 32]
+    assert {96, 192} <= set(PrefillBudget(STAGED, 2048, 1).sizes), "above tiles are many"
+    in_turn = StepCosts(tokens=((1, 1.0), (4, 4.0), (8, 8.0), (16, 16.0)))
+    assert {6, 12} <= set(PrefillBudget(in_turn, 16, 1).sizes)
 
 
 def test_a_prompt_that_comes_waits_for_few_chunks_and_its_answer_for_short_ones() -> None:

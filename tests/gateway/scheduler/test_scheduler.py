@@ -622,7 +622,7 @@ def test_whose_prompt_was_computed_is_known_of_one_that_its_client_goes_on_with(
     assert isinstance(action, OpenRow)
     driver.rows[action.row] = request
     opened = driver.scheduler.row_opened(
-        control.RowOpened(row=action.row, prompt_tokens=20, params_bytes=64, max_tokens=8, answered=3)
+        control.RowOpened(row=action.row, prompt_tokens=8, params_bytes=64, max_tokens=8, answered=3)
     )
     driver.tokens[action.row] = 3
     driver.take(opened)

@@ -209,14 +209,14 @@ def edges(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             7,
             40,
-            [*[(rows, 1, 0) for rows in (1, 2, 4, 6, 7)], *[(1, size, 0) for size in (4, 8, 16, 32, 40)]],
+            [*[(rows, 1, 0) for rows in (1, 2, 4, 6, 7)], *[(1, size, 0) for size in (4, 6, 8, 16, 32, 40)]],
         ),
         (
             8,
             64,
             [
                 *[(rows, 1, 0) for rows in (1, 2, 4, 6, 8)],
-                *[(1, size, 0) for size in (4, 8, 16, 32, 64)],
+                *[(1, size, 0) for size in (4, 6, 8, 16, 32, 64)],
                 (1, 1, 64),
                 (8, 1, 64),
             ],
