@@ -64,7 +64,9 @@ async def test_sealed_conversations_stay_with_their_rings(rings):
     before = await rings.counted("requests_routed_by_key_total")
     homes = set()
     async with rings.sealing() as client:
-        for number in range(8):
+        for number in range(40):
+            if number >= 8 and len(homes) == 2:  # between idle rings chance decides
+                break
             first = await client.chat(turn(number), model=rings.model, max_tokens=8)
             again = await client.chat(turn(number, first.text, "Why?"), model=rings.model, max_tokens=8)
             assert again.ring.id == first.ring.id
