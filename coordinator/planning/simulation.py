@@ -27,6 +27,8 @@ MAX_BYTES = 1 << 20
 MAX_MACHINES = 64
 _MAX_LINKS = 256
 _GIB, _GB, _GBIT = 1 << 30, 1e9, 1.25e8
+_CHUNK_ON_METAL = 2048
+"""Tokens of a prompt's longest chunk by which a Mac says it gains (`node/engine/device.py`)."""
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 _Bytes = Annotated[int, Field(ge=0, le=1 << 50)]
@@ -133,7 +135,11 @@ def _machines(read: SimulationFile) -> list[Candidate]:
         rows = tuple(one.rows) or IN_TURN
         rate = Rate(_GB * one.gb_per_s, rows, one.layer_us / 1e6, _GB * one.kv_gb_per_s, one.metal)
         names = [one.name] if one.count == 1 else [f"{one.name}-{number + 1}" for number in range(one.count)]
-        found += [Candidate(name, name, int(_GIB * one.usable_gib), 1, rate=rate) for name in names]
+        chunk = _CHUNK_ON_METAL if one.metal else 0
+        found += [
+            Candidate(name, name, int(_GIB * one.usable_gib), 1, rate=rate, longest_chunk=chunk)
+            for name in names
+        ]
     if len({one.id for one in found}) < len(found):
         raise _bad("two machines have the same name")
     if len(found) > MAX_MACHINES:

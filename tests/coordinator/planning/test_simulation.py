@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sealring.coordinator.planning.simulation import (
-    SimulationFile,
-)
+from sealring.coordinator.planning.planner import SHORTEST_CHUNK
+from sealring.coordinator.planning.simulation import SimulationFile, simulate
 from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS
+from sealring.v1 import admin_pb2
 
 FILE: dict[str, Any] = {
     "model": {"layers": 3, "layer_bytes": 10, "kv_bytes_per_token": 5, "handoff_bytes_per_token": 8},
@@ -87,3 +87,10 @@ def test_each_figure_is_taken_up_to_its_bounds(place: str, good: list[Any], bad:
     for value in bad:
         with pytest.raises(ValidationError):
             read(place, value)
+
+
+@pytest.mark.parametrize(("metal", "longer"), [(False, False), (True, True)])
+def test_a_mac_is_planned_with_the_chunks_that_it_gains_by(metal: bool, longer: bool) -> None:
+    content = FILE | {"machines": [FILE["machines"][0] | {"metal": metal}], "links": []}
+    made = simulate(json.dumps(content).encode(), admin_pb2.DeploymentSpec(name="x", model="m"))
+    assert (made.plan.spec.prefill_chunk > SHORTEST_CHUNK) == longer
