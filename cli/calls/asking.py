@@ -15,7 +15,7 @@ from sealring.mesh.errors import FailedPrecondition, SealringError
 
 if TYPE_CHECKING:
     from sealring.client import AsyncClient, Delta
-    from sealring.client.types import SamplingOptions
+    from sealring.mesh.prompt.options import SamplingOptions
 
 ASK_CLEAR = "or ask in clear, which the gateway can read: --clear"
 

@@ -92,7 +92,7 @@ def chat(
     --gateway it asks your own `sealring up`, else the gateway at the default address, else a running demo.
     """
     from sealring.cli.calls.asking import Question
-    from sealring.client.types import SamplingOptions
+    from sealring.mesh.prompt.options import SamplingOptions
 
     loaded, host = load_settings(context), host_of(context)
     if logprobs is not None and not as_json:

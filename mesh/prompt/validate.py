@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.options import BOUNDS as SAMPLING_BOUNDS
+from sealring.mesh.prompt.options import MAX_LOGPROBS, MAX_TOKENS
 from sealring.mesh.prompt.tools import check_calls, check_schema, check_tools, tools_size
 from sealring.mesh.ring.composition import MAX_CHOICES
 from sealring.mesh.trust.levels import MAX_SCORE
@@ -21,22 +23,12 @@ MAX_CONTENT_BYTES = 4 << 20
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
-MAX_TEMPERATURE = 2.0
-MAX_DRAFT_TOKENS = 256
-MAX_TOP_K = 1 << 20
-MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.1, 10.0
-MAX_REPETITION_CONTEXT_SIZE = 4096
-MAX_PENALTY = 2.0
-"""Of presence and frequency, either way."""
-
 MAX_LOGIT_BIASES = 300
 MAX_BIAS = 100.0
 MAX_TOKEN_ID = (1 << 31) - 1
-MAX_LOGPROBS = 20
 MAX_SCORED = 1 << 14
 """Log-probabilities in the answer for a prompt: its tokens times (1 + the alternatives of each)."""
 
-MAX_TOKENS = (1 << 31) - 1
 MAX_ENVELOPE_BYTES = 8 << 20
 
 MAX_PRIORITY = 10
@@ -190,43 +182,17 @@ def _check_length(total: int, param: str) -> None:
 
 
 def _check_sampling(sampling: inference.Sampling) -> None:
-    if not 0.0 <= sampling.temperature <= MAX_TEMPERATURE:  # NaN fails every comparison
-        raise _bad_sampling("temperature", f"from 0 to {MAX_TEMPERATURE:g}")
-    if sampling.HasField("top_p") and not 0.0 < sampling.top_p <= 1.0:
-        raise _bad_sampling("top_p", "above 0 and at most 1")
-    if sampling.HasField("min_p") and not 0.0 <= sampling.min_p <= 1.0:
-        raise _bad_sampling("min_p", "from 0 to 1")
-    if sampling.num_draft_tokens > MAX_DRAFT_TOKENS:
-        raise _bad_sampling("num_draft_tokens", f"from 0 to {MAX_DRAFT_TOKENS}")
-    if sampling.HasField("top_k") and sampling.top_k > MAX_TOP_K:
-        raise _bad_sampling("top_k", f"from 0 to {MAX_TOP_K}")
-    if sampling.HasField("logprobs") and sampling.logprobs > MAX_LOGPROBS:
-        raise _bad_sampling("logprobs", f"from 0 to {MAX_LOGPROBS}")
+    asked = {field.name: value for field, value in sampling.ListFields()}
+    for name, bounds in SAMPLING_BOUNDS.items():
+        if name in asked and not bounds.hold(asked[name]):
+            raise _bad_sampling(name, str(bounds))
     if sampling.prompt_logprobs and not sampling.HasField("logprobs"):
         raise _bad_sampling("logprobs", f"from 0 to {MAX_LOGPROBS}, where those of the prompt are wanted")
-    if sampling.min_tokens > MAX_TOKENS:
-        raise _bad_sampling("min_tokens", f"from 0 to {MAX_TOKENS}")
     many = f"there are more than {MAX_STOPS} stop_token_ids"
     _at_most(MAX_STOPS, len(sampling.stop_token_ids), many, "BAD_SAMPLING", "stop_token_ids")
     if max(sampling.stop_token_ids, default=0) > MAX_TOKEN_ID:
         raise _bad_sampling("stop_token_ids", f"from 0 to {MAX_TOKEN_ID}")
-    _check_penalties(sampling)
     _check_biases(sampling)
-
-
-def _check_penalties(sampling: inference.Sampling) -> None:
-    if sampling.HasField("repetition_penalty") and not (
-        MIN_REPETITION_PENALTY <= sampling.repetition_penalty <= MAX_REPETITION_PENALTY
-    ):
-        allowed = f"from {MIN_REPETITION_PENALTY:g} to {MAX_REPETITION_PENALTY:g}"
-        raise _bad_sampling("repetition_penalty", allowed)
-    if sampling.HasField("repetition_context_size") and not (
-        1 <= sampling.repetition_context_size <= MAX_REPETITION_CONTEXT_SIZE
-    ):
-        raise _bad_sampling("repetition_context_size", f"from 1 to {MAX_REPETITION_CONTEXT_SIZE}")
-    for name in ("presence_penalty", "frequency_penalty"):
-        if not abs(getattr(sampling, name)) <= MAX_PENALTY:
-            raise _bad_sampling(name, f"from -{MAX_PENALTY:g} to {MAX_PENALTY:g}")
 
 
 def _check_biases(sampling: inference.Sampling) -> None:

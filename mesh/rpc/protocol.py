@@ -16,12 +16,12 @@ from importlib import metadata
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.v1 import proof_pb2
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """The newest that this release speaks. Raised with every change that old and new machines cannot share."""
 
-OLDEST_PROTOCOL = 7
+OLDEST_PROTOCOL = 8
 """The oldest that it speaks, which the previous release spoke: machines can be updated one after the other.
-Protocol 7 is the first release's. A tail of 6 ends an epoch at a row with `min_tokens`."""
+Protocol 8 is the first release's. A tail of 7 reads other parameter records."""
 
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,64}")
 

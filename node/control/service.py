@@ -470,7 +470,6 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         kv_bytes_per_row=loaded.kv_bytes_per_row,
         kv_budget=plan.kv_budget,
         prefixes=loaded.prefixes,
-        rows_in_turn=loaded.rows_in_turn,
         times=loaded.times,
         capabilities=loaded.capabilities,
         kept=epoch.kept,

@@ -22,7 +22,6 @@ from sealring.node.engine.profile import digest, measure, profile
 from sealring.node.engine.ranges import check_here, check_whole, needed
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect, not_runnable
-from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.staging.rows import BLOCK, extra_bytes
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
@@ -83,14 +82,12 @@ class Loaded:
 
     def message(self, number: int) -> engine.StageLoaded:
         per_token, per_row = self.kv_bytes
-        cache = self.stage.make_cache()
         return engine.StageLoaded(
             id=number,
             weight_bytes=self.stage.weight_bytes,
             kv_bytes_per_token=per_token,
             kv_bytes_per_row=per_row,
-            prefixes=support(cache),
-            rows_in_turn=device.rows_in_turn() or isinstance(cache, OneRow),
+            prefixes=support(self.stage.make_cache()),
             times=self.times,
             metal=device.metal(),
             capabilities=self.front.capabilities if self.front is not None else (),

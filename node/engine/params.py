@@ -9,7 +9,6 @@ With a grammar it is a power of two. The names, 16 bytes for each block, are tho
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError
 
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt import options
 from sealring.mesh.prompt import validate as limits
 from sealring.mesh.ring.prefix_names import MAX_CHAIN_BYTES, NAME_BYTES, Chain
 from sealring.v1 import engine_pb2 as engine
@@ -118,29 +118,20 @@ def from_sampling(
     Of the prompt's tokens, and those `answered` before a fault, only those are taken that penalties or the
     grammar ask for.
     """
-    penalty = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
     size = 0
-    if penalty != 1:
+    if sampling.HasField("repetition_penalty") and sampling.repetition_penalty != 1:
         named = sampling.HasField("repetition_context_size")
         size = sampling.repetition_context_size if named else DEFAULT_CONTEXT_SIZE
     seed = sampling.seed if sampling.HasField("seed") else int.from_bytes(os.urandom(8), "little")
     counts = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
     stops = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else ends)]
+    own = {"seed": (seed + choice) % (1 << 64), "repetition_context_size": size}
     return RowParameters(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
-        min_p=sampling.min_p,
-        top_k=min(sampling.top_k, 0x7FFFFFFF),
-        seed=(seed + choice) % (1 << 64),
-        repetition_penalty=penalty,
-        repetition_context_size=size,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
+        **_given(sampling) | own,
         logit_bias=tuple(sorted((token, bias) for token, bias in sampling.logit_bias.items() if bias)),
         prompt_tail=(*prompt[-size:], *answered)[-size:] if size else (),
         position=len(answered),
         answered=tuple(answered) if counts or grammar else (),
-        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         scored=tuple(prompt) if sampling.prompt_logprobs and not answered else (),
         masked_until=sampling.min_tokens,
         masked=_rising(stops if sampling.min_tokens else ()),
@@ -154,20 +145,25 @@ def _rising(tokens: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(set(tokens)))
 
 
-_AS_THEY_ARE = tuple(
-    field.name
-    for field in dataclasses.fields(RowParameters)
-    if field.name not in ("logit_bias", "logprobs", "matcher")
-)
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(RowParameters)}
+_PLAIN = tuple(options.PLAIN.keys() & _DEFAULTS.keys())
+"""The request's options that the record has as the request has them."""
+
+_TUPLES = ("prompt_tail", "answered", "scored", "masked", "masked_always")
 
 
 def encode(parameters: RowParameters) -> bytes:
     """The record: a message behind its length, padded with zeros to a multiple of BLOCK bytes."""
+    plain: dict[str, Any] = {name: getattr(parameters, name) for name in _PLAIN}
     content = engine.RowParameters(
+        sampling=inference.Sampling(**{name: it for name, it in plain.items() if it != _DEFAULTS[name]}),
         bias_tokens=[token for token, _ in parameters.logit_bias],
         biases=[bias for _, bias in parameters.logit_bias],
-        logprobs=parameters.logprobs,
-        **{name: getattr(parameters, name) for name in _AS_THEY_ARE},
+        position=parameters.position,
+        masked_until=parameters.masked_until,
+        grammar=parameters.grammar,
+        stored=parameters.stored,
+        **{name: getattr(parameters, name) for name in _TUPLES},
     ).SerializeToString()
     record = _LENGTH.pack(len(content)) + content
     blocks = -(-len(record) // BLOCK)
@@ -181,18 +177,14 @@ def decode(record: bytes | memoryview) -> RowParameters:
     try:
         (length,) = _LENGTH.unpack_from(record)
         found = engine.RowParameters.FromString(bytes(record[_LENGTH.size :][:length]))
-        as_they_are: dict[str, Any] = {name: getattr(found, name) for name in _AS_THEY_ARE}
+        tuples: dict[str, Any] = {name: tuple(getattr(found, name)) for name in _TUPLES}
         parameters = RowParameters(
-            **as_they_are
-            | {
-                "prompt_tail": tuple(found.prompt_tail),
-                "answered": tuple(found.answered),
-                "scored": tuple(found.scored),
-                "masked": tuple(found.masked),
-                "masked_always": tuple(found.masked_always),
-                "logit_bias": tuple(zip(found.bias_tokens, found.biases, strict=True)),
-                "logprobs": found.logprobs if found.HasField("logprobs") else None,
-            }
+            **_given(found.sampling) | tuples,
+            logit_bias=tuple(zip(found.bias_tokens, found.biases, strict=True)),
+            position=found.position,
+            masked_until=found.masked_until,
+            grammar=found.grammar,
+            stored=found.stored,
         )
     except (struct.error, DecodeError, ValueError):
         raise _bad("is malformed") from None
@@ -216,30 +208,33 @@ def chain_in(record: bytes) -> Chain:
     return Chain.unpack(found.stored)
 
 
+def _given(sampling: inference.Sampling) -> dict[str, Any]:
+    """The plain options that are set."""
+    return {field.name: value for field, value in sampling.ListFields() if field.name in _PLAIN}
+
+
+def _in_bounds(row: RowParameters) -> bool:
+    """Whether every plain option is off or within its bounds."""
+    values = {name: getattr(row, name) for name in _PLAIN if name in options.BOUNDS}
+    return all(value == _DEFAULTS[name] or options.BOUNDS[name].hold(value) for name, value in values.items())
+
+
 _CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
-    lambda row: math.isfinite(row.temperature) and row.temperature >= 0,
-    lambda row: 0 < row.top_p <= 1,
-    lambda row: 0 <= row.min_p <= 1,
-    lambda row: row.top_k <= 0x7FFFFFFF,
-    lambda row: math.isfinite(row.repetition_penalty) and row.repetition_penalty > 0,
-    lambda row: row.repetition_context_size <= limits.MAX_REPETITION_CONTEXT_SIZE,
+    _in_bounds,
     lambda row: row.repeats == (row.repetition_context_size > 0),
     lambda row: len(row.prompt_tail) <= row.repetition_context_size,
     lambda row: len(row.logit_bias) <= limits.MAX_LOGIT_BIASES,
-    lambda row: max(row.prompt_tail + row.answered + row.scored, default=0) <= 0x7FFFFFFF,
+    lambda row: max(row.prompt_tail + row.answered + row.scored, default=0) <= limits.MAX_TOKEN_ID,
     lambda row: len(row.answered) == (row.position if row.counts or row.grammar else 0),
     lambda row: len(row.stored) <= MAX_CHAIN_BYTES and len(row.stored) % NAME_BYTES == 0,
     lambda row: len(row.masked + row.masked_always) <= MAX_MASKED,
     lambda row: all(one < two for each in (row.masked, row.masked_always) for one, two in pairwise(each)),
-    lambda row: max(row.masked + row.masked_always, default=0) <= 0x7FFFFFFF,
-    lambda row: abs(row.presence_penalty) <= limits.MAX_PENALTY,
-    lambda row: abs(row.frequency_penalty) <= limits.MAX_PENALTY,
-    lambda row: row.logprobs is None or row.logprobs <= limits.MAX_LOGPROBS,
+    lambda row: max(row.masked + row.masked_always, default=0) <= limits.MAX_TOKEN_ID,
     lambda row: not row.scored or (row.logprobs is not None and not row.position),
     lambda row: len(row.scored) * (1 + (row.logprobs or 0)) <= limits.MAX_SCORED,
     lambda row: all(bias and abs(bias) <= limits.MAX_BIAS for _, bias in row.logit_bias),
     lambda row: all(one < two for (one, _), (two, _) in pairwise(row.logit_bias)),
-    lambda row: max((token for token, _ in row.logit_bias), default=0) <= 0x7FFFFFFF,
+    lambda row: max((token for token, _ in row.logit_bias), default=0) <= limits.MAX_TOKEN_ID,
 )
 
 

@@ -27,8 +27,9 @@ from sealring.api.fields import (
 from sealring.api.logprobs import chat_logprobs
 from sealring.api.sampling import CommonBody, clean, make_request
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.options import MAX_LOGPROBS, MAX_TOKENS
 from sealring.mesh.prompt.tools import MAX_CALLS, MAX_JSON_DEPTH, MAX_TOOLS, too_deep
-from sealring.mesh.prompt.validate import MAX_LOGPROBS, MAX_MESSAGES, MAX_TOKENS
+from sealring.mesh.prompt.validate import MAX_MESSAGES
 from sealring.v1 import inference_pb2 as inference
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}

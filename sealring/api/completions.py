@@ -13,7 +13,8 @@ from sealring.api.fields import Translated, check_body, unsupported
 from sealring.api.logprobs import CompletionLogprobs
 from sealring.api.sampling import CommonBody, clean, make_request
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.validate import MAX_CONTENT_BYTES, MAX_TOKEN_ID, MAX_TOKENS
+from sealring.mesh.prompt.options import MAX_TOKENS
+from sealring.mesh.prompt.validate import MAX_CONTENT_BYTES, MAX_TOKEN_ID
 from sealring.v1 import inference_pb2 as inference
 
 MAX_PROMPTS = 64

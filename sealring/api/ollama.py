@@ -26,7 +26,7 @@ from sealring.api.fields import (
 )
 from sealring.api.sampling import THINK
 from sealring.mesh.errors import SealringError
-from sealring.mesh.prompt.validate import MAX_REPETITION_CONTEXT_SIZE
+from sealring.mesh.prompt.options import MAX_REPETITION_CONTEXT_SIZE
 from sealring.v1 import inference_pb2 as inference
 
 VERSION = "0.12.0"

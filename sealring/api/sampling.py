@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from sealring.api.fields import BOOKKEEPING, MAX_STRING, Body, Rule, Rules, bad, only, taken_as
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.options import BOUNDS, MAX_REPETITION_PENALTY, MAX_TOKENS, MAX_TOP_K, PLAIN
 from sealring.mesh.prompt.tools import parse_json_object, too_deep
 from sealring.mesh.prompt.validate import (
     MAX_DEADLINE_MS,
-    MAX_DRAFT_TOKENS,
     MAX_LOGIT_BIASES,
-    MAX_PENALTY,
     MAX_PRIORITY,
     MAX_PROMPT_CACHE_KEY,
-    MAX_REPETITION_CONTEXT_SIZE,
-    MAX_REPETITION_PENALTY,
     MAX_STOPS,
-    MAX_TEMPERATURE,
     MAX_TOKEN_ID,
-    MAX_TOKENS,
-    MAX_TOP_K,
 )
 from sealring.mesh.ring.composition import MAX_CHOICES
 from sealring.mesh.trust.levels import MAX_SCORE
@@ -37,8 +31,6 @@ _DEFAULT = "default_model"
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 _Repetition = Annotated[float, Field(ge=0, le=MAX_REPETITION_PENALTY, allow_inf_nan=False)]
-_Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
-
 
 _LEAST_TOP_P = 2.0**-20
 """Leaves the most probable token alone, as OpenAI reads a `top_p` of 0."""
@@ -179,8 +171,33 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class CommonBody(Body):
-    """Fields of every API, by the names that OpenAI, vLLM or mlx_lm.server have for them."""
+def _plain(name: str) -> Any:
+    """Type and default of the field of a sampling option, as pydantic has them."""
+    kind: Any = PLAIN[name]
+    if bounds := BOUNDS.get(name):
+        low: dict[str, Any] = {"gt" if bounds.above else "ge": bounds.least}
+        finite = False if kind is float else None
+        kind = Annotated[kind, Field(**low, le=bounds.most, allow_inf_nan=finite)]
+    return kind | None, None
+
+
+_OTHERS = {"logprobs"}
+"""What each API has a form of its own for."""
+
+if TYPE_CHECKING:
+    _Sampling = Body
+else:
+    _Sampling = create_model(
+        "_Sampling", __base__=Body, **{name: _plain(name) for name in PLAIN if name not in _OTHERS}
+    )
+
+
+class CommonBody(_Sampling):
+    """Fields of every API, by the names that OpenAI, vLLM or mlx_lm.server have for them.
+
+    The sampling options of mesh/prompt/options.py are fields too; those here take other values than the
+    contract does.
+    """
 
     rules: ClassVar[Rules] = OPENAI
 
@@ -190,21 +207,13 @@ class CommonBody(Body):
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    num_draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)] | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
     repetition_penalty: _Repetition | None = None
-    repetition_context_size: Annotated[int, Field(ge=1, le=MAX_REPETITION_CONTEXT_SIZE)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[_TokenId], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     user: Annotated[str, Field(max_length=MAX_STRING)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=MAX_PROMPT_CACHE_KEY)] | None = None

@@ -17,12 +17,12 @@ from sealring.client.types import (
     Member,
     Model,
     Ring,
-    SamplingOptions,
     TokenLogprob,
     ToolCall,
     TopLogprob,
     Usage,
 )
+from sealring.mesh.prompt.options import SamplingOptions
 
 __all__ = [
     "AsyncClient",

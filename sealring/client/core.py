@@ -11,9 +11,10 @@ import grpc
 
 from sealring.client.choice import Loads
 from sealring.client.question import Messages, chat_prompt, set_sampling, text_prompt
-from sealring.client.types import Model, Options, RequestOptions, Ring, SamplingOptions
+from sealring.client.types import Model, Options, RequestOptions, Ring
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
+from sealring.mesh.prompt.options import SamplingOptions
 from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.roster.model import Roster, ring_min_trust
 from sealring.mesh.rpc.status import from_rpc_error

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sealring.client.types import SamplingOptions
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.options import SamplingOptions
 from sealring.mesh.prompt.validate import validate_numbers, validate_prompt, validate_prompt_cache_key
 from sealring.mesh.ring.routing import routing_key
 from sealring.v1 import inference_pb2 as inference

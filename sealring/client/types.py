@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypedDict
 
+from sealring.mesh.prompt.options import SamplingOptions
 from sealring.mesh.roster import model as rosters
 from sealring.v1 import inference_pb2 as inference
 
@@ -178,33 +178,6 @@ class Model:
 
 def _member(place: rosters.RingMember, member: rosters.RosterMember) -> Member:
     return Member(place.id, place.rank, place.layers, member.trust, str(member.level))
-
-
-class SamplingOptions(TypedDict, total=False):
-    """How an answer is sampled; what is left out, or None, is off. docs/sampling.md explains each."""
-
-    temperature: float
-    """0, as when it is left out, is greedy; at most 2."""
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    seed: int | None
-    stop: str | Sequence[str]
-    repetition_penalty: float | None
-    repetition_context_size: int | None
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    min_tokens: int
-    """The fewest tokens of an answer that neither `stop` nor a tool call ends."""
-    ignore_eos: bool
-    """The answer does not end by itself: `max_tokens` or `stop` ends it."""
-    stop_token_ids: Sequence[int]
-    """At most 16 more tokens that end the answer."""
-    num_draft_tokens: int | None
-    """Tokens guessed in one step at most, where the deployment speculates; 0: none."""
-    logprobs: int | None
-    """The number of likeliest tokens to report beside each token, at most 20; None: no log-probabilities."""
 
 
 class RequestOptions(TypedDict, total=False):

@@ -245,7 +245,6 @@ class Attached(_message.Message):
     KV_BYTES_PER_ROW_FIELD_NUMBER: _builtins.int
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
-    ROWS_IN_TURN_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
@@ -262,8 +261,6 @@ class Attached(_message.Message):
     """bytes"""
     prefixes: Global___PrefixSupport.ValueType
     """what this member's caches allow"""
-    rows_in_turn: _builtins.bool
-    """a step takes about as long as its rows would one after the other"""
     recalls: _builtins.bool
     """it stores prefixes on disk"""
     guest: _builtins.bool
@@ -290,7 +287,6 @@ class Attached(_message.Message):
         kv_bytes_per_row: _builtins.int = ...,
         kv_budget: _builtins.int = ...,
         prefixes: Global___PrefixSupport.ValueType = ...,
-        rows_in_turn: _builtins.bool = ...,
         kept: _abc.Iterable[Global___KeptPrefix] | None = ...,
         times: _abc.Iterable[Global___StepTime] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
@@ -299,7 +295,7 @@ class Attached(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "rows_in_turn", b"rows_in_turn", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

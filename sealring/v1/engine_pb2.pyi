@@ -384,7 +384,6 @@ class StageLoaded(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_ROW_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
-    ROWS_IN_TURN_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     METAL_FIELD_NUMBER: _builtins.int
@@ -393,7 +392,6 @@ class StageLoaded(_message.Message):
     kv_bytes_per_token: _builtins.int
     kv_bytes_per_row: _builtins.int
     prefixes: _control_pb2.PrefixSupport.ValueType
-    rows_in_turn: _builtins.bool
     metal: _builtins.bool
     """its device is a Mac's GPU"""
     @_builtins.property
@@ -410,14 +408,13 @@ class StageLoaded(_message.Message):
         kv_bytes_per_token: _builtins.int = ...,
         kv_bytes_per_row: _builtins.int = ...,
         prefixes: _control_pb2.PrefixSupport.ValueType = ...,
-        rows_in_turn: _builtins.bool = ...,
         times: _abc.Iterable[_control_pb2.StepTime] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         metal: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "metal", b"metal", "prefixes", b"prefixes", "rows_in_turn", b"rows_in_turn", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "metal", b"metal", "prefixes", b"prefixes", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1182,17 +1179,8 @@ class RowParameters(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TEMPERATURE_FIELD_NUMBER: _builtins.int
-    TOP_P_FIELD_NUMBER: _builtins.int
-    MIN_P_FIELD_NUMBER: _builtins.int
-    TOP_K_FIELD_NUMBER: _builtins.int
-    SEED_FIELD_NUMBER: _builtins.int
-    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
-    REPETITION_CONTEXT_SIZE_FIELD_NUMBER: _builtins.int
-    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
-    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
-    LOGPROBS_FIELD_NUMBER: _builtins.int
     BIAS_TOKENS_FIELD_NUMBER: _builtins.int
     BIASES_FIELD_NUMBER: _builtins.int
     PROMPT_TAIL_FIELD_NUMBER: _builtins.int
@@ -1203,24 +1191,18 @@ class RowParameters(_message.Message):
     MASKED_ALWAYS_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
-    temperature: _builtins.float
-    top_p: _builtins.float
-    min_p: _builtins.float
-    top_k: _builtins.int
-    seed: _builtins.int
-    repetition_penalty: _builtins.float
-    repetition_context_size: _builtins.int
-    presence_penalty: _builtins.float
-    frequency_penalty: _builtins.float
     position: _builtins.int
     """tokens of the answer that an earlier epoch has generated"""
-    logprobs: _builtins.int
     masked_until: _builtins.int
     """tokens that the answer has at least before one of `masked` may come"""
     stored: _builtins.bytes
     """the prompt's chain (mesh.ring.prefix_names): every member may store its blocks"""
     grammar: _builtins.str
     """Lark, in llguidance's dialect; empty: any answer"""
+    @_builtins.property
+    def sampling(self) -> _inference_pb2.Sampling:
+        """options that are one number each; the seed is this row's"""
+
     @_builtins.property
     def bias_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """rising"""
@@ -1248,17 +1230,8 @@ class RowParameters(_message.Message):
     def __init__(
         self,
         *,
-        temperature: _builtins.float = ...,
-        top_p: _builtins.float = ...,
-        min_p: _builtins.float = ...,
-        top_k: _builtins.int = ...,
-        seed: _builtins.int = ...,
-        repetition_penalty: _builtins.float = ...,
-        repetition_context_size: _builtins.int = ...,
-        presence_penalty: _builtins.float = ...,
-        frequency_penalty: _builtins.float = ...,
+        sampling: _inference_pb2.Sampling | None = ...,
         position: _builtins.int = ...,
-        logprobs: _builtins.int | None = ...,
         bias_tokens: _abc.Iterable[_builtins.int] | None = ...,
         biases: _abc.Iterable[_builtins.float] | None = ...,
         prompt_tail: _abc.Iterable[_builtins.int] | None = ...,
@@ -1270,13 +1243,11 @@ class RowParameters(_message.Message):
         stored: _builtins.bytes = ...,
         grammar: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logprobs", b"logprobs", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "min_p", b"min_p", "position", b"position", "presence_penalty", b"presence_penalty", "prompt_tail", b"prompt_tail", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "scored", b"scored", "seed", b"seed", "stored", b"stored", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "grammar", b"grammar", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "position", b"position", "prompt_tail", b"prompt_tail", "sampling", b"sampling", "scored", b"scored", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
-    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RowParameters: _TypeAlias = RowParameters  # noqa: Y015
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sealring.client.question import MAX_TIMEOUT_SECONDS, Question, set_sampling, text_prompt
-from sealring.client.types import SamplingOptions
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.validate import MAX_DEADLINE_MS, MAX_PRIORITY, MAX_TOKENS
+from sealring.mesh.prompt.options import MAX_TOKENS, SamplingOptions
+from sealring.mesh.prompt.validate import MAX_DEADLINE_MS, MAX_PRIORITY
 from sealring.mesh.ring.composition import MAX_CHOICES
 from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference

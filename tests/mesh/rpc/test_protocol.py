@@ -30,7 +30,10 @@ from sealring.v1 import (
     trace_pb2,
 )
 
-GIVEN_UP = {6: {("Change", 10), ("Hello", 7), ("Hello", 8), ("Hello", 9), ("StepDone", 4)}}
+GIVEN_UP = {
+    6: {("Change", 10), ("Hello", 7), ("Hello", 8), ("Hello", 9), ("StepDone", 4)},
+    8: {("Attached", 9)},
+}
 """The fields that messages between machines have lost, by the first protocol without them."""
 
 

@@ -35,9 +35,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.figures = EngineFigures(steps=5, memory=77)
-        self.loaded = engine_pb2.StageLoaded(
-            kv_bytes_per_token=3, kv_bytes_per_row=4, rows_in_turn=True, capabilities=["tools"]
-        )
+        self.loaded = engine_pb2.StageLoaded(kv_bytes_per_token=3, kv_bytes_per_row=4, capabilities=["tools"])
         self.work: list[engine_pb2.EngineCommand] = []
         self.waited_for: list[int] = []
         """How many commands it had each time somebody waited until it had taken them."""
@@ -160,7 +158,6 @@ async def connect(cluster):
         attached = (await stream.next()).attached
         assert (attached.rank, attached.kv_bytes_per_token, attached.kv_bytes_per_row) == (rank, 3, 4)
         assert attached.kv_budget == 1 << 20
-        assert attached.rows_in_turn
         assert attached.capabilities == ["tools"]
         return desk, stream
 

@@ -25,7 +25,7 @@ def made(draw: st.DrawFn) -> RowParameters:
         temperature=draw(st.floats(0, 2, width=32)),
         top_p=draw(st.floats(0, 1, width=32, exclude_min=True)),
         min_p=draw(st.floats(0, 1, width=32)),
-        top_k=draw(st.integers(0, 2**31 - 1)),
+        top_k=draw(st.integers(0, 1 << 20)),
         seed=draw(st.integers(0, 2**64 - 1)),
         repetition_penalty=penalty,
         repetition_context_size=size,
