@@ -29,7 +29,8 @@ def engine_trace(steps: Sequence[StepTimes], copied: TimeLog | None, since: int)
     ]
     kept_from = [arrivals[0][1]] if lost else []
     if len(steps) == TRACE_LENGTH:
-        kept_from.append(_nanoseconds(steps[0].started))
+        # a step may start before the results of those before it have been sent, but is ready afterwards
+        kept_from.append(_nanoseconds(steps[0].ready))
     return process_trace(spans, since, kept_from)
 
 

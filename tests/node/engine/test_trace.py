@@ -71,7 +71,15 @@ def test_records_taken_in_have_their_step() -> None:
 def test_it_says_from_when_on_nothing_is_missing() -> None:
     step = StepTimes(1, started=4, built=4, fed=4, launched=5, ready=6, sent=7)
     assert engine_trace([step], None, 17).since == 17
-    assert engine_trace([step] * TRACE_LENGTH, None, 17).since == 4 * SECOND
+    assert engine_trace([step] * TRACE_LENGTH, None, 17).since == 6 * SECOND
+
+
+def test_a_result_that_was_sent_after_the_next_step_had_started_is_not_after_since() -> None:
+    """The first step is forgotten; its result left while the second one was computed."""
+    forgotten = StepTimes(1, started=1, built=1, fed=1, launched=2, ready=4, sent=5)
+    second = StepTimes(2, started=3, built=3, fed=3, launched=3, ready=6, sent=7)
+    trace = engine_trace([second] * TRACE_LENGTH, None, 0)
+    assert trace.since >= forgotten.sent * SECOND
 
 
 @given(st.lists(st.floats(0.001, 1e6), min_size=6, max_size=6))
