@@ -31,7 +31,10 @@ pytestmark = CLUSTER
 
 QUESTION = chat("What is the capital of France?")
 SLOW_NODE = Path(__file__).parents[1] / "support" / "slow_node.py"
-CHALLENGED = {"coordinator": {"challenge_interval": 1.0, "challenge_timeout": 30.0}}
+UNHURRIED = {"replace_after": "24h"}
+"""A node that a busy machine is long in starting is not replaced: the plan stays."""
+
+CHALLENGED = {"coordinator": {**UNHURRIED, "challenge_interval": 1.0, "challenge_timeout": 30.0}}
 
 
 def ends(folder: Path) -> float:
@@ -47,7 +50,7 @@ async def test_a_cluster_that_was_off_for_three_certificate_lifetimes_serves(tmp
     state = tmp_path / "state"
     model = state / "node-0" / "models" / "shared"
     shutil.copytree(MODEL, model)
-    fetching = {"node": {"allow_downloads": True}}
+    fetching = {"node": {"allow_downloads": True}, "coordinator": UNHURRIED}
     async with LocalCluster(state, "shared", nodes=2, settings=fetching) as cluster:
         found(cluster)
         cluster.children.command = (sys.executable, str(SLOW_NODE))
@@ -76,14 +79,10 @@ async def test_a_cluster_that_was_off_for_three_certificate_lifetimes_serves(tmp
         assert await again.ask(QUESTION, 20) == before
         seconds = time.monotonic() - said["starting the nodes and the gateway"]
         print(f"first answer {seconds:.1f} s after nodes and gateway were started")  # noqa: T201
-        assert members_of(again) == members_of(first)  # a plan is made anew where one was away for long
+        assert again.deployment.plan == first.deployment.plan
         await serving_nodes_answer_and_a_changed_model_is_found(cluster, model)
     assert [path.read_text() for path in sorted(state.rglob("member.json"))] == enrolments
     assert min(ends(member) for member in members) > time.time()
-
-
-def members_of(ring: Ring) -> set[str]:
-    return {stage.member for one in ring.deployment.plan.rings for stage in one.stages}
 
 
 async def slow_engines_are_waited_for(ring: Ring) -> Reply:
