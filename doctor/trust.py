@@ -65,7 +65,7 @@ def _possible(posture: Posture, has: TrustLevel | None) -> Iterator[Finding]:
     for name, (what, how) in _REMEDIES.items():
         state = getattr(posture, name)
         if state is not True:
-            said = "is off" if state is False else "could not be told"
+            said = "is off" if state is False else "could not be determined"
             why = "a level above software needs it"
             yield note(f"trust.{name}", f"{what} {said}", why, "turn it on", how)
     if not posture.complete_and_good:

@@ -60,7 +60,8 @@ class View:
 
 def read_view(settings: NodeSettings) -> View:
     """The view from the node's folder alone. Nothing is written, and the memory of rosters is left alone."""
-    from sealring.mesh.member.state import is_enrolled, load_machine_state
+    from sealring.mesh.member.state import load_machine_state
+    from sealring.mesh.system.paths import is_enrolled
 
     folder = settings.state_dir
     try:

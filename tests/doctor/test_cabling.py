@@ -110,8 +110,8 @@ def test_a_mesh_for_rdma_has_a_cable_between_every_pair() -> None:
 
 def test_a_mesh_tells_which_device_leads_to_whom() -> None:
     mesh = [host(name, *cables, rdma="enabled") for name, cables in MESH.items()]
-    told = [one.what for one in check(hosts(*mesh[:2])) if one.id == "rdma.devices"]
-    assert told == [
+    found = [one.what for one in check(hosts(*mesh[:2])) if one.id == "rdma.devices"]
+    assert found == [
         'RDMA devices of a: rdma_devices = ["b=rdma_en0"]',
         'RDMA devices of b: rdma_devices = ["a=rdma_en0"]',
     ]
@@ -132,8 +132,8 @@ def test_a_mesh_tells_which_device_leads_to_whom() -> None:
 
 def test_ids_are_shown_as_far_as_settings_need_them() -> None:
     long = {"a" * 17: host("a", "ab", rdma="enabled"), "b" * 17: host("b", "ab", rdma="enabled")}
-    told = [one.what for one in check(long) if one.id == "rdma.devices"]
-    assert told[0] == f'RDMA devices of a: rdma_devices = ["{"b" * 16}=rdma_en0"]'
+    found = [one.what for one in check(long) if one.id == "rdma.devices"]
+    assert found[0] == f'RDMA devices of a: rdma_devices = ["{"b" * 16}=rdma_en0"]'
 
 
 EDGES = st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("abcdef")), max_size=9)

@@ -1,4 +1,4 @@
-"""What each check makes of a machine: found, not found, and not to be told."""
+"""What each check makes of a machine: found, not found, and not to be found out."""
 
 from __future__ import annotations
 
@@ -387,8 +387,8 @@ def test_versions(view: View) -> None:
 )
 def test_open_files(view: View, limit: int, severity: Severity) -> None:
     assert by_id(check_open_files(FakeSystem(file_limit=limit), view))["files.limit"].severity is severity
-    told = replace(view, file_limit=4096)
-    assert by_id(check_open_files(FakeSystem(file_limit=limit), told))["files.limit"].severity is Severity.OK
+    raised = replace(view, file_limit=4096)
+    assert by_id(check_open_files(FakeSystem(file_limit=limit), raised))["files.limit"].severity is Severity.OK
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ def test_trust_of_a_mac(view: View) -> None:
     assert set(found) == {"trust.possible", "trust.filevault", "trust.sip"}
     assert found["trust.filevault"].command == "sudo fdesetup enable"
     assert found["trust.filevault"].what == "FileVault is off"
-    assert "could not be told" in found["trust.sip"].what
+    assert "could not be determined" in found["trust.sip"].what
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,8 @@ def test_a_coordinator_whose_clock_was_set_is_named_and_not_its_nodes() -> None:
 def test_where_the_nodes_disagree_or_are_near_each_is_told_by_itself(clocks: tuple[int, int]) -> None:
     first, second = clocks
     apart = examine([node("a", clock=first), node("b", clock=second)])
-    told = [one.what for one in apart if one.id == "clock.offset"]
-    assert [what.partition("'")[0] for what in told] == ["a", "b"]
+    found = [one.what for one in apart if one.id == "clock.offset"]
+    assert [what.partition("'")[0] for what in found] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

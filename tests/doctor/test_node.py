@@ -152,17 +152,17 @@ def test_peers(enrolled: View, errors: list[str], platform: str, identifier: str
 
 
 def test_what_peers_are_there_and_were_tried(enrolled: View) -> None:
-    def told(**known: Any) -> list[str]:
+    def said(**known: Any) -> list[str]:
         found = reach.check(mac(), replace(enrolled, **known))
         return [one.what for one in found if one.id == "reach.peers"]
 
     three = tuple(Connection(member="x", address=f"10.0.0.{one}:1") for one in range(3))
-    assert told(connections=()) == ["the roster has no other member to reach"]
-    assert told(connections=three) == ["the daemon reaches all 3 addresses of its peers"]
-    assert told(connections=three, left_out=2)[0] == "2 addresses of peers were not tried"
+    assert said(connections=()) == ["the roster has no other member to reach"]
+    assert said(connections=three) == ["the daemon reaches all 3 addresses of its peers"]
+    assert said(connections=three, left_out=2)[0] == "2 addresses of peers were not tried"
     many = tuple(Connection(member="x", address=f"h:{one}", error="TIMEOUT") for one in range(9))
     shown = ", ".join(f"h:{one} TIMEOUT" for one in range(8))
-    assert told(connections=many) == [f"the daemon does not reach 9 of 9 addresses of its peers: {shown}"]
+    assert said(connections=many) == [f"the daemon does not reach 9 of 9 addresses of its peers: {shown}"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_daemon_that_does_not_answer(enrolled: View) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "ring_host", "other", "told"),
+    ("own", "ring_host", "other", "expected"),
     [
         ("127.0.0.1:7710", "127.0.0.1", "10.0.0.2:7710", {"reach.address", "reach.ring_host"}),
         ("127.0.0.1:7710", "10.0.0.1", "10.0.0.2:7710", {"reach.address"}),
@@ -209,13 +209,13 @@ def test_a_daemon_that_does_not_answer(enrolled: View) -> None:
     ],
 )
 def test_addresses_that_only_this_machine_reaches(
-    enrolled: View, own: str | None, ring_host: str, other: str, told: set[str]
+    enrolled: View, own: str | None, ring_host: str, other: str, expected: set[str]
 ) -> None:
     near = roster(member("me", own), member("other", other)) if own else None
     settings = enrolled.settings.model_copy(update={"ring_host": ring_host})
     found = by_id(reach.check(mac(), replace(enrolled, roster=near, settings=settings)))
     wrong = {one for one, finding in found.items() if finding.severity is Severity.PROBLEM}
-    assert {"reach.address", "reach.ring_host"} & wrong == told
+    assert {"reach.address", "reach.ring_host"} & wrong == expected
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_clock(enrolled: View, now: float, session: bool, severity: Severity) ->
 
 
 @pytest.mark.parametrize(
-    ("fields", "session", "told"),
+    ("fields", "session", "expected"),
     [
         ({"trust": 10, "challenged_at": NOW - 900}, True, {"trust.level": Severity.OK}),
         ({"trust": 9, "challenged_at": NOW - 900}, True, {"trust.level": Severity.WARNING}),
@@ -301,12 +301,12 @@ def test_clock(enrolled: View, now: float, session: bool, severity: Severity) ->
 )
 @pytest.mark.parametrize("below", [False, True])
 def test_trust_its_age_and_the_floor(
-    enrolled: View, fields: dict[str, int], session: bool, told: dict[str, Severity], below: bool
+    enrolled: View, fields: dict[str, int], session: bool, expected: dict[str, Severity], below: bool
 ) -> None:
     known = roster(member("me", "10.0.0.1:7710", **fields), trust_floor=fields["trust"] + below)
     found = by_id(trust.check(mac(platform="linux"), replace(enrolled, roster=known, session=session)))
     floor = {"trust.floor": Severity.PROBLEM} if below else {}
-    assert {one: found[one].severity for one in found} == {"trust.possible": Severity.NOTE, **told, **floor}
+    assert {one: found[one].severity for one in found} == {"trust.possible": Severity.NOTE, **expected, **floor}
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_mac_whose_protections_are_on_may_have_a_better_level(
 
 
 @pytest.mark.parametrize(
-    ("told", "downloads", "severity", "words"),
+    ("answer", "downloads", "severity", "words"),
     [
         ({"result": {"digest": DIGEST.hex()}}, False, Severity.OK, "is the model planned"),
         ({"result": {"digest": "00" * 32}}, False, Severity.PROBLEM, "another model"),
@@ -336,17 +336,17 @@ def test_a_mac_whose_protections_are_on_may_have_a_better_level(
     ],
 )
 def test_the_planned_model(
-    enrolled: View, tmp_path: Path, told: Any, downloads: bool, severity: Severity, words: str
+    enrolled: View, tmp_path: Path, answer: Any, downloads: bool, severity: Severity, words: str
 ) -> None:
-    if told is not None:
+    if answer is not None:
         (tmp_path / "tiny").mkdir()
         (tmp_path / "tiny" / "config.json").touch()
     settings = enrolled.settings.model_copy(update={"models": [tmp_path], "allow_downloads": downloads})
-    system = mac(says={"python -P -m sealring.node.engine.profile": json.dumps(told)})
+    system = mac(says={"python -P -m sealring.node.engine.profile": json.dumps(answer)})
     found = by_id(storage.check(system, replace(enrolled, settings=settings)))["models.planned"]
     assert found.severity is severity
     assert words in found.what
-    if told == {"result": {"digest": "00" * 32}}:
+    if answer == {"result": {"digest": "00" * 32}}:
         assert found.what.endswith(f"({'0' * 16}, planned {DIGEST.hex()[:16]})")
     elif severity is Severity.OK:
         assert found.what.endswith(f"({DIGEST.hex()[:16]})")

@@ -104,13 +104,13 @@ def test_what_is_at_its_bounds_is_taken() -> None:
     ],
 )
 def test_every_fact_is_bounded(facts: Callable[[int], dict[str, Any]], most: int) -> None:
-    def told(number: int) -> Report:
+    def answered(number: int) -> Report:
         return decode(json.dumps({"facts": facts(number)}).encode())
 
-    assert told(0)
-    assert told(most)
+    assert answered(0)
+    assert answered(most)
     with pytest.raises(InvalidInput):
-        told(most + 1)
+        answered(most + 1)
 
 
 def test_texts_are_cut_and_hold_no_terminal_codes() -> None:
@@ -155,10 +155,10 @@ def test_the_worst_comes_first() -> None:
 def test_the_longest_address_that_a_member_may_announce_spoils_no_report() -> None:
     longest = f"{'h' * 253}:65535"
     parse_address(longest)
-    told = diagnosis_pb2.DiagnoseResponse(
+    answer = diagnosis_pb2.DiagnoseResponse(
         connections=[diagnosis_pb2.PeerConnection(member="m", address=longest, error="UNKNOWN_HOST")]
     )
-    connections = with_daemon(View(NodeSettings()), told).connections
+    connections = with_daemon(View(NodeSettings()), answer).connections
     assert connections is not None
     sent = encode(Report(facts=Facts(connections=connections, addresses=(longest,))))
     assert decode(sent).facts.connections[0].address == longest
