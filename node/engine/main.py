@@ -18,6 +18,7 @@ if __name__ == "__main__":
     gc.disable()  # imports make hardly any garbage, and collections take a tenth of their time
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
@@ -280,15 +281,20 @@ class Engine:
 
     def _receive_channel(self, epoch: int) -> tuple[int, int, int, int]:
         """The descriptors sent for this epoch; those of epochs that never opened are closed."""
-        while self._handoff is not None:
-            message, descriptors, _, _ = socket.recv_fds(self._handoff, 64, 4)
-            if len(descriptors) == 4 and message == str(epoch).encode():
-                return descriptors[0], descriptors[1], descriptors[2], descriptors[3]
-            for descriptor in descriptors:
-                os.close(descriptor)
-            if not message:
-                break
-        raise Internal("the data channel of an epoch did not come")
+        with contextlib.suppress(TimeoutError):
+            while self._handoff is not None:
+                message, descriptors, _, _ = socket.recv_fds(self._handoff, 64, 4)
+                if len(descriptors) == 4 and message == str(epoch).encode():
+                    return descriptors[0], descriptors[1], descriptors[2], descriptors[3]
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                if not message:
+                    break
+        raise Internal(
+            f"the data channel of epoch {epoch} did not come",
+            hint="the node's daemon is too busy or has ended; the next epoch gets another",
+            reason="NO_CHANNEL",
+        )
 
     def _close_epoch(self, number: int) -> None:
         epoch, self._epoch = self._epoch, None

@@ -13,6 +13,8 @@ import pytest
 from bundles import SigningCluster
 from rostertest import PaperCluster
 
+from sealring.cli.calls.verified import describe_roster
+from sealring.cli.commands.roster import compare_rosters
 from sealring.cli.terminal.output import moment
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.trust.levels import level_of
@@ -139,6 +141,16 @@ def test_two_rosters_are_compared(here: Sealring, paper: PaperCluster, home: Pat
     identifiers = sorted(one.id for one in first.members if one.trust != 10)
     assert [line for line in lines if " members " in line] == [
         f"changed members {one} trust hardware -> software" for one in identifiers
+    ]
+
+
+def test_entries_that_come_and_go_are_named(paper: PaperCluster) -> None:
+    known = describe_roster(paper.roster)
+    member, revoked = known["members"][0]["id"], "ab" * 16
+    later = {**known, "members": known["members"][1:], "revoked": [*known["revoked"], revoked]}
+    assert [(one["what"], one["kind"], one["id"]) for one in compare_rosters(known, later)] == [
+        ("removed", "members", member),
+        ("added", "revoked", revoked),
     ]
 
 

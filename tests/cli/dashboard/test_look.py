@@ -19,7 +19,7 @@ from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.edge.metrics import Metrics, ModelLoad
-from sealring.mesh.errors import RosterError
+from sealring.mesh.errors import RosterError, Unavailable
 from sealring.mesh.pki.root import encode_chain
 from sealring.v1 import admin_pb2
 
@@ -135,6 +135,26 @@ async def test_a_cluster_is_told_with_what_its_verified_roster_says() -> None:
     assert told == [(True, first.attested_at, first.challenged_at), (False, None, None)]
     with pytest.raises(RosterError):
         await look.cluster(admin, bytes(32), now)
+
+
+async def test_a_gateway_that_does_not_answer_is_named_with_the_reason_until_it_does() -> None:
+    answers: list[str | Unavailable] = [
+        Unavailable("nobody answers", reason="UNAVAILABLE"),
+        'sealring_num_requests_running{model_name="m"} 1\n',
+    ]
+
+    async def exposition() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Unavailable):
+            raise answer
+        return answer
+
+    load = look.Load("gateway:1", exposition)
+    (silent,) = await load.look(0.0)
+    assert silent.keys() == {"gateway", "trouble"}
+    assert (silent["gateway"], "nobody answers" in silent["trouble"]) == ("gateway:1", True)
+    (found,) = await load.look(4.0)
+    assert (found["gateway"], found["model"], found["running"]) == ("gateway:1", "m", 1)
 
 
 async def test_a_gateway_that_began_anew_counts_from_nothing() -> None:

@@ -396,6 +396,28 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
     assert wired == [1500]
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_epoch_whose_channel_does_not_come_is_refused(gone: bool) -> None:
+    """Its daemon is too busy, or has ended."""
+    stage = SimpleNamespace(weight_bytes=0, spec=SimpleNamespace(is_head=True, is_tail=False))
+    loaded: Any = SimpleNamespace(stage=stage)
+    command = engine.OpenEngineEpoch(id=1, epoch=3, rank=0, size=2)
+    (ours, theirs), (daemon, handoff) = socket.socketpair(), socket.socketpair()
+    with (
+        daemon,
+        handoff,
+        contextlib.closing(FrameSocket(theirs)) as out,
+        contextlib.closing(FrameSocket(ours)) as frames,
+    ):
+        handoff.settimeout(0.01)
+        if gone:
+            daemon.close()
+        main.Engine(out, handoff, loaded).dispatch(engine.EngineCommand(open_epoch=command))
+        refused = frames.receive(engine.EngineEvent)
+    assert refused is not None
+    assert (refused.problem.id, refused.problem.problem.reason) == (1, "NO_CHANNEL")
+
+
 def test_the_end_of_the_pipe_ends_the_process() -> None:
     other = EngineProcess()
     other.send(load=engine.LoadStage(id=1, path=str(MODEL), lo=0, hi=LAYERS, context=CONTEXT))
