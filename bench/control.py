@@ -33,16 +33,10 @@ from sealring.gateway.scheduler.request import Request
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.member.proof import CalledProof, Connection, Credentials, HeldRoster, Purpose, by_identity
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, key_hash
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, key_hash
 from sealring.mesh.ring.composition import Composition
 from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import (
-    TlsMaterial,
-    TlsStore,
-    peer_certificate,
-    peer_identity,
-    server_credentials,
-)
+from sealring.mesh.rpc.tls import TlsStore, peer_certificate, peer_identity, server_credentials
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import control_pb2_grpc as control_grpc
 from sealring.v1 import inference_pb2 as inference

@@ -36,8 +36,15 @@ from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.proof import CallerProof, Connection, HeldRoster, Purpose
 from sealring.mesh.member.state import load_machine_state
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, key_hash, role_server_name
-from sealring.mesh.rpc.tls import TlsMaterial, channel_credentials, channel_options
+from sealring.mesh.pki.certificates import (
+    LeafKey,
+    PeerIdentity,
+    Role,
+    TlsMaterial,
+    key_hash,
+    role_server_name,
+)
+from sealring.mesh.rpc.tls import channel_credentials, channel_options
 from sealring.mesh.system.addresses import free_port
 from sealring.mesh.trust.attestation import Statement, encode_statement, sign_sealing_key, sign_statement
 from sealring.mesh.trust.levels import TrustLevel

@@ -28,9 +28,9 @@ from bench.frame import Result, Table, progress
 from bench.verdict import Check
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
 from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import TlsMaterial, TlsStore, server_credentials
+from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.giving import SERVICE, ModelGiver
 from sealring.node.models.partial_model import PartialModel

@@ -29,7 +29,7 @@ from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput, RosterError
 from sealring.mesh.member.state import MachineState, save_description, save_machine_state, save_root
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
 from sealring.mesh.pki.root import (
     RootMetadata,
     check_root_times,
@@ -39,7 +39,6 @@ from sealring.mesh.pki.root import (
     read_root_draft,
     sign_root,
 )
-from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.mesh.system.files import read_bounded, unwritable, write_atomic
 
 ROOT_DRAFT = "root.draft"

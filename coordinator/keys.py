@@ -11,7 +11,7 @@ from sealring.coordinator.store.database import RESTORE_HINT
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial
 from sealring.mesh.pki.root import (
     RootMetadata,
     check_root_times,
@@ -20,7 +20,6 @@ from sealring.mesh.pki.root import (
     follow_root,
     sign_root,
 )
-from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.mesh.system.files import read_bounded, write_atomic
 
 ROOT_KEY = "root.key"

@@ -62,8 +62,8 @@ def join(
     """
     from sealring.cli.local.foreground import signals_as_exceptions
     from sealring.cli.setup.choices import Wishes, settings_given
-    from sealring.mesh.member.state import is_enrolled
     from sealring.mesh.system.lock import lock_state
+    from sealring.mesh.system.paths import is_enrolled
 
     wishes = Wishes(address, name, models or (), downloads, software_identity_allowed)
     file = config_file(context.find_root().params.get("config"))
@@ -133,7 +133,7 @@ def _serve(
     from sealring.cli.service.launchd import Service
     from sealring.cli.service.places import make_places, require_of_root, under
     from sealring.cli.setup.enrol import enrol_as
-    from sealring.mesh.member.state import is_enrolled
+    from sealring.mesh.system.paths import is_enrolled
 
     control = host.reach(Launchctl, host)
     made = Service("node", program=program(), user=user)

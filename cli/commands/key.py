@@ -99,7 +99,7 @@ def revoke(
 
 def _keys(context: typer.Context) -> KeyFile:
     from sealring.edge.access.keyfile import KeyFile
-    from sealring.mesh.member.state import is_enrolled
+    from sealring.mesh.system.paths import is_enrolled
 
     folder = load_settings(context).settings.state_dir
     if not is_enrolled(folder):

@@ -129,9 +129,10 @@ def nonce(context: typer.Context, as_json: AsJson = False) -> None:
 
 def leave_cluster(folder: Path, group: str) -> None:
     """Removes the enrolment in a folder and says what the operator has left to do."""
-    from sealring.mesh.member.state import forget_enrolment, is_enrolled
+    from sealring.mesh.member.state import forget_enrolment
     from sealring.mesh.system.files import unwritable
     from sealring.mesh.system.lock import lock_state
+    from sealring.mesh.system.paths import is_enrolled
 
     if not is_enrolled(folder):
         raise ConfigError(

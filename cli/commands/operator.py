@@ -100,14 +100,13 @@ def _make_bundle(
     """
     from sealring.mesh.member.state import (
         MachineState,
-        is_enrolled,
         load_machine_state,
         parse_pem_leaf,
         save_machine_state,
     )
-    from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role
+    from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
-    from sealring.mesh.rpc.tls import TlsMaterial
+    from sealring.mesh.system.paths import is_enrolled
 
     if is_enrolled(folder):
         raise AlreadyExists(

@@ -162,7 +162,7 @@ class Cluster:
         """Starts the coordinator, whose keys are made first if there are none, and connects `admin` to it."""
         from sealring.coordinator.init import init
         from sealring.coordinator.settings import CoordinatorSettings
-        from sealring.mesh.member.state import is_enrolled
+        from sealring.mesh.system.paths import is_enrolled
 
         settings = CoordinatorSettings(**self.settings_of("coordinator"))
         if not is_enrolled(self.operator_bundle):
@@ -235,7 +235,8 @@ class Cluster:
 def is_member(folder: Path, members: Collection[str], coordinator: str) -> bool:
     """Whether the component with its state in `folder` is one of `members` (ids), and knows that the
     coordinator is at `coordinator` (host:port) now."""
-    from sealring.mesh.member.state import is_enrolled, load_machine_state
+    from sealring.mesh.member.state import load_machine_state
+    from sealring.mesh.system.paths import is_enrolled
 
     if not is_enrolled(folder):
         return False

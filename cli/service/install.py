@@ -26,11 +26,10 @@ from sealring.cli.setup.settings_files import as_toml, read_settings, settings_f
 from sealring.cli.terminal.command import settings_model
 from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError, FailedPrecondition, SealringError
-from sealring.mesh.member.state import is_enrolled
 from sealring.mesh.settings.config import load
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
-from sealring.mesh.system.paths import LAUNCH_DAEMONS
+from sealring.mesh.system.paths import LAUNCH_DAEMONS, is_enrolled
 from sealring.node.models.folders import unreadable
 
 _START_SECONDS = 60.0

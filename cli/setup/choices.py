@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from sealring.cli.setup.settings_files import read_settings, settings_file_of
 from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError, InvalidInput
-from sealring.mesh.member.state import IDENTITY_KEY, is_enrolled
+from sealring.mesh.member.state import IDENTITY_KEY
 from sealring.mesh.system.addresses import format_address, free_port, parse_address
+from sealring.mesh.system.paths import is_enrolled
 from sealring.mesh.trust.levels import TrustLevel
 
 if TYPE_CHECKING:

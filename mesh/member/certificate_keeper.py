@@ -18,10 +18,10 @@ from sealring.mesh.member.proof import check_proof, of_coordinator, refusal, ren
 from sealring.mesh.member.renewal import renew_by_identity
 from sealring.mesh.member.roster_keeper import removed
 from sealring.mesh.member.state import MachineState, own_material, save_root, save_tls
-from sealring.mesh.pki.certificates import LeafKey, expires_at, renewal_due
+from sealring.mesh.pki.certificates import LeafKey, TlsMaterial, expires_at, renewal_due
 from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.mesh.system.files import unwritable
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 

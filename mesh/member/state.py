@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -21,6 +20,7 @@ from sealring.mesh.pki.certificates import (
     LeafKey,
     PeerIdentity,
     Role,
+    TlsMaterial,
     check_issued_by,
     load_certificate,
     to_pem,
@@ -28,14 +28,11 @@ from sealring.mesh.pki.certificates import (
 from sealring.mesh.pki.root import RootMetadata, decode_chain, encode_chain, follow_chain
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import read_bounded, read_secret, write_atomic
-
-if TYPE_CHECKING:
-    from sealring.mesh.rpc.tls import TlsMaterial  # imports grpc, which many commands do without
+from sealring.mesh.system.paths import MEMBER_FILE, is_enrolled
 
 IDENTITY_KEY = "identity.key"
 ROSTER = "roster.dsse"
 ROSTER_STATE = "roster-state.json"
-_MEMBER = "member.json"
 _TLS_KEY = "tls.key"
 _NEXT_TLS_KEY = "tls.key.next"
 _TLS_CERTIFICATE = "tls.pem"
@@ -61,11 +58,6 @@ class MachineState:
     join: str = ""
 
 
-def is_enrolled(folder: Path) -> bool:
-    """Whether a join was finished in this folder."""
-    return (folder / _MEMBER).exists()
-
-
 def check_may_join(folder: Path, root_sha256: bytes) -> None:
     """Requires a folder that is not enrolled, or enrolled in the cluster with this pin: it may join again.
 
@@ -88,7 +80,7 @@ def check_may_join(folder: Path, root_sha256: bytes) -> None:
 def forget_enrolment(folder: Path) -> None:
     """Remove an enrolment and the memory of its rosters; the identity key stays. Raises OSError."""
     tls = (_TLS_KEY, _NEXT_TLS_KEY, _TLS_CERTIFICATE)
-    for name in (_MEMBER, *tls, _ROOT, ROSTER, ROSTER_STATE):
+    for name in (MEMBER_FILE, *tls, _ROOT, ROSTER, ROSTER_STATE):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -96,7 +88,7 @@ def save_machine_state(folder: Path, state: MachineState) -> None:
     """Write an enrolment; an earlier one in the folder is void before its first file is replaced."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
-    (folder / _MEMBER).unlink(missing_ok=True)
+    (folder / MEMBER_FILE).unlink(missing_ok=True)
     save_root(folder, state.root)
     save_tls(folder, state.tls)
     save_description(folder, state.peer, state.name, state.coordinator, state.root_sha256, join=state.join)
@@ -115,7 +107,7 @@ def save_description(
         "join": join,
         "root_sha256": root_sha256.hex(),
     }
-    write_atomic(folder / _MEMBER, canonical_json(content) + b"\n")
+    write_atomic(folder / MEMBER_FILE, canonical_json(content) + b"\n")
 
 
 def save_root(folder: Path, root: RootMetadata) -> None:
@@ -145,7 +137,7 @@ def load_machine_state(folder: Path) -> MachineState:
             reason="NOT_ENROLLED",
         )
     try:
-        described = parse_json_object(read_secret(folder / _MEMBER), max_bytes=_MAX_BYTES)
+        described = parse_json_object(read_secret(folder / MEMBER_FILE), max_bytes=_MAX_BYTES)
         fields = Fields({"join": "", **described}, _NAMES)
         peer = PeerIdentity(fields.text("cluster"), Role(fields.text("role")), fields.text("member_id"))
         coordinator = fields.text("coordinator", max_length=300)
@@ -165,8 +157,6 @@ def load_machine_state(folder: Path) -> MachineState:
             hint="restore it from a backup, or join again after: sealring node leave, sealring gateway leave",
             reason="MEMBER_STATE_CORRUPT",
         ) from error
-    from sealring.mesh.rpc.tls import TlsMaterial
-
     root = follow_chain(chain, root_sha256)
     material = TlsMaterial(private_key, certificate, root.authorities)
     return MachineState(peer, name, coordinator, root_sha256, root, material, join)
@@ -189,8 +179,6 @@ def own_material(
 
     Raises CertificateError (BAD_CERTIFICATE, and as `check_issued_by`).
     """
-    from sealring.mesh.rpc.tls import TlsMaterial
-
     try:
         der = parse_pem_leaf(chain)
     except ValueError:

@@ -87,6 +87,18 @@ def role_server_name(role: Role) -> str:
     return f"{role}.sealring.internal"
 
 
+@dataclass(frozen=True)
+class TlsMaterial:
+    """A leaf key (PEM), its certificate (DER) and the authorities to trust (DER)."""
+
+    private_key: bytes
+    certificate: bytes
+    authorities: tuple[bytes, ...]
+
+    def __repr__(self) -> str:
+        return f"TlsMaterial(expires={expires_at(self.certificate):.0f})"
+
+
 class LeafKey:
     """A fresh P-256 key for one certificate, and the signing request for it."""
 

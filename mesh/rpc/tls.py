@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -19,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.mesh.errors import Unauthenticated
-from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, key_hash, role_server_name, to_pem
+from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial, key_hash, role_server_name, to_pem
 from sealring.mesh.rpc.interceptor import Context
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
 
@@ -28,18 +27,6 @@ _UNTIL_THEY_END = 3e8
 
 MAX_CONNECTION_AGE_MILLISECONDS = 3600 * 1000
 """A server asks clients to reconnect after an hour, so that withdrawn trust ends there too."""
-
-
-@dataclass(frozen=True)
-class TlsMaterial:
-    """A leaf key (PEM), its certificate (DER) and the authorities to trust (DER)."""
-
-    private_key: bytes
-    certificate: bytes
-    authorities: tuple[bytes, ...]
-
-    def __repr__(self) -> str:
-        return f"TlsMaterial(expires={expires_at(self.certificate):.0f})"
 
 
 class TlsStore:

@@ -26,6 +26,15 @@ def state_root_of(home: Path) -> Path:
         return home / ".local" / "state" / "sealring"
 
 
+MEMBER_FILE = "member.json"
+"""The file of a machine's state folder that a join writes last."""
+
+
+def is_enrolled(folder: Path) -> bool:
+    """Whether a join was finished in this state folder."""
+    return (folder / MEMBER_FILE).exists()
+
+
 def proxy_key_file() -> Path:
     """The file with the key of the user's own `sealring proxy`, for the user's programs."""
     return default_state_root() / "proxy.key"

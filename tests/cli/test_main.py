@@ -41,6 +41,19 @@ def test_help_imports_nothing_heavy_and_looks_for_no_garbage() -> None:
     assert done.stderr.startswith("[] {'collections': 0,")
 
 
+def test_keys_are_listed_without_cryptography(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.argv = ['sealring', 'key', 'list', '--state-dir', {str(tmp_path)!r}]\n"
+        "try:\n    from sealring.cli.main import main; main()\nexcept SystemExit: pass\n"
+        "print([name for name in ('cryptography', 'grpc') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
+    )
+    assert done.stdout.startswith("id ")
+    assert done.stderr.endswith("[]\n")
+
+
 def test_ctrl_c_while_it_is_imported_ends_it_without_a_word() -> None:
     code = (
         "import os, runpy, signal, sys\n"

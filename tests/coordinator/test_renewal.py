@@ -32,6 +32,7 @@ from sealring.mesh.pki.certificates import (
     LeafKey,
     PeerIdentity,
     Role,
+    TlsMaterial,
     certificate_peer,
     expires_at,
     key_hash,
@@ -41,7 +42,7 @@ from sealring.mesh.pki.certificates import (
 )
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, joining_channel, server_credentials
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore, joining_channel, server_credentials
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
 
 CLUSTER = "test"

@@ -21,6 +21,7 @@ from sealring.mesh.member.state import IDENTITY_KEY, MachineState, load_machine_
 from sealring.mesh.pki.certificates import (
     LeafKey,
     Role,
+    TlsMaterial,
     check_issued_by,
     expires_at,
     key_hash,
@@ -41,7 +42,6 @@ from sealring.mesh.rpc.interceptor import Lease
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc, proof_pb2
 from tests.coordinator.conftest import Cluster, FakeNode, channel_to
 

@@ -21,7 +21,7 @@ from sealring.mesh.errors import EpochEnded
 from sealring.mesh.member.proof import CalledProof, Purpose, by_identity, by_roster_keys, of_identity, renewal
 from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE, MachineState, save_machine_state
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
 from sealring.mesh.ring.composition import Composition
 from sealring.mesh.roster.codec import complete_roster, sign_roster
@@ -31,7 +31,7 @@ from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import TlsMaterial, TlsStore, server_credentials
+from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.mesh.system.files import write_atomic
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import control_pb2 as control

@@ -10,9 +10,8 @@ from typing import Any
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.member.state import MachineState, save_machine_state
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
-from sealring.mesh.rpc.tls import TlsMaterial
 
 
 class SigningCluster:

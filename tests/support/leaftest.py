@@ -6,8 +6,7 @@ from cryptography import x509
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, load_certificate
-from sealring.mesh.rpc.tls import TlsMaterial
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, load_certificate
 
 NOW = 1_800_000_000
 MEMBER = PeerIdentity("demo", Role.MEMBER, "node-a")

@@ -37,13 +37,12 @@ from sealring.mesh.member.proof import (
 )
 from sealring.mesh.member.state import parse_pem_leaf
 from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, key_hash
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, key_hash
 from sealring.mesh.prompt.sealed import SealingKey
 from sealring.mesh.rpc.protocol import own_release
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import (
-    TlsMaterial,
     TlsStore,
     channel_options,
     peer_certificate,

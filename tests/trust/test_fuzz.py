@@ -37,6 +37,7 @@ from sealring.mesh.pki.certificates import (
     LeafKey,
     PeerIdentity,
     Role,
+    TlsMaterial,
     certificate_peer,
     check_issued_by,
     load_certificate,
@@ -50,7 +51,6 @@ from sealring.mesh.roster.codec import PAYLOAD_TYPE as ROSTER_TYPE
 from sealring.mesh.roster.codec import encode_roster
 from sealring.mesh.roster.memory import RosterStateFile
 from sealring.mesh.roster.reader import check_roster
-from sealring.mesh.rpc.tls import TlsMaterial
 from sealring.mesh.settings.config import load
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.trust.attestation import decode_statement

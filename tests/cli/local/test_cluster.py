@@ -18,8 +18,8 @@ from sealring.cli.local.leftovers import PORTS
 from sealring.coordinator.init import init
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput
-from sealring.mesh.member.state import is_enrolled
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.system.paths import is_enrolled
 from sealring.v1 import admin_pb2, membership_pb2
 
 

@@ -24,9 +24,9 @@ from sealring.mesh.member.bootstrap import (
     find_coordinator,
     verify_coordinator_leaf,
 )
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
 from sealring.mesh.pki.root import MAX_CHAIN_BYTES, encode_chain, sign_root
-from sealring.mesh.rpc.tls import TlsMaterial, TlsStore, server_credentials
+from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.mesh.system.addresses import format_address, free_port
 
 NOW = 1_800_000_000

@@ -20,15 +20,14 @@ from sealring.mesh.member.state import (
     MachineState,
     check_may_join,
     forget_enrolment,
-    is_enrolled,
     load_machine_state,
     parse_pem_leaf,
     save_machine_state,
     save_tls,
 )
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
 from sealring.mesh.pki.root import sign_root
-from sealring.mesh.rpc.tls import TlsMaterial
+from sealring.mesh.system.paths import is_enrolled
 
 if TYPE_CHECKING:
     from rosterkit import Authority

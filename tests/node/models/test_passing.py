@@ -18,10 +18,10 @@ import grpc
 import pytest
 
 from sealring.mesh.errors import ModelError, ResourceExhausted, SealringError, Unavailable
-from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import PeerChannel, TlsMaterial, TlsStore, server_credentials
+from sealring.mesh.rpc.tls import PeerChannel, TlsStore, server_credentials
 from sealring.node.models import giving, kept, manifest
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.folders import NOTE, FolderState
