@@ -55,10 +55,14 @@ async def test_a_ring_tells_where_its_time_went(ring):
     idle = await admin.call("TraceRing", milliseconds=50)
     assert [list(member.spans) for member in idle.members] == [[], [], []]
     assert all(one.idle > 99 for one in member_shares(idle))
-    async with working(ring, f"Name the planets. {MARK}"):
+    async with working(ring, f"Name the planets. {MARK}\n" * 12):
         both = [admin.call("TraceRing", milliseconds=2000, seconds=60) for _ in range(2)]
         ends = await asyncio.gather(*both, return_exceptions=True)
-    (trace,) = (one for one in ends if not isinstance(one, BaseException))
+        (trace,) = (one for one in ends if not isinstance(one, BaseException))
+        milliseconds = 4000
+        while len(shared_steps(trace)) <= 10:  # a busy machine has computed little meanwhile
+            trace = await admin.call("TraceRing", milliseconds=milliseconds, seconds=120)
+            milliseconds = min(2 * milliseconds, 60_000)
     (second,) = (one for one in ends if isinstance(one, SealringError))
     assert second.reason == "TRACE_BUSY"
     assert MARK.encode() not in trace.SerializeToString()
@@ -79,7 +83,6 @@ def check_members(trace):
         inside = [span for span in member.spans if trace.start <= span.start <= end]
         assert inside
     shared = shared_steps(trace)
-    assert len(shared) > 10
     for member in trace.members:
         assert {span.step for span in member.spans} >= set(shared)
     for shares in (one.shares for one in member_shares(trace)):
@@ -102,6 +105,8 @@ def shared_steps(trace):
         for span in member.spans:
             if span.start > since:
                 found.setdefault((member.rank, span.activity), set()).add(span.step)
+    if len(found) < len(trace.members) * len(STEPS):
+        return range(0)
     return range(max(map(min, found.values())), min(map(max, found.values())) + 1)
 
 
