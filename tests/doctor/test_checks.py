@@ -387,8 +387,8 @@ def test_versions(view: View) -> None:
 )
 def test_open_files(view: View, limit: int, severity: Severity) -> None:
     assert by_id(check_open_files(FakeSystem(file_limit=limit), view))["files.limit"].severity is severity
-    raised = replace(view, file_limit=4096)
-    assert by_id(check_open_files(FakeSystem(file_limit=limit), raised))["files.limit"].severity is Severity.OK
+    other = replace(view, file_limit=4096)
+    assert by_id(check_open_files(FakeSystem(file_limit=limit), other))["files.limit"].severity is Severity.OK
 
 
 @pytest.mark.parametrize(

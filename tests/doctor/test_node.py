@@ -287,7 +287,7 @@ def test_clock(enrolled: View, now: float, session: bool, severity: Severity) ->
 
 
 @pytest.mark.parametrize(
-    ("fields", "session", "expected"),
+    ("fields", "session", "wanted"),
     [
         ({"trust": 10, "challenged_at": NOW - 900}, True, {"trust.level": Severity.OK}),
         ({"trust": 9, "challenged_at": NOW - 900}, True, {"trust.level": Severity.WARNING}),
@@ -301,12 +301,12 @@ def test_clock(enrolled: View, now: float, session: bool, severity: Severity) ->
 )
 @pytest.mark.parametrize("below", [False, True])
 def test_trust_its_age_and_the_floor(
-    enrolled: View, fields: dict[str, int], session: bool, expected: dict[str, Severity], below: bool
+    enrolled: View, fields: dict[str, int], session: bool, wanted: dict[str, Severity], below: bool
 ) -> None:
     known = roster(member("me", "10.0.0.1:7710", **fields), trust_floor=fields["trust"] + below)
     found = by_id(trust.check(mac(platform="linux"), replace(enrolled, roster=known, session=session)))
     floor = {"trust.floor": Severity.PROBLEM} if below else {}
-    assert {one: found[one].severity for one in found} == {"trust.possible": Severity.NOTE, **expected, **floor}
+    assert {one: found[one].severity for one in found} == {"trust.possible": Severity.NOTE, **wanted, **floor}
 
 
 @pytest.mark.parametrize(
