@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from bench.frame import progress
+from bench.openai_client import LOOK_SECONDS, ask
 from sealring.cli.calls.gateway import inference
 from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.local.cluster import LocalCluster
@@ -72,6 +74,24 @@ async def _wait_for_gateway(made: LocalCluster, rings: dict[str, int]) -> None:
                 return
             await asyncio.sleep(0.1)
     raise DeadlineExceeded("the gateway did not offer all rings", reason="GATEWAY_NOT_READY")
+
+
+async def restarted(made: LocalCluster, model: str) -> None:
+    """Ends every process of a cluster and starts them again; returns when the model answers.
+
+    Raises DeadlineExceeded.
+    """
+    for name in ("gateway", *made.node_names, "coordinator"):
+        await made.children.stop_one(name)
+    for name in ("coordinator", *made.node_names, "gateway"):
+        await made.start_one(name)
+    body = {"model": model, "messages": [{"role": "user", "content": "ring"}], "max_tokens": 1}
+    until = time.perf_counter() + _SECONDS
+    while time.perf_counter() < until:
+        if (await ask(made.http_url, body, seconds=_SECONDS)).ok:
+            return
+        await asyncio.sleep(LOOK_SECONDS)
+    raise DeadlineExceeded("no answer came after a restart", reason="BENCH_FAILED")
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -11,20 +11,29 @@ multiplies all paced times by K, and figures are given back on the Macs' own tim
 from __future__ import annotations
 
 import argparse
+import asyncio
+import math
 import os
 import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
+from bench import agents
+from bench.clusters import restarted
 from bench.frame import Result, Table, numbers, progress
 from bench.mixed import figures as figures_of
 from bench.mixed import rates
+from bench.models import SHAPES
 from bench.openai_client import Reply
 from bench.paced import check, loads
-from bench.paced.clusters import Cost, Macs, macs
+from bench.paced.clusters import NAME, Cost, Macs, macs
 from bench.paced.figures import StageTime, cluster, figures
 from bench.paced.node import Pace
 from bench.scaling import Requests
-from bench.verdict import Check
-from sealring.mesh.errors import FailedPrecondition
+from bench.summaries import summary
+from bench.verdict import Check, joined
+from sealring.mesh.errors import FailedPrecondition, SealringError
 
 SIMULATED = "simulated"
 QUICK = ("--rows", "1,8", "--seconds", "4")
@@ -34,96 +43,176 @@ MOST_OWN = 0.5
 """Part of the paced time that this machine's own work may take."""
 
 _TOLERANCE, _GOOD = 0.1, 0.8
-_WORDS, _TOKENS = 4, 4096
+SECTION_SECONDS = 480.0
+"""Of one section of --all."""
+
+_WORDS, _TOKENS, _SOLO_TOKENS = 4, 4096, 1024
+_MOST_CHUNKS = 64
+_OPEN_ROWS = 16
+"""Rows of a ring to which requests come by themselves."""
 _FAULTS = ("carrier", "engine")
 
 
 async def run(options: argparse.Namespace) -> Result:
-    """`runs`: by cluster and model, the figures of each load. Raises FailedPrecondition (PACE_TOO_FAST)."""
+    """`sections`: of each set of options, by cluster and model, the figures of each load. A section of
+    `--all` that fails says why. Raises FailedPrecondition (PACE_TOO_FAST)."""
     if options.check:
-        scenarios = await check.check(options.check, options.rows, options.seconds)
-        return {"what": SIMULATED, "options": vars(options), "check": scenarios}
+        return {"what": SIMULATED, "options": vars(options), "check": await check.check(options)}
     known = figures()
-    wanted = [(options.cluster, options.model)]
-    if options.all:
-        wanted = [(one["cluster"], one["model"]) for one in known.published]
-    runs: list[Result] = []
-    for text, model in wanted:
-        for each in (text,) if options.no_alone else (text, cluster(text)[0]):
-            runs.append(await _run(each, model, options))
-    return {
-        "what": SIMULATED,
-        "options": vars(options),
-        "network": runs[0]["network"],
-        "sources": known.sources,
-        "published": [dict(one) for one in known.published if (one["cluster"], one["model"]) in wanted],
-        "runs": runs,
-    }
+    if not options.all:
+        sections = [await _section(options)]
+    else:
+        sections = [await _target(name) for name in options.parts or known.targets]
+    return {"what": SIMULATED, "options": vars(options), "sources": known.sources, "sections": sections}
+
+
+async def _target(name: str) -> Result:
+    """A row of the data file's targets, in bounded time."""
+    target = figures().targets[name]
+    parser = argparse.ArgumentParser(name)
+    options(parser)
+    given = parser.parse_args(target["arguments"].split())
+    begun = time.perf_counter()
+    try:
+        async with asyncio.timeout(SECTION_SECONDS):
+            found = await _section(given)
+    except (SealringError, TimeoutError) as error:
+        progress(f"{SIMULATED}: {name}: {error}")
+        found = {"options": vars(given), "runs": [], "failed": str(error) or "it took too long"}
+    seconds = round(time.perf_counter() - begun)
+    return found | {"name": name, "wanted": target["wanted"], "seconds": seconds}
+
+
+async def _section(options: argparse.Namespace) -> Result:
+    clusters = list(options.cluster)
+    if not options.no_alone:
+        clusters += [
+            one for one in dict.fromkeys(cluster(text)[0] for text in clusters) if one not in clusters
+        ]
+    runs = [await _run(text, options.model, options) for text in clusters]
+    published = [dict(one) for one in figures().published if one["model"] == options.model]
+    return {"options": vars(options), "network": runs[0]["network"], "published": published, "runs": runs}
 
 
 async def _run(text: str, model: str, options: argparse.Namespace) -> Result:
     progress(f"{SIMULATED}: {text}, {model}, {options.link}, {options.list}")
     pace = Pace("", model, options.link, options.slower, namespaces=options.namespaces)
-    spec = {"max_rows": max(*options.rows, *options.at_once)}
+    at_once = max([*options.at_once, *([_OPEN_ROWS] if options.rates else [])], default=1)
+    spec = {"max_rows": max(options.rows) if options.list == "static" else at_once}
     if options.prefill_chunk:
         spec["prefill_chunk"] = options.prefill_chunk
     found: Result = {"cluster": text, "model": model, "macs": len(cluster(text)), "loads": []}
     async with macs(cluster(text), pace, spec) as ring:
         found["network"] = ring.network
-        if options.list == "static":
-            for rows in options.rows:
-                found["loads"].append(await _static(ring, text, model, rows, options))
-        else:
-            for at_once, rate in (
-                *((n, 0.0) for n in options.at_once),
-                *((0, each) for each in options.rates),
-            ):
-                found["loads"].append(await _list(ring, at_once, rate, options))
+        for load in _loads(text, model, options):
+            before = ring.cost()
+            made = await load(ring) | honest(ring.cost, before)
+            found["loads"].append(made)
+            progress(f"{SIMULATED}: {made}")
         if options.faults and found["macs"] > 1:
             found["faults"] = {what: round(await loads.fault(ring.made, what), 2) for what in _FAULTS}
     return found
 
 
-async def _static(ring: Macs, text: str, model: str, rows: int, options: argparse.Namespace) -> Result:
-    """Tokens per second of `rows` rows that all decode."""
-    given = argparse.Namespace(words=_WORDS, tokens=_TOKENS, seconds=options.seconds * options.slower)
-    before = ring.cost()
-    rate = await Requests(given, random.Random(rows)).rate(ring.url, rows)
-    made = {
-        "load": f"{rows} rows",
-        "tokens_per_second": round(rate * options.slower, 2),
-        "arithmetic": round(arithmetic(text, model, options.link, rows), 2),
-        **honest(ring.cost().since(before)),
-    }
-    progress(f"{SIMULATED}: {made}")
-    return made
-
-
-async def _list(ring: Macs, at_once: int, rate: float, options: argparse.Namespace) -> Result:
-    before = ring.cost()
-    seed, slower = at_once + round(1000 * rate), options.slower
-    if options.list == "agents":
-        label, replies = (
-            f"{at_once} agents",
-            await loads.agents(ring.url, count=at_once, seed=seed, slower=slower),
-        )
-    elif at_once:
-        label, count = f"{at_once} at a time", at_once * options.each
-        replies = await loads.requests_of(
-            ring.url, options.list, at_once=at_once, count=count, seed=seed, slower=slower
-        )
+def _loads(
+    text: str, model: str, options: argparse.Namespace
+) -> Iterator[Callable[[Macs], Awaitable[Result]]]:
+    """What measures each load of a list."""
+    if options.list == "static":
+        yield from (partial(_static, text, model, rows, options) for rows in options.rows)
+    elif options.list == "prompt":
+        yield partial(_prompt, options)
+    elif options.list == "agents":
+        yield from (partial(_agents, text, model, count, options) for count in options.at_once)
     else:
-        label, count = f"{rate:g} requests/s", options.arrivals
-        replies = await loads.requests_of(
-            ring.url, options.list, rate=rate, count=count, seed=seed, slower=slower
-        )
-    made = {"load": label, **_of_replies(replies, at_once), **honest(ring.cost().since(before))}
-    progress(f"{SIMULATED}: {label}: {made['tokens_per_second']} tok/s, TTFT {made['ttft_ms']}")
-    return made
+        yield from (partial(_list, count, 0.0, options) for count in options.at_once)
+        yield from (partial(_list, 0, rate, options) for rate in options.rates)
 
 
-def _of_replies(replies: list[Reply], at_once: int) -> Result:
-    found = figures_of(replies, at_once, {})
+async def _static(text: str, model: str, rows: int, options: argparse.Namespace, ring: Macs) -> Result:
+    """Tokens per second of `rows` rows that all decode."""
+    return {
+        "load": f"{rows} rows",
+        "tokens_per_second": await _steady(rows, options, ring),
+        "arithmetic": round(arithmetic(text, model, options.link, rows), 2),
+    }
+
+
+async def _steady(rows: int, options: argparse.Namespace, ring: Macs) -> float:
+    given = argparse.Namespace(words=_WORDS, tokens=_TOKENS, seconds=options.seconds * options.slower)
+    rate = await Requests(given, random.Random(rows)).rate(ring.url, rows)
+    return round(rate * options.slower, 2)
+
+
+async def _prompt(options: argparse.Namespace, ring: Macs) -> Result:
+    """One prompt of `--prompt-tokens` alone."""
+    reply = await loads.prompt_of(ring.url, options.prompt_tokens, slower=options.slower)
+    return {
+        "load": f"a prompt of {reply.prompt_tokens} tokens",
+        "tokens_per_second": round(reply.prompt_tokens / reply.ttft, 2),
+        "ttft_s": round(reply.ttft, 2),
+    }
+
+
+async def _agents(text: str, model: str, count: int, options: argparse.Namespace, ring: Macs) -> Result:
+    """Agents that take turns: figures of all requests, of each turn, and against what is new alone."""
+    sessions = await loads.agents(
+        ring.url,
+        count=count,
+        turns=options.turns,
+        scale=options.scale,
+        seed=count,
+        slower=options.slower,
+        restart=partial(restarted, ring.made, NAME) if options.restart else None,
+    )
+    replies = [reply for session in sessions for reply in session]
+    middle = options.turns // 2 if options.restart else 0
+    later = [one for each in sessions for turn, one in enumerate(each) if turn and turn != middle and one.ok]
+    times = [one.ttft / _new_alone(text, model, options.link, one) for one in later]
+    return {
+        "load": f"{count} agents",
+        **_of_replies(replies, 0),
+        **agents.figures(sessions, options.restart),
+        "times_new_alone": summary(times),
+    }
+
+
+def _new_alone(text: str, model: str, link: str, reply: Reply) -> float:
+    """Seconds by figures until the new tokens of a prompt are through a ring that does nothing else, with the
+    best number of equal chunks."""
+    new = reply.prompt_tokens - reply.cached_tokens
+    stages = _stage_times(text, model)
+    hops = len(stages) * _way(link) if len(stages) > 1 else 0.0
+
+    def through(chunks: int) -> float:
+        longest = max(one.step(1, -(-new // chunks), reply.cached_tokens) for one in stages)
+        return (chunks + len(stages) - 1) * longest + hops
+
+    return min(map(through, range(1, min(new, _MOST_CHUNKS) + 1)))
+
+
+async def _list(at_once: int, rate: float, options: argparse.Namespace, ring: Macs) -> Result:
+    seed, slower = at_once + round(1000 * rate), options.slower
+    label, count = (
+        (f"{at_once} at a time", at_once * options.each)
+        if at_once
+        else (f"{rate:g} requests/s", options.arrivals)
+    )
+    rates: dict[str, float] = {}
+    if at_once and options.efficiency:
+        alone = await loads.prompt_of(ring.url, _SOLO_TOKENS, slower=slower)
+        rates = {
+            "prefill": alone.prompt_tokens / alone.ttft,
+            str(at_once): await _steady(at_once, options, ring),
+        }
+    replies = await loads.requests_of(
+        ring.url, options.list, at_once=at_once, rate=rate or math.inf, count=count, seed=seed, slower=slower
+    )
+    return {"load": label, **_of_replies(replies, at_once, rates)}
+
+
+def _of_replies(replies: list[Reply], at_once: int, rates: dict[str, float] | None = None) -> Result:
+    found = figures_of(replies, at_once, rates or {})
     cached = sum(one.cached_tokens for one in replies)
     return found | {
         "prompt_per_second": round(found["prompt_tokens"] / found["seconds"], 1),
@@ -131,33 +220,43 @@ def _of_replies(replies: list[Reply], at_once: int) -> Result:
     }
 
 
-def honest(cost: Cost) -> Result:
+def honest(cost: Callable[[], Cost], before: Cost) -> Result:
     """The figures by which a run is judged. Raises FailedPrecondition (PACE_TOO_FAST)."""
-    if cost.share >= MOST_OWN:
+    spent = cost().since(before)
+    if spent.share >= MOST_OWN:
         raise FailedPrecondition(
-            f"this machine's own work takes {cost.share:.2f} of the paced time",
+            f"this machine's own work takes {spent.share:.2f} of the paced time",
             hint="run it on a quieter machine, or with a larger --slower",
             reason="PACE_TOO_FAST",
         )
     return {
-        "own_share": round(cost.share, 3),
-        "late_ms": round(1e3 * cost.late / max(1, cost.steps), 2),
+        "own_share": round(spent.share, 3),
+        "late_ms": round(1e3 * spent.late / max(1, spent.steps), 2),
         "machine_load": round(os.getloadavg()[0], 1),
     }
+
+
+def _stage_times(text: str, model: str) -> list[StageTime]:
+    known, names = figures(), cluster(text)
+    return [
+        StageTime(known.machines[name], known.models[model], 1 / len(names), place == len(names) - 1)
+        for place, name in enumerate(names)
+    ]
+
+
+def _way(link: str) -> float:
+    """Seconds of a hop, without its bytes."""
+    known = figures()
+    return known.links[link].seconds + known.links[link].wakeups + known.completion
 
 
 def arithmetic(text: str, model: str, link: str, rows: int) -> float:
     """Tokens per second by figures alone: no wait but for the hops, and a ring's best number of equal
     lanes."""
-    known, names = figures(), cluster(text)
-    stages = [
-        StageTime(known.machines[name], known.models[model], 1 / len(names), place == len(names) - 1)
-        for place, name in enumerate(names)
-    ]
-    way = known.links[link].seconds + known.links[link].wakeups + known.completion
-    hops = len(names) * way if len(names) > 1 else 0.0
+    stages = _stage_times(text, model)
+    hops = len(stages) * _way(link) if len(stages) > 1 else 0.0
     best = 0.0
-    for lanes in range(1, min(rows, len(names) + 2) + 1):
+    for lanes in range(1, min(rows, len(stages) + 2) + 1):
         times = [one.step(-(-rows // lanes), 1, 0) for one in stages]
         best = max(best, rows / max(sum(times) + hops, lanes * max(times)))
     return best
@@ -170,28 +269,57 @@ def checks(result: Result) -> list[Check]:
         name = f"{SIMULATED}: share of scenarios within {check.WITHIN:g} of the real run"
         return [Check(name, [sum(good) / len(good)], _GOOD, True)]
     found = []
-    for one in result["runs"]:
-        name = f"{one['cluster']}, {one['model']}"
-        shares = [load["own_share"] for load in one["loads"]]
-        found.append(Check(f"{SIMULATED}: own work of paced time, {name}", shares, MOST_OWN))
-        rates = [(load["tokens_per_second"], load.get("arithmetic")) for load in one["loads"]]
-        if one["macs"] == 1 and all(expected for _, expected in rates):
-            off = [round(abs(rate / expected - 1), 3) for rate, expected in rates]
-            found.append(Check(f"{SIMULATED}: against its figures, {name}", off, _TOLERANCE))
-    return found
+    for section in result["sections"]:
+        for one in section["runs"]:
+            name = f"{one['cluster']}, {one['model']}, {section['options']['list']}"
+            shares = [load["own_share"] for load in one["loads"]]
+            found.append(Check(f"{SIMULATED}: own work of paced time, {name}", shares, MOST_OWN))
+            rates = [(load["tokens_per_second"], load.get("arithmetic")) for load in one["loads"]]
+            if one["macs"] == 1 and all(expected for _, expected in rates):
+                off = [round(abs(rate / expected - 1), 3) for rate, expected in rates]
+                found.append(Check(f"{SIMULATED}: against its figures, {name}", off, _TOLERANCE))
+    return joined([found])
 
 
 def tables(result: Result) -> list[Table]:
     if "check" in result:
         return [_check_table(result)]
-    given = result["options"]
+    made: list[Table] = []
+    for section in result["sections"]:
+        made += _section_tables(section)
+    wanted = [
+        [one["name"], one["wanted"], one["seconds"], one.get("failed", "")]
+        for one in result["sections"]
+        if "name" in one
+    ]
+    return [
+        *made,
+        *([Table("SIMULATED: sections", ["name", "wanted", "s", "failed"], wanted)] if wanted else []),
+    ]
+
+
+def _section_tables(section: Result) -> list[Table]:
+    given = section["options"]
+    if not section["runs"]:
+        return []
     title = (
-        f"SIMULATED: {given['list']} over {given['link']}, times by {given['slower']:g}, {result['network']}"
+        f"SIMULATED: {given['list']} over {given['link']}, times by {given['slower']:g}, {section['network']}"
     )
-    made = [_static_table(title, result) if given["list"] == "static" else _list_table(title, result)]
+    if given["list"] == "agents":
+        title += f", tokens divided by {given['scale']:g}"
+    rates = given["list"] in ("static", "prompt")
+    made = [_static_table(title, section) if rates else _list_table(title, section)]
+    if given["list"] == "agents":
+        turns = [
+            row
+            for one in section["runs"]
+            for load in one["loads"]
+            for row in agents.rows(f"{one['cluster']}, {load['load']}", load)
+        ]
+        made.append(Table(f"{title}: turns", agents.COLUMNS, turns))
     faults = [
         [one["cluster"], one["model"], what, seconds]
-        for one in result["runs"]
+        for one in section["runs"]
         for what, seconds in one.get("faults", {}).items()
     ]
     columns = ["cluster", "model", "killed", "no token for, s"]
@@ -203,34 +331,30 @@ def _check_table(result: Result) -> Table:
     for one in result["check"]:
         pairs = [each.get(name) for name in check.FIGURES for each in (one["real"], one["simulated"])]
         body.append([one["scenario"], *pairs, check.off(one)])
-    columns = [
-        f"{name}, {what}" for name in ("tok/s", "ttft p50 ms", "gap p50 ms") for what in ("real", "SIMULATED")
-    ]
+    columns = [f"{name}, {what}" for name in check.FIGURES.values() for what in ("real", "SIMULATED")]
     title = f"Check of the instrument: {result['options']['check']} on this CPU, and SIMULATED by its times"
     return Table(title, ["scenario", *columns, "off by"], body)
 
 
-def _static_table(title: str, result: Result) -> Table:
+def _static_table(title: str, section: Result) -> Table:
+    runs, published = section["runs"], section["published"]
     alone = {
-        (one["model"], load["load"]): load["tokens_per_second"]
-        for one in result["runs"]
-        if one["macs"] == 1
-        for load in one["loads"]
+        load["load"]: load["tokens_per_second"] for one in runs if one["macs"] == 1 for load in one["loads"]
     }
     known = {
-        (each["model"], text): each["tokens_per_second" if text == each["cluster"] else "alone"]
-        for each in result["published"]
-        for text in (each["cluster"], cluster(each["cluster"])[0])
+        (text, f"{each.get('rows', 1)} rows"): each[key]
+        for each in published
+        for key, text in (("tokens_per_second", each["cluster"]), ("alone", cluster(each["cluster"])[0]))
+        if key in each
     }
     body: list[list[object]] = []
-    for one in result["runs"]:
+    for one in runs:
         for load in one["loads"]:
-            rate, single = load["tokens_per_second"], alone.get((one["model"], load["load"]))
-            published = known.get((one["model"], one["cluster"])) if load["load"] == "1 rows" else None
+            rate, single = load["tokens_per_second"], alone.get(load["load"])
             body.append(
                 [
                     *(one["cluster"], one["model"], load["load"], rate, rate / single if single else None),
-                    *(load["arithmetic"], published),
+                    *(load.get("arithmetic"), known.get((one["cluster"], load["load"]))),
                     *(load[name] for name in ("own_share", "late_ms", "machine_load")),
                 ]
             )
@@ -238,9 +362,9 @@ def _static_table(title: str, result: Result) -> Table:
     return Table(title, [*columns, "own share", "late ms", "machine load"], body)
 
 
-def _list_table(title: str, result: Result) -> Table:
+def _list_table(title: str, section: Result) -> Table:
     body: list[list[object]] = []
-    for one in result["runs"]:
+    for one in section["runs"]:
         for load in one["loads"]:
             parts = [("ttft_ms", "p50"), ("ttft_ms", "p95"), ("gap_ms", "p50"), ("gap_ms", "p95")]
             body.append(
@@ -248,16 +372,40 @@ def _list_table(title: str, result: Result) -> Table:
                     *(one["cluster"], one["model"], load["load"], load["tokens_per_second"]),
                     *(load["prompt_per_second"], load["cached"]),
                     *(load[key].get(part) for key, part in parts),
+                    *(load.get("efficiency"), load.get("computed_again"), load.get("after_restart")),
+                    load.get("times_new_alone", {}).get("p95"),
                     *(load[name] for name in ("failed", "own_share", "machine_load")),
                 ]
             )
     columns = ["cluster", "model", "load", "tok/s", "prompt tok/s", "cached", "ttft p50 ms", "p95"]
-    return Table(title, [*columns, "gap p50 ms", "p95", "failed", "own share", "machine load"], body)
+    columns += [
+        "gap p50 ms",
+        "p95",
+        "efficiency",
+        "computed again",
+        "after restart",
+        "ttft p95, times new alone",
+    ]
+    return Table(title, [*columns, "failed", "own share", "machine load"], body)
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def clusters(text: str) -> list[str]:
+    """An option's value: clusters between commas. Raises NotFound (MAC_NOT_FOUND)."""
+    found = text.split(",")
+    for one in found:
+        cluster(one)
+    return found
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     known = figures()
-    parser.add_argument("--cluster", default="2xm4max", help="2xm4max, m3ultra+m5max")
+    parser.add_argument(
+        "--cluster", type=clusters, default=["2xm4max"], help="2xm4max, m3ultra+m5max, several between commas"
+    )
     parser.add_argument("--model", choices=list(known.models), default="llama-70b-4bit")
     parser.add_argument("--link", choices=list(known.links), default="tb5")
     parser.add_argument("--list", choices=loads.NAMES, default="static")
@@ -272,7 +420,26 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--namespaces", action="store_true", help="one of the network for each Mac; needs root"
     )
     parser.add_argument("--faults", action="store_true", help="then kill a carrier, and an engine")
-    parser.add_argument("--all", action="store_true", help="the published clusters")
-    parser.add_argument("--check", metavar="MODEL", help="check the instrument by a real model on this CPU")
+    parser.add_argument("--efficiency", action="store_true", help="of closed loops, by the ring's own rates")
+    parser.add_argument("--prompt-tokens", type=int, default=8192, help="of the list prompt")
+    parser.add_argument("--turns", type=int, default=agents.TURNS, help="of each agent")
+    parser.add_argument("--scale", type=float, default=1.0, help="agents' tokens are divided by this")
+    parser.add_argument("--restart", action="store_true", help="every process, between two turns of agents")
+    parser.add_argument("--all", action="store_true", help="the targets in macs.toml, one after the other")
+    parser.add_argument("--parts", type=_names, default=[], help=f"of --all: {', '.join(known.targets)}")
+    parser.add_argument(
+        "--check",
+        choices=list(SHAPES),
+        metavar="MODEL",
+        help="check the instrument by a real model on this CPU",
+    )
+    parser.add_argument("--stages", type=numbers, default=[1, 2], help="of the check")
+    parser.add_argument(
+        "--scenarios",
+        type=check.scenarios,
+        default=check.scenarios("chat:2:4,mixed:4:8"),
+        help="of the check",
+    )
+    parser.add_argument("--check-rounds", type=int, default=1, help="of the check, real and paced by turns")
     parser.add_argument("--slower", type=float, default=1.0, help="multiplies all paced times")
     parser.add_argument("--no-alone", action="store_true", help="leave one Mac alone out")

@@ -20,11 +20,13 @@ import random
 import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from functools import partial
 from statistics import mean, median
 from typing import Any
 
-from bench.clusters import can_pin, cores_after, cpu_seconds, family, kind
+from bench import agents
+from bench.clusters import can_pin, cores_after, cpu_seconds, family, kind, restarted
+from bench.drawn import Drawn
 from bench.frame import Result, Table, numbers, progress
 from bench.models import by_name
 from bench.openai_client import Reply, ask
@@ -41,24 +43,11 @@ from sealring.mesh.errors import SealringError, Unavailable
 SYSTEMS = {"two": OURS, "server": SERVER, "pipeline": PIPELINE, "alone": ALONE}
 QUICK = ("--model", "12x256-qwen2", "--systems", "two", "--at-once", "4", "--seconds", "3", "--rounds", "1")
 QUICK_SECONDS = 120.0
+AGENTS, AGAIN = "agents", 0.03
+"""A list of its own, and the share of prefix tokens that it may compute again."""
 
 _SOLO_WORDS, _SOLO_TIMES = 600, 3
 _STEADY_WORDS, _STEADY_TOKENS = 60, 1024
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A log-normal number, cut to what lies between `least` and `most`."""
-
-    median: float
-    sigma: float
-    least: int
-    most: int
-
-    def draw(self, generator: random.Random) -> int:
-        return round(
-            min(max(generator.lognormvariate(math.log(self.median), self.sigma), self.least), self.most)
-        )
 
 
 LISTS = {
@@ -83,6 +72,8 @@ async def run(options: argparse.Namespace) -> Result:
     if can_pin() and not options.gpus:
         os.sched_setaffinity(0, options.client_cores)
     options.requests = max(options.at_once, default=options.open_rows)
+    if options.list == AGENTS:
+        options.systems = [short for short in options.systems if short != "alone"]  # it has no server
     found: dict[str, dict[str, list[Result]]] = {}
     rates: list[dict[str, float]] = []
     missing: dict[str, str] = {}
@@ -116,13 +107,16 @@ async def _turn(
     own: dict[str, float] = {}
     if isinstance(system, Server):
         system.resume()
-    elif isinstance(system, LocalCluster):
+    elif isinstance(system, LocalCluster) and options.list != AGENTS:
         progress("steady rates")
         own = await _steady(system, options)
         rates.append(own)
     found = []
     loads = [*((rows, math.inf) for rows in options.at_once), *((0, rate) for rate in options.rates)]
     for rows, rate in loads:
+        if options.list == AGENTS:
+            found.append((f"{rows} agents", await _agents(system, options, rows, number)))
+            continue
         label = f"{rows} at a time" if rows else f"{rate:g} requests/s"
         progress(label)
         count = rows * options.each if rows else options.arrivals
@@ -131,6 +125,29 @@ async def _turn(
         times = arrivals(random.Random(seed), count, rate, 1.0)
         found.append((label, await _load(system, options, asked, times, rows, own)))
     return found
+
+
+async def _agents(system: Any, options: argparse.Namespace, count: int, seed: int) -> Result:
+    """Sessions of `count` agents at a time at a server; ours is restarted between two turns if asked for."""
+    progress(f"{count} agents of {options.turns} turns, tokens divided by {options.scale:g}")
+    ours = isinstance(system, LocalCluster)
+    before = _cpu(system)
+    sessions = await agents.run(
+        system.http_url if ours else system.url,
+        "bench" if ours else str(by_name(options.model)),
+        count=count,
+        turns=options.turns,
+        scale=options.scale,
+        seed=seed,
+        seconds=options.answer_seconds,
+        restart=partial(restarted, system, "bench") if ours and options.restart else None,
+    )
+    cpu = {part: round(spent - before.get(part, 0.0), 2) for part, spent in _cpu(system).items()}
+    found = figures(
+        [reply for session in sessions for reply in session], 0, {}, {} if options.restart else cpu
+    )
+    made = agents.figures(sessions, ours and options.restart)
+    return found | made | {"shares": {}, "cpu_ms_per_token": found.get("cpu_ms_per_token")}
 
 
 async def _steady(made: LocalCluster, options: argparse.Namespace) -> dict[str, float]:
@@ -276,6 +293,9 @@ def checks(result: Result) -> list[Check]:
         if SERVER in systems:
             p50s = [[one["ttft_ms"].get("p50") for one in each] for each in (ours, systems[SERVER])]
             found.append(Check(f"TTFT p50 against mlx_lm.server, {what}", ratios(*p50s), 0.7))
+        if given["list"] == AGENTS:
+            again = _each(ours, "computed_again")
+            found.append(Check(f"prefix tokens computed again, {what}", again, AGAIN))
         found.append(Check(f"failed requests, {what}", _each(ours, "failed"), 0))
     return found
 
@@ -326,12 +346,28 @@ def tables(result: Result) -> list[Table]:
     ]
     given = result["options"]
     made = [Table(f"{given['list']} requests, {given['model']}", [*columns, "failed", *_EFFICIENT], body)]
+    made += _agents_tables(result)
     if shares:
         made.append(Table("where members' time went, %", ["load", *SHOWN, "idle"], shares))
     if parts := list(dict.fromkeys(part for each in spent.values() for part in each)):
         rows = [[load, *(each.get(part, "") for part in parts)] for load, each in spent.items()]
         made.append(Table("processors' seconds of ours", ["load", *parts], rows))
     return made
+
+
+def _agents_tables(result: Result) -> list[Table]:
+    """Tables of agents' turns, from the last round; nothing for other lists."""
+    given = result["options"]
+    if given["list"] != AGENTS:
+        return []
+    turns, shares = [], []
+    for load, each in result["rounds"].items():
+        for name, rounds in each.items():
+            turns += agents.rows(f"{load}, {name}", rounds[-1])
+            shares.append([load, name, rounds[-1]["computed_again"], rounds[-1].get("after_restart")])
+    columns = ["load", "system", "prefix tokens computed again", "in the first turn after a restart"]
+    title = f"agents' turns, tokens divided by {given['scale']:g}"
+    return [Table(title, agents.COLUMNS, turns), Table("shares", columns, shares)]
 
 
 def systems(text: str) -> list[str]:
@@ -354,7 +390,10 @@ def rates(text: str) -> list[float]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="12x512-qwen2")
-    parser.add_argument("--list", choices=LISTS, default="mixed")
+    parser.add_argument("--list", choices=[*LISTS, AGENTS], default="mixed")
+    parser.add_argument("--turns", type=int, default=agents.TURNS, help="of each agent")
+    parser.add_argument("--scale", type=float, default=16.0, help="agents' tokens are divided by this")
+    parser.add_argument("--restart", action="store_true", help="every process, between two turns of agents")
     parser.add_argument("--systems", type=systems, default=list(SYSTEMS), help=", ".join(SYSTEMS))
     parser.add_argument(
         "--at-once", type=numbers, default=[8, 16, 64], help="requests under way, closed loops"

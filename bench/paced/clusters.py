@@ -21,8 +21,8 @@ from sealring.cli.terminal.host import Host
 
 NAME = "bench"
 CONTEXT = 65_536
-_TINY = dataclasses.replace(SHAPES["4x64"], context=CONTEXT, heads=1, kv_heads=1)
-"""One head: attention over long contexts is most of what it costs."""
+TINY = dataclasses.replace(SHAPES["4x64"], context=CONTEXT, heads=1, kv_heads=1)
+"""The model that is computed. One head: attention over long contexts is most of what it costs."""
 _LEAST_LAYERS = 4
 _MEMORY = 4 << 30
 """Bytes of each node, as far as plans go: long answers of many rows are planned for at once."""
@@ -46,7 +46,7 @@ class MacCluster(LocalCluster):
             "node": {"memory_limit": _MEMORY},
         }
         if model is None:
-            model = random_model(dataclasses.replace(_TINY, layers=max(_LEAST_LAYERS, len(machines))))
+            model = random_model(dataclasses.replace(TINY, layers=max(_LEAST_LAYERS, len(machines))))
         super().__init__(folder, model, nodes=len(machines), name=NAME, settings=settings, host=PacedHost())
         spaces = network.spaces if network is not None else [""] * len(machines)
         self._network = network

@@ -24,6 +24,7 @@ import mlx.core as mx
 from bench.paced.figures import Link, StageTime, figures
 from bench.paced.node import Pace
 from bench.paced.pacing import PacedDevice, PacedLink
+from bench.paced.processor import BusyDevice, native_seconds
 from bench.paced.timed import StepTable, StepTimes
 from sealring.node.engine import device as engine_device
 from sealring.node.engine import main, transfer
@@ -63,14 +64,15 @@ class Hooked:
     def call(self, stage: Stage, inputs: list[mx.array], cache: caches.Batch) -> list[mx.array]:
         """The stage's call, as the product makes it."""
         rows, tokens = inputs[0].shape[:2]
-        context = held(cache)
+        context = tokens_in(cache)
         outputs = self._call(stage, inputs, cache)
         self.built(stage.spec, rows, tokens, context)
         return outputs
 
     def async_eval(self, *arrays: Any) -> None:
-        self.launch()
+        begun, launched = time.perf_counter(), self.launch()
         self._async_eval(*arrays)
+        self.held(launched, begun)
 
     def eval(self, *arrays: Any) -> None:
         launched = self.launch()
@@ -84,6 +86,9 @@ class Hooked:
     def launch(self) -> Any:
         """Notes that what was built is launched; what `done` gets."""
         raise NotImplementedError
+
+    def held(self, launched: Any, begun: float) -> None:
+        """Called by the thread that began a launch then, when it can go on."""
 
     def done(self, launched: Any, size: float) -> None:
         """Called when a launch has results of `size` bytes; 0 if they stay on this machine."""
@@ -104,16 +109,24 @@ class Hooked:
         beside.rename(self._report)
 
 
+Launched = tuple[PacedDevice | BusyDevice, float]
+
+
 class PacedEngine(Hooked):
     """Results are ready when the pace says so."""
 
-    def __init__(self, pace: Pace, device: PacedDevice | None = None) -> None:
+    def __init__(self, pace: Pace, device: PacedDevice | BusyDevice | None = None) -> None:
         super().__init__(pace)
         known = figures()
         self._model = known.models.get(pace.model)
         self._completion = known.completion * pace.slower if self._model else 0.0
         self._tables = {place: StepTable.of(plain) for place, plain in pace.tables.items()}
-        self._device = device or PacedDevice()
+        self._held = max((one.held for one in self._tables.values()), default=0.0)
+        self._device: PacedDevice | BusyDevice = device or PacedDevice()
+        self._core = (
+            BusyDevice() if self._tables else None
+        )  # the device from the first step that is served on
+        self._native = self._step = 0.0
         self._hop = self._paced(known.links[pace.link]) if self._model else None
         self._on_its_way = (0.0, 0.0)
         self._cost = Cost()
@@ -125,6 +138,7 @@ class PacedEngine(Hooked):
     def install(self) -> None:
         super().install()
         if self._model is not None:  # a Mac has a GPU
+            mx.fast.scaled_dot_product_attention = looked_at_nothing
             engine_device.rows_in_turn = lambda: False
             engine_device.metal = lambda: True
             send = EngineChannel.send
@@ -136,8 +150,12 @@ class PacedEngine(Hooked):
             EngineChannel.send = sent  # type: ignore[method-assign]
 
     def built(self, spec: StageSpec, rows: int, tokens: int, context: int) -> None:
-        seconds = self._times(spec).step(rows, tokens, context)
-        self._device.build(seconds * self.pace.slower)
+        seconds = self._times(spec).step(rows, tokens, context) * self.pace.slower
+        if self._device is self._core:  # the tiny computation is a part of the step
+            spent = native_seconds()
+            seconds, self._native = seconds - (spent - (self._native or spent)), spent
+        self._step = max(0.0, seconds)
+        self._device.build(seconds)
 
     def _times(self, spec: StageSpec) -> StageTime | StepTable:
         share = (spec.hi - spec.lo) / spec.layers
@@ -145,14 +163,25 @@ class PacedEngine(Hooked):
             return StageTime(figures().machines[self.pace.machine], self._model, share, spec.is_tail)
         return self._tables[place_of(spec)]
 
-    def launch(self) -> float:
-        """The moment at which all that was built until now is done."""
-        return self._device.launch()
+    def launch(self) -> Launched:
+        """The device, and the moment at which all that was built until now is done."""
+        return self._device, self._device.launch()
 
-    def done(self, launched: float, size: float) -> None:
-        late = self._device.wait(launched + self._completion)
+    def held(self, launched: Launched, begun: float) -> None:
+        """Keeps the thread for the part of the step for which the recorded launches did."""
+        device, moment = launched
+        if device is self._core:
+            device.wait(moment - (1 - self._held) * self._step)
+
+    def done(self, launched: Launched, size: float) -> None:
+        device, moment = launched
+        late = device.wait(moment + self._completion)
+        if self._core is not None and self._device is not self._core and serves():
+            self._device = self._core
+            for table in self._tables.values():
+                table.serves = True
         if size:
-            self._on_its_way = launched + self._completion, size
+            self._on_its_way = moment + self._completion, size
             self._cost.late += late
             self._cost.steps += 1
             self.report(self._costs)
@@ -175,38 +204,64 @@ class PacedEngine(Hooked):
         return float(_NUMBER_BYTES * self._model.hidden * shape[0] * shape[1])
 
 
+@dataclass
+class Launch:
+    """Work of the real device: rows, tokens and context of its steps, and when it was launched."""
+
+    at: float
+    steps: list[tuple[int, int, int]]
+    held: float = 0.0
+
+
 class Recorder(Hooked):
     """Nothing is paced; the times of all steps are measured, for a paced engine to take."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__(pace)
-        self._built: list[tuple[int, int]] = []
+        self._built: list[tuple[int, int, int]] = []
         self._place = ""
-        self._serves = False
-        self._launched: tuple[float, list[tuple[int, int]]] = (0.0, [])
-        self._ready = 0.0
+        self._launched = Launch(0.0, [])
+        self._ready = self._spent = 0.0
         self._times = StepTimes()
 
     def built(self, spec: StageSpec, rows: int, tokens: int, context: int) -> None:
         self._place = place_of(spec)
-        self._built.append((rows, tokens))
+        self._built.append((rows, tokens, context))
 
-    def launch(self) -> tuple[float, list[tuple[int, int]]]:
-        """The moment of the launch and its steps."""
+    def launch(self) -> Launch:
+        """What was built until now, or with nothing new the last launch."""
         if self._built:
-            self._launched, self._built = (time.perf_counter(), self._built), []
+            self._launched, self._built = Launch(time.perf_counter(), self._built), []
         return self._launched
 
-    def done(self, launched: tuple[float, list[tuple[int, int]]], size: float) -> None:
-        at, steps = launched
-        now = time.perf_counter()
-        if not self._serves and threading.current_thread() is not threading.main_thread():
-            self._serves, self._times = True, StepTimes()  # until now it has warmed up
+    def held(self, launched: Launch, begun: float) -> None:
+        launched.held += time.perf_counter() - begun
+
+    def done(self, launched: Launch, size: float) -> None:
+        now, steps = time.perf_counter(), launched.steps
         if steps:
-            self._times.add(*steps[-1], now - max(at, self._ready))
+            spent = native_seconds()
+            took, self._spent = spent - self._spent, spent
+            held = launched.held / max(1e-6, now - max(launched.at, self._ready))
+            if serves():
+                self._times.add(*steps[-1], took, took * min(1.0, held))
+            else:
+                self._times.load(*steps[-1], now - max(launched.at, self._ready))
             steps.clear()
             self._ready = now
-            self.report(lambda: {"place": self._place, "times": self._times.plain()})
+            self.report(lambda: {"place": self._place, **self._times.plain()})
+
+
+def looked_at_nothing(queries: mx.array, keys: mx.array, values: mx.array, **_: Any) -> mx.array:
+    """Instead of attention, which over 50,000 tokens is most of what the tiny model costs: the queries, once
+    the caches are there."""
+    found: mx.array = mx.depends([queries], [keys, values])[0]
+    return found
+
+
+def serves() -> bool:
+    """Whether an epoch's outbox waits for results, and no stage that is timed at load."""
+    return threading.current_thread() is not threading.main_thread()
 
 
 def place_of(spec: StageSpec) -> str:
@@ -244,7 +299,7 @@ class HookedSendBuffer(transfer.SharedSendBuffer):
         return found
 
 
-def held(cache: caches.Batch) -> int:
+def tokens_in(cache: caches.Batch) -> int:
     """Tokens that the caches of a step hold; of rows together, with what they are padded by."""
     most = 0
     for entry in cache:

@@ -146,6 +146,8 @@ class Figures:
     completion: float
     """Seconds between a GPU's end of a step and the thread that waits for it."""
     published: tuple[Mapping[str, Any], ...]
+    targets: Mapping[str, Mapping[str, str]]
+    """By name: `arguments` of `bench macs`, and what is `wanted`."""
     sources: Mapping[str, str]
     """By `machines.NAME` and so on: mark and source."""
 
@@ -167,6 +169,7 @@ def figures(file: Path = FILE) -> Figures:
         {name: Link(row["ms"] / 1e3, row["gb_s"] * 1e9, wakeups) for name, row in data["links"].items()},
         host["completion_us"] / 1e6,
         published,
+        data["targets"],
         sources,
     )
 

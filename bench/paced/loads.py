@@ -9,20 +9,21 @@ import random
 import time
 from typing import Any
 
+from bench.agents import run as sessions_of
 from bench.clusters import family, kind
 from bench.mixed import requests
 from bench.openai_client import LOOK_SECONDS, Reply, ask, streams
 from bench.paced.clusters import NAME, MacCluster
 from bench.serve import arrivals, prompt, send
-from sealring.mesh.errors import DeadlineExceeded
+from sealring.mesh.errors import DeadlineExceeded, Unavailable
 
-NAMES = ("static", "chat", "mixed", "long", "agents")
+NAMES = ("static", "chat", "mixed", "long", "prompt", "agents")
 
 _OF_MIXED = {"chat": "sharegpt", "mixed": "mixed", "long": "long"}
 _ANSWER_SECONDS = 1800.0
 
-_AGENT_WORDS, _TOOL_WORDS, _AGENT_TOKENS, _TURNS = 600, 80, 60, 4
-"""Words of an agent's first message and of a tool's result, tokens of a turn, and turns of an agent."""
+_SAMPLE_TOKENS = 64
+"""Of a prompt that shows how many tokens a word has."""
 
 _UNDER_WAY = 4
 """Pieces of an answer that may still arrive of what was under way at a fault."""
@@ -50,29 +51,29 @@ async def requests_of(
     return [faster(one, slower) for one in replies]
 
 
-async def agents(url: str, *, count: int, seed: int, slower: float) -> list[Reply]:
-    """Agents that each take turns: a long first message, then answers of the model and results of tools."""
+async def agents(url: str, *, slower: float, **given: Any) -> list[list[Reply]]:
+    """As `bench.agents.run`."""
+    sessions = await sessions_of(url, NAME, seconds=_ANSWER_SECONDS * slower, **given)
+    return [[faster(reply, slower) for reply in session] for session in sessions]
 
-    async def one(number: int) -> list[Reply]:
-        generator = random.Random(f"agent {seed} {number}")
-        said = [{"role": "user", "content": prompt(generator, _AGENT_WORDS)}]
-        replies = []
-        for _ in range(_TURNS):
-            body: dict[str, Any] = {
-                "model": NAME,
-                "messages": said,
-                "max_tokens": _AGENT_TOKENS,
-                "temperature": 0,
-                "stream_options": {"include_usage": True},
-            }
-            reply = await ask(url, body, seconds=_ANSWER_SECONDS * slower)
-            replies.append(faster(reply, slower))
-            result = prompt(generator, _TOOL_WORDS)
-            said = [*said, {"role": "assistant", "content": reply.text}, {"role": "user", "content": result}]
-        return replies
 
-    found = await asyncio.gather(*map(one, range(count)))
-    return [reply for replies in found for reply in replies]
+async def prompt_of(url: str, tokens: int, *, slower: float) -> Reply:
+    """The answer of two tokens to a prompt of about `tokens` tokens. Raises Unavailable (BENCH_FAILED)."""
+    each, reply = 1.0, Reply(0.0)
+    for wanted in (_SAMPLE_TOKENS, tokens):
+        text = prompt(random.Random(f"{tokens} {wanted}"), max(1, round(wanted * each)))
+        body: dict[str, Any] = {
+            "model": NAME,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": 2,
+            "temperature": 0,
+            "stream_options": {"include_usage": True},
+        }
+        reply = await ask(url, body, seconds=_ANSWER_SECONDS * slower)
+        if not reply.ok or not reply.prompt_tokens:
+            raise Unavailable(f"a prompt was not answered: {reply.error}", reason="BENCH_FAILED")
+        each = wanted * each / reply.prompt_tokens
+    return faster(reply, slower)
 
 
 async def fault(made: MacCluster, what: str) -> float:

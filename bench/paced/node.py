@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+Plain = Mapping[str, Sequence[Sequence[float]]]
+
 PACE = "BENCH_MACS_PACE"
 """The variable that holds a node's `Pace`, as JSON."""
 
@@ -25,8 +27,9 @@ class Pace:
     """What an engine is paced as. `slower` multiplies all of its times. `reports` is a folder.
 
     `shaped`: the network delays records itself. `records`: nothing is paced, and the times of steps are
-    reported. `tables`: such times of "head" and "tail", as rows, tokens and seconds, to go by if `machine`
-    and `model` are "". `namespaces`: each node has one of its own, `space`, if this machine allows that.
+    reported. `tables`: such times of "head" and "tail", as `timed.StepTimes.plain` has them, to go by if
+    `machine` and `model` are "". `namespaces`: each node has one of its own, `space`, if this machine allows
+    that.
     """
 
     machine: str
@@ -38,7 +41,7 @@ class Pace:
     records: bool = False
     namespaces: bool = False
     space: str = ""
-    tables: Mapping[str, Sequence[tuple[int, int, float]]] = field(default_factory=dict)
+    tables: Mapping[str, Plain] = field(default_factory=dict)
 
 
 def main() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import asynccontextmanager
 
 import pytest
 
 from bench import macs
 from bench.paced.clusters import Cost
+from bench.paced.figures import figures
 from bench.verdict import MISSED
-from sealring.mesh.errors import FailedPrecondition
+from sealring.mesh.errors import FailedPrecondition, Unavailable
 
 
 def load(rows: int, rate: float, arithmetic: float) -> dict[str, object]:
@@ -31,21 +33,19 @@ def result(alone: float = 39.0, name: str = "static") -> dict[str, object]:
     macs.options(parser)
     parts = {"p50": 1.0, "p95": 2.0}
     chat = load(4, 20.0, 0) | {"prompt_per_second": 9.0, "cached": 0, "failed": 0}
-    return {
-        "what": macs.SIMULATED,
-        "options": vars(parser.parse_args(["--list", name])),
-        "network": "loopback",
-        "published": [],
-        "runs": [
-            {"macs": 2, "loads": [load(8, 71.0, 72.0)], "faults": {"carrier": 1.0}} | BOTH,
-            {"macs": 1, "loads": [load(8, alone, 39.06)]} | BOTH | {"cluster": "m4max"},
-        ]
-        if name == "static"
-        else [{"macs": 2, "loads": [chat | {"ttft_ms": parts, "gap_ms": parts}]} | BOTH],
-    }
+    chat |= {"turns": [{"ttft_ms": {"p50": 1.0, "max": 2.0}, "new": 30}], "computed_again": 0.01}
+    runs = [
+        {"macs": 2, "loads": [load(8, 71.0, 72.0)], "faults": {"carrier": 1.0}} | BOTH,
+        {"macs": 1, "loads": [load(8, alone, 39.06)]} | BOTH | {"cluster": "m4max"},
+    ]
+    if name != "static":
+        runs = [{"macs": 2, "loads": [chat | {"ttft_ms": parts, "gap_ms": parts}]} | BOTH]
+    given = vars(parser.parse_args(["--list", name]))
+    section = {"options": given, "network": "loopback", "published": [], "runs": runs}
+    return {"what": macs.SIMULATED, "options": given, "sections": [section]}
 
 
-@pytest.mark.parametrize("name", ["static", "chat"])
+@pytest.mark.parametrize("name", ["static", "chat", "agents"])
 def test_every_table_and_target_says_that_it_is_simulated(name):
     shown = macs.tables(result(name=name))
     assert shown
@@ -66,9 +66,10 @@ def test_one_mac_that_is_not_as_fast_as_its_figures_misses():
 
 
 def test_a_run_whose_own_work_takes_half_of_the_paced_time_refuses_itself():
-    assert macs.honest(Cost(10.0, 3.0, 1.0, 10))["own_share"] == 0.4
+    before = Cost(2.0, 1.0, 1.0, 4)
+    assert macs.honest(lambda: Cost(12.0, 4.0, 2.0, 14), before)["own_share"] == 0.4
     with pytest.raises(FailedPrecondition) as caught:
-        macs.honest(Cost(10.0, 3.0, 2.5, 10))
+        macs.honest(lambda: Cost(12.0, 4.0, 3.5, 14), before)
     assert caught.value.reason == "PACE_TOO_FAST"
 
 
@@ -86,9 +87,39 @@ def test_two_macs_double_a_rate_only_where_their_lanes_are_not_wasted():
 
 def test_what_others_published_stands_beside_one_request_alone():
     shown = result()
-    shown["published"] = [BOTH | {"tokens_per_second": 10.5, "alone": 11.0}]
+    (section,) = shown["sections"]
+    section["published"] = [
+        BOTH | {"tokens_per_second": 10.5, "alone": 11.0},
+        BOTH | {"tokens_per_second": 60.0, "rows": 8},
+    ]
     one, many = load(1, 10.8, 11.4), load(8, 71.0, 72.0)
-    shown["runs"] = [{"macs": 2, "loads": [one, many]} | BOTH]
+    section["runs"] = [{"macs": 2, "loads": [one, many]} | BOTH]
     (table,) = macs.tables(shown)
     place = table.columns.index("published")
-    assert [row[place] for row in table.rows] == [10.5, None]
+    assert [row[place] for row in table.rows] == [10.5, 60.0]
+
+
+def test_every_target_of_the_data_file_has_options_that_are_known():
+    for name, target in figures().targets.items():
+        parser = argparse.ArgumentParser()
+        macs.options(parser)
+        given = parser.parse_args(target["arguments"].split())
+        assert given.model in figures().models, name
+        assert target["wanted"]
+
+
+async def test_a_section_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch):
+    @asynccontextmanager
+    async def none(machines, *_):
+        raise Unavailable("no node came", reason="NODES_NOT_ONLINE")
+        yield
+
+    monkeypatch.setattr(macs, "macs", none)
+    parser = argparse.ArgumentParser()
+    macs.options(parser)
+    found = await macs.run(parser.parse_args(["--all", "--parts", "glm,qwen"]))
+    assert [(one["name"], one["failed"][:12]) for one in found["sections"]] == [
+        ("glm", "no node came"),
+        ("qwen", "no node came"),
+    ]
+    assert len(macs.tables(found)[-1].rows) == 2
