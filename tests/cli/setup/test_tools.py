@@ -213,3 +213,60 @@ def test_only_our_own_lines_are_taken_back_from_the_end_of_a_file(tmp_path: Path
     file.write_text("- ours, changed\n")
     with pytest.raises(FailedPrecondition, match="changed"):
         settings.undo()
+
+
+def _cline(**settings: Any) -> dict[str, Any]:
+    """A providers.json as Cline leaves it."""
+    entry = {"settings": settings, "updatedAt": "2026-11-24T17:16:39.014Z", "tokenSource": "manual"}
+    return {"version": 1, "modes": {}, "providers": {"openai-compatible": entry}}
+
+
+def test_an_entry_that_a_program_stamps_anew_is_taken_back_as_a_whole(tmp_path: Path) -> None:
+    file, tool = tmp_path / "providers.json", TOOLS["cline"]
+    settings = Settings(file, tmp_path / "record")
+    settings.write(tool, filled(tool.content, VALUES))
+    told = json.loads(file.read_text())
+    assert told["version"] == 1, "Cline reads no file without it"
+    told["providers"]["openai-compatible"]["updatedAt"] = "2026-11-24T17:16:39.014Z"
+    told["providers"]["openai-compatible"]["settings"]["reasoning"] = {"enabled": True}
+    file.write_text(json.dumps(told))
+    settings.undo()
+    assert not file.exists()
+    settings.write(tool, filled(tool.content, VALUES))
+    told["providers"]["theirs"] = {"settings": {}}
+    file.write_text(json.dumps(told))
+    settings.undo()
+    assert json.loads(file.read_text()) == {
+        "version": 1,
+        "modes": {},
+        "providers": {"theirs": {"settings": {}}},
+    }
+
+
+def test_an_entry_that_leads_elsewhere_now_is_not_ours(tmp_path: Path) -> None:
+    file, tool = tmp_path / "providers.json", TOOLS["cline"]
+    settings = Settings(file, tmp_path / "record")
+    before = _cline(baseUrl="http://theirs:1", model="a")
+    file.write_text(json.dumps(before))
+    settings.write(tool, filled(tool.content, VALUES))
+    assert json.loads(file.read_text())["providers"]["openai-compatible"]["settings"]["baseUrl"] == (
+        "http://h:1/v1"
+    )
+    moved = _cline(baseUrl="http://other:1", model="b")
+    file.write_text(json.dumps(moved))
+    settings.undo()
+    assert json.loads(file.read_text())["providers"] == moved["providers"]
+
+
+@pytest.mark.parametrize("context", [2048, 65_536])
+def test_agents_know_how_long_the_context_is(context: int) -> None:
+    values = values_of("http://h:1", "demo", "none", context, Path("/home/me"))
+    qwen = filled(TOOLS["qwen-code"].content, values)["model"]["generationConfig"]
+    cline = filled(TOOLS["cline"].content, values)["providers"]["openai-compatible"]["settings"]
+    (aider,) = filled(TOOLS["aider"].beside[".aider.sealring.json"], values).values()
+    found = [
+        (qwen["contextWindowSize"], qwen["samplingParams"]["max_tokens"]),
+        (cline["contextWindow"], cline["maxTokens"]),
+        (aider["max_input_tokens"], aider["max_output_tokens"]),
+    ]
+    assert found == [(context, values["output"])] * 3

@@ -1,0 +1,241 @@
+"""The agents that `make clients` installs: how each is run, and what the scripted model has it do.
+
+Each reads a file with a tool of its own and says what is in it. Asked again in the same conversation, it
+writes a file and runs a command on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scriptedmodel import Call, Scene, Step
+
+ROOT = Path(__file__).parents[2]
+INSTALLED = ROOT / "build" / "clients"
+LIST = ROOT / "tests" / "clients" / "programs.txt"
+AIDER = ROOT / "tests" / "clients" / "aider.txt"
+
+NOTES = "Buy three plums.\n"
+WRITTEN = "three plums\n"
+COMMAND = "tr a-z A-Z < list.txt"
+FOUND = "The notes ask for three plums."
+ENDED = "The list is written and checked."
+
+
+def cue(name: str, number: int) -> str:
+    """The words by which the scripted model knows its scene."""
+    return f"Scene {number} of {name}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One agent. In commands, `{prompt}` and `{model}` are replaced.
+
+    `read` and `write` are its tools and their arguments, in which `{path}` is an absolute path, and
+    `run` the tool that runs COMMAND. `held`: it sends a grammar with each request.
+    """
+
+    package: str
+    title: str
+    first: Sequence[str]
+    then: Sequence[str]
+    read: tuple[str, Mapping[str, Any]]
+    write: tuple[str, Mapping[str, Any]]
+    run: tuple[str, Mapping[str, Any]]
+    held: bool = False
+    tools: str = "reads, writes, runs"
+    remark: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+_TEST = "tr a-z A-Z < list.txt; test -e seen || { touch seen; exit 1; }"
+"""Fails the first time, so that aider shows the model what the command printed."""
+
+_AIDER = ("aider", "--yes-always", "--no-git", "--no-check-update", "--analytics-disable")
+
+_CODEX = ("codex", "exec", "--profile", "sealring", "--skip-git-repo-check", "-s", "danger-full-access")
+_CONTINUE = ("cn", "-p", "--auto", "--config", "{home}/.continue/assistants/sealring.yaml")
+
+PROGRAMS = {
+    "aider": Program(
+        "aider-chat",
+        "aider",
+        (*_AIDER, "--message", "/ask {prompt}", "notes.txt"),
+        (*_AIDER, "--restore-chat-history", "--auto-test", "--test-cmd", _TEST, "--message", "{prompt}"),
+        ("", {}),
+        ("", {}),
+        ("", {}),
+        tools="has none; reads, edits, runs a test",
+        remark="edits by text, and runs the test that it is given",
+    ),
+    "claude": Program(
+        "@anthropic-ai/claude-code",
+        "Claude Code",
+        ("claude", "-p", "--allowedTools", "Read,Write,Bash", "--", "{prompt}"),
+        ("claude", "-p", "--continue", "--allowedTools", "Read,Write,Bash", "--", "{prompt}"),
+        ("Read", {"file_path": "{path}"}),
+        ("Write", {"file_path": "{path}", "content": WRITTEN}),
+        ("Bash", {"command": COMMAND, "description": "Check the list"}),
+    ),
+    "codex": Program(
+        "@openai/codex",
+        "Codex CLI",
+        (*_CODEX, "{prompt}"),
+        (*_CODEX, "resume", "--last", "{prompt}"),
+        ("exec_command", {"cmd": "cat notes.txt"}),
+        (
+            "apply_patch",
+            {"input": "*** Begin Patch\n*** Add File: list.txt\n+three plums\n*** End Patch\n"},
+        ),
+        ("exec_command", {"cmd": COMMAND}),
+        held=True,
+        remark="writes with apply_patch, held to Codex's own grammar",
+    ),
+    "opencode": Program(
+        "opencode-ai",
+        "opencode",
+        ("opencode", "run", "--model", "sealring/{model}", "{prompt}"),
+        ("opencode", "run", "--continue", "--model", "sealring/{model}", "{prompt}"),
+        ("read", {"filePath": "{path}"}),
+        ("write", {"content": WRITTEN, "filePath": "{path}"}),
+        ("bash", {"command": COMMAND}),
+    ),
+    "qwen-code": Program(
+        "@qwen-code/qwen-code",
+        "qwen-code",
+        ("qwen", "--yolo", "{prompt}"),
+        ("qwen", "--yolo", "--continue", "{prompt}"),
+        ("read_file", {"file_path": "{path}"}),
+        ("write_file", {"file_path": "{path}", "content": WRITTEN}),
+        ("run_shell_command", {"command": COMMAND, "is_background": False}),
+        environment={"QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"},
+    ),
+    "cline": Program(
+        "cline",
+        "cline CLI",
+        ("cline", "{prompt}"),
+        ("cline", "{prompt}"),  # it continues a session only in a terminal
+        ("read_files", {"files": [{"path": "{path}"}]}),
+        ("editor", {"path": "{path}", "new_text": WRITTEN}),
+        ("run_commands", {"commands": [COMMAND]}),
+        remark="continues a session only in a terminal: the second question is a new session",
+    ),
+    "continue": Program(
+        "@continuedev/cli",
+        "Continue CLI",
+        (*_CONTINUE, "{prompt}"),
+        (*_CONTINUE, "--resume", "{prompt}"),
+        ("Read", {"filepath": "{path}"}),
+        ("Write", {"filepath": "{path}", "content": WRITTEN}),
+        ("Bash", {"command": COMMAND}),
+        environment={"CONTINUE_TELEMETRY_ENABLED": "0"},
+    ),
+    "pi": Program(
+        "@mariozechner/pi-coding-agent",
+        "pi",
+        ("pi", "-p", "--model", "sealring/{model}", "{prompt}"),
+        ("pi", "-p", "-c", "--model", "sealring/{model}", "{prompt}"),
+        ("read", {"path": "{path}"}),
+        ("write", {"path": "{path}", "content": WRITTEN}),
+        ("bash", {"command": COMMAND}),
+        environment={"PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
+    ),
+}
+
+
+def scenes(name: str, work: Path) -> list[Scene]:
+    """What the model says to a program that works in a folder."""
+    program = PROGRAMS[name]
+    if not program.read[0]:
+        written = f"list.txt\n```\n{WRITTEN}```\n"
+        return [
+            Scene(cue(name, 1), "", [Step(FOUND, after="three plums")]),
+            Scene(cue(name, 2), "", [Step(written), Step(ENDED, after="THREE PLUMS")]),
+        ]
+
+    def call(tool: tuple[str, Mapping[str, Any]], file: str) -> Call:
+        return Call(tool[0], _filled(tool[1], {"path": str(work / file)}), program.held)
+
+    return [
+        Scene(
+            cue(name, 1),
+            program.read[0],
+            [Step(["I look into them.", call(program.read, "notes.txt")]), Step(FOUND, after="three plums")],
+        ),
+        Scene(
+            cue(name, 2),
+            program.run[0],
+            [
+                Step(call(program.write, "list.txt")),
+                Step(["Now the check.", call(program.run, "list.txt")]),
+                Step(ENDED, after="THREE PLUMS"),
+            ],
+        ),
+    ]
+
+
+def _filled(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], found[0]), value)
+    if isinstance(value, list):
+        return [_filled(one, names) for one in value]
+    if isinstance(value, Mapping):
+        return {name: _filled(one, names) for name, one in value.items()}
+    return value
+
+
+def command(words: Sequence[str], **names: str) -> list[str]:
+    """The words with what stands for the names in braces."""
+    return [_filled(word, names) for word in words]
+
+
+def versions() -> dict[str, str]:
+    """By package."""
+    lines = [*LIST.read_text().split(), *AIDER.read_text().replace("==", "@").split()]
+    return {name: version for name, _, version in (line.rpartition("@") for line in lines)}
+
+
+def is_installed(program: Program) -> bool:
+    """Whether its command is there."""
+    return shutil.which(program.first[0], path=environment(Path(), {})["PATH"]) is not None
+
+
+def environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
+    """Of a program: an empty home, no telemetry, no updates, no proxy, and nothing else of this process."""
+    modules = INSTALLED / "node_modules"
+    folders = [modules / ".bin", *modules.glob("node-*-*/bin"), INSTALLED / "aider" / "bin"]
+    return {
+        "HOME": str(home),
+        "PATH": ":".join([*map(str, folders), "/usr/bin", "/bin"]),
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "CI": "1",
+        "NO_PROXY": "*",
+        "DO_NOT_TRACK": "1",
+        "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
+        **extra,
+    }
+
+
+@contextmanager
+def note(name: str, way: str) -> Iterator[dict[str, str]]:
+    """Keeps what came of a program for the table in docs/clients.md; a failure with its last line."""
+    row = {"tools": "", "miss": ""}
+    try:
+        yield row
+    except BaseException as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        row["miss"] = (lines[0] if lines else type(error).__name__)[:200]
+        raise
+    finally:
+        file = INSTALLED / "rows" / f"{name}.{way}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(row))

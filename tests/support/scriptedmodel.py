@@ -1,0 +1,237 @@
+"""A model folder that follows a script: what each program's agent calls and says is known before.
+
+Template, tokens, prefill of the whole prompt, sealed records, parsing of calls, deltas and events are those
+of any model, and only the wit is not. The template looks at the tools, at what was said since the last cue of
+a user and at what tools returned, and ends the prompt with a special token, one for each answer. The weights
+are a chain: each token is followed by one other, so that the special token is followed by its answer and the
+answer by the end of the sequence. The layers compute attention like any llama, and then add nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+BASE = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
+"""Whose tokenizer is extended."""
+
+LOST = "I have lost the thread of this script."
+"""The answer where no result holds what the script expects."""
+
+ASIDE = "A short title"
+"""The answer to a request without any cue, or without tools: titles and summaries."""
+
+_WIDTH = 128
+_LAYERS = 2
+_PIECE = 6
+"""Characters of a token of an answer, at least: each token belongs to one answer only."""
+
+_SCALE = 12.0
+"""By which the right token's logit exceeds the others', whatever the temperature."""
+
+
+Answer = tuple[tuple[str, bool], ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of one tool. As one token if `whole`: where a grammar holds it, llguidance spells what must come
+    in the tokens that the tokenizer itself would take, which are in no chain."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    whole: bool = False
+
+    def __str__(self) -> str:
+        told = {"name": self.name, "arguments": self.arguments}
+        return f"<tool_call>\n{json.dumps(told, ensure_ascii=False)}\n</tool_call>"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One answer: a text, calls, or both. `after` is in what users and tools said, or the answer is LOST."""
+
+    says: str | Call | Sequence[str | Call]
+    after: str = ""
+
+    @property
+    def parts(self) -> Answer:
+        """The texts of the answer, and which of them are one token."""
+        said = [self.says] if isinstance(self.says, (str, Call)) else self.says
+        ends = ["\n"] * (len(said) - 1) + [""]
+        return tuple(
+            (f"{one}{end}", isinstance(one, Call) and one.whole) for one, end in zip(said, ends, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is said from a user's message that holds the `cue` on, if the program offers the `tool`.
+
+    Without a `tool` it is for requests that offer none.
+    """
+
+    cue: str
+    tool: str
+    steps: Sequence[Step]
+
+
+def write_scripted(folder: Path, scenes: Sequence[Scene], *, context: int = 131_072, ends: int = 0) -> None:
+    """Writes the model. `ends`: of each text the template renders only that many last characters."""
+    answers: list[Answer] = [((LOST, False),), ((ASIDE, False),)]
+    played = []
+    for scene in scenes:
+        steps = []
+        for step in scene.steps:
+            if step.parts not in answers:
+                answers.append(step.parts)
+            steps.append([step.after, answers.index(step.parts)])
+        played.append([scene.cue, scene.tool, steps])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = json.loads((BASE / "tokenizer.json").read_bytes())
+    following = _extend(tokenizer, answers)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
+    settings = json.loads((BASE / "tokenizer_config.json").read_bytes())
+    settings |= {"model_max_length": context, "chat_template": _template(played, ends)}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = json.loads((BASE / "config.json").read_bytes()) | {
+        "vocab_size": len(following),
+        "hidden_size": _WIDTH,
+        "intermediate_size": 16,
+        "num_hidden_layers": _LAYERS,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(_weights(following), folder / "model.safetensors", {"format": "mlx"})
+
+
+def _extend(tokenizer: dict[str, Any], answers: Sequence[Answer]) -> list[int]:
+    """Adds the answers' tokens; returns by token the one that follows."""
+    vocabulary = tokenizer["model"]["vocab"]
+    end = vocabulary["<|end|>"]
+    used, spelling = set(vocabulary), _spelling()
+    following = [end] * len(vocabulary)
+    for number, answer in enumerate(answers):
+        chain = [f"<|say_{number}|>"]
+        for text, whole in answer:
+            spelt = "".join(spelling[byte] for byte in text.encode())
+            chain += [spelt] if whole else _pieces(spelt, used)
+            used.update(chain)
+        first = len(following)
+        following += [*range(first + 1, first + len(chain)), end]
+        tokenizer["added_tokens"].append(
+            {"id": first, "content": chain[0], "special": True}
+            | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        )
+        vocabulary.update({piece: first + place for place, piece in enumerate(chain)})
+    return following
+
+
+def _pieces(text: str, used: set[str]) -> list[str]:
+    """The text cut into pieces that nobody has used before."""
+    pieces, start = list[str](), 0
+    while start < len(text):
+        end = start + _PIECE
+        while text[start:end] in used and end < len(text):
+            end += 1
+        while text[start:end] in used:  # the rest of the text: joins what is before it
+            start -= len(pieces.pop())
+        pieces.append(text[start:end])
+        used.add(pieces[-1])
+        start = end
+    return pieces
+
+
+def _spelling() -> list[str]:
+    """GPT-2's printable characters for all bytes."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def _weights(following: Sequence[int]) -> dict[str, np.ndarray[Any, Any]]:
+    random = np.random.default_rng(3)
+
+    def some(*shape: int) -> np.ndarray[Any, Any]:
+        return random.standard_normal(shape, dtype=np.float32)
+
+    heads = some(len(following), _WIDTH)
+    heads /= np.linalg.norm(heads, axis=1, keepdims=True)
+    ones = np.ones(_WIDTH, np.float32)
+    weights = {
+        "model.embed_tokens.weight": heads[list(following)],
+        "lm_head.weight": heads * _SCALE,
+        "model.norm.weight": ones,
+    }
+    for layer in range(_LAYERS):
+        name = f"model.layers.{layer}"
+        weights |= {f"{name}.self_attn.{one}_proj.weight": some(16, _WIDTH) for one in "qkv"}
+        weights |= {f"{name}.mlp.{one}_proj.weight": some(16, _WIDTH) for one in ("gate", "up")}
+        for silent in ("self_attn.o", "mlp.down"):
+            weights[f"{name}.{silent}_proj.weight"] = np.zeros((_WIDTH, 16), np.float32)
+        for norm in ("input", "post_attention"):
+            weights[f"{name}.{norm}_layernorm.weight"] = ones
+    return weights
+
+
+def _template(scenes: Sequence[Any], ends: int) -> str:
+    return _TEMPLATE.replace("SCENES", json.dumps(scenes)).replace("ENDS", str(ends))
+
+
+# As strict as many models': one system message, the first, and never two messages of a user in a row.
+_TEMPLATE = """\
+{%- macro cut(text) %}{{ text if not ENDS or text | length <= ENDS else text[-ENDS:] }}{% endmacro -%}
+{%- macro turn(role, text) %}{{ '<|' + role + '|>' + text | replace('<|', '<') | trim + '<|end|>' }}
+{%- endmacro -%}
+{%- set scenes = SCENES -%}
+{%- set names = (tools or []) | map(attribute='function') | map(attribute='name') | list -%}
+{%- set now = namespace(scene=none, done=0, heard='', role='', shown='') -%}
+{%- for tool in tools or [] -%}
+{%- set now.shown = now.shown + tool | tojson + '\\n' -%}
+{%- endfor -%}
+{{- bos_token -}}
+{%- if now.shown and messages[0].role != 'system' %}{{ turn('system', cut(now.shown)) }}{% endif -%}
+{%- for message in messages -%}
+{%- set text = message.content or '' -%}
+{%- if message.role == 'system' -%}
+{%- if not loop.first %}{{ raise_exception('a system message is the first one') }}{% endif -%}
+{{- turn('system', cut(text + '\\n\\n' + now.shown)) -}}
+{%- elif message.role == 'user' -%}
+{%- if now.role == 'user' %}{{ raise_exception('a user speaks in turns') }}{% endif -%}
+{%- for scene in scenes -%}
+{%- if scene[0] in text and (scene[1] in names or not scene[1] and not names) -%}
+{%- set now.scene = scene -%}
+{%- set now.done = 0 -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set now.heard = now.heard + text -%}
+{{- turn('user', cut(text)) -}}
+{%- elif message.role == 'tool' -%}
+{%- set now.heard = now.heard + text -%}
+{{- turn('user', '<tool_response>\\n' + cut(text) + '\\n</tool_response>') -}}
+{%- elif message.role == 'assistant' -%}
+{%- set now.done = now.done + 1 -%}
+{{- turn('assistant', cut(text) + (message.tool_calls | tojson if message.tool_calls else '')) -}}
+{%- else -%}
+{{- raise_exception('unknown role ' + message.role) -}}
+{%- endif -%}
+{%- set now.role = message.role -%}
+{%- endfor -%}
+{%- if now.scene is none -%}
+{%- set say = 1 -%}
+{%- else -%}
+{%- set step = now.scene[2][[now.done, now.scene[2] | length - 1] | min] -%}
+{%- set say = step[1] if step[0] in now.heard else 0 -%}
+{%- endif -%}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}<|say_{{ say }}|>{% endif -%}
+"""
