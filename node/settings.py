@@ -90,6 +90,11 @@ class NodeSettings(BaseModel):
         ge=64 << 20,
         description="memory for weights and KV caches [default: three quarters of all]",
     )
+    prefix_disk: Size | None = Field(
+        default=None,
+        description="disk for the beginnings of prompts, sealed; 0 turns it off "
+        "[default: the lesser of 20GiB and a tenth of the free disk]",
+    )
     allow_downloads: bool = Field(
         default=False, description="fetch a model that is not here from the Hugging Face hub"
     )

@@ -38,7 +38,7 @@ NodeName = Annotated[str, typer.Argument(metavar="NODE", help="id or name of a n
 IDENTITY = ("state_dir", "software_identity_allowed", "enclave_helper")
 RUN = (
     *("state_dir", "listen", "advertise", "ring_host", "rdma_devices"),
-    *("models", "memory_limit", "allow_downloads"),
+    *("models", "memory_limit", "prefix_disk", "allow_downloads"),
     *("software_identity_allowed", "hybrid_sealing_key", "enclave_helper", "device_attestation"),
 )
 JOIN = (*IDENTITY, "name", "listen", "advertise", "device_attestation")
@@ -133,6 +133,7 @@ def leave_cluster(folder: Path, group: str) -> None:
     from sealring.mesh.system.files import unwritable
     from sealring.mesh.system.lock import lock_state
     from sealring.mesh.system.paths import is_enrolled
+    from sealring.node.stored.keys import FOLDER, forget
 
     if not is_enrolled(folder):
         raise ConfigError(
@@ -140,6 +141,7 @@ def leave_cluster(folder: Path, group: str) -> None:
         )
     with lock_state(folder):
         try:
+            forget(folder / FOLDER)
             forget_enrolment(folder)
         except OSError as error:
             raise unwritable(folder, error) from None

@@ -71,6 +71,7 @@ class MemberStream:
         *,
         head: bool,
         on_pong: Callable[[control.Pong], None],
+        rank: int = 0,
     ) -> None:
         """`on_pong` gets every pong and may raise the SealringError that ends the epoch."""
         self.target = target
@@ -78,6 +79,7 @@ class MemberStream:
         self._identity = identity
         self._head = head
         self._on_pong = on_pong
+        self._rank = rank
         self.heard = clock()
         self._clock = clock
         self._channel: PeerChannel | None = None
@@ -194,6 +196,8 @@ class MemberStream:
                     self._on_pong(response.pong)
                     if not self._head:
                         continue
+                if kind == "recalled":
+                    response.recalled.rank = self._rank
                 if kind in ("fault", "goodbye", "attached", "proof", None):
                     raise _over(response, self.target.id)
                 handle(response)
@@ -243,7 +247,15 @@ class ControlStreams:
         self._clock = clock
         self._losses = LossWatch(len(targets))
         self.streams = [
-            MemberStream(target, members, identity, clock, head=rank == 0, on_pong=partial(self.pong, rank))
+            MemberStream(
+                target,
+                members,
+                identity,
+                clock,
+                head=rank == 0,
+                on_pong=partial(self.pong, rank),
+                rank=rank,
+            )
             for rank, target in enumerate(targets)
         ]
         self._pings = 0

@@ -27,6 +27,7 @@ from sealring.gateway.scheduler.actions import (
     Fail,
     Finish,
     OpenRow,
+    RecallBlocks,
 )
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed
 from sealring.gateway.scheduler.request import Request
@@ -147,6 +148,7 @@ class Ring:
         self._steps = metrics.steps.labels(deployment)
         self._queries = metrics.prefix_queries.labels(deployment)
         self._hits = metrics.prefix_hits.labels(deployment)
+        self._from_disk = metrics.prefix_from_disk.labels(deployment)
         self._routed_hits = metrics.routed_hits.labels(deployment)
         self._drafted = metrics.drafted.labels(deployment)
         self._accepted = metrics.accepted.labels(deployment)
@@ -415,6 +417,9 @@ class Ring:
         if kind == "pong":
             self.perform(self.scheduler.steps_executed(response.pong.steps))
             return
+        if kind == "recalled":
+            self.perform(self.scheduler.recalled(response.recalled))
+            return
         now = self._clock()
         self._event = time.perf_counter()
         if kind == "forward":
@@ -450,6 +455,10 @@ class Ring:
                             answer.delta(*piece[1:])
                             if answer.unread > FREE_UNREAD:
                                 todo.extend(self._bound_unread(piece[0].id, answer))
+                case RecallBlocks(number, chain, row):
+                    recall = control.Recall(number=number, chain=chain.packed(), row=row)
+                    if self._streams is not None:
+                        self._streams.send_all(control.ScheduleRequest(recall=recall).SerializeToString())
                 case OpenRow():
                     todo.extend(self._open(action))
                 case DiscardRow(row):
@@ -468,6 +477,9 @@ class Ring:
         if streams is not None:
             streams.send_all(control.ScheduleRequest(step=step).SerializeToString())
             self._steps.inc()
+            for change in step.changes:
+                if change.WhichOneof("change") == "restore":
+                    self._from_disk.inc(change.restore.tokens)
             for chunk in step.prefill.chunks:
                 if chunk.start == 0 or chunk.prefix:
                     self._first_chunk(chunk)
@@ -586,6 +598,7 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
             for member in attached
         ),
         kept=tuple(_kept_by_all(attached)),
+        recalls=all(each.recalls for each in attached),
     )
 
 

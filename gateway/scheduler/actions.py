@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.errors import SealringError
+from sealring.mesh.ring.prefix_names import Chain
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -22,6 +23,14 @@ class OpenRow(NamedTuple):
 class DiscardRow(NamedTuple):
     """Tell the head that an opened row will not be used."""
 
+    row: int
+
+
+class RecallBlocks(NamedTuple):
+    """Have every member read blocks of a row's prompt from disk; with an empty chain, forget what it read."""
+
+    number: int
+    chain: Chain
     row: int
 
 
@@ -67,4 +76,4 @@ class Fail(NamedTuple):
     error: SealringError
 
 
-Action: TypeAlias = OpenRow | DiscardRow | AnnounceStep | Begin | Deliver | Finish | Fail
+Action: TypeAlias = OpenRow | DiscardRow | RecallBlocks | AnnounceStep | Begin | Deliver | Finish | Fail

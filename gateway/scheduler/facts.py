@@ -109,7 +109,7 @@ class RingFacts:
 
     `lockstep`: the members compute every step together, as one. `speculate`: the deployment wants drafts.
     `costs`: the cost table. `kept` are the prefixes of earlier epochs that every member still has, with their
-    names in this epoch.
+    names in this epoch. `recalls`: all members store prefixes on disk.
     """
 
     members: tuple[MemberMemory, ...]
@@ -120,6 +120,7 @@ class RingFacts:
     costs: StepCosts = field(default_factory=StepCosts)
     kept: tuple[tuple[Origin, Names], ...] = ()
     lockstep: bool = False
+    recalls: bool = False
 
     @property
     def stages(self) -> int:

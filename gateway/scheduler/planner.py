@@ -22,6 +22,7 @@ from sealring.gateway.scheduler.lane import ANNOUNCED, Lane
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.prefill import PrefillLine
 from sealring.gateway.scheduler.prefixes import PrefixCache
+from sealring.gateway.scheduler.recalls import Recalls
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
@@ -71,6 +72,7 @@ class StepPlanner:
         self._ring = ring
         self._lanes: OrderedDict[int, Lane] = OrderedDict()  # by turns; one that is empty may get rows again
         self.prefixes = PrefixCache(self.ledger, ring.prefixes, ring.kept)
+        self.recalls = Recalls(ring, self.prefixes)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk, ring.costs.chunk)
         self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages)
         self._drafting = Drafting(ring)

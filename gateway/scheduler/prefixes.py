@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.ring.composition import Origin
-from sealring.mesh.ring.prefix_names import Names, split
+from sealring.mesh.ring.prefix_names import Chain, Names, split
 from sealring.v1 import control_pb2 as control
 
 MAX_KEPT = 256
@@ -41,17 +41,23 @@ class PrefixCache:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._due: list[tuple[Row, Names]] = []
         self._last = 0
+        self._reserved = 0
+        self._moves: list[control.Change] = []
         self._adopting = list(self._adopt(earlier)) if self._any or self._exact else []
+
+    def longest(self, row: Row) -> tuple[int, int]:
+        """Tokens of the longest kept prefix that a row could begin with, and its number; 0 without one."""
+        for length, name in reversed(row.names):
+            found = self._named.get(name)
+            if found and length < row.prompt_tokens:
+                return length, max(found)
+        return 0, 0
 
     def prepare(self, row: Row) -> None:
         """Finds where a row that has not begun would begin, and where it would be cut."""
-        row.prefix, row.prefilled, row.cuts = 0, 0, ()
+        row.cuts = ()
+        row.prefilled, row.prefix = self.longest(row)
         usable = [pair for pair in row.names if pair[0] < row.prompt_tokens]
-        for length, name in reversed(usable):
-            found = self._named.get(name)
-            if found:
-                row.prefix, row.prefilled = max(found), length
-                break
         if self._exact and usable:
             common = (length for length, name in reversed(usable) if name in self._seen)
             cuts = {next(common, 0), usable[-1][0]}
@@ -78,9 +84,43 @@ class PrefixCache:
         if self._any and more:
             self._due.append((row, row.names + more))
 
+    def reserve(self, row: Row, tokens: int) -> bool:
+        """Counts memory for a prefix that members read from disk, in place of others; False where rows, the
+        one that waits for it among them, leave none. To be given back by `free`."""
+        if not self._make_room(row, tokens):
+            return False
+        self._ledger.keep(tokens)
+        self._reserved += tokens
+        return True
+
+    def free(self, tokens: int) -> None:
+        """Gives back what `reserve` has counted."""
+        self._ledger.give_up(tokens)
+        self._reserved -= tokens
+
+    def restore(self, row: Row, recall: int, chain: Chain) -> bool:
+        """Keeps what all members have read of a row's prompt; False where rows have taken the memory."""
+        names = tuple(pair for pair in row.names if pair[0] <= chain.tokens)
+        if not names or names[-1][0] != chain.tokens or not self._make_room(row, chain.tokens):
+            return False
+        number = self._add(names)
+        restore = control.Restore(prefix=number, recall=recall, tokens=chain.tokens, name=chain.names[-1])
+        self._moves.append(control.Change(restore=restore))
+        return True
+
+    def _make_room(self, row: Row, tokens: int) -> bool:
+        """Drops others for a prefix and the row that is to begin with it, if that is enough."""
+        beside = tokens + len(row.group) * row.reserved
+        if not self._ledger.fits(self._reserved + beside):
+            return False
+        while self._kept and (len(self._kept) >= MAX_KEPT or not self._ledger.has_room(beside)):
+            self._moves.append(self._drop())
+        return self._ledger.has_room(beside)
+
     def changes(self) -> list[control.Change]:
-        """Adoptions, then keeps and what is dropped for them."""
-        changes, self._adopting = self._adopting, []
+        """Adoptions, then what is restored, keeps and what is dropped for them."""
+        changes, self._adopting = [*self._adopting, *self._moves], []
+        self._moves.clear()
         while self._kept and not self._ledger.has_room():
             changes.append(self._drop())
         for row, names in self._due:

@@ -189,6 +189,7 @@ class Row:
     prefix: int = 0
     reused: int = 0
     cuts: tuple[int, ...] = ()
+    recalling: int = 0  # the number under which members read its beginning from disk, which it waits for
     limit: int = 0
     ceiling: int = 0
     copies: tuple[Row, ...] = ()

@@ -172,6 +172,8 @@ class Scheduler:
         for row in list(self._epoch.opened.values()) if self._epoch else ():
             if row.request.progress.deadline <= now:
                 self._fail(row, _too_late(row.request))
+        if self._epoch is not None:
+            self._actions.extend(self._epoch.planner.recalls.expire(now))
         return self._pump()
 
     def row_opened(self, opened: control.RowOpened) -> list[Action]:
@@ -205,6 +207,14 @@ class Scheduler:
         elif not row.request.progress.started:
             row.request.progress.started = True
             self._actions.append(Begin(row.request, prompt_tokens - answered))
+        if row.number in epoch.opened:
+            self._actions.extend(epoch.planner.recalls.begin(row, opened.stored, self._now))
+        return self._pump()
+
+    def recalled(self, recalled: control.Recalled) -> list[Action]:
+        """A member has read blocks from its disk. Raises InvalidInput (BAD_STEP) for more than it was asked
+        for: the epoch must end."""
+        self._actions.extend(self._running_epoch().planner.recalls.answered(recalled))
         return self._pump()
 
     def row_refused(self, number: int, error: SealringError) -> list[Action]:
@@ -403,6 +413,7 @@ class Scheduler:
         epoch = self._running_epoch()
         del epoch.rows[row.number]
         epoch.opened.pop(row.number, None)
+        self._actions.extend(epoch.planner.recalls.close(row))
         if row.ended:
             row.ended = False  # it is closed already
         else:
@@ -422,7 +433,7 @@ class Scheduler:
 
     def _start(self, epoch: _Epoch) -> None:
         for row in list(epoch.opened.values()):
-            if row.opening:  # the head reads prompts by turns of the clients: later ones may be ready before
+            if row.opening or row.recalling:  # members read by turns: later rows may be ready before
                 continue
             epoch.planner.waiting = len(self._queue) + len(epoch.opened)
             if not epoch.planner.start(row):

@@ -21,7 +21,7 @@ PROTOCOL_VERSION = 8
 
 OLDEST_PROTOCOL = 8
 """The oldest that it speaks, which the previous release spoke: machines can be updated one after the other.
-Protocol 8 is the first release's. A tail of 7 reads other parameter records."""
+Protocol 8 is the first release's. A tail of 7 reads other parameter records, and none that name blocks."""
 
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,64}")
 

@@ -31,7 +31,7 @@ from sealring.mesh.member.proof import CalledProof, Connection, Credentials, Pur
 from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role, key_hash
 from sealring.mesh.ring.composition import MAX_CHANGES, MAX_CHOICES
-from sealring.mesh.ring.prefix_names import clear_scope, sealed_scope
+from sealring.mesh.ring.prefix_names import MAX_CHAIN_BYTES, clear_scope, sealed_scope
 from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.tls import peer_certificate, peer_identity
@@ -60,13 +60,14 @@ _MESSAGE_BYTES = 128
 MAX_CLIENT_BYTES = 32
 
 _REQUEST_STEP = b"\x22"
-_COMMAND_STEP, _COMMAND_DISCARD = b"\x3a", b"\x32"
-"""EngineCommand.step (7) and .discard (6); ScheduleRequest has them as 4 and 3."""
+_COMMAND_STEP, _COMMAND_DISCARD, _COMMAND_RECALL = b"\x3a", b"\x32", b"\x62"
+"""EngineCommand.step (7), .discard (6) and .recall (12); ScheduleRequest has them as 4, 3 and 12."""
 
 _REASON = re.compile(r"[A-Z][A-Z0-9_]{0,39}")
 
-_RESPONSE_OF_EVENT = {0x32: b"\x12", 0x3A: b"\x1a", 0x42: b"\x22"}
-"""EngineEvent.opened (6) -> ScheduleResponse.opened (2); .refused (7) -> (3); .done (8) -> (4)."""
+_RESPONSE_OF_EVENT = {0x32: b"\x12", 0x3A: b"\x1a", 0x42: b"\x22", 0x7A: b"\x5a"}
+"""EngineEvent.opened (6) -> ScheduleResponse.opened (2); .refused (7) -> (3); .done (8) -> (4);
+.recalled (15) -> (11)."""
 
 
 class Schedules(Protocol):
@@ -244,6 +245,10 @@ class GatewayStream:
         elif what == "ping":
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.get_running_loop().create_task(self._pong(message.ping))
+        elif what == "recall":
+            if len(message.recall.chain) > MAX_CHAIN_BYTES:
+                raise InvalidInput("a recall has too many names", reason="BAD_MESSAGE")
+            self._work(reframe(request, _COMMAND_RECALL))
         elif what == "open" and self._head:
             self._open(message.open)
         elif what == "forward" and self.guest:
@@ -473,4 +478,5 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         times=loaded.times,
         capabilities=loaded.capabilities,
         kept=epoch.kept,
+        recalls=epoch.recalls,
     )

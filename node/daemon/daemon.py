@@ -23,6 +23,7 @@ from sealring.node.daemon.epoch import MemberEpoch
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.handler import CoordinatorHandler
 from sealring.node.daemon.model_keeper import ModelKeeper
+from sealring.node.daemon.prefix_disks import PrefixDisks
 from sealring.node.daemon.roster_intake import RosterIntake
 from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.node.daemon.seat import Seat, Surroundings
@@ -35,6 +36,7 @@ from sealring.node.link.exchange import Handshakes
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.giving import ModelGiver
 from sealring.node.settings import NodeSettings
+from sealring.node.stored.keys import FOLDER
 from sealring.v1 import membership_pb2
 
 
@@ -70,6 +72,7 @@ class Daemon:
         self.models = ModelGiver(
             cluster, folders, settings.state_dir / "manifests", lambda: self._rosters.valid
         )
+        self._disks = PrefixDisks(settings.state_dir / FOLDER, cluster, signer, settings.prefix_disk)
         around = Surroundings(
             own_id,
             settings.ring_host,
@@ -78,10 +81,11 @@ class Daemon:
             self._rosters,
             self.handshakes,
             self._engines,
+            self._disks,
             self._report,
         )
         self.seats = Seats(own_id, lambda ring: Seat(ring, around), self._background)
-        self._models = ModelKeeper(self._fetcher, self._engines, self.seats)
+        self._models = ModelKeeper(self._fetcher, self._engines, self.seats, self._disks.forget)
 
         sealing_key = SealingKey(hybrid=settings.hybrid_sealing_key)
         self.unsealer = Unsealer(sealing_key, own_id, clock=self._rosters.now)
@@ -151,6 +155,7 @@ class Daemon:
         self._addresses = addresses
         shutil.rmtree(self._run_folder, ignore_errors=True)
         self._rosters.load()
+        self._background.start(self._disks.run())
         loop = asyncio.get_running_loop()
         parts = (self._session, self._certificates, self._watch, self._models)
         work: list[asyncio.Future[Any]] = [loop.create_task(part.run()) for part in parts]
@@ -202,6 +207,8 @@ class Daemon:
         await self._fetcher.stop()
         await self.models.stop()
         await self._engines.stop()
+        if reason == "removed":
+            await self._disks.forget()
         await self._awake.hold(False)
         with contextlib.suppress(OSError):
             shutil.rmtree(self._run_folder, ignore_errors=True)

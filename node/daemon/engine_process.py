@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -34,8 +34,8 @@ _BUSY = (1.0, 8.0)  # ping interval and deadline in seconds, while steps are com
 _QUIET = (5.0, 8.0)
 _LOADING = (10.0, 120.0)
 
-_ROW_EVENTS = frozenset({0x32, 0x3A, 0x42})
-"""First bytes of an EngineEvent that holds opened (6), refused (7) or done (8)."""
+_ROW_EVENTS = frozenset({0x32, 0x3A, 0x42, 0x7A})
+"""First bytes of an EngineEvent that holds opened (6), refused (7), done (8) or recalled (15)."""
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,11 @@ class EngineProcess:
 
     async def open_epoch(
         self, command: engine_pb2.OpenEngineEpoch, descriptors: tuple[int, ...], sink: EngineSink
-    ) -> Sequence[control_pb2.KeptPrefix]:
+    ) -> engine_pb2.EpochOpened:
         """Opens an epoch; `descriptors` are the engine's ends of its data channel, empty in a ring of one.
 
-        Returns the prefixes that the engine has kept from earlier epochs of the ring. The caller closes its
-        own copies of the descriptors. Raises EpochEnded, DeadlineExceeded, or the engine's error.
+        The answer has the prefixes that the engine has kept from earlier epochs of the ring. The caller
+        closes its own copies of the descriptors. Raises EpochEnded, DeadlineExceeded, or the engine's error.
         """
         command.id = self._number()
         self.figures = EngineFigures(memory=self.figures.memory)
@@ -189,7 +189,7 @@ class EngineProcess:
         opening = engine_pb2.EngineCommand(open_epoch=command)
         event = await self._ask(command.id, opening, _EPOCH_SECONDS, "the opening of an epoch")
         self._set_busy(False)
-        return event.epoch_opened.kept
+        return event.epoch_opened
 
     async def join_group(self, command: engine_pb2.JoinGroup, seconds: float) -> None:
         """Forms the group of a tensor ring. The engine cannot answer pings meanwhile.

@@ -70,7 +70,7 @@ class StageEngine(Protocol):
 
     async def open_epoch(
         self, command: engine_pb2.OpenEngineEpoch, descriptors: tuple[int, ...], sink: EngineSink
-    ) -> Sequence[control_pb2.KeptPrefix]: ...
+    ) -> engine_pb2.EpochOpened: ...
 
     async def join_group(self, command: engine_pb2.JoinGroup, seconds: float) -> None: ...
 
@@ -184,6 +184,9 @@ class Workshop(Protocol):
         self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
     ) -> RingCarrier: ...
 
+    async def prefix_disk(self, plan: EpochPlan) -> engine_pb2.PrefixDisk | None:
+        """The folder in which the epoch's engine stores prefixes; None if it keeps them in memory alone."""
+
     def group_address(self) -> str:
         """An address at which the engine may listen for its group. The port was free a moment ago."""
 
@@ -223,6 +226,7 @@ class MemberEpoch:
         self._guests = 0  # since the epoch started: each has a number of its own
         self.engine: StageEngine | None = None
         self.kept: Sequence[control_pb2.KeptPrefix] = ()
+        self.recalls = False
         self.links: list[membership_pb2.LinkInfo] = []
         self._devices: Sequence[str] = ()
         self._group_address = ""
@@ -464,9 +468,11 @@ class MemberEpoch:
             kv_budget=plan.kv_budget,
             ring=plan.ring,
             speculate=plan.speculate,
+            disk=await self._workshop.prefix_disk(plan),
         )
         descriptors = self._channel.engine if self._channel else ()
-        self.kept = await self.engine.open_epoch(command, descriptors, self)
+        opened = await self.engine.open_epoch(command, descriptors, self)
+        self.kept, self.recalls = opened.kept, opened.recalls
         self._close_channel()
 
     def _give_keys(self, secrets: LinkSecrets) -> list[membership_pb2.LinkInfo]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -22,7 +23,15 @@ _LOOK_SECONDS = 10.0
 class ModelKeeper:
     """Looks after the models of one daemon. Use it from one event loop."""
 
-    def __init__(self, fetcher: Fetcher, engines: EngineKeeper, seats: Seats) -> None:
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        engines: EngineKeeper,
+        seats: Seats,
+        forget: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`forget` destroys what is stored of the prefixes of a model."""
+        self._forget = forget
         self._fetcher = fetcher
         self._engines = engines
         self._seats = seats
@@ -44,6 +53,7 @@ class ModelKeeper:
         """
         if request.remove:
             await self._fetcher.remove(request.model, self._in_use)
+            await self._forget(request.model)
             await self._fetcher.look()
         else:
             self._fetcher.begin(request.model, no_layers if request.to_plan else None)

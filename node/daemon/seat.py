@@ -27,11 +27,12 @@ from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
 from sealring.node.daemon.link_setup import LinkSetup
 from sealring.node.daemon.plan import EpochPlan, LinkPlan, rdma_devices
+from sealring.node.daemon.prefix_disks import PrefixDisks
 from sealring.node.daemon.rotation import KeyTaker, Rotation, StepGate
 from sealring.node.link.exchange import Handshakes
 from sealring.node.link.params import LinkParams
 from sealring.node.wire.channel import ChannelEnds, create_channel
-from sealring.v1 import membership_pb2
+from sealring.v1 import engine_pb2, membership_pb2
 
 _RING_BACKLOG = 128
 
@@ -58,6 +59,7 @@ class Surroundings:
     rosters: Rosters
     handshakes: Handshakes
     engines: EngineKeeper
+    disks: PrefixDisks
     report: Callable[[membership_pb2.MemberMessage], None]
 
 
@@ -155,6 +157,10 @@ class Seat:
         if plan.backend:
             stage = dataclasses.replace(stage, rank=plan.rank, ranks=plan.size)
         return await self._engine.with_stage(stage, progress)
+
+    async def prefix_disk(self, plan: EpochPlan) -> engine_pb2.PrefixDisk | None:
+        """The folder in which the engine stores prefixes, with its key."""
+        return await self._around.disks.of(plan)
 
     def channel(self) -> ChannelEnds:
         """Shared memory between engine and carrier."""

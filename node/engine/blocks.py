@@ -42,7 +42,7 @@ class Layout:
         return hashlib.sha256(self.described.encode()).digest()
 
     def bytes(self, tokens: int) -> int:
-        """Bytes of so many tokens."""
+        """Bytes of a number of tokens."""
         return sum(leaf.bytes(tokens) for leaf in self.leaves)
 
     def content(self, arrays: Sequence[np.ndarray[Any, Any]], first: int, end: int) -> bytearray:

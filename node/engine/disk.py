@@ -244,7 +244,7 @@ class Disk:
             self.cancel(number)
 
     def close(self, seconds: float = 0.0) -> None:
-        """Ends the threads. What waits to be written has so many seconds for it."""
+        """Ends the threads. Waits up to `seconds` for what is still to be written."""
         self.end_epoch()
         self._behind.put(None)
         self._readers.shutdown(wait=False, cancel_futures=True)

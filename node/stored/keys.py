@@ -31,7 +31,7 @@ KEY_BYTES = 32
 FORMAT = 1
 """Raised with every change of what a block holds: blocks of other formats are misses."""
 
-_SEED = "seed"
+_SEED, _NAMES = "seed", "names"
 
 
 @runtime_checkable
@@ -71,8 +71,8 @@ def model_folder(root: Path, model_digest: str) -> Path:
     return root / hashlib.sha256(model_digest.encode()).hexdigest()[:16]
 
 
-def stage_key(root: Path, stage: StageIdentity, holder: SecretHolder) -> bytes:
-    """The key of a stage, 32 bytes; a model without a seed gets one. Blocks.
+def stage_key(root: Path, stage: StageIdentity, model: str, holder: SecretHolder) -> bytes:
+    """The key of a stage, 32 bytes; a model without a seed gets one. `model` is the model's name. Blocks.
 
     Raises OSError, ConfigError (SECRET_FILE_UNSAFE), and what `SecretHolder.derive` raises.
     """
@@ -82,6 +82,10 @@ def stage_key(root: Path, stage: StageIdentity, holder: SecretHolder) -> bytes:
     if not file.exists():
         point = encode_public_key(ec.generate_private_key(ec.SECP256R1()).public_key())
         create_exclusive(file, point)
+    if model not in names_of(folder):
+        (folder / _NAMES).touch(mode=0o600)
+        with (folder / _NAMES).open("a", encoding="utf-8") as names:
+            names.write(f"{model}\n")
     secret = holder.derive(read_secret(file, max_bytes=128))
     return expand(secret, stage.packed())
 
@@ -96,9 +100,17 @@ def mac(key: bytes, *fields: bytes) -> bytes:
     return hmac.digest(key, pack_fields(*fields), "sha256")
 
 
-def forget(root: Path, model_digest: str | None = None) -> None:
-    """Destroys the secret of one model or of all, then removes their blocks. Raises OSError."""
-    folders = [model_folder(root, model_digest)] if model_digest is not None else _folders(root)
+def names_of(folder: Path) -> list[str]:
+    """The names under which a model was served, as its folder has them. Raises OSError."""
+    try:
+        return (folder / _NAMES).read_text("utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def forget(root: Path, model: str | None = None) -> None:
+    """Destroys the secret of one model, by its name, or of all, then removes their blocks. Raises OSError."""
+    folders = [folder for folder in _folders(root) if model is None or model in names_of(folder)]
     for folder in folders:
         (folder / _SEED).unlink(missing_ok=True)
     for folder in folders:

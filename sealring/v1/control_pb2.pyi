@@ -630,18 +630,22 @@ class Recalled(_message.Message):
 
     NUMBER_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     tokens: _builtins.int
     """of the prompt, which are in memory now; 0: none"""
+    rank: _builtins.int
+    """of the member on whose stream the gateway has read this: it notes that itself"""
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
         tokens: _builtins.int = ...,
+        rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "rank", b"rank", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,10 +45,13 @@ class Part:
 class Engine(Part):
     figures, loaded = EngineFigures(), engine_pb2.StageLoaded()
 
-    async def open_epoch(self, command: Any, descriptors: tuple[int, ...], sink: Any) -> None:
-        assert (command.epoch, command.speculate) == (3, True)
+    async def open_epoch(
+        self, command: Any, descriptors: tuple[int, ...], sink: Any
+    ) -> engine_pb2.EpochOpened:
+        assert (command.epoch, command.speculate, command.disk.root) == (3, True, "/prefixes")
         assert len(descriptors) == (4 if command.size > 1 else 0)
         await self._wait("open")
+        return engine_pb2.EpochOpened(recalls=True)
 
     async def close_epoch(self) -> None:
         self.log.append("close")
@@ -137,6 +140,9 @@ class Workshop:
         progress(0.5)
         await self.gate("engine")
         return self.made_engine
+
+    async def prefix_disk(self, plan: Any) -> engine_pb2.PrefixDisk:
+        return engine_pb2.PrefixDisk(root="/prefixes")
 
     def channel(self) -> Any:
         self.channels.append(create_channel())

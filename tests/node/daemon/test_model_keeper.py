@@ -1,6 +1,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from closed import make_sick
@@ -16,7 +17,7 @@ def seat(path: str, phase: Phase = Phase.UP) -> Any:
 
 
 def keeper(engines: Any, *seats: Any) -> ModelKeeper:
-    return ModelKeeper(SimpleNamespace(), engines, seats)  # type: ignore[arg-type]
+    return ModelKeeper(SimpleNamespace(), engines, seats, AsyncMock())  # type: ignore[arg-type]
 
 
 async def test_the_model_of_every_ring_that_is_up_is_stated() -> None:

@@ -34,7 +34,12 @@ def content(prompt: int, index: int = 0, size: int = 2000) -> bytes:
 def store(
     root: Path, stage: StageIdentity = STAGE, setting: int | None = 1 << 20, signer: SoftwareSigner = SIGNER
 ) -> Store:
-    return Store(root, model_folder(root, stage.model_digest), stage_key(root, stage, signer), setting)
+    return Store(
+        root,
+        model_folder(root, stage.model_digest),
+        stage_key(root, stage, f"org/{stage.model_digest[:2]}", signer),
+        setting,
+    )
 
 
 def write(target: Store, prompt: int, scope: bytes = SCOPE) -> None:
@@ -145,7 +150,7 @@ def test_a_removed_model_is_gone_and_others_stay(tmp_path: Path) -> None:
     other = StageIdentity("cluster", "deployment", "cd" * 32, (0, 8), 0)
     write(store(tmp_path), 1)
     write(store(tmp_path, other), 1)
-    forget(tmp_path, STAGE.model_digest)
+    forget(tmp_path, "org/ab")
     assert store(tmp_path, other).held(SCOPE, places(1)) == 3
     assert store(tmp_path).held(SCOPE, places(1)) == 0
     forget(tmp_path)

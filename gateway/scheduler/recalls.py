@@ -1,0 +1,100 @@
+"""Prompts whose beginning members have on disk: the row waits until all of them have read it.
+
+The head says how much of a prompt it has on disk. If that is more than what is kept in memory, and memory for
+it is free, all members are asked to read it, and the row begins behind what all of them have read. So a
+prompt of which nothing is stored waits for nobody. A row waits no longer than prefill would take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sealring.gateway.scheduler.actions import RecallBlocks
+from sealring.gateway.scheduler.facts import RingFacts
+from sealring.gateway.scheduler.prefixes import PrefixCache
+from sealring.gateway.scheduler.request import Row
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.ring.prefix_names import NO_CHAIN, STORED_BLOCK, Chain
+from sealring.v1 import control_pb2 as control
+
+LEAST_SECONDS = 1.0
+"""The shortest patience with a disk: the scheduler looks at deadlines once a second."""
+
+
+@dataclass(slots=True, eq=False)
+class _Recall:
+    row: Row
+    chain: Chain
+    until: float
+    tokens: dict[int, int] = field(default_factory=dict)  # by rank
+
+
+class Recalls:
+    """The recalls of one epoch."""
+
+    def __init__(self, ring: RingFacts, prefixes: PrefixCache) -> None:
+        self._ring = ring
+        self._prefixes = prefixes
+        self._waiting: dict[int, _Recall] = {}
+        self._last = 0
+
+    def begin(self, row: Row, stored: bytes, now: float) -> Iterator[RecallBlocks]:
+        """Asks the members for the part of a row's prompt that is stored. The row is `recalling` if there is
+        anything to wait for. Raises InvalidInput (BAD_PREFIXES)."""
+        chain = Chain.unpack(stored).first(row.prompt_tokens - 1)
+        possible = self._ring.recalls and self._ring.prefixes == control.PREFIX_SUPPORT_ANY
+        if not possible or not row.names or not self._worth(row, chain.tokens):
+            return
+        if not self._prefixes.reserve(row, chain.tokens):
+            return
+        self._last += 1
+        patience = max(LEAST_SECONDS, self._seconds(chain.tokens))
+        self._waiting[self._last] = _Recall(row, chain, now + patience)
+        row.recalling = self._last
+        yield RecallBlocks(self._last, chain, row.number)
+
+    def answered(self, recalled: control.Recalled) -> Iterator[RecallBlocks]:
+        """Takes a member's answer. Raises InvalidInput (BAD_STEP) for more than it was asked for."""
+        recall = self._waiting.get(recalled.number)
+        if recall is None:
+            return  # it was given up
+        if recalled.tokens > recall.chain.tokens:
+            raise InvalidInput(f"the member of rank {recalled.rank} recalls too much", reason="BAD_STEP")
+        recall.tokens[recalled.rank] = recalled.tokens
+        if len(recall.tokens) < len(self._ring.members):
+            return
+        self._end(recalled.number)
+        chain = recall.chain.first(min(recall.tokens.values()))
+        worth = chain.names and self._worth(recall.row, chain.tokens)
+        if not worth or not self._prefixes.restore(recall.row, recalled.number, chain):
+            yield RecallBlocks(recalled.number, NO_CHAIN, recall.row.number)
+
+    def expire(self, now: float) -> Iterator[RecallBlocks]:
+        """Gives up what takes longer than prefill would."""
+        for number, recall in list(self._waiting.items()):
+            if recall.until <= now:
+                yield self._give_up(number)
+
+    def close(self, row: Row) -> Iterator[RecallBlocks]:
+        """Gives up what nobody wants any more."""
+        if row.recalling in self._waiting:
+            yield self._give_up(row.recalling)
+
+    def _give_up(self, number: int) -> RecallBlocks:
+        recall = self._end(number)
+        return RecallBlocks(number, NO_CHAIN, recall.row.number)
+
+    def _end(self, number: int) -> _Recall:
+        recall = self._waiting.pop(number)
+        recall.row.recalling = 0
+        self._prefixes.free(recall.chain.tokens)
+        return recall
+
+    def _worth(self, row: Row, tokens: int) -> bool:
+        return tokens >= self._prefixes.longest(row)[0] + STORED_BLOCK
+
+    def _seconds(self, tokens: int) -> float:
+        """Seconds of a prefill of so long a prompt in the slowest stage."""
+        most = self._ring.prefill_chunk
+        return self._ring.costs.chunk(most) * tokens / most

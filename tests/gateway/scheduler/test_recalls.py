@@ -1,0 +1,193 @@
+"""Prompts that members have on disk: what is asked for, what is waited for, and where rows then begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from sealring.gateway.scheduler.actions import Action, AnnounceStep, DiscardRow, OpenRow, RecallBlocks
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
+from sealring.gateway.scheduler.request import Request
+from sealring.gateway.scheduler.scheduler import Scheduler
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.ring.composition import Composition, ResolvedStep, Restoring
+from sealring.mesh.ring.prefix_names import STORED_BLOCK, Chain, PrefixNames, chain_of
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+MEMBERS, CHUNK = 2, 1024
+
+
+class Desk:
+    """A ring of two whose head has read prompts of zeros; its steps are composed as members do."""
+
+    def __init__(self, budget: int = 1 << 30, *, recalls: bool = True) -> None:
+        facts = RingFacts(
+            (MemberMemory(1, 0, budget),) * MEMBERS,
+            8,
+            CHUNK,
+            control.PREFIX_SUPPORT_ANY,
+            recalls=recalls,
+        )
+        self.scheduler = Scheduler(queue_limit=10)
+        self.composition = Composition(epoch=1, max_rows=8, prefill_chunk=CHUNK)
+        self.begun: dict[int, int] = {}
+        self.restored: list[tuple[int, int]] = []
+        self.recalls: list[RecallBlocks] = []
+        self.discarded: list[int] = []
+        self.steps: list[control.Step] = []
+        self.under_way: list[ResolvedStep] = []
+        self.rows: dict[str, int] = {}
+        self.take(self.scheduler.attach(facts))
+
+    def take(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, RecallBlocks):
+                self.recalls.append(action)
+            elif isinstance(action, OpenRow):
+                self.rows[action.request.id] = action.row
+            elif isinstance(action, DiscardRow):
+                self.discarded.append(action.row)
+            elif isinstance(action, AnnounceStep):
+                self.steps.append(action.step)
+                step = self.composition.apply(action.step)
+                self.under_way.append(step)
+                self.restored += [
+                    (each.recall, each.tokens) for each in step.changes if isinstance(each, Restoring)
+                ]
+                self.begun.update({chunk.row: chunk.start for chunk in step.chunks if chunk.first})
+
+    def ask(self, name: str, prompt: int, stored: int) -> int:
+        """A request whose prompt the head has on disk up to `stored` tokens."""
+        self.take(self.scheduler.submit(Request(name, "k", 4, inference.Envelope()), 0.0))
+        names = PrefixNames(bytes(32), b"ckey").extend(bytes(4 * prompt))
+        opened = control.RowOpened(
+            row=self.rows[name],
+            prompt_tokens=prompt,
+            params_bytes=256,
+            max_tokens=4,
+            prefixes=names,
+            stored=chain_of(bytes(32), b"ckey", bytes(4 * stored)).packed(),
+        )
+        self.take(self.scheduler.row_opened(opened))
+        return self.rows[name]
+
+    def answer(self, number: int, *tokens: int) -> None:
+        """Members answer in the order of ranks."""
+        for rank, each in enumerate(tokens):
+            self.take(self.scheduler.recalled(control.Recalled(number=number, tokens=each, rank=rank)))
+
+    def finish(self) -> None:
+        """All steps come round; every answer has one token."""
+        while self.under_way:
+            step = self.under_way.pop(0)
+            end = inference.FINISH_REASON_STOP
+            outputs = [control.RowOutput(row=row, tokens=1, finish=end) for row in step.sampled]
+            self.take(self.scheduler.step_done(control.StepDone(step=step.number, outputs=outputs), 0.0))
+
+    @property
+    def cancelled(self) -> list[int]:
+        return [recall.number for recall in self.recalls if not recall.chain.names]
+
+
+def test_a_row_begins_behind_what_all_members_have_read() -> None:
+    desk = Desk()
+    row = desk.ask("one", 2000, 1024)
+    (recall,) = desk.recalls
+    assert (recall.chain.tokens, recall.row) == (1024, row)
+    assert not desk.steps
+    desk.answer(recall.number, 1024)
+    assert not desk.begun, "one of the members reads"
+    desk.answer(recall.number, 1024, 768)
+    assert desk.restored == [(recall.number, 768)]
+    assert desk.begun == {row: 768}
+    assert desk.recalls == [recall]
+
+
+def test_nobody_waits_where_nothing_can_be_there() -> None:
+    for desk, stored in ((Desk(), 0), (Desk(), 255), (Desk(recalls=False), 1024), (Desk(budget=2100), 1024)):
+        row = desk.ask("one", 2000, stored)
+        assert not desk.recalls
+        assert desk.begun == {row: 0}
+
+
+@pytest.mark.parametrize("tokens", [(0, 1024), (1024, 0), (255, 1024)])
+def test_a_member_that_has_nothing_makes_it_a_miss(tokens: tuple[int, int]) -> None:
+    desk = Desk()
+    row = desk.ask("one", 2000, 1024)
+    desk.answer(1, *tokens)
+    assert desk.begun == {row: 0}
+    assert desk.cancelled == [1]
+    assert desk.scheduler.kept() == (0, 0)
+
+
+def test_the_last_token_is_computed_and_memory_comes_first() -> None:
+    desk = Desk()
+    row = desk.ask("one", 1024, 1024)
+    assert desk.recalls[0].chain.tokens == 768
+    desk.answer(1, 768, 768)
+    assert desk.begun == {row: 768}
+    desk.finish()
+    other = desk.ask("two", 1000, 768)
+    assert len(desk.recalls) == 1, "what is kept in memory is as good"
+    assert desk.begun[other] == 960
+    desk.ask("three", 2000, 1536)
+    assert desk.recalls[-1].chain.tokens == 1536
+
+
+def test_a_disk_that_takes_longer_than_prefill_is_not_waited_for() -> None:
+    desk = Desk()
+    row = desk.ask("slow", 2000, 1024)
+    desk.take(desk.scheduler.expire(0.1))
+    assert not desk.begun
+    desk.take(desk.scheduler.expire(60.0))
+    assert desk.begun == {row: 0}
+    assert desk.cancelled == [1]
+    desk.answer(1, 1024, 1024)
+    assert not desk.restored, "it comes too late"
+
+
+def test_later_rows_pass_one_that_waits_for_disks() -> None:
+    desk = Desk()
+    desk.ask("waits", 2000, 1024)
+    row = desk.ask("passes", 100, 0)
+    assert desk.begun == {row: 0}
+
+
+def test_what_nobody_wants_any_more_is_given_up() -> None:
+    desk = Desk()
+    row = desk.ask("one", 2000, 1024)
+    assert desk.scheduler.kept() == (1024, 2048)
+    desk.take(desk.scheduler.cancel("one"))
+    assert (desk.cancelled, desk.discarded) == ([1], [row])
+    assert desk.scheduler.kept() == (0, 0)
+    desk.answer(1, 1024, 1024)
+    assert not desk.steps
+
+
+def test_a_restored_prefix_is_one_of_memory_then() -> None:
+    desk = Desk()
+    desk.ask("one", 2000, 1024)
+    desk.answer(1, 1024, 1024)
+    desk.finish()
+    row = desk.ask("two", 1200, 0)
+    assert desk.begun[row] >= 1024
+    assert len(desk.restored) == 1
+
+
+def test_a_member_that_says_what_cannot_be_ends_the_epoch() -> None:
+    desk = Desk()
+    desk.ask("one", 2000, 1024)
+    with pytest.raises(InvalidInput):
+        desk.answer(1, 1025)
+    desk.answer(7, 1 << 31)
+
+
+def test_blocks_end_where_prefixes_are_named() -> None:
+    chain = chain_of(bytes(32), b"ckey", bytes(4 * 70_000))
+    assert Chain.unpack(chain.packed()) == chain
+    named = PrefixNames(bytes(32), b"ckey")
+    named.extend(bytes(4 * 70_000))
+    assert set(chain.edges) <= set(named.names)
+    assert chain.edges[0] == STORED_BLOCK
