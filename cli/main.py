@@ -25,7 +25,8 @@ from sealring.mesh.system.start import collect_seldom, hide_rich
 _NAMES = (
     *("demo", "up", "join", "deploy", "chat", "proxy", "connect"),
     *("status", "dashboard", "doctor", "logs", "bugreport", "trace"),
-    *("coordinator", "node", "gateway", "deployment", "model", "token", "key", "operator", "roster", "root"),
+    *("coordinator", "node", "gateway", "deployment", "model", "cache"),
+    *("token", "key", "operator", "roster", "root"),
     *("audit", "service", "config"),
 )
 """Commands and groups of them in the order of the help; each has the module of its name, and `deploy` is

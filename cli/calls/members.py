@@ -94,6 +94,14 @@ async def find_member(admin: Admin, name: str, *among: Find) -> str:
     )
 
 
+def _stored(node: dict[str, Any]) -> str:
+    """What a node stores of prompts, as the end of a sentence."""
+    said = f"{size(node['stored_bytes'])} of prompts, and has read {node['stored_read']:,} tokens of them"
+    if node.get("stored_oldest"):
+        said += f"; the oldest was last used at {moment(node['stored_oldest'])}"
+    return said + "; its disk takes no more" * bool(node.get("stored_broken"))
+
+
 def print_nodes(nodes: list[dict[str, Any]]) -> None:
     """The nodes as a table; below it, what keeps nodes from serving."""
     rows = [
@@ -112,6 +120,9 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
     for one in nodes:
         if one.get("idle"):
             print_data(f"{one['name']} is in no ring: {one['idle']}")
+    for one in nodes:
+        if one.get("stored_bytes") or one.get("stored_broken"):
+            print_data(f"{one['name']} stores {_stored(one)}")
     _print_trouble([one for one in nodes if not one.get("idle")])
 
 

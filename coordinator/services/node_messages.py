@@ -120,7 +120,7 @@ class NodeMessages:
 
     def _heartbeat(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
         node = heartbeat.memory_total, heartbeat.memory_usable
-        sizes = (*node, heartbeat.memory_used, heartbeat.memory_overhead)
+        sizes = (*node, heartbeat.memory_used, heartbeat.memory_overhead, heartbeat.stored_bytes)
         bounded = max(sizes) <= _MAX_BYTES and heartbeat.longest_chunk <= MAX_PREFILL_CHUNK
         if not bounded or len(heartbeat.rings) > _MAX_RINGS:
             raise InvalidInput("a heartbeat is out of bounds", reason="BAD_HEARTBEAT")

@@ -95,6 +95,6 @@ class Recalls:
         return tokens >= self._prefixes.longest(row)[0] + STORED_BLOCK
 
     def _seconds(self, tokens: int) -> float:
-        """Seconds of a prefill of so long a prompt in the slowest stage."""
+        """Seconds that prefill of `tokens` tokens takes the slowest stage."""
         most = self._ring.prefill_chunk
         return self._ring.costs.chunk(most) * tokens / most

@@ -57,14 +57,15 @@ class StageKey:
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """Newest figures of an engine: steps executed in its epoch, active bytes, microseconds per step, and
-    drafts made and accepted."""
+    """Newest figures of an engine: steps executed in its epoch, active bytes, microseconds per step, drafts
+    made and accepted, and what its node stores of prefixes."""
 
     steps: int = 0
     memory: int = 0
     step_us: int = 0
     drafted: int = 0
     accepted: int = 0
+    stored: engine_pb2.StoredFigures | None = None
 
 
 class EngineSink(Protocol):
@@ -331,7 +332,9 @@ class EngineProcess:
             self._answer(kind, event)
 
     def _pong(self, pong: engine_pb2.EnginePong) -> None:
-        self.figures = EngineFigures(pong.steps, pong.memory, pong.step_us, pong.drafted, pong.accepted)
+        stored = pong.stored if pong.HasField("stored") else None
+        figures = pong.steps, pong.memory, pong.step_us, pong.drafted, pong.accepted
+        self.figures = EngineFigures(*figures, stored)
         if self._busy and not self._worked:
             self._set_busy(False)
         self._worked = False

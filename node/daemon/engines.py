@@ -22,7 +22,7 @@ from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.models.folders import FolderState, local_model, not_found
 from sealring.node.models.kept import check_commit, commit_of, hub_files_of, note_of
-from sealring.v1 import model_pb2
+from sealring.v1 import engine_pb2, model_pb2
 
 log = structlog.get_logger()
 
@@ -92,6 +92,12 @@ class EngineKeeper:
     def memory_used(self) -> int:
         """Bytes that engines hold, as far as they have reported them."""
         return sum(_held(place.process) for place in (self._spare, *self._seats))
+
+    @property
+    def stored(self) -> list[engine_pb2.StoredFigures]:
+        """What each engine says of the prefixes on this node's disk."""
+        engines = [seat.process for seat in self._seats if seat.process is not None]
+        return [engine.figures.stored for engine in engines if engine.figures.stored is not None]
 
     async def profile(self, name: str, ranks: int = 0) -> model_pb2.ModelProfile:
         """Measures a model, or the share of it that one of `ranks` ranks holds; 0 means the whole. A folder

@@ -28,7 +28,7 @@ class PrefixDisks:
         self._warned = False
 
     async def of(self, plan: EpochPlan) -> engine_pb2.PrefixDisk | None:
-        """Where an epoch's engine stores prefixes, and its key; None if it is to store none, or cannot.
+        """The folder and the key with which an epoch's engine stores prefixes; None if it stores none.
 
         Tensor rings store none: no rank can compute its caches alone.
         """

@@ -57,7 +57,8 @@ class NodeStatus:
         )
 
     def heartbeat(self) -> membership_pb2.Heartbeat:
-        """Memory, load, rings and models as they are now."""
+        """Memory, load, rings, models and stored prefixes as they are now."""
+        stored = self._engines.stored
         return membership_pb2.Heartbeat(
             memory_total=self._meter.total,
             memory_usable=self._meter.usable,
@@ -67,4 +68,8 @@ class NodeStatus:
             models=self._fetcher.messages(),
             memory_overhead=self._meter.overhead,
             longest_chunk=self._meter.longest_chunk,
+            stored_bytes=max((each.bytes for each in stored), default=0),  # each counts those of all
+            stored_read=sum(each.tokens_read for each in stored),
+            stored_oldest=min((each.oldest for each in stored), default=0),
+            stored_broken=any(each.broken for each in stored),
         )

@@ -108,14 +108,16 @@ def names_of(folder: Path) -> list[str]:
         return []
 
 
-def forget(root: Path, model: str | None = None) -> None:
-    """Destroys the secret of one model, by its name, or of all, then removes their blocks. Raises OSError."""
+def forget(root: Path, model: str | None = None) -> int:
+    """Destroys the secret of one model, by its name, or of all, then removes their blocks; returns the number
+    of these models. Raises OSError."""
     folders = [folder for folder in _folders(root) if model is None or model in names_of(folder)]
     for folder in folders:
         (folder / _SEED).unlink(missing_ok=True)
     for folder in folders:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder)
+    return len(folders)
 
 
 def _folders(root: Path) -> list[Path]:

@@ -356,6 +356,10 @@ class Node(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     RINGS_FIELD_NUMBER: _builtins.int
     MEMORY_OVERHEAD_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
+    STORED_READ_FIELD_NUMBER: _builtins.int
+    STORED_OLDEST_FIELD_NUMBER: _builtins.int
+    STORED_BROKEN_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     state: Global___NodeState.ValueType
@@ -374,6 +378,11 @@ class Node(_message.Message):
     """hash of the software that it runs, hex"""
     memory_overhead: _builtins.int
     """bytes that each of them but the first takes besides"""
+    stored_bytes: _builtins.int
+    """this and the next three as in Heartbeat"""
+    stored_read: _builtins.int
+    stored_oldest: _builtins.int
+    stored_broken: _builtins.bool
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -402,10 +411,14 @@ class Node(_message.Message):
         models: _abc.Iterable[_membership_pb2.HeldModel] | None = ...,
         rings: _abc.Iterable[Global___NodeRing] | None = ...,
         memory_overhead: _builtins.int = ...,
+        stored_bytes: _builtins.int = ...,
+        stored_read: _builtins.int = ...,
+        stored_oldest: _builtins.int = ...,
+        stored_broken: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "rings", b"rings", "software_version", b"software_version", "state", b"state", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "rings", b"rings", "software_version", b"software_version", "state", b"state", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -744,6 +744,10 @@ class Heartbeat(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     MEMORY_OVERHEAD_FIELD_NUMBER: _builtins.int
     LONGEST_CHUNK_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
+    STORED_READ_FIELD_NUMBER: _builtins.int
+    STORED_OLDEST_FIELD_NUMBER: _builtins.int
+    STORED_BROKEN_FIELD_NUMBER: _builtins.int
     memory_total: _builtins.int
     memory_usable: _builtins.int
     """for weights and KV caches, what is loaded now included"""
@@ -754,6 +758,14 @@ class Heartbeat(_message.Message):
     """of each engine beyond the first, beside weights and KV caches"""
     longest_chunk: _builtins.int
     """tokens of a prompt's chunk by which its compute device gains; 0: it does not say"""
+    stored_bytes: _builtins.int
+    """of prefixes on its disk"""
+    stored_read: _builtins.int
+    """tokens of prefixes that its engines have read from there"""
+    stored_oldest: _builtins.int
+    """when a block was last used that waits longest, seconds since 1970; 0: none is there"""
+    stored_broken: _builtins.bool
+    """its disk takes no writes"""
     @_builtins.property
     def rings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingHealth]: ...
     @_builtins.property
@@ -771,10 +783,14 @@ class Heartbeat(_message.Message):
         models: _abc.Iterable[Global___HeldModel] | None = ...,
         memory_overhead: _builtins.int = ...,
         longest_chunk: _builtins.int = ...,
+        stored_bytes: _builtins.int = ...,
+        stored_read: _builtins.int = ...,
+        stored_oldest: _builtins.int = ...,
+        stored_broken: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "longest_chunk", b"longest_chunk", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "rings", b"rings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "longest_chunk", b"longest_chunk", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "rings", b"rings", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,4 @@
-"""A prompt's beginning outlives every process on the members' disks, and a disk that is broken costs nothing."""
+"""A prompt's beginning outlives every process on the disks of members; broken disks cost nothing."""
 
 from __future__ import annotations
 
