@@ -2,6 +2,10 @@
 
 The ring is a model that answers at once, so that the time is the scheduler's own (CPU); to the scheduler it
 seems that a decode step takes 10 ms and prefill nothing.
+
+With `--virtual` the scheduler has Macs that are not here, in virtual time (bench.paced.virtual):
+
+    python -m bench scheduler --virtual 2xm4max:qwen38-27b-4bit --loads static,mixed,beside,agents --seeds 1,2
 """
 
 from __future__ import annotations
@@ -9,11 +13,13 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from bench.frame import Result, Table, numbers, progress
+from bench.paced import virtual
 from bench.verdict import Check
 from sealring.gateway.scheduler.actions import Action, AnnounceStep, OpenRow
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
@@ -30,43 +36,19 @@ QUICK = ("--steps", "500", "--stages", "1,3", "--longest", "10000")
 
 
 class Ring:
-    """Knows which rows a step samples, as a head does, without the cost of a digest."""
+    """Rows that are opened, and steps that are done at once."""
 
     def __init__(self) -> None:
         self.opening: deque[OpenRow] = deque()
-        self._lanes: dict[int, list[int]] = {}
-        self._under_way: deque[tuple[int, list[int], bool]] = deque()
-        self._generated: Counter[int] = Counter()
+        self._head = virtual.Head()
+        self.done = self._head.done
 
     def take(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, AnnounceStep):
-                self._step(action.step)
+                self._head.take(action.step)
             elif isinstance(action, OpenRow):
                 self.opening.append(action)
-
-    def _step(self, step: control.Step) -> None:
-        for change in step.changes:
-            if change.HasField("admit"):
-                self._lanes.setdefault(change.admit.lane, []).append(change.admit.row)
-            else:
-                for rows in self._lanes.values():
-                    for row in {change.evict.row}.intersection(rows):
-                        rows.remove(row)
-        if step.HasField("decode"):
-            self._under_way.append((step.number, list(self._lanes[step.decode.lane]), True))
-        elif step.HasField("prefill"):
-            ended = [chunk.row for chunk in step.prefill.chunks if chunk.end == chunk.prompt_tokens]
-            self._under_way.append((step.number, ended, False))
-
-    def done(self) -> tuple[control.StepDone, bool]:
-        """The next step, and whether it decoded."""
-        number, rows, decoded = self._under_way.popleft()
-        done = control.StepDone(step=number)
-        for row in rows:
-            self._generated[row] += 1
-            done.outputs.add(row=row, text=" word", tokens=self._generated[row])
-        return done, decoded
 
 
 def measure(stages: int, rows: int, waiting: int, steps: int) -> Result:
@@ -119,7 +101,11 @@ _SUMMARIES = {
 
 
 def run(options: argparse.Namespace) -> Result:
+    """`loaded` and `queue`: microseconds a step. With `--virtual`, `simulated`: by load, figures of each ring
+    and seed."""
     gc.freeze()
+    if options.virtual:
+        return {"simulated": {load: list(_simulated(load, options)) for load in options.loads}}
     found: Result = {"loaded": [], "queue": []}
     for stages in options.stages:
         progress(f"{stages} stages")
@@ -130,7 +116,36 @@ def run(options: argparse.Namespace) -> Result:
     return found
 
 
+def _simulated(load: str, options: argparse.Namespace) -> Iterator[Result]:
+    counts = {"mixed": options.at_once, "chat": options.at_once, "agents": options.agents}.get(
+        load, options.rows
+    )
+    for ring in options.virtual:
+        cluster, _, model = ring.partition(":")
+        for count in counts:
+            for seed in options.seeds if load in ("mixed", "chat", "agents") else options.seeds[:1]:
+                progress(f"simulated: {ring}, {load} {count}")
+                found = _LOADS[load](cluster, model, count, seed)
+                yield {
+                    "ring": ring,
+                    "count": count,
+                    "seed": seed,
+                    **{k: round(v, 3) for k, v in found.items()},
+                }
+
+
+_LOADS: dict[str, Callable[[str, str, int, int], Result]] = {
+    "static": lambda cluster, model, rows, seed: virtual.static(cluster, model, rows),
+    "mixed": virtual.mixed,
+    "chat": lambda cluster, model, count, seed: virtual.mixed(cluster, model, count, seed, name="sharegpt"),
+    "beside": lambda cluster, model, rows, seed: virtual.beside(cluster, model, rows),
+    "agents": lambda cluster, model, count, seed: virtual.agents(cluster, model, virtual.Agents(count), seed),
+}
+
+
 def checks(result: Result) -> list[Check]:
+    if "simulated" in result:
+        return []
     worst = max(one["microseconds_mean"] for one in result["loaded"])
     shortest, longest = (one["microseconds_mean"] for one in result["queue"])
     return [
@@ -140,6 +155,11 @@ def checks(result: Result) -> list[Check]:
 
 
 def tables(result: Result) -> list[Table]:
+    if "simulated" in result:
+        return [
+            Table(f"simulated: {load}", list(found[0]), [list(one.values()) for one in found])
+            for load, found in result["simulated"].items()
+        ]
     rows = [*result["loaded"], *result["queue"]]
     return [Table("scheduler, microseconds a step", list(rows[0]), [list(one.values()) for one in rows])]
 
@@ -150,3 +170,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--longest", type=int, default=100_000, help="requests of the longest queue")
     parser.add_argument("--steps", type=int, default=3000)
+    rings = parser.add_argument_group("Macs in virtual time, instead")
+    rings.add_argument("--virtual", type=_words, default=[], help="rings, as 2xm4max:qwen38-27b-4bit")
+    rings.add_argument("--loads", type=_words, default=list(_LOADS), help=", ".join(_LOADS))
+    rings.add_argument("--rows", type=numbers, default=[4, 16], help="of static, and beside a prompt")
+    rings.add_argument("--at-once", type=numbers, default=[16], help="mixed requests and chats under way")
+    rings.add_argument("--agents", type=numbers, default=[4])
+    rings.add_argument("--seeds", type=numbers, default=[1, 2, 3])
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")

@@ -28,7 +28,7 @@ _READ, _READ_GPU = 8 << 20, 256 << 20
 there beside what is made of it. A GPU's engine has `overhead` for that, and with fewer waits the disk goes on
 reading."""
 
-_METAL_EDGES = (6, 10, 12, 13, 15, 18, 25, 33)
+METAL_EDGES = (6, 10, 12, 13, 15, 18, 25, 33)
 
 CHUNK, CHUNK_IN_TURN = 2048, 256
 """Tokens of a prompt's longest chunk on a GPU, and where rows are computed in turn."""
@@ -167,7 +167,7 @@ def row_edges() -> tuple[int, ...]:
     M2, 13 and 15 on M3 and M4, 13, 25 and 33 on M5, and 12, 18 and 32 on Ultras. A tile costs as much for one
     row as for all.
     """
-    return _METAL_EDGES if metal() else ()
+    return METAL_EDGES if metal() else ()
 
 
 def metal() -> bool:

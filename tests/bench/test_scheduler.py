@@ -1,9 +1,37 @@
-"""The scheduler is timed under the load that is asked for."""
+"""The scheduler is timed under the load that is asked for, and Macs in virtual time are what they are."""
 
-from bench import scheduler
+import pytest
+
+from bench import macs, scheduler
+from bench.frame import find, parse
+from bench.paced import virtual
 
 
 def test_as_many_run_and_wait_as_are_asked_for():
     found = scheduler.measure(2, 32, 50, 900)  # longer than answers
     assert found["rows_per_step_mean"] > 8
     assert found["microseconds_p50"] > 0
+
+
+def test_rows_on_virtual_macs_make_what_arithmetic_says():
+    for rows in (1, 8):
+        found = virtual.static("2xm4max", "qwen38-27b-4bit", rows, steps=40)
+        by_figures = macs.arithmetic("2xm4max", "qwen38-27b-4bit", "tb5", rows)
+        assert found["tokens_per_second"] == pytest.approx(by_figures, rel=0.03)
+
+
+def test_a_turn_of_an_agent_alone_takes_what_it_takes_alone():
+    """The prefix is shared, so that only new tokens are prefilled."""
+    one = virtual.Agents(count=1, shared=4096, answer=8, turns=3)
+    found = virtual.agents("2xm4max", "qwen38-27b-4bit", one, seed=1)
+    assert found["first_p95"] == pytest.approx(1.0, rel=0.1)
+    assert found["alone"] < 0.3 * virtual.beside("2xm4max", "qwen38-27b-4bit", 1, 4096)["alone"]
+
+
+def test_all_loads_are_simulated_and_say_so():
+    asked = ["--virtual", "1xm3ultra:qwen3-4b-4bit", "--rows", "2", "--at-once", "2", "--agents", "1"]
+    result = scheduler.run(parse(find("scheduler"), [*asked, "--seeds", "1"]))
+    tables = scheduler.tables(result)
+    assert len(tables) == 5
+    assert all("simulated" in table.title and len(table.rows) == 1 for table in tables)
+    assert scheduler.checks(result) == []

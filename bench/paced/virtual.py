@@ -1,0 +1,349 @@
+"""The real scheduler over Macs of `bench/macs.toml`, in virtual time: an hour of them takes some seconds.
+
+Nothing but the scheduler is the product's. A stage's steps take what `StageTime` says, a hop what the link
+needs, and the head answers at once. Stages time every size that `node.engine.warm_up` knows, whereas a real
+one leaves out sizes for which its seconds do not suffice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from statistics import mean
+
+from bench.frame import Result
+from bench.mixed import LISTS
+from bench.paced.figures import StageTime, cluster, figures
+from bench.summaries import percentile
+from sealring.gateway.scheduler.actions import Action, AnnounceStep, Deliver, Finish, OpenRow
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed
+from sealring.gateway.scheduler.request import Request
+from sealring.gateway.scheduler.scheduler import Scheduler
+from sealring.mesh.ring.prefix_names import NAME_BYTES, boundaries
+from sealring.node.engine.device import CHUNK, METAL_EDGES
+from sealring.node.engine.warm_up import LONG_ON_GPU, LONG_ROWS, TIMED_ROWS, TIMED_TOKENS
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+MOST_ROWS = 64
+
+_OPEN_SECONDS, _ANNOUNCE_SECONDS = 0.002, 0.0003
+_RECORD_RATE = 1.9e9
+"""Bytes a second that a processor seals and copies."""
+
+_TOKENS_A_WORD = 1.3
+
+
+@dataclass(frozen=True)
+class Agents:
+    """Agents that begin with the same `shared` tokens. A turn adds `new` tokens to the last answer; thinking
+    takes between the seconds of `thinks` after each."""
+
+    count: int = 4
+    shared: int = 30_000
+    new: int = 300
+    answer: int = 300
+    thinks: tuple[float, float] = (2.0, 10.0)
+    turns: int = 10
+
+
+class Head:
+    """Knows which rows a step samples, as a head does, without the cost of a digest."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, list[int]] = {}
+        self._under_way: deque[tuple[int, list[int], bool]] = deque()
+        self.generated: dict[int, int] = {}
+
+    def take(self, step: control.Step) -> None:
+        for change in step.changes:
+            if change.HasField("admit"):
+                self.lanes.setdefault(change.admit.lane, []).append(change.admit.row)
+            elif change.HasField("evict"):
+                for rows in self.lanes.values():
+                    for row in {change.evict.row}.intersection(rows):
+                        rows.remove(row)
+        if step.HasField("decode"):
+            self._under_way.append((step.number, list(self.lanes[step.decode.lane]), True))
+        elif step.HasField("prefill"):
+            ended = [chunk.row for chunk in step.prefill.chunks if chunk.end == chunk.prompt_tokens]
+            self._under_way.append((step.number, ended, False))
+
+    def done(self) -> tuple[control.StepDone, bool]:
+        """The next step, and whether it decoded."""
+        number, rows, decoded = self._under_way.popleft()
+        done = control.StepDone(step=number)
+        for row in rows:
+            self.generated[row] = self.generated.get(row, 0) + 1
+            done.outputs.add(row=row, text=" word", tokens=self.generated[row])
+        return done, decoded
+
+
+class VirtualMacs:
+    """A ring of one request list. `arrivals` are the moments of each request's tokens."""
+
+    def __init__(self, text: str, model: str, link: str = "tb5", *, prefixes: bool = False) -> None:
+        known, names = figures(), cluster(text)
+        self.now = 0.0
+        self.asked: dict[str, float] = {}
+        self.arrivals: dict[str, list[float]] = {}
+        self.ended: deque[str] = deque()
+        self._model, many = known.models[model], len(names)
+        self._stages = [
+            StageTime(known.machines[name], self._model, 1 / many, place == many - 1)
+            for place, name in enumerate(names)
+        ]
+        way = known.links[link]
+        self._hop = way.seconds + way.wakeups + known.completion if many > 1 else 0.0
+        self._byte_seconds = 1 / way.bytes_per_second + 1 / _RECORD_RATE if many > 1 else 0.0
+        self._free, self._lane_ready = [0.0] * many, dict[int, float]()
+        self._head, self._context = Head(), dict[int, int]()
+        self._prompts: dict[str, tuple[int, bytes, bytes]] = {}
+        self._rows: dict[int, Request] = {}
+        self._events: list[tuple[float, int, Callable[[], list[Action]]]] = []
+        self._sequence = itertools.count()
+        self._scheduler = Scheduler(queue_limit=1000)
+        support = control.PREFIX_SUPPORT_ANY if prefixes else control.PREFIX_SUPPORT_UNSPECIFIED
+        costs = StepCosts.of([list(_timed(stage)) for stage in self._stages])
+        member = MemberMemory(1024, 4096, 1 << 40)
+        self._do(self._scheduler.attach(RingFacts((member,) * many, MOST_ROWS, CHUNK, support, costs=costs)))
+
+    def ask(self, name: str, prompt: int, answer: int, names: bytes = b"", later: bytes = b"") -> None:
+        """Sends a request whose prompt has such prefixes, and prompt and answer together the `later` ones."""
+        self.asked[name], self._prompts[name] = self.now, (prompt, names, later)
+        self._do(self._scheduler.submit(Request(name, name, answer, inference.Envelope()), self.now))
+
+    def at(self, when: float, event: Callable[[], None]) -> None:
+        def run() -> list[Action]:
+            event()
+            return []
+
+        self._at(when, run)
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Runs until nothing is left to do, or `until` holds."""
+        while self._events and not until():
+            self.now, _, event = heapq.heappop(self._events)
+            self._do(event())
+
+    def first(self, name: str) -> float:
+        """Seconds to the first token."""
+        return self.arrivals[name][0] - self.asked[name]
+
+    def whole(self, name: str) -> float:
+        """Seconds to the last token."""
+        return self.arrivals[name][-1] - self.asked[name]
+
+    def firsts(self, names: str) -> list[float]:
+        """Seconds to the first token of requests whose names begin so."""
+        return [self.first(name) for name in self.arrivals if name.startswith(names)]
+
+    def gaps(self, names: str, begin: float = 0.0, end: float = float("inf")) -> list[float]:
+        """Seconds between tokens of requests whose names begin so, in a time."""
+        found = []
+        for name, times in self.arrivals.items():
+            if name.startswith(names):
+                inside = [moment for moment in times if begin <= moment <= end]
+                found += [after - before for before, after in itertools.pairwise(inside)]
+        return found
+
+    def tokens(self, begin: float, end: float) -> int:
+        return sum(begin < moment <= end for times in self.arrivals.values() for moment in times)
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, AnnounceStep):
+                self._announce(action.step)
+            elif isinstance(action, OpenRow):
+                self._rows[action.row] = action.request
+                self._at(self.now + _OPEN_SECONDS, partial(self._opened, action.row))
+            elif isinstance(action, Deliver):
+                for request, *_ in action.pieces:
+                    self.arrivals.setdefault(request.id, []).append(self.now)
+            elif isinstance(action, Finish):
+                self.ended.append(action.request.id)
+
+    def _opened(self, row: int) -> list[Action]:
+        request = self._rows[row]
+        prompt, names, _ = self._prompts[request.id]
+        self._context[row] = prompt
+        most = request.max_tokens
+        return self._scheduler.row_opened(
+            control.RowOpened(row=row, prompt_tokens=prompt, params_bytes=64, max_tokens=most, prefixes=names)
+        )
+
+    def _announce(self, step: control.Step) -> None:
+        self._head.take(step)
+        at, work = self.now + _ANNOUNCE_SECONDS, None
+        if step.HasField("decode"):
+            lane = self._head.lanes[step.decode.lane]
+            at = max(at, self._lane_ready.get(step.decode.lane, 0.0))
+            for row in lane:
+                self._context[row] += 1
+            work = len(lane), 1, sum(self._context[row] for row in lane) // max(1, len(lane))
+        elif step.HasField("prefill"):
+            (chunk,) = step.prefill.chunks
+            work = 1, chunk.end - chunk.start, chunk.start
+        launched = max(at, self._free[0])
+        if work is None:
+            self._at(launched, lambda: self._scheduler.steps_executed(step.number))
+            return
+        record = work[0] * work[1] * self._model.hidden * 2 * self._byte_seconds
+        for place, stage in enumerate(self._stages):
+            at = self._free[place] = max(at, self._free[place]) + stage.step(*work)
+            at += self._hop + record * (place < len(self._stages) - 1)
+        if step.HasField("decode"):
+            self._lane_ready[step.decode.lane] = at
+        done, _ = self._head.done()
+        for output in done.outputs:
+            self._end(output)
+        when = at if done.outputs else launched  # without outputs the head says so when it has launched it
+        self._at(when + _ANNOUNCE_SECONDS, lambda: self._scheduler.step_done(done, self.now))
+
+    def _end(self, output: control.RowOutput) -> None:
+        request = self._rows[output.row]
+        if output.tokens == request.max_tokens:
+            output.finish = inference.FINISH_REASON_LENGTH
+            output.prefixes = self._prompts[request.id][2]
+
+    def _at(self, when: float, event: Callable[[], list[Action]]) -> None:
+        heapq.heappush(self._events, (when, next(self._sequence), event))
+
+
+def _timed(stage: StageTime) -> Iterable[Timed]:
+    """What a stage times of itself when it is loaded."""
+    for rows in sorted({*(size for size in (*TIMED_ROWS, *METAL_EDGES) if size <= MOST_ROWS)}):
+        yield Timed(rows, 1, stage.step(rows, 1, 0))
+    longest = 1
+    for tokens in (size for size in TIMED_TOKENS[1:] if size <= CHUNK):
+        if (took := stage.step(1, tokens, 0)) > LONG_ON_GPU:
+            break
+        longest = tokens
+        yield Timed(1, tokens, took)
+    for rows in LONG_ROWS:
+        yield Timed(rows, 1, stage.step(rows, 1, longest), longest)
+
+
+def static(text: str, model: str, rows: int, steps: int = 100) -> Result:
+    """Tokens a second of rows that all decode, and the seconds between tokens."""
+    ring = VirtualMacs(text, model)
+    for number in range(rows):
+        ring.ask(f"row{number}", 16, 100_000)
+
+    def have(tokens: int) -> bool:
+        return len(ring.arrivals) == rows and min(map(len, ring.arrivals.values())) > tokens
+
+    ring.run(until=lambda: have(20))
+    begun = ring.now
+    ring.run(until=lambda: have(20 + steps))
+    rate = ring.tokens(begun, ring.now) / (ring.now - begun)
+    return {"tokens_per_second": rate, **_between(ring.gaps("row", begun, ring.now))}
+
+
+def mixed(text: str, model: str, at_once: int, seed: int, each: int = 4, name: str = "mixed") -> Result:
+    """A closed loop of the requests of a list, until the last is sent."""
+    generator, (words, answers) = random.Random(f"{name} {seed}"), LISTS[name]
+    left = [
+        (round(words.draw(generator) * _TOKENS_A_WORD), answers.draw(generator))
+        for _ in range(at_once * each)
+    ]
+    ring = VirtualMacs(text, model)
+    for number, (prompt, answer) in enumerate(left):
+        if number >= at_once:
+            ring.run(until=lambda: bool(ring.ended))
+            ring.ended.popleft()
+        ring.ask(f"r{number}", prompt, answer)
+    end = ring.now
+    ring.run()
+    firsts = ring.firsts("r")
+    return {
+        "tokens_per_second": ring.tokens(0.0, end) / end,
+        "first_mean": mean(firsts),
+        "first_p95": percentile(firsts, 0.95),
+        **_between(ring.gaps("r", 0.0, end)),
+    }
+
+
+def beside(text: str, model: str, rows: int, prompt: int = 4096) -> Result:
+    """Rows that decode beside a prompt: their p95 between tokens, and the prompt's seconds, both as times of
+    undisturbed."""
+    ring = VirtualMacs(text, model)
+    ring.ask("alone", prompt, 1)
+    ring.run()
+    for number in range(rows):
+        ring.ask(f"row{number}", 16, 100_000)
+    ring.run(until=lambda: len(ring.arrivals.get("row0", ())) > 60)
+    begun = ring.now
+    quiet = percentile(ring.gaps("row", begun - 20 * ring.gaps("row")[-1], begun), 0.5)
+    ring.ask("beside", prompt, 1)
+    ring.run(until=lambda: "beside" in ring.arrivals)
+    between = ring.gaps("row", begun, ring.now)
+    return {
+        "between_p95": percentile(between, 0.95) / quiet,
+        "prompt": ring.first("beside") / ring.first("alone"),
+        "alone": ring.first("alone"),
+    }
+
+
+def agents(text: str, model: str, given: Agents, seed: int) -> Result:
+    """A closed loop of agents. `first` are times of what a turn takes alone to its first token, and `between`
+    times of what is usual between two of its tokens."""
+    ring = VirtualMacs(text, model, prefixes=True)
+    generator = random.Random(seed)
+
+    def names(agent: int, tokens: int, after: int = 0) -> bytes:
+        found = b""
+        for length in boundaries(tokens, after):
+            whose = "" if length <= given.shared else str(agent)
+            found += hashlib.sha256(f"{whose} {length}".encode()).digest()[:NAME_BYTES]
+        return found
+
+    def turn(agent: int, number: int, has: int) -> None:
+        prompt = has + given.new
+        later = names(agent, prompt + given.answer - 1, prompt)
+        ring.ask(f"a{agent}.{number}", prompt, given.answer, names(agent, prompt), later)
+
+    ring.ask("shared", given.shared, 1, names(0, given.shared))
+    ring.run()
+    alone = []
+    for number in range(given.turns):
+        turn(-1, number, given.shared + number * (given.new + given.answer))
+        ring.run()
+        alone.append(ring.first(f"a-1.{number}"))
+    quiet = percentile(ring.gaps("a-1"), 0.5)
+    begun = ring.now
+    for agent in range(given.count):
+        ring.at(begun + generator.uniform(0, given.thinks[1]), partial(turn, agent, 0, given.shared))
+    ring.ended.clear()
+    left = given.count * given.turns
+    while left:
+        ring.run(until=lambda: bool(ring.ended))
+        agent, number = map(int, ring.ended.popleft()[1:].split("."))
+        left -= 1
+        if number + 1 < given.turns:
+            has = given.shared + (number + 1) * (given.new + given.answer)
+            when = ring.now + generator.uniform(*given.thinks)
+            ring.at(when, partial(turn, agent, number + 1, has))
+    ids = [f"a{agent}.{number}" for agent in range(given.count) for number in range(given.turns)]
+    firsts = [ring.first(name) / alone[int(name.partition(".")[2])] for name in ids]
+    between = ring.gaps("a", begun)
+    return {
+        "alone": mean(alone),
+        "first_p50": percentile(firsts, 0.5),
+        "first_p95": percentile(firsts, 0.95),
+        "between_p50": percentile(between, 0.5) / quiet,
+        "between_p95": percentile(between, 0.95) / quiet,
+        "between_most": max(between) / quiet,
+        "turn": mean(map(ring.whole, ids)),
+        "tokens_per_second": len(ids) * given.answer / (ring.now - begun),
+    }
+
+
+def _between(gaps: list[float]) -> Result:
+    return {"between_p50": percentile(gaps, 0.5), "between_p95": percentile(gaps, 0.95)}
