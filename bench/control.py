@@ -155,6 +155,14 @@ class OneRing:
     def models(self) -> list[inference.Model]:
         return [inference.Model(name="bench", rings=1)]
 
+    def aliases(self) -> dict[str, str]:
+        return {}
+
+    def loading(self, name: str) -> None:
+        return None
+
+    async def load(self, name: str, keep_alive: int | None) -> None: ...
+
     def signed_roster(self) -> inference.GetRosterResponse:
         return inference.GetRosterResponse()
 

@@ -39,7 +39,13 @@ class Router(Protocol):
 
     def deployments(self) -> list[str]: ...
 
+    def aliases(self) -> dict[str, str]: ...
+
     def models(self) -> list[inference.Model]: ...
+
+    def loading(self, name: str) -> Unavailable | None: ...
+
+    async def load(self, name: str, keep_alive: int | None) -> None: ...
 
     def signed_roster(self) -> inference.GetRosterResponse: ...
 
@@ -63,12 +69,7 @@ class RingBackend:
         self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
         if self._draining:
-            raise Unavailable(
-                "the gateway is stopping",
-                hint="ask another one, or try again later",
-                reason="STOPPING",
-                retry_after=_RETRY_SECONDS,
-            )
+            raise _stopping()
         timings = CURRENT.get() or Timings()
         validate_request(request)
         model = self._model(request.model)
@@ -96,6 +97,7 @@ class RingBackend:
             priority=request.priority,
             patience=request.deadline_ms / 1e3 or math.inf,
             min_trust=request.min_trust,
+            keep_alive=request.keep_alive if request.HasField("keep_alive") else None,
         )
         work.progress.claimed = min(request.attempts, MAX_ATTEMPTS - 1)
         self._running.add(request_id)
@@ -109,7 +111,8 @@ class RingBackend:
                     observed.event(event)
                     yield event
         except SealringError as error:
-            raise _counted(error, work) from error.__cause__
+            late = self._rings.loading(model) if error.reason == "DEADLINE_PASSED" else None
+            raise late or _counted(error, work) from error.__cause__
         finally:
             self._running.discard(request_id)
             if not self._running:
@@ -120,12 +123,19 @@ class RingBackend:
         models = self._rings.models()
         if self._draining:
             for model in models:
-                model.rings = 0
+                model.rings, model.availability = 0, inference.MODEL_AVAILABILITY_UNSPECIFIED
         return models
 
     async def get_model(self, name: str) -> inference.Model:
         known = self._model(name)
         return next(model for model in await self.list_models() if model.name == known)
+
+    async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
+        if self._draining:
+            raise _stopping()
+        known = self._model(name)
+        await self._rings.load(known, keep_alive)
+        return await self.get_model(known)
 
     async def get_roster(self) -> inference.GetRosterResponse:
         return self._rings.signed_roster()
@@ -148,7 +158,7 @@ class RingBackend:
 
     def _model(self, name: str) -> str:
         names = self._rings.deployments()
-        if (known := served_name(name, names)) is not None:
+        if (known := served_name(name, names, self._rings.aliases())) is not None:
             return known
         if not self._rings.complete:
             raise Unavailable(
@@ -158,6 +168,15 @@ class RingBackend:
                 retry_after=_RETRY_SECONDS,
             )
         raise model_not_found(name, names)
+
+
+def _stopping() -> Unavailable:
+    return Unavailable(
+        "the gateway is stopping",
+        hint="ask another one, or try again later",
+        reason="STOPPING",
+        retry_after=_RETRY_SECONDS,
+    )
 
 
 def _counted(error: SealringError, request: Request) -> SealringError:

@@ -28,6 +28,7 @@ CLAIM: ContextVar[Callable[[int], None]] = ContextVar("claim", default=Caller().
 
 _SCOPES: dict[str, Collection[Scope] | None] = {
     "/sealring.v1.Inference/Generate": USE,
+    "/sealring.v1.Inference/LoadModel": USE,
     "/sealring.v1.Inference/ListModels": LOOK,
     "/sealring.v1.Inference/GetRoster": LOOK,
     "/sealring.v1.Inference/GetMetrics": WATCH,

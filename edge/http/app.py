@@ -22,7 +22,7 @@ from sealring.api.anthropic import ask_count, ask_messages
 from sealring.api.chat import ask_chat
 from sealring.api.completions import ask_completion
 from sealring.api.fields import bad, renamed
-from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, show, tags
+from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, loaded, show, tags
 from sealring.api.responses import ask_responses
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Door, Gate
 from sealring.edge.http.answers import EventStream, collect, started, together, unless_disconnected
@@ -99,7 +99,8 @@ class Edge:
         body = await read_json(request)
         asked = ask(body, request.state.request_id)
         if isinstance(asked, Loading):
-            await self._backend.get_model(asked.model)
+            loading = self._backend.load_model(asked.model, asked.keep_alive)
+            await unless_disconnected(request.receive, loading)
             return _json(asked.answer)
         try:
             return await self._answered(request, asked, body)
@@ -168,6 +169,9 @@ class Edge:
     async def tags(self, request: Request) -> Response:
         return _json(tags(await self._backend.list_models()))
 
+    async def running(self, request: Request) -> Response:
+        return _json(loaded(await self._backend.list_models()))
+
     async def show(self, request: Request) -> Response:
         body = await read_json(request)
         name = body.get("model") or body.get("name") or ""
@@ -182,10 +186,10 @@ class Edge:
         return _json({"version": software_version()})
 
     async def health(self, request: Request) -> Response:
-        """200 while some ring serves: a load balancer sends requests then."""
+        """200 while some ring serves, or a model can be loaded: a load balancer sends requests then."""
         models = await self._backend.list_models()
         serving = {model.name: model.rings for model in models}
-        ready = any(serving.values())
+        ready = any(one.rings or one.availability for one in models)
         answer: dict[str, Any] = {"status": "serving" if ready else "unavailable"}
         if request.state.caller.known:
             answer["rings"] = serving
@@ -221,7 +225,7 @@ PATHS: Paths[Edge] = Paths(
         Path("POST", "/api/generate", _asks(ask_ollama_generate), USE, described.OLLAMA_GENERATE),
         Path("POST", "/api/show", Edge.show, LOOK, described.OLLAMA_SHOW),
         Path("GET", "/api/tags", Edge.tags, LOOK, described.OLLAMA_TAGS),
-        Path("GET", "/api/ps", Edge.tags, LOOK, described.OLLAMA_TAGS),
+        Path("GET", "/api/ps", Edge.running, LOOK, described.OLLAMA_TAGS),
         Path("GET", "/api/version", Edge.version, LOOK, described.OLLAMA_VERSION),
         Path("GET", "/v1/models", Edge.models, LOOK, described.MODELS),
         Path("GET", "/v1/models/{model}", Edge.model, LOOK, described.MODEL),

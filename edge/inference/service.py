@@ -46,6 +46,14 @@ class InferenceBackend(Protocol):
         """One of these. Raises NotFound (MODEL_NOT_FOUND), Unavailable (RING_DOWN) before all are known."""
         ...
 
+    async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
+        """Loads a model on demand and waits until it serves, or with `keep_alive` 0 unloads it. Any other
+        model stays as it is. `keep_alive` is GenerateRequest's, or None.
+
+        Raises NotFound (MODEL_NOT_FOUND), Unavailable, and the reason why it cannot be loaded.
+        """
+        ...
+
     async def get_roster(self) -> inference.GetRosterResponse:
         """The signed roster as the coordinator gave it, and which of its rings serve just now."""
         ...
@@ -97,6 +105,12 @@ class InferenceService(inference_grpc.InferenceServicer):
         self, request: inference.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference.ListModelsResponse:
         return inference.ListModelsResponse(models=await self._backend.list_models())
+
+    async def LoadModel(  # noqa: N802
+        self, request: inference.LoadModelRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference.LoadModelResponse:
+        keep_alive = request.keep_alive if request.HasField("keep_alive") else None
+        return inference.LoadModelResponse(model=await self._backend.load_model(request.model, keep_alive))
 
     async def GetRoster(  # noqa: N802
         self, request: inference.GetRosterRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -42,6 +42,11 @@ class Sent:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._numbers
 
+    @property
+    def begun(self) -> int:
+        """The number of requests that a member computes."""
+        return len(self._worked_on)
+
     def add(self, request: Request, now: float, *, again: bool = False) -> control.Forward:
         """The request as it goes out `now`, with what is left of its deadline; `again` after a fault."""
         place(request, now)

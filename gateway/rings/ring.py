@@ -163,6 +163,19 @@ class Ring:
         load = self.scheduler.load()
         return Load(load.waiting + len(self._sent), load.running, load.kv_usage)
 
+    def counts(self) -> tuple[int, int]:
+        """The requests of this gateway that the ring has begun, and those that wait."""
+        begun, waiting = self.scheduler.counts()
+        return begun + self._sent.begun, waiting + len(self._sent) - self._sent.begun
+
+    def hold(self, holding: bool) -> None:
+        """Begins no waiting request from now on, or begins them again."""
+        self.perform(self.scheduler.hold(holding))
+
+    def awaited(self) -> None:
+        """Its model is being loaded or can be: it takes new requests as if it had gone down just now."""
+        self._down_since = self._formable()
+
     @property
     def patient(self) -> bool:
         """Whether a new request may still be given to this ring. One that was accepted waits for as long as

@@ -14,7 +14,7 @@ from sealring.gateway.rings.choice import Choice
 from sealring.gateway.rings.guests import Refused
 from sealring.gateway.rings.members import Members, MemberTarget
 from sealring.gateway.rings.ring import Ring, ServingEpoch
-from sealring.gateway.rings.table import RingTable
+from sealring.gateway.rings.table import MAX_RINGS, RingTable
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.clock import Clock, PausableClock, awake_clock
 from sealring.mesh.errors import Unavailable
@@ -57,8 +57,10 @@ class Rings:
         self._signed = signed_roster
         self._make_ring = make_ring
         self._announced: set[str] = set()  # rings that the coordinator has named on this connection
+        self._models_announced: set[str] = set()
         self.complete = False  # it has named all rings
         self._table = RingTable(wall)
+        self._models = self._table.models_named
         self._choice = Choice(self._table, metrics)
         self._ring_of: dict[str, Ring] = {}  # by request
         self._refused = Refused()
@@ -73,14 +75,25 @@ class Rings:
         """One entry per deployment."""
         return self._table.models()
 
+    def aliases(self) -> dict[str, str]:
+        """Further names of models, each with the deployment's."""
+        return self._models.aliases()
+
     def signed_roster(self) -> inference.GetRosterResponse:
         """The roster as it was signed, with the load of its rings. Raises FailedPrecondition."""
         roster, root_metadata = self._signed()
         serving = self._table.serving()
-        return inference.GetRosterResponse(roster=roster, root_metadata=root_metadata, serving=serving)
+        return inference.GetRosterResponse(
+            roster=roster, root_metadata=root_metadata, serving=serving, models=self.models()
+        )
 
     def submit(self, request: Request, answer: AnswerWriter) -> None:
-        """Gives a request to a ring of its deployment. Raises as `Choice.ring_for`."""
+        """Gives a request to a ring of its deployment, where it may wait until its model is loaded.
+
+        Raises as `Choice.ring_for` and `Models.check`.
+        """
+        self._models.ask(request.deployment, request.keep_alive)
+        self._models.check(request.deployment, request.patience)
         ring = self._choice.ring_for(request)
         if request.routing_key:
             self._metrics.routed.labels(request.deployment).inc()
@@ -105,7 +118,8 @@ class Rings:
         for ring in self._table:
             if ring.name in signed:
                 continue
-            if roster is None or not self.complete or ring.name in self._table.states:
+            kept = ring.name in self._table.states or self._models.on_demand(ring.deployment)
+            if roster is None or not self.complete or kept:
                 ring.leave()
             else:
                 self._close(ring.name)
@@ -125,6 +139,7 @@ class Rings:
     def begin_watch(self) -> None:
         """Begins a connection on which the coordinator names all rings again; until then, old states hold."""
         self._announced.clear()
+        self._models_announced.clear()
         self.complete = False
         self._formable.run()
 
@@ -138,16 +153,79 @@ class Rings:
         signed = {ring.id for ring in self._table.signed()}
         for name in {*self._table.states, *(ring.name for ring in self._table)} - signed - self._announced:
             self.ring_gone(name)
+        for model in self._models:
+            if model.deployment not in self._models_announced:
+                self.model_gone(model.deployment)
 
     def ring_gone(self, name: str) -> None:
+        """A ring is no longer planned. That of a model on demand keeps what waits for it."""
         self._table.states.pop(name, None)
-        if self._table.get(name) is not None:
+        ring = self._table.get(name)
+        if ring is None:
+            return
+        if self._models.on_demand(ring.deployment):
+            ring.leave()
+        else:
             self._close(name)
+
+    def model_state(self, state: membership.ModelState) -> None:
+        """Takes the coordinator's state of one model. One that could not be loaded fails what waits for
+        it."""
+        if not self._models.use(state):
+            return
+        name = state.deployment
+        self._models_announced.add(name)
+        if not self._models.on_demand(name):
+            return
+        for each in state.rings[:MAX_RINGS]:
+            ring = self._table.get(each) or self._add(each, name)
+            ring.hold(self._models.holding(name))
+            ring.awaited()
+            if (problem := self._models.problem(name)) is not None:
+                for _, answer in ring.take_waiting():
+                    answer.fail(problem)
+
+    def model_gone(self, name: str) -> None:
+        """A deployment was deleted, or is neither on demand nor has aliases."""
+        self._models.remove(name)
+        signed = {ring.id for ring in self._table.signed()}
+        for ring in list(self._table.of(name)):
+            if ring.name not in signed and ring.name not in self._table.states:
+                self._close(ring.name)
+
+    def loading(self, name: str) -> Unavailable | None:
+        """The error for a request that could not wait until its model was loaded; None if it is loaded."""
+        return self._models.loading_error(name) if self._models.absent(name) else None
+
+    async def load(self, name: str, keep_alive: int | None) -> None:
+        """Loads a model on demand and waits until a ring of it serves; with `keep_alive` 0 unloads it.
+
+        Raises what keeps it from being loaded.
+        """
+        self._models.ask(name, keep_alive)
+        if keep_alive != 0 and self._models.on_demand(name):
+            await self._models.loaded(name, lambda: any(ring.attached for ring in self._table.of(name)))
+
+    @property
+    def wanted(self) -> asyncio.Event:
+        """Set when the coordinator should hear at once what clients want of the models on demand."""
+        return self._models.wanted
+
+    def demand(self) -> membership.Demand | None:
+        """The report on models on demand for the coordinator; None if there is no such model."""
+        return self._models.demand(self._counts)
+
+    def _counts(self, name: str) -> tuple[int, int]:
+        counts = [ring.counts() for ring in self._table.of(name)]
+        return sum(begun for begun, _ in counts), sum(waiting for _, waiting in counts)
 
     def tick(self) -> None:
         """Must be called about every second."""
         for ring in self._table:
+            if self._models.absent(ring.deployment):
+                ring.awaited()
             ring.tick()
+        self._models.look()
 
     async def close(self) -> None:
         """Says goodbye to every member and fails the requests of every ring."""
@@ -160,7 +238,7 @@ class Rings:
     def _follow(self, ring: rosters.Ring) -> None:
         """Attaches the ring to the epoch that serves, or makes it leave."""
         state = self._table.states.get(ring.id)
-        mine = self._table.get(ring.id) or self._add(ring)
+        mine = self._table.get(ring.id) or self._add(ring.id, ring.deployment)
         if state is not None and state.patience:
             mine.patience = min(state.patience, _MAX_PATIENCE_SECONDS)
         if state is None or state.phase != membership.RING_PHASE_SERVING:
@@ -174,10 +252,10 @@ class Rings:
         else:
             mine.serve(self._serving(ring, state))
 
-    def _add(self, ring: rosters.Ring) -> Ring:
+    def _add(self, name: str, deployment: str) -> Ring:
         made = self._make_ring(
-            ring.id,
-            ring.deployment,
+            name,
+            deployment,
             identity=self._identity,
             members=self._members,
             queue_limit=self._queue_limit,

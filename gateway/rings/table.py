@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from sealring.edge.metrics import ModelLoad
+from sealring.gateway.rings.models import Models
 from sealring.gateway.rings.ring import Ring
 from sealring.mesh.roster import model as rosters
 from sealring.v1 import inference_pb2 as inference
@@ -30,6 +31,7 @@ class RingTable:
         self._in_clear: set[str] = set()
         self.roster: rosters.Roster | None = None
         self.states: dict[str, membership.RingState] = {}
+        self.models_named = Models()
 
     def __iter__(self) -> Iterator[Ring]:
         return iter(list(self._rings.values()))
@@ -80,7 +82,11 @@ class RingTable:
 
     def deployments(self) -> list[str]:
         """The names of the models that can be asked for."""
-        return sorted({*self._by_deployment, *(state.deployment for state in self.states.values())})
+        named = (state.deployment for state in self.models_named)
+        on_demand = {name for name in named if self.models_named.on_demand(name)}
+        return sorted(
+            {*self._by_deployment, *(state.deployment for state in self.states.values()), *on_demand}
+        )
 
     def models(self) -> list[inference.Model]:
         """One entry per deployment."""
@@ -121,7 +127,7 @@ class RingTable:
         rings = self.of(name)
         signed = [ring for ring in self.signed() if ring.deployment == name]
         serving = [ring for ring in rings if ring.attached and ring.serving]
-        return inference.Model(
+        model = inference.Model(
             name=name,
             model_type=self._model_type(name),
             context=min((ring.context for ring in signed), default=0),
@@ -131,6 +137,8 @@ class RingTable:
             created=self._created.get(name, 0),
             capabilities=next((ring.capabilities for ring in rings if ring.capabilities), ()),
         )
+        self.models_named.describe(model)
+        return model
 
     def _model_type(self, name: str) -> str:
         """The coordinator's word; it has one for a ring that is still forming, too."""

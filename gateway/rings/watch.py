@@ -6,6 +6,7 @@ While the coordinator is away, rings go on until their roster expires.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -81,6 +82,7 @@ class Watch:
     async def _once(self) -> None:
         call: Any = None
         renewing: asyncio.Task[None] | None = None
+        reporting: asyncio.Task[None] | None = None
         believed = False
         try:
             call = membership_grpc.SchedulingStub(self._channel.get()).Follow()
@@ -89,6 +91,7 @@ class Watch:
             self._call, self._unsaved = call, b""  # the coordinator begins with its newest roster
             self._rings.begin_watch()
             renewing = asyncio.create_task(self._renew(introduced))
+            reporting = asyncio.create_task(self._report())
             while (event := await call.read()) is not grpc.aio.EOF:
                 await self._hear(event)
             log.info("coordinator_ended_watch")
@@ -104,11 +107,15 @@ class Watch:
                 raise
             not_believed(error)
         finally:
-            if renewing is not None:
-                renewing.cancel()
-                await asyncio.wait((renewing,))
-                if not renewing.cancelled() and (failure := renewing.exception()) is not None:
-                    log.error("watch_ends_with_certificate", exc_info=failure)
+            for task, event in (
+                (renewing, "watch_ends_with_certificate"),
+                (reporting, "demand_not_reported"),
+            ):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.wait((task,))
+                    if not task.cancelled() and (failure := task.exception()) is not None:
+                        log.error(event, exc_info=failure)
             self._call = None
             self._rings.end_watch()
             if call is not None:
@@ -122,6 +129,10 @@ class Watch:
             self._rings.ring_state(event.ring)
         elif kind == "gone":
             self._rings.ring_gone(event.gone.ring)
+        elif kind == "model":
+            self._rings.model_state(event.model)
+        elif kind == "model_gone":
+            self._rings.model_gone(event.model_gone.deployment)
         elif kind == "all_told":
             self._rings.all_told()
 
@@ -162,6 +173,19 @@ class Watch:
         """Lets the stream outlive every certificate that this gateway renews."""
         async for renewal in introduced.renewals():
             await self._say(membership.FollowRequest(renewal=renewal))
+
+    async def _report(self) -> None:
+        """Reports what clients want of the models on demand, whenever it has changed."""
+        sent: membership.Demand | None = None
+        while True:
+            self._rings.wanted.clear()
+            demand = self._rings.demand()
+            if demand is not None and demand != sent:
+                await self._say(membership.FollowRequest(demand=demand))
+                sent = demand
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_SECONDS):
+                    await self._rings.wanted.wait()
 
     async def _say(self, message: membership.FollowRequest) -> None:
         async with self._writing:

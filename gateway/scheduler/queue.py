@@ -96,6 +96,11 @@ class FairQueue:
         self._turns.move_to_end(key)
         return self.remove(self._turns[key][0][2].id)
 
+    @property
+    def resuming(self) -> list[Request]:
+        """The requests that a head has had before."""
+        return [request for _, _, request in self._entries.values() if request.progress.resumes]
+
     def remove(self, request_id: str) -> Request:
         """Takes a request out. Raises KeyError when it does not wait."""
         entry = self._entries.pop(request_id)

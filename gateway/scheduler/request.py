@@ -127,7 +127,7 @@ class Request:
     (mesh.ring.routing), or is empty. Rings with less trust than `min_trust` do not get the request.
 
     `priority` orders the requests of one key, the lower the earlier. `patience` is the time in seconds after
-    which the request fails unless it runs.
+    which the request fails unless it runs. `keep_alive` is GenerateRequest's, or None.
     """
 
     id: str
@@ -142,6 +142,7 @@ class Request:
     priority: int = 0
     patience: float = math.inf
     min_trust: int = 0
+    keep_alive: int | None = None
     progress: Progress = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -102,6 +102,7 @@ class Scheduler:
         self._rows_of: dict[str, list[Row]] = {}  # without copies
         self._actions: list[Action] = []
         self._suspect: Row | None = None
+        self._holding = False
 
     @property
     def planner(self) -> StepPlanner | None:
@@ -120,6 +121,16 @@ class Scheduler:
         if epoch is None:
             return False
         return epoch.planner.under_way > 0 or any(row.opening for row in epoch.opened.values())
+
+    def counts(self) -> tuple[int, int]:
+        """The requests that were begun and are not over, and those that wait for their begin."""
+        resuming = len(self._queue.resuming)
+        return len(self._rows_of) + resuming, len(self._queue) - resuming
+
+    def hold(self, holding: bool) -> list[Action]:
+        """Begins no waiting request from now on, or begins them again. Those that were begun go on."""
+        self._holding = holding
+        return self._pump()
 
     def load(self) -> Load:
         if self._epoch is None:
@@ -470,6 +481,9 @@ class Scheduler:
             return None
         startable = 0 if epoch.planner.pressed else epoch.ring.max_rows - epoch.planner.ledger.rows
         room = min(OPEN_AHEAD, OPEN_SPARE + startable) - len(epoch.opened) - epoch.planner.unstarted
+        if self._holding:
+            resuming = self._queue.resuming if room > 0 else []
+            return self._queue.remove(resuming[0].id) if resuming else None
         if room > 0:
             return self._queue.pop() if len(self._queue) else None
         opening = [row.request.key for row in epoch.opened.values() if row.opening]

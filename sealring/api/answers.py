@@ -72,9 +72,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Loading:
-    """A request for nothing but that a model is there, and the answer where it is."""
+    """A request for nothing but that a model is there, and the answer where it is.
+
+    `keep_alive` is GenerateRequest's, or None; 0 asks for the model to be unloaded.
+    """
 
     model: str
+    keep_alive: int | None
     answer: dict[str, Any]
 
 
@@ -181,7 +185,23 @@ def model_object(model: inference.Model) -> dict[str, Any]:
         "min_trust": model.min_trust,
         "rings": model.rings,
         "rows": model.rows,
+        "state": state_of(model),
+        "aliases": list(model.aliases),
+        **({"reason": model.reason} if model.reason else {}),
+        **({"expires": model.expires} if model.expires else {}),
     }
+
+
+_STATES = {
+    inference.MODEL_AVAILABILITY_LOADED: "loaded",
+    inference.MODEL_AVAILABILITY_LOADING: "loading",
+    inference.MODEL_AVAILABILITY_NOT_LOADED: "not loaded",
+}
+
+
+def state_of(model: inference.Model) -> str:
+    """`loaded`, `loading`, `not loaded` for a model that the first request loads, or `down`."""
+    return _STATES.get(model.availability, "down")
 
 
 def _fingerprint(started: inference.Started) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from typing import Any
 
-from sealring.api.answers import Asked, Choice, Loading, Renderer, pieces
+from sealring.api.answers import Asked, Choice, Loading, Renderer, pieces, state_of
 from sealring.api.chat import ask_as_chat
 from sealring.api.errors import ollama_error
 from sealring.api.fields import (
@@ -27,8 +28,10 @@ from sealring.api.fields import (
 from sealring.api.sampling import THINK
 from sealring.mesh.errors import SealringError
 from sealring.mesh.prompt.options import MAX_REPETITION_CONTEXT_SIZE
+from sealring.mesh.ring.limits import MAX_KEEP_ALIVE
 from sealring.v1 import inference_pb2 as inference
 
+_NEVER = "9999-12-31T23:59:59Z"
 VERSION = "0.12.0"
 """Of Ollama, whose API this is; clients compare versions."""
 
@@ -85,7 +88,7 @@ _BOTH: Rules = {
     "think": THINK,
     "format": taken_as("response_format", _form, ""),
     "options": Rule(parts=_OPTIONS, ignored_when=([],)),
-    "keep_alive": BOOKKEEPING,  # what is deployed is loaded
+    "keep_alive": own(type=["number", "string", "null"]),
     "logprobs": only(False),
     "shift": BOOKKEEPING,  # a prompt that is too long is refused, whatever this one and the next one say
     "top_logprobs": only(0),
@@ -110,6 +113,30 @@ GENERATE: Rules = {
     "template": only(""),
 }
 """What becomes of the fields of `/api/generate`."""
+
+
+_DURATION = re.compile(r"(-?)((?:[0-9]{1,9}(?:\.[0-9]{1,9})?(?:ns|us|µs|ms|s|m|h))+|[0-9]{1,12})\Z", re.ASCII)
+_PART = re.compile(r"([0-9.]+)([a-zµ]*)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def keep_alive_of(value: _Object) -> int | None:
+    """Seconds of `keep_alive`, -1 for ever: a number of seconds, or a duration as Go writes it (`1h30m`).
+
+    Raises InvalidInput (`keep_alive`).
+    """
+    given = value.get("keep_alive")
+    if given is None:
+        return None
+    text = f"{given:f}s" if isinstance(given, float) else str(given)
+    found = _DURATION.match(text)
+    if isinstance(given, bool) or found is None:
+        raise bad("keep_alive", "it is neither a number of seconds nor a duration such as 5m")
+    if found[1]:
+        return -1
+    return round(
+        min(sum(float(count) * _UNITS[unit] for count, unit in _PART.findall(found[2])), MAX_KEEP_ALIVE)
+    )
 
 
 def ask_ollama_chat(value: _Object, request_id: str) -> Asked | Loading:
@@ -147,18 +174,23 @@ def _asked(chat: Translated, value: _Object, request_id: str, field: str) -> Ask
         chat.fields.pop("repetition_penalty", None)
     stream, now = value.get("stream"), time.monotonic_ns()
     asked = ask_as_chat(chat, request_id, lambda started: OllamaRenderer(started, field, now))
+    if (keep_alive := keep_alive_of(value)) is not None:
+        asked.request.keep_alive = keep_alive
     return dataclasses.replace(asked, stream=stream is None or bool(stream))
 
 
 def _loading(chat: Translated, value: _Object, field: str) -> Loading:
-    """The answer to who only wants the model to be loaded, which it is as long as it is deployed."""
+    """A wish to load the model, or with a `keep_alive` of 0 to unload it, and the answer to it."""
     name = chat.fields.get("model", "")
     if not isinstance(name, str):
         raise bad("model", "it is not a text")
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    done = "unload" if value.get("keep_alive") in (0, "0", "0s") else "load"
+    keep_alive = keep_alive_of(value)
+    done = "unload" if keep_alive == 0 else "load"
     said: _Object = {"role": "assistant", "content": ""} if field == "message" else ""  # type: ignore[assignment]
-    return Loading(name, {"model": name, "created_at": now, field: said, "done": True, "done_reason": done})
+    return Loading(
+        name, keep_alive, {"model": name, "created_at": now, field: said, "done": True, "done_reason": done}
+    )
 
 
 def _add_message(chat: Translated, message: Any, param: str) -> None:
@@ -261,8 +293,28 @@ def _line(value: _Object) -> bytes:
 
 
 def tags(models: list[inference.Model]) -> _Object:
-    """`GET /api/tags`, and `/api/ps`: what is served is loaded."""
-    return {"models": [{"name": one.name, "model": one.name, **_details(one)} for one in models]}
+    """`GET /api/tags`: the models that can be asked for, loaded or not."""
+    return {"models": [_listed(one) | {"state": state_of(one)} for one in models]}
+
+
+def loaded(models: list[inference.Model]) -> _Object:
+    """`GET /api/ps`: the models that are loaded, each with the time at which it is unloaded."""
+    found = (one for one in models if one.availability == inference.MODEL_AVAILABILITY_LOADED)
+    return {
+        "models": [
+            _listed(one)
+            | {"expires_at": _time(one.expires) if one.expires else _NEVER, "size_vram": one.memory}
+            for one in found
+        ]
+    }
+
+
+def _listed(model: inference.Model) -> _Object:
+    return {"name": model.name, "model": model.name, "size": model.memory, **_details(model)}
+
+
+def _time(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def show(model: inference.Model) -> _Object:
@@ -273,7 +325,7 @@ def show(model: inference.Model) -> _Object:
 
 
 def _details(model: inference.Model) -> _Object:
-    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.created))
+    created = _time(model.created)
     family = {"format": "safetensors", "family": model.model_type, "context_length": model.context}
     return {
         "modified_at": created,

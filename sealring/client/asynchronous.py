@@ -29,7 +29,7 @@ from sealring.client.core import (
 from sealring.client.question import Question, routing_key_of
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Delta, Model, Ring
-from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.validate import validate_numbers
 from sealring.mesh.ring.routing import SECRET_BYTES
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
@@ -168,6 +168,7 @@ class AsyncClient(Asks[AsyncReply]):
         priority: int = 0,
         deadline_ms: int = 0,
         prompt_cache_key: str | None = None,
+        keep_alive: int | None = None,
     ) -> AsyncReply:
         """Asks with a prompt of the contract as it is; otherwise as `chat`."""
         return self._reply(
@@ -182,6 +183,7 @@ class AsyncClient(Asks[AsyncReply]):
                 deadline_ms,
                 n,
                 routing_key_of(self._routing_secret, prompt_cache_key, prompt),
+                keep_alive,
             )
         )
 
@@ -202,6 +204,27 @@ class AsyncClient(Asks[AsyncReply]):
     async def models(self) -> list[Model]:
         """The models of the verified roster, by name. Raises RosterError, Unavailable."""
         return models_of(await self._view())
+
+    async def load(self, model: str, *, keep_alive: int | None = None, within: float | None = None) -> None:
+        """Has a model on demand loaded and waits until it serves, `within` seconds at most (None: the
+        client's); with `keep_alive` 0 it is unloaded.
+
+        Raises NotFound (MODEL_NOT_FOUND), Unavailable (MODEL_LOADING, and why it cannot be loaded).
+        """
+        seconds = self._timeout if within is None else within
+        asked = inference.LoadModelRequest(model=model, keep_alive=keep_alive)
+        gateway = self.gateways.current
+        try:
+            await self._stub(gateway).LoadModel(asked, timeout=seconds, metadata=self._metadata)
+        except grpc.RpcError as error:
+            failed = self._failed(error, gateway)
+            if failed.code == "DEADLINE_EXCEEDED":
+                failed = Unavailable(
+                    f"{model} was not loaded within {seconds:g} s",
+                    hint="try again later, or with a later deadline",
+                    reason="MODEL_LOADING",
+                )
+            raise failed from None
 
     async def rings(self) -> list[Ring]:
         """The rings of the verified roster with all of their members. Raises RosterError, Unavailable."""
@@ -249,10 +272,17 @@ class AsyncClient(Asks[AsyncReply]):
         while True:
             try:
                 view = await self._view(fresh=attempts.retrying)
+                model = view.deployment(question.model)
+                if view.absent(model):
+                    seconds = question.deadline_ms / 1e3 or attempts.seconds_left
+                    await self.load(
+                        model, keep_alive=question.keep_alive, within=min(seconds, attempts.seconds_left)
+                    )
+                    view = await self._view(fresh=True)
             except SealringError as error:
                 await asyncio.sleep(attempts.pause_after(error))
                 continue
-            attempt, gateway = attempts.next(view.roster, view.loads), self.gateways.current
+            attempt, gateway = attempts.next(view.roster, view.loads, model), self.gateways.current
             call = self._stub(gateway).Generate(
                 attempt.request, timeout=attempts.seconds_left, metadata=self._metadata
             )

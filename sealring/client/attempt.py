@@ -148,6 +148,7 @@ class Attempt:
             priority=question.priority,
             deadline_ms=question.deadline_ms,
             attempts=attempts,
+            keep_alive=question.keep_alive,
         )
 
     def take(self, response: inference.GenerateResponse) -> Delta | None:
@@ -316,13 +317,14 @@ class Attempts:
         """Whether an attempt has failed, so that the roster has to be fetched anew."""
         return self._failed > 0
 
-    def next(self, roster: Roster, loads: Loads) -> Attempt:
-        """The next envelope; `ended` must follow. Raises NotFound, FailedPrecondition (TRUST_BELOW_FLOOR),
-        InvalidInput."""
+    def next(self, roster: Roster, loads: Loads, model: str = "") -> Attempt:
+        """The next envelope, for a ring of `model` or else the question's; `ended` must follow.
+
+        Raises NotFound, FailedPrecondition (TRUST_BELOW_FLOOR), InvalidInput.
+        """
         question = self._question
-        chosen = choose_ring(
-            roster, question.model, question.min_trust, loads, question.routing_key, self._avoid
-        )
+        model = model or question.model
+        chosen = choose_ring(roster, model, question.min_trust, loads, question.routing_key, self._avoid)
         ring = Ring.from_roster(chosen, roster)
         self._on_ring(ring)
         attempt = Attempt(question, roster, ring, self.seconds_left, self._answers, self._told)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar, Unpack, cast
 
 import grpc
@@ -14,9 +15,12 @@ from sealring.client.question import Messages, chat_prompt, set_sampling, text_p
 from sealring.client.types import Model, Options, RequestOptions, Ring
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
+from sealring.mesh.names import is_alias, served_name
 from sealring.mesh.prompt.options import SamplingOptions
 from sealring.mesh.prompt.tools import capabilities_of
+from sealring.mesh.ring.limits import MAX_ALIASES, MAX_CONTEXT
 from sealring.mesh.roster.model import Roster, ring_min_trust
+from sealring.mesh.rpc.problem import MAX_MESSAGE, one_line
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 
@@ -27,6 +31,8 @@ CALL_SECONDS = 10.0
 """Deadline of a call that does not generate."""
 
 _MAX_USER = 256
+_MAX_MODELS = 4096
+_MAX_TIME = 1 << 40
 _MAX_ROWS = (1 << 32) - 1
 _MODEL_TYPE = re.compile("[A-Za-z0-9_.-]{1,64}")
 
@@ -39,6 +45,29 @@ class View(NamedTuple):
     roster: Roster
     response: inference.GetRosterResponse
     loads: Loads
+
+    def deployment(self, model: str) -> str:
+        """The deployment that a name means: by the roster, else by the gateway's list of models and aliases.
+        A name that neither knows stays as it is."""
+        signed = sorted({ring.deployment for ring in self.roster.rings})
+        named = list(self._named())
+        names = sorted({*signed, *(one.name for one in named)})
+        if (known := served_name(model, signed if model else names)) is not None:
+            return known
+        aliases = {alias: one.name for one in named for alias in one.aliases}
+        return served_name(model, names, aliases) or model
+
+    def absent(self, deployment: str) -> bool:
+        """Whether a model is on demand by the word of the gateway, and no ring of the roster serves it."""
+        listed = any(one.name == deployment and one.availability for one in self._named())
+        return listed and all(ring.deployment != deployment for ring in self.roster.rings)
+
+    def named(self, deployment: str) -> inference.Model | None:
+        """The gateway's word on a model."""
+        return next((one for one in self._named() if one.name == deployment), None)
+
+    def _named(self) -> Iterator[inference.Model]:
+        return (one for one in self.response.models[:_MAX_MODELS] if _well_formed(one))
 
 
 class Newest:
@@ -133,16 +162,41 @@ def metadata_of(api_key: str | None, user: str) -> tuple[tuple[str, str], ...] |
     return (*key, *((("sealring-user", user),) if user else ())) or None
 
 
+def _well_formed(model: inference.Model) -> bool:
+    names = is_alias(model.name) and all(map(is_alias, model.aliases)) and len(model.aliases) <= MAX_ALIASES
+    return names and model.context <= MAX_CONTEXT and len(model.reason) <= MAX_MESSAGE
+
+
 def rings_of(roster: Roster) -> list[Ring]:
     """The rings of a verified roster."""
     return [Ring.from_roster(ring, roster) for ring in roster.rings]
 
 
 def models_of(view: View) -> list[Model]:
-    """The models of a verified roster, by name."""
+    """The models of a verified roster, and those that the gateway can have loaded, by name."""
     serving = {load.ring: load for load in view.response.serving}
-    names = sorted({ring.deployment for ring in view.roster.rings})
-    return [model_of(name, view.roster, serving) for name in names]
+    models = {ring.deployment for ring in view.roster.rings}
+    found = {name: model_of(name, view.roster, serving) for name in models}
+    for one in view.response.models:
+        if view.absent(one.name):
+            found[one.name] = Model(one.name, one.context, 0, 0)
+    return [_described(found[name], view.named(name)) for name in sorted(found)]
+
+
+def _described(model: Model, named: inference.Model | None) -> Model:
+    """The model with the gateway's word on its state and its other names."""
+    if named is None:
+        loaded = inference.MODEL_AVAILABILITY_LOADED if model.rings else model.availability
+        return dataclasses.replace(model, availability=loaded)
+    return dataclasses.replace(
+        model,
+        model_type=model.model_type or (named.model_type if _MODEL_TYPE.fullmatch(named.model_type) else ""),
+        availability=named.availability,
+        aliases=tuple(named.aliases),
+        expires=min(max(named.expires, 0), _MAX_TIME),
+        memory=named.memory,
+        reason=one_line(named.reason, MAX_MESSAGE),
+    )
 
 
 def model_of(name: str, roster: Roster, serving: dict[str, inference.RingLoad]) -> Model:

@@ -27,6 +27,7 @@ class Question:
     `priority` and `deadline_ms` are GenerateRequest's: where it waits among this client's other questions.
     `prefix_salt` is secret: prompts sealed with the same one may share kept prefixes at the head.
     `routing_key` is the key by which the ring is chosen (mesh.prompt.routing), or empty; it stays here.
+    `keep_alive` is GenerateRequest's, or None.
     """
 
     prompt: inference.Prompt
@@ -39,6 +40,7 @@ class Question:
     deadline_ms: int = 0
     choices: int = 1
     routing_key: bytes = b""
+    keep_alive: int | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidInput: BAD_MAX_TOKENS, BAD_CHOICES, BAD_MIN_TRUST, BAD_PRIORITY, BAD_DEADLINE,

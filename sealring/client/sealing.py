@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 
 from sealring.client.asynchronous import AsyncClient, AsyncReply
-from sealring.client.types import Completion, Delta
+from sealring.client.types import Completion, Delta, Model
 from sealring.edge.inference.service import model_not_found
 from sealring.edge.metrics import Metrics
 from sealring.mesh.errors import InvalidInput, Unavailable
@@ -44,6 +44,7 @@ class SealingBackend:
             deadline_ms=request.deadline_ms,
             n=request.choices or 1,
             prompt_cache_key=request.prompt_cache_key if request.HasField("prompt_cache_key") else None,
+            keep_alive=request.keep_alive if request.HasField("keep_alive") else None,
         )
         begun = False
         async with contextlib.aclosing(reply):
@@ -69,7 +70,7 @@ class SealingBackend:
             models = await self._client.models()
         except Unavailable:
             return "other"
-        return served_name(name, [model.name for model in models]) or "other"
+        return served_name(name, [model.name for model in models], aliases_of(models)) or "other"
 
     async def list_models(self) -> list[inference.Model]:
         """The models of the verified roster."""
@@ -83,6 +84,11 @@ class SealingBackend:
                 rows=model.rows,
                 created=self._created,
                 capabilities=model.capabilities,
+                availability=inference.ModelAvailability.ValueType(model.availability),
+                aliases=model.aliases,
+                expires=model.expires,
+                memory=model.memory,
+                reason=model.reason,
             )
             for model in await self._client.models()
         ]
@@ -90,15 +96,27 @@ class SealingBackend:
     async def get_model(self, name: str) -> inference.Model:
         """One of these. Raises NotFound (MODEL_NOT_FOUND)."""
         models = await self.list_models()
-        known = served_name(name, [model.name for model in models])
+        known = served_name(name, [model.name for model in models], aliases_of(models))
         for model in models:
             if model.name == known:
                 return model
         raise model_not_found(name, [model.name for model in models])
 
+    async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
+        """Has the gateway load or unload a model. Raises NotFound (MODEL_NOT_FOUND), Unavailable."""
+        model = await self.get_model(name)
+        if keep_alive == 0 or model.availability != inference.MODEL_AVAILABILITY_LOADED:
+            await self._client.load(model.name, keep_alive=keep_alive)
+        return model
+
     async def get_roster(self) -> inference.GetRosterResponse:
         """The roster that was verified."""
         return await self._client.signed_roster()
+
+
+def aliases_of(models: Iterable[Model | inference.Model]) -> dict[str, str]:
+    """Further names of models, each with the model's own."""
+    return {alias: model.name for model in models for alias in model.aliases}
 
 
 def _started(request: inference.GenerateRequest, reply: AsyncReply) -> inference.GenerateResponse:

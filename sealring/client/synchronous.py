@@ -90,6 +90,10 @@ class Client(Asks[Reply]):
         """The models of the verified roster, by name. Raises RosterError, Unavailable."""
         return self._portal.run(self._inner.models())
 
+    def load(self, model: str, *, keep_alive: int | None = None, within: float | None = None) -> None:
+        """As `AsyncClient.load`."""
+        self._portal.run(self._inner.load(model, keep_alive=keep_alive, within=within))
+
     def rings(self) -> list[Ring]:
         """The rings of the verified roster with all of their members. Raises RosterError, Unavailable."""
         return self._portal.run(self._inner.rings())

@@ -160,7 +160,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that can be asked for: what the verified roster says.
+    """A model that can be asked for: by the verified roster, or by the gateway if it is not loaded.
 
     `min_trust` is that of the weakest ring; `context` counts tokens. By the word of the gateway: how many
     `rings` serve just now, with how many `rows` together, the model's architecture, and what it can do beside
@@ -174,6 +174,13 @@ class Model:
     model_type: str = ""
     rows: int = 0
     capabilities: tuple[str, ...] = ()
+    availability: int = inference.MODEL_AVAILABILITY_UNSPECIFIED
+    """Of the contract: whether it is loaded, by the word of the gateway as all that follows."""
+
+    aliases: tuple[str, ...] = ()
+    expires: int = 0
+    memory: int = 0
+    reason: str = ""
 
 
 def _member(place: rosters.RingMember, member: rosters.RosterMember) -> Member:
@@ -197,6 +204,9 @@ class RequestOptions(TypedDict, total=False):
     """-10 to 10, the lower the earlier among this client's questions."""
     deadline_ms: int
     """The answer begins within this time or is refused; 0: no deadline."""
+    keep_alive: int | None
+    """Seconds without a request after which a model on demand is unloaded; 0: at once, below 0: never. None:
+    as it was deployed."""
     prompt_cache_key: str | None
     """Questions with the same key go to the same ring, unless it is too busy. None: the key is derived from
     the beginning of the conversation; empty: the least busy ring answers. The key stays in this process."""

@@ -54,6 +54,11 @@ class InferenceStub:
                 request_serializer=sealring_dot_v1_dot_inference__pb2.GetMetricsRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_inference__pb2.GetMetricsResponse.FromString,
                 _registered_method=True)
+        self.LoadModel = channel.unary_unary(
+                '/sealring.v1.Inference/LoadModel',
+                request_serializer=sealring_dot_v1_dot_inference__pb2.LoadModelRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_inference__pb2.LoadModelResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -86,6 +91,13 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadModel(self, request, context):
+        """Loads a model that is on demand and waits until it serves, or unloads it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -108,6 +120,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.GetMetrics,
                     request_deserializer=sealring_dot_v1_dot_inference__pb2.GetMetricsRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_inference__pb2.GetMetricsResponse.SerializeToString,
+            ),
+            'LoadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadModel,
+                    request_deserializer=sealring_dot_v1_dot_inference__pb2.LoadModelRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_inference__pb2.LoadModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -218,6 +235,33 @@ class Inference:
             '/sealring.v1.Inference/GetMetrics',
             sealring_dot_v1_dot_inference__pb2.GetMetricsRequest.SerializeToString,
             sealring_dot_v1_dot_inference__pb2.GetMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Inference/LoadModel',
+            sealring_dot_v1_dot_inference__pb2.LoadModelRequest.SerializeToString,
+            sealring_dot_v1_dot_inference__pb2.LoadModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

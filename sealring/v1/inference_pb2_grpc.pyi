@@ -38,6 +38,8 @@ class InferenceStub:
     """The signed roster, so that a client can verify by itself who will see its prompt."""
     GetMetrics: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetMetricsRequest, _inference_pb2.GetMetricsResponse]
     """What the gateway counts, as its HTTP edge tells at /metrics."""
+    LoadModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.LoadModelRequest, _inference_pb2.LoadModelResponse]
+    """Loads a model that is on demand and waits until it serves, or unloads it."""
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
@@ -49,6 +51,8 @@ class InferenceAsyncStub(InferenceStub):
     """The signed roster, so that a client can verify by itself who will see its prompt."""
     GetMetrics: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetMetricsRequest, _inference_pb2.GetMetricsResponse]  # type: ignore[assignment]
     """What the gateway counts, as its HTTP edge tells at /metrics."""
+    LoadModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.LoadModelRequest, _inference_pb2.LoadModelResponse]  # type: ignore[assignment]
+    """Loads a model that is on demand and waits until it serves, or unloads it."""
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -81,5 +85,13 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetMetricsResponse, _abc.Awaitable[_inference_pb2.GetMetricsResponse]]:
         """What the gateway counts, as its HTTP edge tells at /metrics."""
+
+    @_abc_1.abstractmethod
+    def LoadModel(
+        self,
+        request: _inference_pb2.LoadModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.LoadModelResponse, _abc.Awaitable[_inference_pb2.LoadModelResponse]]:
+        """Loads a model that is on demand and waits until it serves, or unloads it."""
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

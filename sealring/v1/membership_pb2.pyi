@@ -1597,7 +1597,7 @@ class Demand(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelDemand]:
-        """those that were asked for since the gateway started, or that it holds back"""
+        """every model on demand"""
 
     def __init__(
         self,

@@ -661,3 +661,49 @@ async def test_a_gateway_that_is_not_there_is_left_and_none_at_all_is_told_at_on
     async with AsyncClient([nobody, nobody], root_sha256=stage.cluster.pin) as client:
         with pytest.raises(Unavailable):
             await client.chat(QUESTION)
+
+
+def unloaded(stage: Stage, **fields: Any) -> None:
+    """A roster without a ring, and a gateway that lists the model as on demand; a load brings the ring."""
+    rings = stage.cluster.draft.rings
+    stage.cluster.publish(rings=())
+    listed = {"name": "demo", "availability": inference.MODEL_AVAILABILITY_NOT_LOADED, "context": 512}
+    stage.gateway.models = [inference.Model(**(listed | fields))]
+    stage.gateway.on_load = lambda: stage.cluster.publish(rings=rings) and None
+
+
+async def test_a_model_that_is_not_loaded_is_loaded_before_anything_is_sealed(stage: Stage) -> None:
+    unloaded(stage, aliases=["gpt-4o"])
+    async with stage.client() as client:
+        (model,) = await client.models()
+        assert (model.name, model.rings, model.context) == ("demo", 0, 512)
+        for name in ("gpt-4o", "demo"):
+            done = await client.chat(QUESTION, model=name, keep_alive=60)
+            assert (done.text, done.model) == ("".join(PIECES), "demo")
+    assert [(one.model, one.keep_alive) for one in stage.gateway.loads] == [("demo", 60)]
+    assert [request.keep_alive for request in stage.gateway.requests] == [60, 60]
+
+
+async def test_who_has_no_time_for_a_load_hears_so(stage: Stage) -> None:
+    unloaded(stage)
+
+    def refuse() -> None:
+        raise Unavailable("demo cannot be loaded: too large", reason="DOES_NOT_FIT")
+
+    stage.gateway.on_load = refuse
+    async with stage.client() as client:
+        with pytest.raises(Unavailable) as caught:
+            await client.chat(QUESTION)
+    assert caught.value.reason == "DOES_NOT_FIT"
+    assert not stage.gateway.requests
+
+
+async def test_a_gateways_aliases_count_only_where_the_roster_has_no_such_name(stage: Stage) -> None:
+    stage.gateway.models = [
+        inference.Model(name="other", aliases=["demo"], availability=inference.MODEL_AVAILABILITY_NOT_LOADED),
+        inference.Model(name="bad name", availability=inference.MODEL_AVAILABILITY_NOT_LOADED),
+    ]
+    async with stage.client() as client:
+        assert (await client.chat(QUESTION, model="demo")).model == "demo"
+        assert [model.name for model in await client.models()] == ["demo", "other"]
+    assert not stage.gateway.loads

@@ -14,7 +14,7 @@ from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
 from sealring.gateway.scheduler.request import Request
-from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
+from sealring.mesh.errors import DeadlineExceeded, InvalidInput, SealringError, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -24,9 +24,20 @@ class OneRing:
         self.names = list(names) or ["model"]
         self.cancelled: list[str] = []
         self.complete = True
+        self.absent = ""
+        self.loads: list[tuple[str, int | None]] = []
 
     def deployments(self) -> list[str]:
         return self.names
+
+    def aliases(self) -> dict[str, str]:
+        return {"gpt-4o": self.names[0]}
+
+    def loading(self, name: str) -> Unavailable | None:
+        return Unavailable("it is being loaded", reason="MODEL_LOADING") if name == self.absent else None
+
+    async def load(self, name: str, keep_alive: int | None) -> None:
+        self.loads.append((name, keep_alive))
 
     def models(self) -> list[inference.Model]:
         return [inference.Model(name=name, rings=2) for name in self.names]
@@ -287,3 +298,25 @@ async def test_a_request_is_timed_by_who_brought_it_and_counted() -> None:
     assert timings.first
     labels = {"model_name": "model"}
     assert metrics.registry.get_sample_value("sealring_prompt_tokens_total", labels) == 7
+
+
+async def test_a_deadline_that_passes_while_a_model_is_loaded_says_so() -> None:
+    rings = SlowRing()
+    rings.absent = "model"
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    asking = asyncio.ensure_future(refused(backend, model="gpt-4o", keep_alive=60))
+    await until(lambda: rings.answers)
+    assert (rings.requests[0].deployment, rings.requests[0].keep_alive) == ("model", 60)
+    rings.answers[0].fail(DeadlineExceeded("too late", reason="DEADLINE_PASSED"))
+    assert (await asking).reason == "MODEL_LOADING"
+
+
+async def test_models_are_loaded_by_their_names_and_aliases_until_the_gateway_stops() -> None:
+    rings = OneRing()
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    assert (await backend.load_model("gpt-4o", 0)).name == "model"
+    assert rings.loads == [("model", 0)]
+    await backend.drain(0)
+    with pytest.raises(Unavailable) as caught:
+        await backend.load_model("model", None)
+    assert caught.value.reason == "STOPPING"

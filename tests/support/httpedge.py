@@ -45,6 +45,7 @@ class ScriptedBackend:
     keys: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     models: list[inference.Model] = field(default_factory=lambda: [MODEL])
+    loads: list[tuple[str, int | None]] = field(default_factory=list)
 
     async def generate(
         self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
@@ -98,6 +99,10 @@ class ScriptedBackend:
         if (found := next((one for one in self.models if one.name == name), None)) is None:
             raise model_not_found(name, [one.name for one in self.models])
         return found
+
+    async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
+        self.loads.append((name, keep_alive))
+        return await self.get_model(name)
 
     async def get_roster(self) -> inference.GetRosterResponse:
         return inference.GetRosterResponse()

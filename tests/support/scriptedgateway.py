@@ -30,12 +30,23 @@ class ScriptedGateway(inference_grpc.InferenceServicer):
         self.script: Script = honest
         self.serving: list[inference.RingLoad] = []
         self.response: inference.GetRosterResponse | None = None
+        self.models: list[inference.Model] = []
+        self.loads: list[inference.LoadModelRequest] = []
+        self.on_load: Callable[[], None] = lambda: None
 
     async def GetRoster(self, request: Any, context: Any) -> inference.GetRosterResponse:
         self.fetched += 1
         return self.response or inference.GetRosterResponse(
-            roster=self.cluster.envelope, root_metadata=self.cluster.root_chain, serving=self.serving
+            roster=self.cluster.envelope,
+            root_metadata=self.cluster.root_chain,
+            serving=self.serving,
+            models=self.models,
         )
+
+    async def LoadModel(self, request: Any, context: Any) -> inference.LoadModelResponse:
+        self.loads.append(request)
+        self.on_load()
+        return inference.LoadModelResponse()
 
     async def Generate(
         self, request: inference.GenerateRequest, context: Any

@@ -50,6 +50,9 @@ class Backend:
     async def get_model(self, name: str) -> inference.Model:
         return inference.Model(name=name)
 
+    async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
+        return inference.Model(name=name)
+
     async def get_roster(self) -> inference.GetRosterResponse:
         return inference.GetRosterResponse(roster=b"roster")
 

@@ -564,3 +564,16 @@ async def test_answers_and_errors_are_as_described(
     assert answer.status_code == status
     schema = response["content"]["application/json"]["schema"]
     jsonschema.validate(answer.json(), {**schema, "components": described["components"]})
+
+
+async def test_a_model_is_loaded_and_unloaded_through_ollamas_api(port: int, backend: Any) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        for body in ({"model": "demo", "keep_alive": "5m"}, {"model": "demo", "keep_alive": 0}):
+            answer = await http.post("/api/generate", json=body)
+            assert answer.status_code == 200
+        assert backend.loads == [("demo", 300), ("demo", 0)]
+        assert (await http.get("/api/ps")).json() == {"models": []}
+        loadable = inference.Model(name="big", availability=inference.MODEL_AVAILABILITY_NOT_LOADED)
+        backend.models = [loadable]
+        assert (await http.get("/health")).status_code == 200, "a request loads it"
+        assert (await http.get("/v1/models/big")).json()["state"] == "not loaded"

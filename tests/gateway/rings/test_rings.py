@@ -48,6 +48,17 @@ class FakeRing:
         self.capabilities: list[str] = []
         self.events: list[Any] = []
         self.scheduler = self
+        self.holds = False
+        self.hoped = 0
+
+    def counts(self) -> tuple[int, int]:
+        return len(self.requests), len(self.waiting)
+
+    def hold(self, holding: bool) -> None:
+        self.holds = holding
+
+    def awaited(self) -> None:
+        self.hoped += 1
 
     def load(self) -> SimpleNamespace:
         FakeRing.looked_at += 1
@@ -640,3 +651,143 @@ async def test_what_was_sealed_for_a_lost_ring_fails() -> None:
     made[0].waiting, made[1].attached = [(Request("r2", "key", 1, envelope, "model"), answer)], False
     made[0].on_lost(made[0])
     assert made[0].waiting, "it waits where there is no other"
+
+
+# Models on demand
+
+NOT_LOADED, LOADING = membership.LOAD_PHASE_NOT_LOADED, membership.LOAD_PHASE_LOADING
+LOADED, YIELDING = membership.LOAD_PHASE_LOADED, membership.LOAD_PHASE_YIELDING
+
+
+def on_demand(phase: Any, **fields: Any) -> membership.ModelState:
+    return membership.ModelState(deployment="big", phase=phase, rings=["big-0"], context=512, **fields)
+
+
+def big(bed: Bed) -> FakeRing:
+    return next(ring for ring in bed.made if ring.deployment == "big")
+
+
+def wishes(bed: Bed) -> membership.ModelDemand:
+    demand = bed.rings.demand()
+    assert demand is not None
+    return demand.models[0]
+
+
+async def test_a_request_for_a_model_that_is_not_loaded_waits_in_its_ring_and_is_reported() -> None:
+    bed = Bed(1)
+    assert bed.rings.demand() is None, "a coordinator of an earlier release gets no report"
+    bed.rings.model_state(on_demand(NOT_LOADED, model_type="llama", aliases=["gpt"]))
+    assert "big" in bed.rings.deployments()
+    assert bed.rings.aliases() == {"gpt": "big"}
+    big(bed).attached = False
+    bed.rings.wanted.clear()
+    ask(bed.rings, 1, model="big")
+    assert big(bed).requests == ["r1"]
+    assert bed.rings.wanted.is_set()
+    assert (wishes(bed).active, wishes(bed).asked) == (1, 1)
+    model = next(one for one in bed.rings.models() if one.name == "big")
+    assert (model.availability, model.context) == (inference.MODEL_AVAILABILITY_NOT_LOADED, 512)
+
+
+async def test_a_ring_whose_model_may_be_loaded_never_loses_its_patience() -> None:
+    bed = Bed(1)
+    bed.rings.model_state(on_demand(LOADING))
+    before = big(bed).hoped
+    bed.rings.tick()
+    assert big(bed).hoped == before + 1
+    bed.rings.model_state(on_demand(LOADED))
+    before = big(bed).hoped
+    bed.rings.tick()
+    assert big(bed).hoped == before
+
+
+async def test_what_waits_survives_the_unloading_and_not_the_deletion() -> None:
+    bed = Bed(1)
+    bed.rings.model_state(on_demand(LOADED))
+    bed.rings.all_told()
+    big(bed).attached = False
+    bed.rings.ring_gone("big-0")
+    bed.rings.use_roster(roster_of("ring-0"))
+    assert set(big(bed).events) == {"leave"}
+    bed.rings.model_gone("big")
+    await asyncio.sleep(0)
+    assert big(bed).events[-1] == "close"
+    assert "big" not in bed.rings.deployments()
+
+
+async def test_a_model_that_cannot_be_loaded_fails_what_waits_and_what_comes() -> None:
+    bed = Bed(1)
+    bed.rings.model_state(on_demand(NOT_LOADED))
+    request, answer = Request("r1", "key", 1, inference.Envelope(), "big"), Answer(Timings())
+    big(bed).waiting = [(request, answer)]
+    problem = membership.Problem(code="UNAVAILABLE", reason="DOES_NOT_FIT", message="too large")
+    bed.rings.model_state(on_demand(NOT_LOADED, problem=problem))
+    with pytest.raises(Unavailable) as caught:
+        await anext(answer)
+    assert caught.value.reason == "DOES_NOT_FIT"
+    with pytest.raises(Unavailable):
+        ask(bed.rings, 2, model="big")
+
+
+async def test_a_request_with_less_time_than_the_load_takes_is_refused_with_the_time() -> None:
+    bed = Bed(1)
+    bed.rings.model_state(on_demand(LOADING, seconds=40, reason="one is unloaded for it"))
+    hasty = Request("r1", "key", 1, inference.Envelope(), "big", patience=30.0)
+    with pytest.raises(Unavailable) as caught:
+        bed.rings.submit(hasty, Answer(Timings()))
+    assert (caught.value.reason, caught.value.metadata["retry_after"]) == ("MODEL_LOADING", "40")
+    assert "one is unloaded for it" in caught.value.message
+    ask(bed.rings, 2, model="big")
+
+
+async def test_a_model_that_yields_begins_no_request() -> None:
+    bed = Bed(1)
+    bed.rings.model_state(on_demand(LOADED))
+    bed.rings.model_state(on_demand(YIELDING))
+    assert big(bed).holds
+    assert wishes(bed).holding
+    bed.rings.model_state(on_demand(LOADED))
+    assert not big(bed).holds
+
+
+async def test_loading_waits_for_a_ring_and_unloading_does_not() -> None:
+    bed = Bed(1)
+    bed.rings.model_state(on_demand(NOT_LOADED))
+    big(bed).attached = False
+    loading = asyncio.ensure_future(bed.rings.load("big", 60))
+    await asyncio.sleep(0)
+    assert (wishes(bed).waiting, wishes(bed).keep_alive) == (1, 60)
+    bed.rings.model_state(on_demand(LOADED))
+    big(bed).attached = True
+    bed.rings.tick()
+    await loading
+    assert wishes(bed).waiting == 0
+    await bed.rings.load("big", 0)
+    assert wishes(bed).keep_alive == 0
+    bed.rings.model_state(on_demand(NOT_LOADED))
+    assert not wishes(bed).HasField("keep_alive"), "it held for that load"
+
+
+@pytest.mark.parametrize("how", ["deleted", "refused"])
+async def test_who_waits_for_a_model_hears_why_it_does_not_come(how: str) -> None:
+    bed = Bed(1)
+    bed.rings.model_state(on_demand(NOT_LOADED))
+    loading = asyncio.ensure_future(bed.rings.load("big", None))
+    await asyncio.sleep(0)
+    if how == "deleted":
+        bed.rings.model_gone("big")
+    else:
+        problem = membership.Problem(code="UNAVAILABLE", reason="DOES_NOT_FIT")
+        bed.rings.model_state(on_demand(NOT_LOADED, problem=problem))
+    with pytest.raises((NotFound, Unavailable)) as caught:
+        await loading
+    assert caught.value.reason == {"deleted": "MODEL_NOT_FOUND", "refused": "DOES_NOT_FIT"}[how]
+
+
+async def test_a_model_that_a_coordinator_no_longer_names_is_gone() -> None:
+    bed = Bed(1)
+    bed.rings.model_state(on_demand(NOT_LOADED))
+    bed.rings.begin_watch()
+    bed.rings.all_told()
+    assert "big" not in bed.rings.deployments()
+    await bed.rings.close()

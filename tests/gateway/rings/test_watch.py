@@ -27,6 +27,7 @@ class Coordinator(membership_grpc.SchedulingServicer):
         self.watched: asyncio.Queue[None] = asyncio.Queue()
         self.renewed: asyncio.Queue[bytes] = asyncio.Queue()
         self.troubles: asyncio.Queue[str] = asyncio.Queue()
+        self.demands: asyncio.Queue[membership.Demand] = asyncio.Queue()
         self.refusal: Exception | None = None
         self.events: asyncio.Queue[membership.WatchResponse | None] = asyncio.Queue()
         """What it says next; None ends the stream."""
@@ -47,6 +48,8 @@ class Coordinator(membership_grpc.SchedulingServicer):
         async for request in requests:
             if request.HasField("trouble"):
                 self.troubles.put_nowait(request.trouble.reason)
+            elif request.HasField("demand"):
+                self.demands.put_nowait(request.demand)
             else:
                 self.renewed.put_nowait(request.renewal.certificate)
 
@@ -59,6 +62,17 @@ class Rings:
         self.rosters: list[Any] = []
         self.ended = 0
         self.on_tick: Callable[[], None] = lambda: None
+        self.wanted = asyncio.Event()
+        self.wishes: membership.Demand | None = None
+
+    def demand(self) -> membership.Demand | None:
+        return self.wishes
+
+    def model_state(self, state: membership.ModelState) -> None:
+        self.states.put_nowait(state.deployment)
+
+    def model_gone(self, deployment: str) -> None:
+        self.states.put_nowait(f"without {deployment}")
 
     def use_roster(self, roster: Any) -> None:
         self.rosters.append(roster)
@@ -319,3 +333,19 @@ async def test_another_who_answers_does_not_make_the_gateway_end(watching: Watch
     assert not unreachable
     assert not watching.introduction.failures
     assert not watching.task.done()
+
+
+async def test_wishes_are_reported_when_they_change_and_models_are_passed_on(watching: Watching) -> None:
+    await serving(watching)
+    for number in (1, 2):
+        watching.rings.wishes = membership.Demand(
+            models=[membership.ModelDemand(deployment="big", asked=number)]
+        )
+        watching.rings.wanted.set()
+        assert await watching.coordinator.demands.get() == watching.rings.wishes
+    for event in (
+        membership.WatchResponse(model=membership.ModelState(deployment="big")),
+        membership.WatchResponse(model_gone=membership.ModelGone(deployment="big")),
+    ):
+        watching.coordinator.events.put_nowait(event)
+    assert [await watching.rings.states.get() for _ in range(2)] == ["big", "without big"]

@@ -977,3 +977,21 @@ def test_rows_begin_in_the_order_in_which_their_prompts_are_read(order: list[int
                 begun.extend(chunk.row for chunk in step.chunks)
                 todo.extend(scheduler.steps_executed(step.number))
     assert begun == [rows[place] for place in order]
+
+
+def test_a_scheduler_that_holds_finishes_what_it_has_begun_and_begins_nothing() -> None:
+    driver = Driver(max_rows=1)
+    driver.ask("a", max_tokens=3)
+    driver.take(driver.scheduler.hold(True))
+    driver.ask("b")
+    assert driver.scheduler.counts() == (1, 1)
+    driver.done()
+    driver.lose()
+    assert driver.scheduler.counts() == (1, 1), "an answer that was begun is not over with its epoch"
+    driver.attach()
+    driver.finish()
+    assert set(driver.finished) == {"a"}
+    assert driver.scheduler.counts() == (0, 1)
+    driver.take(driver.scheduler.hold(False))
+    driver.finish()
+    assert set(driver.finished) == {"a", "b"}
