@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from programs import INSTALLED, PROGRAMS, ROOT, versions
+from programs import INSTALLED, KITS, PROGRAMS, ROOT, versions
 
 BEGIN, END = "<!-- made by `make clients` -->\n", "<!-- end of what it made -->\n"
 
@@ -21,20 +21,20 @@ ELSEWHERE = [
 
 def rows() -> list[str]:
     """A line for each program. A way that was not run keeps no claim."""
-    found = []
     pins = versions()
-    for name, program in PROGRAMS.items():
+    named = {name: (f"{one.title} {pins[one.package]}", one.remark) for name, one in PROGRAMS.items()}
+    for name, kit in KITS.items():
+        named[name] = (f"{kit.title} {', '.join(pins[package] for package in kit.packages)}", "")
+    found = []
+    for name, (title, remark) in named.items():
         said = []
         for way in ("clear", "sealed"):
             file = INSTALLED / "rows" / f"{name}.{way}.json"
             said.append(json.loads(file.read_bytes()) if file.exists() else {"miss": "not run", "tools": ""})
-        ways = ["no" if one["miss"] else "yes" for one in said]
-        misses = {one["miss"] for one in said} - {""}
+        ways = " | ".join("no" if one["miss"] else "yes" for one in said)
         tools = next((one["tools"] for one in said if one["tools"]), "")
-        notes = "; ".join([*sorted(misses), *([program.remark] if program.remark else [])])
-        found.append(
-            f"| {program.title} {pins[program.package]} | {' | '.join(ways)} | {tools} | {notes} |\n"
-        )
+        notes = "; ".join(filter(None, [*sorted({one["miss"] for one in said}), remark]))
+        found.append(f"| {title} | {ways} | {tools} | {notes} |\n")
     return found + [f"| {name} | no | no | | {why} |\n" for name, why in ELSEWHERE]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,8 +17,11 @@ from programs import (
     ENDED,
     FOUND,
     INSTALLED,
+    KITS,
     NOTES,
     PROGRAMS,
+    ROOT,
+    WEATHER,
     WRITTEN,
     command,
     cue,
@@ -24,6 +29,7 @@ from programs import (
     is_installed,
     note,
     scenes,
+    weather_scene,
 )
 from recording import Relay
 from ringtest import CLUSTER, HASTY, PROXY_KEY, LocalCluster, give_proxy_key, hasty, proxy, started
@@ -39,7 +45,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict
     folder = tmp_path_factory.mktemp("p")
     model, work = folder / "model", folder / "w"
     played = [scene for name in PROGRAMS for scene in scenes(name, work / name)]
-    write_scripted(model, played, ends=400)
+    write_scripted(model, [*played, *map(weather_scene, KITS)], ends=400)
     async with LocalCluster(folder / "state", model, nodes=2, name="agent", settings=HASTY) as cluster:
         cluster.children.command = (sys.executable, hasty.__file__)
         async with (
@@ -118,3 +124,20 @@ async def test_a_session_with_tools_comes_to_its_end(
         left = [file for file in home.rglob("*") if file.is_file() and "sealring" not in file.parts]
         told = [file for file in left if PROXY_KEY.encode() in file.read_bytes()]
         assert told == [], "the key is left behind"
+
+
+@pytest.mark.parametrize("way", ["clear", "sealed"])
+@pytest.mark.parametrize("name", KITS)
+async def test_a_kit_for_node_calls_a_tool_and_goes_on(
+    name: str, way: str, served: dict[str, Any], tmp_path: Path
+) -> None:
+    kit = KITS[name]
+    script = shutil.copy(
+        ROOT / "tests" / "clients" / "conversations.mjs", INSTALLED
+    )  # imports look beside it
+    environ = environment(tmp_path, {"API_KEY": PROXY_KEY})
+    with note(name, way) as row:
+        printed = await _run(["node", str(script), name, "agent", served[way]], tmp_path, environ)
+        served["relay"].keep(INSTALLED / "bodies" / f"{name}.jsonl" if way == "clear" else None)
+        assert json.loads(printed) == [WEATHER] * kit.conversations
+        row["tools"] = kit.tools

@@ -151,6 +151,44 @@ PROGRAMS = {
 }
 
 
+WEATHER = "It is 21 degrees and sunny in Paris."
+
+
+@dataclass(frozen=True)
+class Kit:
+    """SDKs for Node, which hold a number of conversations of tests/clients/conversations.mjs."""
+
+    packages: Sequence[str]
+    title: str
+    conversations: int
+    tools: str
+
+
+KITS = {
+    "openai-node": Kit(["openai"], "openai for Node", 3, "chats, Responses, runTools"),
+    "anthropic-node": Kit(["@anthropic-ai/sdk"], "anthropic for Node", 1, "messages, counting"),
+    "ollama-node": Kit(["ollama"], "ollama for Node", 1, "chat"),
+    "vercel-ai": Kit(
+        ["ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic"],
+        "Vercel AI SDK",
+        8,
+        "generateText and streamText, by chats, Responses and Messages",
+    ),
+    "langchain-js": Kit(
+        ["@langchain/openai", "@langchain/anthropic", "@langchain/ollama", "@langchain/core"],
+        "LangChain JS",
+        4,
+        "chats, Responses, Messages, Ollama",
+    ),
+}
+
+
+def weather_scene(name: str) -> Scene:
+    """What the model says to a kit."""
+    call = Call("get_weather", {"city": "Paris"})
+    return Scene(cue(name, 1), "get_weather", [Step(call), Step(WEATHER, after="21 degrees")])
+
+
 def scenes(name: str, work: Path) -> list[Scene]:
     """What the model says to a program that works in a folder."""
     program = PROGRAMS[name]
@@ -199,7 +237,8 @@ def command(words: Sequence[str], **names: str) -> list[str]:
 
 def versions() -> dict[str, str]:
     """By package."""
-    lines = [*LIST.read_text().split(), *AIDER.read_text().replace("==", "@").split()]
+    # npm's come last: some of aider's own packages have the same names
+    lines = [*AIDER.read_text().replace("==", "@").split(), *LIST.read_text().split()]
     return {name: version for name, _, version in (line.rpartition("@") for line in lines)}
 
 

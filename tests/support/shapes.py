@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from programs import INSTALLED, PROGRAMS, ROOT, versions
+from programs import INSTALLED, KITS, PROGRAMS, ROOT, versions
 
 FOLDER = ROOT / "tests" / "clients" / "shapes"
 RECORDED = INSTALLED / "bodies"
@@ -103,9 +103,13 @@ def compact(recorded: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    for name, program in PROGRAMS.items():
+    pins = versions()
+    titles = {name: f"{one.title} {pins[one.package]}" for name, one in PROGRAMS.items()}
+    titles |= {
+        name: f"{one.title} {', '.join(pins[each] for each in one.packages)}" for name, one in KITS.items()
+    }
+    for name, title in titles.items():
         recorded = [json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
-        title = f"{program.title} {versions()[program.package]}"
         kept = {"program": title, "requests": compact(recorded)}
         (FOLDER / f"{name}.json").write_text(json.dumps(kept, separators=(",", ":")) + "\n")
 
