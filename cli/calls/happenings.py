@@ -51,6 +51,9 @@ def deployment_states(deployments: Iterable[Any]) -> dict[str, str]:
         if one.rings and all(ring.phase == membership_pb2.RING_PHASE_SERVING for ring in one.rings):
             members = {stage.member: stage.member_name for ring in one.plan.rings for stage in ring.stages}
             states[name] = f"{name} serves on {', '.join(sorted(members.values()))}"
+        elif one.HasField("load") and not one.rings:
+            phase = membership_pb2.LoadPhase.Name(one.load.phase).removeprefix("LOAD_PHASE_")
+            states[name] = f"{name} is {phase.lower().replace('_', ' ')}"
         else:
             forming = [ring for ring in one.rings if not ring.progress]
             states[name] = describe(name, forming) if forming else f"{name}: loading"

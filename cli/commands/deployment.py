@@ -571,14 +571,26 @@ def print_deployments(found: list[dict[str, Any]]) -> None:
                     spec["name"],
                     spec["model"],
                     ring.get("ring", ""),
-                    _phase(ring),
+                    _phase(ring) or one.get("load", {}).get("phase", "").replace("_", " "),
                     ring.get("epoch", ""),
                     ", ".join(suites),
                     moment(one["created"]),
-                    ring.get("reason", "") or _no_drafts(one["plan"]) or _drafts(ring),
+                    ring.get("reason", "") or _load(one) or _no_drafts(one["plan"]) or _drafts(ring),
                 ]
             )
     print_table(["name", "model", "ring", "phase", "epoch", "suite", "created", "reason"], rows)
+
+
+def _load(deployment: dict[str, Any]) -> str:
+    """The reason why a model on demand is not loaded, or the time at which it is unloaded."""
+    load = deployment.get("load")
+    if load is None:
+        return ""
+    waiting = f"{load['waiting']} waiting" if load["waiting"] and load["phase"] != "loaded" else ""
+    if load["phase"] == "yielding":
+        return "is unloaded once its requests are answered"
+    expires = f"unloaded at {moment(load['expires'])} if nobody asks" if load["expires"] else ""
+    return ": ".join(part for part in (waiting, load["reason"]) if part) or expires
 
 
 def _no_drafts(plan: dict[str, Any]) -> str:

@@ -61,7 +61,9 @@ function showCluster(found) {
   element("cluster").textContent =
     `cluster ${found.roster.cluster}, roster version ${found.roster.version}, signed by ${signers}, ` +
     `valid until ${moment(found.roster.expires)}, root ${found.root.slice(0, 16)}`;
-  element("rings").replaceChildren(...found.deployments.flatMap((one) => one.rings.map((ring) => ringCard(one, ring))));
+  element("rings").replaceChildren(
+    ...found.deployments.flatMap((one) => (one.rings.length ? one.rings.map((ring) => ringCard(one, ring)) : [loadCard(one)])),
+  );
   if (!found.deployments.length) element("rings").replaceChildren(make("p", "Nothing is deployed: sealring deploy MODEL"));
   element("nodes").replaceChildren(
     table(
@@ -88,6 +90,16 @@ function showCluster(found) {
       }),
     ),
   );
+}
+
+// A model on demand that is not loaded.
+function loadCard(deployment) {
+  const load = deployment.load ?? { phase: "down", reason: "", waiting: 0 };
+  const card = make("div", "", "ring");
+  const phase = load.phase.replace("_", " ");
+  card.append(make("strong", `${deployment.plan.spec.name} `), make("span", phase, "down"), make("span", ` ${load.reason}`));
+  if (load.waiting) card.append(make("div", `${load.waiting} requests wait for it`, "small"));
+  return card;
 }
 
 function ringCard(deployment, ring) {

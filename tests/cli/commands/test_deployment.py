@@ -321,3 +321,24 @@ def test_a_deployment_on_demand_is_stored_and_not_waited_for(deploy: Any, planne
     assert list(spec.aliases) == ["gpt-4o", "qwen3:8b"]
     deploy()
     assert not planner.calls("CreateDeployment")[-1].spec.HasField("keep_alive")
+
+
+def test_the_list_says_which_models_are_loaded_and_what_others_wait_for(here: Any, planner: Any) -> None:
+    def known(name: str, *rings: admin_pb2.RingStatus, **load: Any) -> admin_pb2.Deployment:
+        spec = admin_pb2.DeploymentSpec(name=name, model="m", on_demand=True)
+        status = admin_pb2.LoadStatus(**load)
+        return admin_pb2.Deployment(plan=admin_pb2.DeploymentPlan(spec=spec), rings=rings, load=status)
+
+    ring = admin_pb2.RingStatus(ring="b-0", phase=membership_pb2.RING_PHASE_SERVING)
+    planner.answers["ListDeployments"] = admin_pb2.ListDeploymentsResponse(
+        deployments=[
+            known("a", phase=membership_pb2.LOAD_PHASE_NOT_LOADED),
+            known("b", ring, phase=membership_pb2.LOAD_PHASE_LOADED, expires=1_800_000_000, waiting=1),
+            known("c", phase=membership_pb2.LOAD_PHASE_WAITING, waiting=2, reason="b is unloaded for it"),
+        ]
+    )
+    lines = {line.split()[0]: line for line in here("deployment", "list").out.splitlines() if line.strip()}
+    assert "not loaded" in lines["a"]
+    assert "serving" in lines["b"]
+    assert "unloaded at 2027-01-15 08:00:00+00:00 if nobody asks" in lines["b"]
+    assert "2 waiting: b is unloaded for it" in lines["c"]
