@@ -25,6 +25,7 @@ from sealring.node.engine.staging.anatomy import dissect, not_runnable
 from sealring.node.engine.staging.rows import BLOCK, extra_bytes
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
+from sealring.node.engine.transfer import shares_memory
 from sealring.node.engine.warm_up import patience, timed, warm_up
 from sealring.node.engine.weights import cut_stage, load_lazily, load_shard, read_weights
 from sealring.v1 import control_pb2 as control
@@ -182,9 +183,10 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
 
 
 def _layout(stage: Stage) -> Layout | None:
-    """As `layout_of`; None where a model's own code does not make a token's caches without a device."""
+    """As `layout_of`; None if a model's own code does not make a token's caches alone, and for a GPU
+    with memory of its own, whose caches no other thread can read."""
     try:
-        return layout_of(stage)
+        return layout_of(stage) if shares_memory() else None
     except Exception as error:
         log.info("prefixes_not_stored", model_type=stage.spec.model_type, error=type(error).__name__)
         return None

@@ -72,6 +72,11 @@ def transfer() -> Transfer:
     return SharedTransfer() if _registered is None else _registered()
 
 
+def shares_memory() -> bool:
+    """Whether the CPU reads and writes the memory of this process's device."""
+    return _registered is None
+
+
 def register(make: Callable[[], Transfer] | None) -> None:
     """Has `transfer` return what `make` makes, for a device whose memory the CPU does not share. None takes
     the registration back."""
