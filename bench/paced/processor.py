@@ -11,8 +11,8 @@ import threading
 import time
 from pathlib import Path
 
-_MOST_AT_ONCE = 0.003
-"""Seconds that are burnt before anything else is looked at."""
+_MOST_AT_ONCE = 0.05
+"""Seconds that are burnt before anything else is looked at: each look has to wait for Python's lock."""
 _ROUNDING = 1e-6
 _ZEROS = bytes(16 << 20)
 _BLOCK = _ZEROS[: 1 << 18]
@@ -39,6 +39,7 @@ class BusyDevice:
         self._built = 0.0
         self._done = 0.0
         self._awaited: list[float] = []
+        self._marks: list[float] = []
         self.busy = 0.0
         """Seconds of all work that was launched."""
         self._per_second = len(_BLOCK) / _least(_hash)
@@ -49,9 +50,12 @@ class BusyDevice:
         with self._changed:
             self._built += seconds
 
-    def launch(self) -> float:
-        """Starts what was built; the work after which everything launched is done."""
+    def launch(self, held: float = 0.0) -> float:
+        """Starts what was built; the work after which everything launched is done. The part `held` of it is
+        going to be waited for."""
         with self._changed:
+            if self._built > 0:
+                self._marks.append(self.busy + held * self._built)
             self.busy += max(0.0, self._built)
             self._built = min(0.0, self._built)  # more was done already than was asked for
             self._changed.notify_all()
@@ -70,7 +74,10 @@ class BusyDevice:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self.busy > self._done + _ROUNDING)
-                ahead = [one for one in (*self._awaited, self.busy) if one > self._done + _ROUNDING]
+                self._marks = [one for one in self._marks if one > self._done + _ROUNDING]
+                ahead = [
+                    one for one in (*self._awaited, *self._marks, self.busy) if one > self._done + _ROUNDING
+                ]
             left = min(min(ahead) - self._done, _MOST_AT_ONCE)
             begun = time.thread_time()
             hashlib.sha256(
