@@ -32,7 +32,7 @@ from bench.scaling import Requests
 
 WITHIN = 0.1
 FIGURES = {"tokens_per_second": "tok/s", "ttft_ms": "TTFT mean, ms", "gap_ms": "gap p50, ms"}
-_WORDS, _TOKENS, _SEED = 4, 1024, 1
+_WORDS, _TOKENS, _TAUGHT = 4, 1024, 1000
 
 
 async def check(options: argparse.Namespace) -> list[Result]:
@@ -49,12 +49,13 @@ async def check(options: argparse.Namespace) -> list[Result]:
         async with _ring(stages, Pace("", "", "", 1.0, records=True), options, shape) as real:
             progress(f"{_stages(stages)}: the times of the real model's steps")
             for measure in _scenarios(options).values():
-                await measure(real)
+                await measure(real, _TAUGHT)
             paced = Pace("", "", "", 1.0, tables=_tables(real.reports))
             async with _ring(stages, paced, options, alike) as simulated:
                 for name, measure in _scenarios(options).items():
                     rounds = [
-                        (await measure(real), await measure(simulated)) for _ in range(options.check_rounds)
+                        (await measure(real, seed), await measure(simulated, seed))
+                        for seed in range(options.check_rounds)
                     ]
                     found.append(_outcome(f"{_stages(stages)}, {name}", rounds))
                     progress(f"{found[-1]}, load {os.getloadavg()[0]:.1f}")
@@ -90,19 +91,19 @@ def _tables(reports: Path) -> dict[str, Any]:
     return {one["place"]: {name: one[name] for name in ("loading", "serving")} for one in found}
 
 
-def _scenarios(options: argparse.Namespace) -> dict[str, Callable[[Macs], Awaitable[Result]]]:
-    """By name, what measures a ring's figures."""
+def _scenarios(options: argparse.Namespace) -> dict[str, Callable[[Macs, int], Awaitable[Result]]]:
+    """By name, what measures a ring's figures. A seed is used once: kept prefixes would be found again."""
 
-    async def steady(rows: int, ring: Macs) -> Result:
+    async def steady(rows: int, ring: Macs, seed: int) -> Result:
         given = argparse.Namespace(words=_WORDS, tokens=_TOKENS, seconds=options.seconds)
         return {
-            "tokens_per_second": round(await Requests(given, random.Random(rows)).rate(ring.url, rows), 2)
+            "tokens_per_second": round(
+                await Requests(given, random.Random(f"{rows} {seed}")).rate(ring.url, rows), 2
+            )
         }
 
-    async def loop(name: str, at_once: int, count: int, ring: Macs) -> Result:
-        replies = await loads.requests_of(
-            ring.url, name, at_once=at_once, count=count, seed=_SEED, slower=1.0
-        )
+    async def loop(name: str, at_once: int, count: int, ring: Macs, seed: int) -> Result:
+        replies = await loads.requests_of(ring.url, name, at_once=at_once, count=count, seed=seed, slower=1.0)
         return _figures(replies, at_once)
 
     return {

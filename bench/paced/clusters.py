@@ -46,7 +46,7 @@ class MacCluster(LocalCluster):
             "node": {"memory_limit": _MEMORY},
         }
         if model is None:
-            model = random_model(dataclasses.replace(TINY, layers=max(_LEAST_LAYERS, len(machines))))
+            model = random_model(dataclasses.replace(TINY, layers=max(_LEAST_LAYERS, 2 * len(machines))))
         super().__init__(folder, model, nodes=len(machines), name=NAME, settings=settings, host=PacedHost())
         spaces = network.spaces if network is not None else [""] * len(machines)
         self._network = network

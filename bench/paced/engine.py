@@ -257,8 +257,7 @@ class Recorder(Hooked):
 def looked_at_nothing(queries: mx.array, keys: mx.array, values: mx.array, **_: Any) -> mx.array:
     """Instead of attention, which over 50,000 tokens is most of what the tiny model costs: the queries, once
     the caches are there."""
-    found: mx.array = mx.depends([queries], [keys, values])[0]
-    return found
+    return queries + 0 * (keys[:, :, -1:] + values[:, :, -1:])
 
 
 def serves() -> bool:
