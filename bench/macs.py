@@ -168,7 +168,7 @@ async def _agents(text: str, model: str, count: int, options: argparse.Namespace
     replies = [reply for session in sessions for reply in session]
     middle = options.turns // 2 if options.restart else 0
     later = [one for each in sessions for turn, one in enumerate(each) if turn and turn != middle and one.ok]
-    times = [one.ttft / _new_alone(text, model, options.link, one) for one in later]
+    times = [one.ttft / new_alone(text, model, options.link, one) for one in later]
     return {
         "load": f"{count} agents",
         **_of_replies(replies, 0),
@@ -177,7 +177,7 @@ async def _agents(text: str, model: str, count: int, options: argparse.Namespace
     }
 
 
-def _new_alone(text: str, model: str, link: str, reply: Reply) -> float:
+def new_alone(text: str, model: str, link: str, reply: Reply) -> float:
     """Seconds by figures until the new tokens of a prompt are through a ring that does nothing else, with the
     best number of equal chunks."""
     new = reply.prompt_tokens - reply.cached_tokens
@@ -185,8 +185,10 @@ def _new_alone(text: str, model: str, link: str, reply: Reply) -> float:
     hops = len(stages) * _way(link) if len(stages) > 1 else 0.0
 
     def through(chunks: int) -> float:
-        longest = max(one.step(1, -(-new // chunks), reply.cached_tokens) for one in stages)
-        return (chunks + len(stages) - 1) * longest + hops
+        size = -(-new // chunks)
+        behind = [reply.cached_tokens + number * size for number in range(chunks)]
+        longest = [max(one.step(1, size, context) for one in stages) for context in behind]
+        return sum(longest) + (len(stages) - 1) * longest[-1] + hops
 
     return min(map(through, range(1, min(new, _MOST_CHUNKS) + 1)))
 

@@ -26,10 +26,13 @@ def sections(folder: Path = FOLDER) -> list[Result]:
 
 
 def scenarios(folder: Path = FOLDER) -> list[Result]:
-    """The scenarios of all checks of the instrument."""
-    return [
-        one for file in sorted(folder.glob(CHECKS)) for one in json.loads(file.read_text())["data"]["check"]
-    ]
+    """The scenarios of all checks of the instrument, each named by its file too."""
+    found = []
+    for file in sorted(folder.glob(CHECKS)):
+        kind = file.stem.rpartition("-")[2]
+        for one in json.loads(file.read_text())["data"]["check"]:
+            found.append(one | {"scenario": f"{kind}: {one['scenario']}"})
+    return found
 
 
 def draw(folder: Path = FOLDER) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bench import macs
+from bench.openai_client import Reply
 from bench.paced.clusters import Cost
 from bench.paced.figures import figures
 from bench.verdict import MISSED
@@ -123,3 +124,12 @@ async def test_a_section_that_fails_leaves_the_others(monkeypatch: pytest.Monkey
         ("qwen", "no node came"),
     ]
     assert len(macs.tables(found)[-1].rows) == 2
+
+
+def test_new_tokens_alone_take_what_stages_share_and_what_they_look_back_at():
+    def seconds(text: str, cached: int = 0) -> float:
+        reply = Reply(0.0, prompt_tokens=20_000 + cached, cached_tokens=cached)
+        return macs.new_alone(text, "llama-8b-4bit", "tb5", reply)
+
+    assert 1.7 < seconds("m3ultra") / seconds("2xm3ultra") < 2.0
+    assert seconds("m3ultra", 20_000) > 1.3 * seconds("m3ultra")
