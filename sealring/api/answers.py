@@ -201,7 +201,8 @@ _STATES = {
 
 def state_of(model: inference.Model) -> str:
     """`loaded`, `loading`, `not loaded` for a model that the first request loads, or `down`."""
-    return _STATES.get(model.availability, "down")
+    # a gateway of an earlier release names no availability
+    return _STATES.get(model.availability, "loaded" if model.rings else "down")
 
 
 def _fingerprint(started: inference.Started) -> str:

@@ -299,7 +299,7 @@ def tags(models: list[inference.Model]) -> _Object:
 
 def loaded(models: list[inference.Model]) -> _Object:
     """`GET /api/ps`: the models that are loaded, each with the time at which it is unloaded."""
-    found = (one for one in models if one.availability == inference.MODEL_AVAILABILITY_LOADED)
+    found = (one for one in models if state_of(one) == "loaded")
     return {
         "models": [
             _listed(one)

@@ -20,6 +20,7 @@ MODELS = [
     inference.Model(name="coming", availability=inference.MODEL_AVAILABILITY_LOADING, reason="small goes"),
     inference.Model(name="big", availability=inference.MODEL_AVAILABILITY_NOT_LOADED),
     inference.Model(name="broken"),
+    inference.Model(name="of an earlier gateway", rings=1),
 ]
 
 
@@ -81,9 +82,11 @@ def test_lists_have_all_models_with_their_states_and_ps_those_that_are_loaded() 
         "coming": "loading",
         "big": "not loaded",
         "broken": "down",
+        "of an earlier gateway": "loaded",
     }
     running = {one["name"]: one["expires_at"] for one in loaded(MODELS)["models"]}
-    assert running == {"small": "2027-01-15T08:00:00Z", "kept": "9999-12-31T23:59:59Z"}
+    never = "9999-12-31T23:59:59Z"
+    assert running == {"small": "2027-01-15T08:00:00Z", "kept": never, "of an earlier gateway": never}
     objects = {one.name: model_object(one) for one in MODELS}
     assert objects["kept"]["aliases"] == ["gpt-4o"]
     assert (objects["coming"]["state"], objects["coming"]["reason"]) == ("loading", "small goes")

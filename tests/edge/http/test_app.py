@@ -572,8 +572,9 @@ async def test_a_model_is_loaded_and_unloaded_through_ollamas_api(port: int, bac
             answer = await http.post("/api/generate", json=body)
             assert answer.status_code == 200
         assert backend.loads == [("demo", 300), ("demo", 0)]
-        assert (await http.get("/api/ps")).json() == {"models": []}
+        assert [one["name"] for one in (await http.get("/api/ps")).json()["models"]] == ["demo"]
         loadable = inference.Model(name="big", availability=inference.MODEL_AVAILABILITY_NOT_LOADED)
         backend.models = [loadable]
+        assert (await http.get("/api/ps")).json() == {"models": []}
         assert (await http.get("/health")).status_code == 200, "a request loads it"
         assert (await http.get("/v1/models/big")).json()["state"] == "not loaded"
