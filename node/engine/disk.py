@@ -12,6 +12,7 @@ begins with them is announced. The compute thread joins the arrays of the blocks
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ log = structlog.get_logger()
 WAITING = 2
 """Prefixes that wait to be written: their arrays take memory that the gateway may count as free."""
 
+NEWEST = 64
+"""Prefixes whose blocks are removed where computing has failed: a failure is known a few steps later."""
+
 READERS = 2
 """Threads that read: one opens a block while the other waits for the disk."""
 
@@ -57,6 +61,7 @@ class _Prefix:
     tokens: int
     arrays: list[mx.array]
     dropped: bool = False
+    written: list[Place] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,9 +86,10 @@ class Disk:
         self._budget = budget
         self._chains: dict[int, Chain] = {}  # of rows; compute thread
         self._writing: dict[int, _Prefix] = {}  # by the number of the prefix; compute thread
+        self._newest: deque[_Prefix] = deque(maxlen=NEWEST)  # of this epoch; compute thread
         self._recalls: dict[int, _Recall] = {}
         self._lock = threading.Lock()
-        self._behind: SimpleQueue[_Prefix | None] = SimpleQueue()
+        self._behind: SimpleQueue[_Prefix | list[_Prefix] | None] = SimpleQueue()
         self._waiting = 0
         self._readers = ThreadPoolExecutor(READERS, "prefixes ahead")
         self._writer = threading.Thread(target=self._write_all, name="prefixes behind", daemon=True)
@@ -120,6 +126,7 @@ class Disk:
         arrays = self._layout.views(cache)
         mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
         prefix = self._writing[keeping.prefix] = _Prefix(chain, keeping.tokens, arrays)
+        self._newest.append(prefix)
         with self._lock:
             self._waiting += 1
         self._behind.put(prefix)
@@ -129,10 +136,23 @@ class Disk:
         if (writing := self._writing.pop(prefix, None)) is not None:
             writing.dropped = True
 
+    def distrust(self) -> None:
+        """Computing has failed: no more of the newest prefixes is written, and what was written is removed.
+        A device that fails may leave anything in arrays; MLX raises its error in one waiting thread alone."""
+        failed = list(self._newest)
+        for prefix in failed:
+            prefix.dropped = True
+        self._newest.clear()
+        self._behind.put(failed)
+
     # The thread that writes
 
     def _write_all(self) -> None:
         while (prefix := self._behind.get()) is not None:
+            if isinstance(prefix, list):
+                for each in prefix:
+                    self.store.remove(each.chain.scope, each.written)
+                continue
             try:
                 self._write(prefix)
             except Exception as error:  # the device may have failed; the epoch says so
@@ -151,6 +171,7 @@ class Disk:
                 content = self._layout.content(arrays, place.first, place.end)
                 if not self.store.write(prefix.chain.scope, place, memoryview(content)):
                     return
+                prefix.written.append(place)
 
     # The thread that reads commands: ahead
 
@@ -238,6 +259,7 @@ class Disk:
         """Forgets rows and recalls; what waits to be written is written. Compute thread."""
         self._chains.clear()
         self._writing.clear()
+        self._newest.clear()
         with self._lock:
             numbers = list(self._recalls)
         for number in numbers:

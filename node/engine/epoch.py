@@ -287,11 +287,11 @@ class StageEpoch:
     def drop(self) -> None:
         """Frees all rows. Kept prefixes stay, unless computing has failed."""
         self._lanes.clear()
-        self._prefixes.end_epoch()
         if self._failed:
-            self._prefixes.clear()
-            if not self._waits_for_ranks:  # sums wait for other ranks, maybe for ever
-                self._forget_errors()
+            self._prefixes.distrust()
+        self._prefixes.end_epoch()
+        if self._failed and not self._waits_for_ranks:  # sums wait for other ranks, maybe for ever
+            self._forget_errors()
         mx.clear_cache()
 
     def _forget_errors(self) -> None:

@@ -132,6 +132,12 @@ class Prefixes:
         self._kept.clear()
         self._earlier.clear()
 
+    def distrust(self) -> None:
+        """Computing has failed: forgets everything, and what was just stored."""
+        self.clear()
+        if self.disk is not None:
+            self.disk.distrust()
+
 
 def _not_allowed(prefix: int) -> InvalidInput:
     return InvalidInput(

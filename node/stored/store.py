@@ -183,6 +183,10 @@ class Store:
             self._held += size - (before.size if before is not None else 0)
         return True
 
+    def remove(self, scope: bytes, places: Sequence[Place]) -> None:
+        """Removes blocks."""
+        self._remove([self._path(scope, place) for place in places])
+
     def _make_room(self, size: int) -> bool:
         """Removes what is worth least; False where even that is not enough. Raises OSError for a disk that
         others have filled."""

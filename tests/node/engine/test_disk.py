@@ -76,8 +76,8 @@ def row_of(prompt: list[int]) -> RowParameters:
     return RowParameters(stored=chain(prompt).packed())
 
 
-def write(family: str, size: int, prompt: list[int], root: Path) -> None:
-    """An epoch in which the prompt is computed and kept, and what is kept is written behind."""
+def write(family: str, size: int, prompt: list[int], root: Path, *, fail: bool = False) -> None:
+    """An epoch in which the prompt is computed, kept and written behind; it may `fail` then."""
     stages, row = stages_of(family, size), row_of(prompt)
     ring = Ring(stages, Prompts({1: (prompt, row)}))
     made = disks(ring, stages, root)
@@ -87,10 +87,19 @@ def write(family: str, size: int, prompt: list[int], root: Path) -> None:
     changes.add().admit.row = 1
     try:
         perform(ring, steps, len(steps))
+        if fail:
+            ring.announce(control.Step(number=len(steps) + 1, changes=[control.Change()]))
+            ring.wait_for_fault()
     finally:
         ring.close()
     for disk in made:
         disk.close(PATIENCE_SECONDS)
+
+
+def test_nothing_stays_on_disk_of_what_was_computed_before_a_failure(tmp_path: Path) -> None:
+    """The device may have failed, and what it left in a cache would be a wrong answer for weeks."""
+    write("llama", 1, prompt_of("llama", 0, LENGTH), tmp_path, fail=True)
+    assert not list(tmp_path.rglob("*.block"))
 
 
 def recall(disk: Disk, number: int, wanted: Chain) -> int:
