@@ -33,7 +33,8 @@ Result = dict[str, Any]
 MODULES = (
     *("scenarios", "serve", "peers", "mixed", "scaling", "solo", "prefill"),
     *("overhead", "scheduler", "control", "members", "clients", "ring"),
-    *("macs", "hostile", "pause", "passing", "loading", "speculate", "sampling", "hop", "metal", "grammars"),
+    *("macs", "hostile", "long", "pause", "passing", "loading"),
+    *("speculate", "sampling", "hop", "metal", "grammars"),
 )
 """The benchmarks by name. Each is a module of this package with the functions `options`, `run`, `tables` of
 a Benchmark, and with `checks`, QUICK, QUICK_SECONDS and GATE where they are not as usual. Its summary is the

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from bench.attacks import GRPC, HTTP
@@ -73,7 +74,7 @@ async def _attack(
     return {
         "where": where,
         "attack": name,
-        "pause": round(max(_pauses(replies, begin, now)), 3),
+        "pause": round(longest_pause(replies, begin, now), 3),
         "cut": sum(bool(reply.error) for reply in replies),
         "call": round(max([took for at, took in calls if at + took > begin], default=0.0), 3),
         "megabytes": round(family(made.processes["gateway"])[0].memory_info().rss / 1e6),
@@ -100,13 +101,13 @@ async def _call(made: LocalCluster, calls: list[tuple[float, float]]) -> None:
         await asyncio.sleep(1 / _CALLS_PER_SECOND)
 
 
-def _pauses(replies: list[Reply], begin: float, end: float) -> list[float]:
-    """Seconds between pieces of one answer, the one that is still to come included."""
+def longest_pause(replies: Sequence[Reply], begin: float, end: float) -> float:
+    """Seconds between two pieces of one answer, the piece that is still to come included; 0 without any."""
     found = [0.0]
     for reply in replies:
         moments = [reply.begun, *reply.arrivals, *([] if reply.ended else [end])]
         found += [after - before for before, after in itertools.pairwise(moments) if after > begin]
-    return found
+    return max(found)
 
 
 def tables(result: Result) -> list[Table]:

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,7 +26,7 @@ from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, l
 from sealring.api.responses import ask_responses
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Door, Gate
 from sealring.edge.http.answers import EventStream, collect, started, together, unless_disconnected
-from sealring.edge.http.body import read_json
+from sealring.edge.http.body import BodyTurns, parse_object, read_body
 from sealring.edge.http.guard import Guard
 from sealring.edge.http.paths import Path, Paths
 from sealring.edge.inference.kept import KeptAnswers
@@ -35,6 +35,8 @@ from sealring.edge.inference.timings import CURRENT, HEADER
 from sealring.mesh.errors import SealringError
 from sealring.mesh.rpc.protocol import software_version
 from sealring.v1 import inference_pb2 as inference
+
+T = TypeVar("T")
 
 
 def create_app(
@@ -93,11 +95,17 @@ class Edge:
         self._backend = backend
         self._exposition = exposition
         self._kept = kept
+        self._turns = BodyTurns()
+
+    async def _read(self, request: Request, read: Callable[[dict[str, Any], str], T]) -> T:
+        """What `read` makes of the body's JSON object and the request's id. Raises SealringError."""
+        data = await read_body(request)
+        async with self._turns.turn_of(data):
+            return read(parse_object(data), request.state.request_id)
 
     async def ask(self, request: Request, ask: Ask) -> Response:
         """Answers one API's question, which `ask` reads from the body."""
-        body = await read_json(request)
-        asked = ask(body, request.state.request_id)
+        body, asked = await self._read(request, lambda body, number: (body, ask(body, number)))
         if isinstance(asked, Loading):
             loading = self._backend.load_model(asked.model, asked.keep_alive)
             await unless_disconnected(request.receive, loading)
@@ -142,7 +150,7 @@ class Edge:
 
     async def count(self, request: Request) -> Response:
         """Counts the tokens of a prompt: the answer's first event has the number, or else its last one."""
-        asked = ask_count(await read_json(request), request.state.request_id)
+        asked = await self._read(request, ask_count)
         async with contextlib.aclosing(self._events(request, asked)) as events:
             begin = await unless_disconnected(request.receive, started(events))
             tokens = begin.prompt_tokens
@@ -173,7 +181,7 @@ class Edge:
         return _json(loaded(await self._backend.list_models()))
 
     async def show(self, request: Request) -> Response:
-        body = await read_json(request)
+        body = await self._read(request, lambda body, _: body)
         name = body.get("model") or body.get("name") or ""
         if not isinstance(name, str):
             raise bad("model", "it is not a text")

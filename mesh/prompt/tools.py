@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput
@@ -76,13 +76,12 @@ def check_schema(text: str, param: str) -> None:
 
 def _check_objects(value: Any, param: str) -> None:
     """Recurses no deeper than `parse_json_object` lets JSON be nested."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if isinstance(value, dict):
         if len(value) > MAX_SCHEMA_MEMBERS:
             raise _too_costly(param, f"an object of more than {MAX_SCHEMA_MEMBERS} members")
         if _units(value.get("multipleOf")) > MAX_MULTIPLE:
             raise _too_costly(param, f"a multipleOf of more than {MAX_MULTIPLE} units of its last decimal")
-    for one in inner:
+    for one in _inside(value):
         _check_objects(one, param)
 
 
@@ -107,9 +106,17 @@ def _too_costly(param: str, why: str) -> InvalidInput:
 
 
 def too_deep(value: Any, levels: int = MAX_JSON_DEPTH) -> bool:
-    """Whether JSON is nested deeper than `levels`."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(too_deep(one, levels - 1) for one in inner)
+    """Whether JSON is nested deeper than `levels`. Goes level by level: a call for each value of a long array
+    would take long."""
+    level = [value]
+    for _ in range(levels):
+        level = [one for outer in level for one in _inside(outer) if isinstance(one, dict | list)]
+    return any(map(_inside, level))
+
+
+def _inside(value: Any) -> Collection[Any]:
+    """The values in an object or array; nothing in any other value."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def check_tool_name(name: str, param: str) -> None:

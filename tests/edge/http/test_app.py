@@ -11,10 +11,12 @@ import httpx
 import jsonschema
 import openai
 import pytest
+from httpedge import ScriptedBackend
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from sealring.edge.http.app import _headers, create_app
+from sealring.edge.http.body import LONG_BODY
 from sealring.edge.http.server import HttpServer
 from sealring.edge.inference.timings import CURRENT, HEADER, Timings
 from sealring.mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, Unavailable
@@ -578,3 +580,29 @@ async def test_a_model_is_loaded_and_unloaded_through_ollamas_api(port: int, bac
         assert (await http.get("/api/ps")).json() == {"models": []}
         assert (await http.get("/health")).status_code == 200, "a request loads it"
         assert (await http.get("/v1/models/big")).json()["state"] == "not loaded"
+
+
+async def test_long_bodies_that_come_at_once_are_read_in_turns_of_the_loop() -> None:
+    """The loop goes on with the streams of others between any two of them, refused ones included."""
+    turn, read = 0, list[int]()
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    class Noting(ScriptedBackend):
+        def generate(self, request: Any, **names: Any) -> Any:
+            read.append(turn)
+            return super().generate(request, **names)
+
+    app = create_app(Noting(), exposition=lambda: b"")
+    counting = asyncio.create_task(count_turns())
+    long = {"model": "demo", "messages": [{"role": "user", "content": "x" * LONG_BODY}]}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        bodies = [long if number % 3 else long | {"no_field": 1} for number in range(9)]
+        answers = await asyncio.gather(*(http.post("/v1/chat/completions", json=body) for body in bodies))
+    counting.cancel()
+    assert [answer.status_code for answer in answers] == [400, 200, 200] * 3
+    assert len(set(read)) == len(read) == 6

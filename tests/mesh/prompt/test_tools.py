@@ -37,6 +37,9 @@ def prompt(**fields: object) -> inference.Prompt:
 def test_json_is_an_object_of_bounded_depth() -> None:
     assert parse_json_object("", "x") == {}
     assert parse_json_object(nested(MAX_JSON_DEPTH), "x")
+    assert parse_json_object(nested(MAX_JSON_DEPTH - 1).replace("1", "[0, []]"), "x")
+    with refused("BAD_JSON_FIELD", InvalidInput):
+        parse_json_object(nested(MAX_JSON_DEPTH - 1).replace("1", "[0, [0]]"), "x")
     assert parse_json_object("{}".rjust(1 << 20), "x") == {}
     for text in ("[]", "{", nested(MAX_JSON_DEPTH + 1), nested(100_000), "{}".rjust((1 << 20) + 1)):
         with pytest.raises(InvalidInput) as caught:
