@@ -173,6 +173,7 @@ models:
     capabilities: [tool_use]
     defaultCompletionOptions:
       contextLength: $context
+      maxTokens: $output
 """,
         "choose the assistant sealring in Continue, or run: cn --config ~/.continue/assistants/sealring.yaml",
         ".continue/assistants/sealring.yaml",

@@ -270,3 +270,5 @@ def test_agents_know_how_long_the_context_is(context: int) -> None:
         (aider["max_input_tokens"], aider["max_output_tokens"]),
     ]
     assert found == [(context, values["output"])] * 3
+    lines = filled(TOOLS["continue"].content, values).split("\n")
+    assert f"      maxTokens: {values['output']}" in lines, "its own default is more than a short context"
