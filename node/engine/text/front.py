@@ -285,7 +285,7 @@ class Front:
         self._kept: dict[int, tuple[Origin, PrefixNames]] = {}
         self._earlier: dict[Origin, PrefixNames] = {}
         self._prefix_key = os.urandom(KEY_BYTES)
-        self._recalled: dict[int, PrefixNames] = {}
+        self._recalled: dict[int, tuple[PrefixNames, Chain]] = {}
         self._disk: StoredNames | None = None
         self._asking: dict[int, tuple[int, int]] = {}  # of open rows that ask for log-probabilities: of how
         # many tokens in each place, and of how many of the prompt
@@ -640,7 +640,9 @@ class Front:
             return False
         if opened.chain.names[: len(chain.names)] != chain.names:
             return False
-        self._recalled[recall.number] = opened.names
+        if recall.number in self._recalled or len(self._recalled) >= MAX_UNSTARTED:
+            return False  # what is read under a number belongs to the row that it was first used for
+        self._recalled[recall.number] = opened.names, chain
         return True
 
     def cancel_recall(self, number: int) -> None:
@@ -648,8 +650,9 @@ class Front:
         self._recalled.pop(number, None)
 
     def restore(self, change: Restoring) -> None:
-        names = self._recalled.pop(change.recall, None)
-        if names is None or change.tokens not in names.names:
+        names, chain = self._recalled.pop(change.recall, (None, NO_CHAIN))
+        part = chain.first(change.tokens)
+        if names is None or (part.tokens, part.names[-1:]) != (change.tokens, (change.name,)):
             raise _not_kept(change.prefix)
         self._kept[change.prefix] = change.origin, names.first(change.tokens)
 

@@ -415,6 +415,18 @@ def test_the_head_recalls_a_rows_own_blocks_alone(long_desk: Desk) -> None:
         front.reuse(Chunk(2, 256, 260, False, 0, 1))
 
 
+def test_a_recall_belongs_to_the_row_that_it_was_first_for(long_desk: Desk) -> None:
+    """A gateway could have another row of the same length begin with what was read for the first."""
+    front = long_desk.front
+    on_disk(front)
+    first = stored_of(long_desk, 1, "a" * 300, b"ckey")
+    second = stored_of(long_desk, 2, "b" * 300, b"ckey")
+    assert front.recalls(control.Recall(number=1, row=1, chain=first.packed()))
+    assert not front.recalls(control.Recall(number=1, row=2, chain=second.packed()))
+    with pytest.raises(InvalidInput):
+        front.restore(Restoring(1, Origin(1, 1, 256), 1, second.names[0]))
+
+
 def test_what_goes_on_into_the_next_epoch_has_other_names_there(long_desk: Desk) -> None:
     front, origins = long_desk.front, [Origin(1, 1, 128), Origin(1, 1, 64), Origin(1, 2, 64)]
     before = names_of(long_desk.open(1, text_prompt("a" * 140), scope=b"me"))
