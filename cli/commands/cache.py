@@ -50,7 +50,7 @@ def clear(
 ) -> None:
     """Destroy what this machine's node stores of prompts, and the key that it is sealed under.
 
-    The node may be running: prompts are then computed, and stored, again.
+    The node may be running: it stores prompts again when its ring is formed anew.
     """
     from sealring.mesh.system.files import unwritable
     from sealring.node.stored.keys import forget

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import islice
+from functools import cache
 from typing import NamedTuple, TypeAlias
 
 from sealring.mesh.errors import InvalidInput
@@ -70,7 +70,7 @@ class Chain(NamedTuple):
     @property
     def edges(self) -> list[int]:
         """The lengths of the prefixes, one for each name."""
-        return list(islice((at for at in boundaries(MAX_STORED) if at % STORED_BLOCK == 0), len(self.names)))
+        return _edges()[: len(self.names)]
 
     def first(self, tokens: int) -> Chain:
         """The part of the chain that reaches no further than `tokens`."""
@@ -85,9 +85,15 @@ class Chain(NamedTuple):
     def unpack(cls, data: bytes) -> Chain:
         """The inverse of `packed`. Raises InvalidInput (BAD_PREFIXES)."""
         parts = [data[at : at + NAME_BYTES] for at in range(0, len(data), NAME_BYTES)]
-        if len(data) % NAME_BYTES or len(parts) == 1 or len(parts) > 1 + len(edges(MAX_STORED)):
+        if len(data) % NAME_BYTES or len(parts) == 1 or len(parts) > 1 + len(_edges()):
             raise InvalidInput("the names of a prompt's blocks are malformed", reason="BAD_PREFIXES")
         return cls(parts[0], tuple(parts[1:])) if parts else NO_CHAIN
+
+
+@cache
+def _edges() -> list[int]:
+    """All that a chain can have; the compute thread asks for them with each row."""
+    return edges(MAX_STORED)
 
 
 NO_CHAIN = Chain(b"", ())

@@ -45,9 +45,9 @@ class Layout:
         """Bytes of a number of tokens."""
         return sum(leaf.bytes(tokens) for leaf in self.leaves)
 
-    def content(self, arrays: Sequence[np.ndarray[Any, Any]], first: int, end: int) -> bytearray:
+    def content(self, arrays: Sequence[np.ndarray[Any, Any]], first: int, end: int) -> memoryview:
         """The tokens [first, end) of arrays of bytes, [heads, tokens, width in bytes] each."""
-        content, at = bytearray(self.bytes(end - first)), 0
+        content, at = np.empty(self.bytes(end - first), np.uint8).data, 0
         for leaf, array in zip(self.leaves, arrays, strict=True):
             shape = (leaf.heads, end - first, leaf.width * leaf.item)
             size = leaf.bytes(end - first)
@@ -70,7 +70,7 @@ class Layout:
             for leaf in self.leaves
         ]
 
-    def arrays(self, content: bytearray, tokens: int) -> list[mx.array]:
+    def arrays(self, content: memoryview, tokens: int) -> list[mx.array]:
         """The arrays of a block as bytes, [1, heads, tokens, width in bytes]. Any thread may: it needs no
         stream."""
         found, at = [], 0

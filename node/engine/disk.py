@@ -169,7 +169,7 @@ class Disk:
                 return
             if self.store.wants(prefix.chain.scope, place):
                 content = self._layout.content(arrays, place.first, place.end)
-                if not self.store.write(prefix.chain.scope, place, memoryview(content)):
+                if not self.store.write(prefix.chain.scope, place, content):
                     return
                 prefix.written.append(place)
 

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -65,7 +66,13 @@ def sealed(key: bytes, place: Place, content: memoryview) -> Iterator[bytes]:
     yield cipher.finalize() + cipher.tag
 
 
-def opened(key: bytes, place: Place, file: memoryview, size: int) -> bytearray | None:
+def buffer(size: int) -> memoryview:
+    """Memory of `size` bytes that hold anything. A bytearray is filled with zeros under Python's lock: that
+    takes some ms for the block of a large stage."""
+    return np.empty(size, np.uint8).data
+
+
+def opened(key: bytes, place: Place, file: memoryview, size: int) -> memoryview | None:
     """The content of a block, `size` bytes; None unless this is that very block, unchanged."""
     head = Head.parse(bytes(file[:HEAD_BYTES]))
     if head is None or head[:2] != (place.first, place.end) or len(file) != size + _OVERHEAD:
@@ -73,17 +80,15 @@ def opened(key: bytes, place: Place, file: memoryview, size: int) -> bytearray |
     nonce, tag = bytes(file[HEAD_BYTES:][:_NONCE_BYTES]), bytes(file[-_TAG_BYTES:])
     cipher = Cipher(algorithms.AES(key), modes.GCM(nonce, tag)).decryptor()
     cipher.authenticate_additional_data(_associated(place, size))
-    content = bytearray(size + 15)  # the cipher asks for that much room behind what it writes
-    body, target = file[HEAD_BYTES + _NONCE_BYTES : -_TAG_BYTES], memoryview(content)
+    content = buffer(size + 15)  # the cipher asks for that much room behind what it writes
+    body = file[HEAD_BYTES + _NONCE_BYTES : -_TAG_BYTES]
     for start in range(0, size, PIECE):
-        cipher.update_into(body[start : start + PIECE], target[start:])
+        cipher.update_into(body[start : start + PIECE], content[start:])
     try:
         cipher.finalize()
     except InvalidTag:
         return None
-    target.release()
-    del content[size:]
-    return content
+    return content[:size]
 
 
 def file_size(size: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ KEY_BYTES = 32
 FORMAT = 1
 """Raised with every change of what a block holds: blocks of other formats are misses."""
 
-_SEED, _NAMES = "seed", "names"
+SEED, _NAMES = "seed", "names"
 
 
 @runtime_checkable
@@ -78,7 +79,7 @@ def stage_key(root: Path, stage: StageIdentity, model: str, holder: SecretHolder
     """
     folder = model_folder(root, stage.model_digest)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = folder / _SEED
+    file = folder / SEED
     if not file.exists():
         point = encode_public_key(ec.generate_private_key(ec.SECP256R1()).public_key())
         create_exclusive(file, point)
@@ -111,13 +112,23 @@ def names_of(folder: Path) -> list[str]:
 def forget(root: Path, model: str | None = None) -> int:
     """Destroys the secret of one model, by its name, or of all, then removes their blocks; returns the number
     of these models. Raises OSError."""
-    folders = [folder for folder in _folders(root) if model is None or model in names_of(folder)]
+    folders = [
+        folder
+        for folder in _folders(root)
+        if model is None or any(_alike(model, name) for name in names_of(folder))
+    ]
     for folder in folders:
-        (folder / _SEED).unlink(missing_ok=True)
+        (folder / SEED).unlink(missing_ok=True)
     for folder in folders:
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)
+            gone = folder.rename(folder.with_name(f".{folder.name}.{secrets.token_hex(4)}"))
+            shutil.rmtree(gone)  # engines that write or remove blocks meanwhile find another folder
     return len(folders)
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two names may be of one model: a folder's path ends with its model's name."""
+    return one == other or one.endswith(f"/{other}") or other.endswith(f"/{one}")
 
 
 def _folders(root: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from sealring.mesh.clock import Clock, monotonic_clock, wall_clock
 from sealring.mesh.crypto.encoding import pack_fields
 from sealring.node.stored import codec, policy
 from sealring.node.stored.codec import Place
-from sealring.node.stored.keys import expand, mac
+from sealring.node.stored.keys import SEED, expand, mac
 from sealring.node.stored.policy import Entry, WriteBudget
 
 log = structlog.get_logger()
@@ -81,6 +81,8 @@ class Store:
         self._names_key = expand(key, b"sealring/v1 names of blocks")
         self._folder = model / mac(self._names_key, b"folder").hex()[:16]
         self._setting = setting
+        self._seed = model / SEED
+        self._seed_mark = _mark(self._seed)
         self._clock, self._steady = clock, steady
         self._budget = WriteBudget(steady)
         self._lock = threading.Lock()
@@ -97,9 +99,10 @@ class Store:
 
     def held(self, scope: bytes, places: Sequence[Place]) -> int:
         """How many of the places, from the first on, are stored as far as is known."""
-        with self._lock:
-            for count, place in enumerate(places):
-                if self._path(scope, place) not in self._entries:
+        for count, place in enumerate(places):
+            path = self._path(scope, place)
+            with self._lock:
+                if path not in self._entries:
                     return count
         return len(places)
 
@@ -116,7 +119,7 @@ class Store:
 
     # Reading
 
-    def read(self, scope: bytes, place: Place, size: int) -> bytearray | None:
+    def read(self, scope: bytes, place: Place, size: int) -> memoryview | None:
         """The content of a block, `size` bytes; None for a miss."""
         path = self._path(scope, place)
         try:
@@ -127,7 +130,7 @@ class Store:
         except OSError as error:
             self._warn("reading", error)
             return None
-        content = codec.opened(self._key_of(scope), place, memoryview(file), size)
+        content = codec.opened(self._key_of(scope), place, file, size)
         if content is None:
             log.warning("stored_prefix_damaged", bytes=len(file))
             with self._lock:
@@ -157,14 +160,17 @@ class Store:
         """Whether a block is to be written: it is not stored, and the disk takes writes."""
         if self._steady() < self._off_until:
             return False
+        path = self._path(scope, place)
         with self._lock:
-            return self._path(scope, place) not in self._entries
+            return path not in self._entries
 
     def write(self, scope: bytes, place: Place, content: memoryview) -> bool:
         """Stores a block; False where there is no room for it, or the disk fails."""
         size = codec.file_size(len(content))
         if self._steady() < self._off_until:
             return False
+        if _mark(self._seed) != self._seed_mark:
+            return False  # what the key comes from was destroyed: what would be written could never be read
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._steady() - self._looked >= LOOK_SECONDS:
@@ -173,6 +179,8 @@ class Store:
                 return False
             path = self._path(scope, place)
             _write(path, codec.sealed(self._key_of(scope), place, content))
+        except FileNotFoundError:
+            return False  # the folder was removed meanwhile
         except OSError as error:
             self._off_until = self._steady() + RETRY_SECONDS
             self._warn("writing", error)
@@ -192,13 +200,13 @@ class Store:
         others have filled."""
         free = shutil.disk_usage(self._root).free
         with self._lock:
-            held = self._held
-            bound = policy.bound(self._setting, held, free)
-            excess = held + size - bound
-            gone: list[str] = []
-            if excess > 0:  # and some more, for it takes a look at every block
-                gone = policy.victims(self._entries, excess + bound // _SPARE, self._clock())
-            freed = sum(self._entries[name].size for name in gone)
+            held, entries = self._held, dict(self._entries)  # the compute thread takes this lock, too
+        bound = policy.bound(self._setting, held, free)
+        excess = held + size - bound
+        gone: list[str] = []
+        if excess > 0:  # and some more, for it takes a look at every block
+            gone = policy.victims(entries, excess + bound // _SPARE, self._clock())
+        freed = sum(entries[name].size for name in gone)
         if size > bound:
             return False
         if free + freed - size < policy.LEAST_FREE:
@@ -289,8 +297,24 @@ def _blocks(root: Path) -> Iterator[str]:
                 for file in files:
                     if file.name.endswith(_SUFFIX):
                         yield file.path
-                    elif time.time() - file.stat(follow_symlinks=False).st_mtime > _ABANDONED_SECONDS:
-                        os.unlink(file.path)
+                    else:
+                        _remove_abandoned(file)
+
+
+def _remove_abandoned(file: os.DirEntry[str]) -> None:
+    """Another engine may be writing the file, or be done with it by now."""
+    with contextlib.suppress(OSError):
+        if time.time() - file.stat(follow_symlinks=False).st_mtime > _ABANDONED_SECONDS:
+            os.unlink(file.path)
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    """A mark that another file of this name does not have; None without a file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _folders(path: str) -> list[str]:
@@ -317,17 +341,15 @@ def _entry(path: str) -> Entry | None:
     return Entry(status.st_size, first, end, uses, status.st_mtime)
 
 
-def _read(path: str, size: int) -> bytearray:
+def _read(path: str, size: int) -> memoryview:
     """A file of at most `size` bytes; more are left out, and no block ends there. Raises OSError."""
-    data = bytearray(size + 1)
+    data = codec.buffer(size + 1)
     with open(path, "rb", buffering=0) as file:
         _uncached(file.fileno())
-        got, view = 0, memoryview(data)
-        while got < len(data) and (part := file.readinto(view[got : got + (4 << 20)])):
+        got = 0
+        while got < len(data) and (part := file.readinto(data[got : got + (4 << 20)])):
             got += part
-        view.release()
-    del data[got:]
-    return data
+    return data[:got]
 
 
 def _write(path: str, pieces: Iterator[bytes]) -> None:

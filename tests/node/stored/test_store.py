@@ -158,6 +158,33 @@ def test_a_removed_model_is_gone_and_others_stay(tmp_path: Path) -> None:
     assert listed(tmp_path) == []
 
 
+def test_a_running_engine_writes_nothing_under_a_key_that_was_destroyed(tmp_path: Path) -> None:
+    running = store(tmp_path)
+    write(running, 1)
+    forget(tmp_path)
+    assert not running.write(SCOPE, places(2)[0], memoryview(content(2)))
+    again = store(tmp_path)
+    assert not running.write(SCOPE, places(2)[0], memoryview(content(2)))
+    assert running.figures().writes, "the disk has not failed"
+    assert files(tmp_path) == []
+    write(again, 1)
+
+
+def test_a_model_is_forgotten_by_its_name_if_it_was_served_from_its_path(tmp_path: Path) -> None:
+    stage_key(tmp_path, STAGE, "/home/models/org/model", SIGNER)
+    assert forget(tmp_path, "org/mod") == 0
+    assert forget(tmp_path, "org/model") == 1
+
+
+def test_a_folder_among_blocks_hides_none_of_them(tmp_path: Path) -> None:
+    write(store(tmp_path), 1)
+    folder = files(tmp_path)[0].parent / "0 folder"
+    folder.mkdir()
+    os.utime(folder, (0, 0))
+    (found,) = listed(tmp_path)
+    assert found.blocks == 3
+
+
 def test_the_list_shows_models(tmp_path: Path) -> None:
     write(store(tmp_path), 1)
     (found,) = listed(tmp_path)
