@@ -98,6 +98,11 @@ class PrefixCache:
         self._ledger.give_up(tokens)
         self._reserved -= tokens
 
+    @property
+    def crowded(self) -> bool:
+        """Whether rows have taken memory that was reserved."""
+        return bool(self._reserved) and not self._ledger.fits(self._reserved)
+
     def restore(self, row: Row, recall: int, chain: Chain) -> bool:
         """Keeps what all members have read of a row's prompt; False where rows have taken the memory."""
         names = tuple(pair for pair in row.names if pair[0] <= chain.tokens)

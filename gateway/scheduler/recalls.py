@@ -76,6 +76,11 @@ class Recalls:
             if recall.until <= now:
                 yield self._give_up(number)
 
+    def yield_memory(self) -> Iterator[RecallBlocks]:
+        """Gives up the newest while rows need the memory: members hold what was read beside the rows."""
+        while self._waiting and self._prefixes.crowded:
+            yield self._give_up(max(self._waiting))
+
     def close(self, row: Row) -> Iterator[RecallBlocks]:
         """Gives up what nobody wants any more."""
         if row.recalling in self._waiting:

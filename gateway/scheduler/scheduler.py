@@ -435,6 +435,7 @@ class Scheduler:
         if epoch is not None:
             epoch.planner.sweep()
             self._start(epoch)
+            self._actions.extend(epoch.planner.recalls.yield_memory())
             self._open(epoch)
             epoch.planner.waiting = len(self._queue) + len(epoch.opened)
             if not epoch.planner.waiting:

@@ -105,6 +105,19 @@ def test_a_row_begins_behind_what_all_members_have_read() -> None:
     assert desk.recalls == [recall]
 
 
+def test_rows_that_need_the_memory_end_a_recall() -> None:
+    """Members hold what they have read beside the rows; both together must not exceed what they offer."""
+    desk = Desk(budget=7000)
+    desk.ask("one", 2000, 1024)
+    (recall,) = desk.recalls
+    desk.ask("two", 3000, 0)
+    assert desk.cancelled == []
+    desk.ask("three", 3000, 0)
+    assert desk.cancelled == [recall.number]
+    desk.answer(recall.number, 1024, 1024)
+    assert desk.restored == []
+
+
 def test_nobody_waits_where_nothing_can_be_there() -> None:
     for desk, stored in ((Desk(), 0), (Desk(), 255), (Desk(recalls=False), 1024), (Desk(budget=2100), 1024)):
         row = desk.ask("one", 2000, stored)
