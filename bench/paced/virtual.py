@@ -217,7 +217,7 @@ class VirtualMacs:
 
 
 def _timed(stage: StageTime) -> Iterable[Timed]:
-    """What a stage times of itself when it is loaded."""
+    """The steps that a stage times when it is loaded."""
     for rows in sorted({*(size for size in (*TIMED_ROWS, *METAL_EDGES) if size <= MOST_ROWS)}):
         yield Timed(rows, 1, stage.step(rows, 1, 0))
     longest = 1

@@ -7,7 +7,9 @@ most `PROMPT` times as long as if nothing else ran.
 A plan is a number of steps in every round and the length of their chunks. At the beginning of a round all
 plans are compared, and the plan with the smallest worst miss is taken. A prompt waits for one round at most.
 If many prompts wait for every row that runs, an early first token for them is worth more than an even stream
-for the others. While nothing decodes, chunks have about the length with which prompts are through soonest.
+for the others. Short prompts beside few rows do not go by plans but have pauses, which are seldom: rounds
+with up to a second of chunks, of the shortest prompt first. While nothing decodes, chunks have about the
+length with which prompts are through soonest.
 
 Measured rounds correct the table: rounds without prefill correct the cost of decode steps, rounds with it the
 cost of prefill steps (which rises with the position in a prompt).
@@ -16,6 +18,7 @@ cost of prefill steps (which rises with the position in a prompt).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import ceil
 from typing import NamedTuple
 
@@ -44,6 +47,14 @@ takes as long as the one before."""
 
 CROWD = 6.0
 """Weight of each further prompt that waits, per row that runs."""
+
+PAUSES, SELDOM = 6, 30
+"""Pauses that are left at most, and rounds after which there is one more. The same work disturbs one token of
+a row in a pause and a dozen by plans, so pauses this seldom do not show in the 95th percentile."""
+
+FEW = 8
+"""Rows up to which there are pauses. With more of them prompts come all the time, and pauses would make a
+token late for too many rows."""
 
 MANY = 16
 """Prefill steps in a round, and before the head, at most."""
@@ -77,6 +88,8 @@ class PrefillBudget:
         self.decode_factor = self.chunk_factor = 1.0  # times what the table says that they take
         self._ends = 0.0
         self._size = self._left = 0  # tokens of a step, and steps to come before the round ends
+        self._pauses, self._seen = float(PAUSES), 0.0  # that are left, as of this number of rounds
+        self.pausing = False
 
     def measure(self, seconds: float, steps: int, prefill: float, lanes: Sequence[int]) -> None:
         """Records a measured round: `seconds` in all, with `steps` prefill steps that the table puts at
@@ -99,19 +112,46 @@ class PrefillBudget:
         enough = NEAR * min(self.alone_seconds(cut, part) for cut in cuts)
         return next(cut.size for cut in cuts if self.alone_seconds(cut, part) <= enough)
 
-    def take(self, rounds: float, lanes: Sequence[int], prompts: int, tokens: int, waiting: int) -> int:
-        """Tokens of the prefill step to announce now; 0 for no step.
+    def take(
+        self,
+        rounds: float,
+        lanes: Sequence[int],
+        prompts: int,
+        tokens: int,
+        waiting: int,
+        left: Sequence[int] = (),
+    ) -> int:
+        """Tokens of the prefill step to announce now; 0 for no step. If it is part of a pause (`pausing`), it
+        is for the prompt with the fewest tokens left.
 
         `rounds` is the number of rounds so far. `lanes` are the rows of each lane that runs. `prompts`
         prompts have memory, of `tokens` tokens each in the mean, and `waiting` requests are behind them.
+        `left` are the tokens that each prompt lacks that may have a pause, rising.
         """
         if rounds >= self._ends - _WHOLE:
             self._ends = 1 + (self._ends if rounds - self._ends < 1 else rounds)
-            self._size, self._left = self.best(lanes, prompts, tokens, waiting)
+            pause = self._pause(rounds, left) if left and sum(lanes) <= FEW else None
+            self.pausing = pause is not None
+            self._size, self._left = pause or self.best(lanes, prompts, tokens, waiting)
         if not self._left:
             return 0
         self._left -= 1
         return self._size
+
+    def _pause(self, rounds: float, left: Sequence[int]) -> tuple[int, int] | None:
+        """Tokens of a chunk, and steps in a round that is a pause, of as many prompts as LONGEST has room
+        for. None if not enough pauses are left for the shortest."""
+        self._pauses = min(PAUSES, self._pauses + (rounds - self._seen) / SELDOM)
+        self._seen = rounds
+        shortest = left[0]
+        size = self.alone(1, shortest)
+        each = self.chunk_factor * self._costs.chunk(min(size, shortest))
+        most = min(MANY, max(1, int(LONGEST / each)))
+        if ceil(ceil(shortest / size) / most) > self._pauses:
+            return None
+        self._pauses -= 1
+        steps = accumulate(ceil(tokens / size) for tokens in left)
+        return size, max((total for total in steps if total <= most), default=most)
 
     def best(self, lanes: Sequence[int], prompts: int, tokens: int, waiting: int) -> tuple[int, int]:
         """Tokens of a chunk, and steps in a round."""

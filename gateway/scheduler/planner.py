@@ -227,7 +227,8 @@ class StepPlanner:
         if not tokens:
             return None
         step = self._step([])  # before the chunk is taken: it may drop the prefix that the chunk begins with
-        row, chunk = self._line.take(tokens)
+        pausing = self._budget.pausing
+        row, chunk = self._line.take(tokens, pausing=pausing, planned=not pausing and bool(self._running()))
         self.prefixes.chunk(row, chunk.start)
         step.prefill.chunks.append(chunk)
         steps, prefill = self._before
@@ -244,7 +245,9 @@ class StepPlanner:
         """The most tokens that a chunk may have now; 0 for no chunk."""
         prompts, tokens = len(self._line), self._line.tokens
         if self._running():
-            return self._budget.take(self._rounds, self._sizes(), prompts, tokens, self.waiting)
+            left = self._line.left
+            return self._budget.take(self._rounds, self._sizes(), prompts, tokens, self.waiting, left)
+        self._budget.pausing = False
         ahead = self._ahead()
         if sum(ahead) >= AHEAD or len(ahead) >= MANY:
             return 0

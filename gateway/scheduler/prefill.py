@@ -3,7 +3,8 @@
 A chunk has the tokens of a budget (gateway.scheduler.budget), or more if nothing is then left of its prompt
 and it takes hardly longer. Steps alternate between the oldest prompt and the prompt with the fewest tokens
 left: short prompts do not wait behind long ones, and long ones get at least half of the steps. First chunks
-go in the order in which the rows came.
+go in the order in which the rows came, but for those of a pause. A prompt that began by a
+plan has none.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ class PrefillLine:
         self._longest = longest
         self._seconds = seconds
         self._rows: dict[int, Row] = {}
+        self._planned: set[int] = set()  # rows that began by a plan
         self._oldest_turn = True
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add(self, row: Row) -> None:
+        self._prepare(row)  # what it lacks by now: its prefix may be dropped before it begins
         self._rows[row.number] = row
 
     def discard(self, row: Row) -> None:
         self._rows.pop(row.number, None)
+        self._planned.discard(row.number)
 
     @property
     def unstarted(self) -> int:
@@ -45,20 +49,30 @@ class PrefillLine:
     @property
     def tokens(self) -> int:
         """Mean length of the prompts in line without their reused tokens; at least 1."""
-        whole = [row.prompt_tokens - row.reused for row in self._rows.values()]
+        rows = self._rows.values()
+        whole = [row.prompt_tokens - (row.reused if row.begun else row.prefilled) for row in rows]
         return max(1, sum(whole) // len(whole))
 
-    def take(self, tokens: int) -> tuple[Row, control.Chunk]:
-        """The chunk of the next step. A row that ends with it leaves the line."""
-        row = self._next()
+    @property
+    def left(self) -> list[int]:
+        """Tokens that each prompt lacks that may have a pause, rising."""
+        return sorted(row.remaining for row in self._pausing())
+
+    def take(self, tokens: int, *, pausing: bool = False, planned: bool = False) -> tuple[Row, control.Chunk]:
+        """The chunk of the next step, in a pause of the shortest prompt that may have one. A row that begins
+        with a `planned` chunk has no pauses. A row that ends with it leaves the line."""
+        short = min(self._pausing(), key=lambda row: row.remaining, default=None) if pausing else None
+        row = short or self._next()
         first = not row.begun
+        if first and planned:
+            self._planned.add(row.number)
         if first:
             self._prepare(row)
             row.begun, row.reused = True, row.prefilled
         start = row.prefilled
         row.prefilled += self._length(row, tokens)
         if not row.remaining:
-            del self._rows[row.number]
+            self.discard(row)
         return row, control.Chunk(
             row=row.number,
             start=start,
@@ -68,6 +82,9 @@ class PrefillLine:
             prefix=row.prefix if first else 0,
             choices=len(row.group) if first and row.copies else 0,
         )
+
+    def _pausing(self) -> list[Row]:
+        return [row for row in self._rows.values() if row.number not in self._planned]
 
     def _next(self) -> Row:
         rows = self._rows.values()

@@ -57,7 +57,7 @@ def alone(stages: int, costs: Costs, prompts: list[int]) -> float:
         (3, 16, GPU, [4096], 2.2, 3.0),
         (2, 32, FAST, [4096], 2.0, 3.5),
         (1, 4, FAST, [4096], 2.6, 4.5),
-        (2, 4, BETWEEN, [1300, 700], 2.2, 4.0),
+        (2, 4, BETWEEN, [13_000, 7000], 2.2, 4.0),
     ],
 )
 def test_streams_keep_their_pace_beside_prompts_that_get_on(
@@ -70,6 +70,44 @@ def test_streams_keep_their_pace_beside_prompts_that_get_on(
     assert percentile(busy, 0.95) <= most * percentile(quiet, 0.95)
     assert percentile(busy, 0.99) <= 3.0 * percentile(quiet, 0.99)
     assert seconds <= times * alone(stages, costs, prompts)
+
+
+@pytest.mark.parametrize("costs", [GPU, MACS, BETWEEN])
+def test_a_short_prompt_has_pauses_of_a_second_and_is_there_as_soon_as_alone(costs: Costs) -> None:
+    ring = WatchedRing(2, costs)
+    quiet, busy, seconds = beside(ring, 4, [300])
+    assert seconds <= 1.4 * alone(2, costs, [300]) + 2 * quiet[-1]
+    assert busy[-1] <= 1.3 + quiet[-1]
+    assert sum(gap > 1.5 * quiet[-1] for gap in busy) <= 2 * 4, "one or two tokens of each row are late"
+
+
+def test_prompts_that_come_all_the_time_go_by_plans() -> None:
+    """As soon as no pauses are left, rounds keep their length but for one in SELDOM."""
+    ring = WatchedRing(2, GPU)
+    ring.stream(4)
+    quiet = ring.gaps(ring.now / 2, ring.now)[-1]
+    begun = 0.0
+    for number in range(200):
+        until = len(ring.arrivals["stream0"]) + 8
+        ring.ask(f"short{number}", 3000, 1)
+        ring.run(until=lambda until=until: len(ring.arrivals["stream0"]) >= until)  # type: ignore[misc]
+        begun = ring.now if number == 99 else begun
+    gaps = ring.gaps(begun, ring.now)
+    assert percentile(gaps, 0.95) <= 2.4 * quiet
+    assert len(ring.first_tokens()) > 190
+
+
+def test_a_short_prompt_passes_a_long_one() -> None:
+    """It comes while 20,000 tokens are prefilled beside four rows, and they do not hold it up."""
+    ring = WatchedRing(2, MACS)
+    ring.stream(4)
+    ring.ask("long", 20_000, 1)
+    ring.run(until=lambda: sum(map(sum, ring.chunks)) > 4000)
+    asked = ring.now
+    ring.ask("short", 300, 1)
+    ring.run(until=lambda: "short" in ring.arrivals)
+    assert ring.arrivals["short"][0] - asked <= 3 * alone(2, MACS, [300])
+    assert "long" not in ring.arrivals
 
 
 @pytest.mark.parametrize("costs", [SLOW, GPU])

@@ -46,10 +46,23 @@ def test_a_first_chunk_waits_for_those_of_lower_rows() -> None:
     assert line.taken() == (1, 10, 20)
     assert line.taken() == (3, 0, 4)
     assert line.unstarted == 0
-    assert line.prepared == [1, 2, 3]
+    assert line.prepared == [1, 2, 3] * 2, "as they come and as they begin"
     line.discard(line.rows[2])
     line.discard(line.rows[2])
     assert [line.taken() for _ in range(2)] == [(1, 20, 30), (1, 30, 40)]
+
+
+def test_in_a_pause_the_shortest_goes_first_unless_it_began_by_a_plan() -> None:
+    line = Line(50, 30, 20)
+    assert line.left == [20, 30, 50]
+    assert line.take(10, planned=True)[1].row == 1
+    assert line.left == [20, 30]
+    assert line.take(10, pausing=True)[1].row == 3
+    assert line.left == [10, 30]
+    assert line.take(10, pausing=True)[1].row == 3
+    assert line.take(10, pausing=True)[1].row == 2
+    line.discard(line.rows[2])
+    assert line.take(10, pausing=True)[1].row == 1, "no other is there"
 
 
 def test_prompts_are_also_cut_where_they_are_kept() -> None:
