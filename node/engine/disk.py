@@ -83,7 +83,7 @@ class Disk:
         """`budget` bounds the bytes of recalled blocks that no prefix has been restored of."""
         self.store = store
         self._layout = layout
-        self._budget = budget
+        self.budget = budget
         self._chains: dict[int, Chain] = {}  # of rows; compute thread
         self._writing: dict[int, _Prefix] = {}  # by the number of the prefix; compute thread
         self._newest: deque[_Prefix] = deque(maxlen=NEWEST)  # of this epoch; compute thread
@@ -185,9 +185,7 @@ class Disk:
         with self._lock:
             held = sum(self._layout.bytes(each.chain.tokens) for each in self._recalls.values())
             known = number in self._recalls
-            fits = (
-                held + self._layout.bytes(chain.tokens) <= self._budget and len(self._recalls) < MAX_RECALLS
-            )
+            fits = held + self._layout.bytes(chain.tokens) <= self.budget and len(self._recalls) < MAX_RECALLS
             if fits and not known and chain.names:
                 self._recalls[number] = recall
         if known:

@@ -58,6 +58,7 @@ class Loaded:
     times: Sequence[control.StepTime] = ()
     layout: Layout | None = None
     prefixes: Prefixes = field(init=False)
+    stored_at: engine.PrefixDisk | None = None
 
     def __post_init__(self) -> None:
         self.prefixes = Prefixes(support(self.stage.make_cache()))
@@ -95,8 +96,15 @@ class Loaded:
         )
 
     def open_disk(self, command: engine.OpenEngineEpoch) -> Disk | None:
-        """The disk of an epoch's prefixes; None where none is named, or where these caches are not stored."""
+        """The disk of an epoch's prefixes; None where none is named, or where these caches are not stored.
+
+        That of the epoch before goes on: its folder need not be read again, and what it still holds in memory
+        to be written stays bounded.
+        """
         asked = command.disk
+        if self.prefixes.disk is not None and asked == self.stored_at:
+            self.prefixes.disk.budget = command.kv_budget
+            return self.prefixes.disk
         self.close_disk()
         if not command.HasField("disk") or self.layout is None or not self.prefixes.cuts:
             return None
@@ -107,7 +115,7 @@ class Loaded:
         size = asked.size if asked.HasField("size") else None
         key = expand(asked.key, self.layout.digest)
         store = Store(Path(asked.root), Path(asked.model), key, size)
-        self.prefixes.disk = Disk(self.layout, store, command.kv_budget)
+        self.prefixes.disk, self.stored_at = Disk(self.layout, store, command.kv_budget), asked
         return self.prefixes.disk
 
     def close_disk(self) -> None:

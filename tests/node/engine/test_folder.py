@@ -124,3 +124,21 @@ def test_a_profile_fits_its_message(llama: dict[str, Any], model_folder: Write) 
     assert (message.model_type, message.layers, message.max_context) == ("llama", 5, 512)
     assert list(message.kv_max_tokens) == [0] * 5
     assert message.digest == digest(path)
+
+
+def test_a_disk_goes_on_in_the_next_epoch_unless_its_key_is_another(
+    llama: dict[str, Any], model_folder: Write, tmp_path: Path
+) -> None:
+    """A disk of its own for each epoch would hold what the last ones have still to write in memory."""
+    loaded = load(command(model_folder(llama), 1, 5))
+
+    def opened(key: bytes) -> object:
+        disk = engine.PrefixDisk(root=str(tmp_path), model=str(tmp_path / "model"), key=key)
+        return loaded.open_disk(engine.OpenEngineEpoch(kv_budget=1 << 20, disk=disk))
+
+    first = opened(bytes(32))
+    assert opened(bytes(32)) is first
+    assert opened(b"k" * 32) is not first
+    assert loaded.open_disk(engine.OpenEngineEpoch()) is None
+    assert opened(b"k" * 32) is not None
+    loaded.free()
