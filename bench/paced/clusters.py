@@ -21,8 +21,9 @@ from sealring.cli.terminal.host import Host
 
 NAME = "bench"
 CONTEXT = 65_536
-TINY = dataclasses.replace(SHAPES["4x64"], context=CONTEXT, heads=1, kv_heads=1)
-"""The model that is computed. One head: attention over long contexts is most of what it costs."""
+TINY = dataclasses.replace(SHAPES["4x64"], context=CONTEXT, heads=1, kv_heads=1, vocabulary=0)
+"""The model that is computed, with an embedding for each token of its tokenizer. One head: attention over
+long contexts is most of what it costs."""
 _LEAST_LAYERS = 4
 _MEMORY = 4 << 30
 """Bytes of each node, as far as plans go: long answers of many rows are planned for at once."""

@@ -473,10 +473,10 @@ class Front:
             ids, param = encode_chat(tokenizer, prompt.chat), "messages"
         elif prompt.WhichOneof("input") == "tokens":
             ids, param = list(prompt.tokens.ids), "prompt"
-            _check_ids(ids, self._vocabulary)
         else:
             ids, param = tokenizer.encode_text(prompt.text), "prompt"
         room = self._room(len(ids), param)
+        _check_ids(ids, self._vocabulary, param)  # a tokenizer may have more than the model
         max_tokens = min(command.max_tokens or room, room)
         _check_biases(prompt.sampling, tokenizer.size)
         ends = tokenizer.end_tokens | _stop_tokens(prompt.sampling, tokenizer.size)
@@ -914,13 +914,14 @@ def _check_free(sampling: inference.Sampling) -> None:
         )
 
 
-def _check_ids(ids: list[int], size: int) -> None:
+def _check_ids(ids: list[int], size: int, param: str) -> None:
+    """Looking up an embedding that the model does not have would read memory of others."""
     if max(ids) >= size:
         raise InvalidInput(
-            "the prompt has a token that the vocabulary does not",
+            "the prompt has a token that the model's vocabulary does not",
             hint=f"its ids are below {size}",
             reason="BAD_TOKEN",
-            param="prompt",
+            param=param,
             limit=size,
         )
 

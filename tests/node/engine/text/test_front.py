@@ -64,9 +64,9 @@ def spell(character: str) -> int:
 class Desk:
     """A front and what it says."""
 
-    def __init__(self, folder: Path, context: int = 0) -> None:
+    def __init__(self, folder: Path, context: int = 0, vocabulary: int = 0) -> None:
         self.events: SimpleQueue[engine.EngineEvent] = SimpleQueue()
-        self.front = Front(folder, context or CONTEXT, VOCABULARY, self.events.put)
+        self.front = Front(folder, context or CONTEXT, vocabulary or VOCABULARY, self.events.put)
         self.front.wait_loaded()
         self._step = 0
 
@@ -251,6 +251,14 @@ def test_a_schema_that_costs_too_much_is_its_senders_error(desk: Desk) -> None:
     assert (problem.reason, problem.code) == ("BAD_GRAMMAR", "INVALID_ARGUMENT")
     assert not desk.front.stuck
     assert desk.open(2, text_prompt("a", schema='{"type": "integer"}')).opened.row == 2
+
+
+def test_a_text_is_refused_if_its_tokens_are_not_the_models(folder: Path) -> None:
+    """The model has fewer embeddings than its tokenizer has tokens."""
+    desk = Desk(folder, vocabulary=ord("b"))
+    assert desk.open(1, text_prompt("a")).opened.row == 1
+    for row, prompt in enumerate((text_prompt("ab"), inference.Prompt(tokens={"ids": [ord("b")]})), start=2):
+        assert desk.open(row, prompt).refused.problem.reason == "BAD_TOKEN"
 
 
 def test_a_folder_without_a_tokenizer_fails_the_load(tmp_path: Path) -> None:
