@@ -107,15 +107,15 @@ class Watch:
                 raise
             not_believed(error)
         finally:
-            for task, event in (
-                (renewing, "watch_ends_with_certificate"),
-                (reporting, "demand_not_reported"),
-            ):
+            for task in (renewing, reporting):
                 if task is not None:
                     task.cancel()
                     await asyncio.wait((task,))
                     if not task.cancelled() and (failure := task.exception()) is not None:
-                        log.error(event, exc_info=failure)
+                        log.error(
+                            "watch_ends_with_certificate" if task is renewing else "demand_not_reported",
+                            exc_info=failure,
+                        )
             self._call = None
             self._rings.end_watch()
             if call is not None:

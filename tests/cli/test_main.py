@@ -83,8 +83,8 @@ def test_the_help_lists_every_command_by_what_it_is_for(here: Any, monkeypatch: 
         "Start:": ["demo", "up", "join", "deploy", "chat", "proxy", "connect"],
         "Look:": ["status", "dashboard", "doctor", "logs", "bugreport", "trace"],
         "Parts of a cluster:": [
-            *("coordinator", "node", "gateway", "deployment", "model", "token", "key", "operator"),
-            *("roster", "root", "audit", "service", "config"),
+            *("coordinator", "node", "gateway", "deployment", "model", "cache", "token", "key"),
+            *("operator", "roster", "root", "audit", "service", "config"),
         ],
     }
     assert here("-h").out.splitlines() == lines

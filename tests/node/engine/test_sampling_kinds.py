@@ -12,8 +12,8 @@ from sealring.node.engine.params import RowParameters
 from sealring.node.engine.ranks import MOST
 from sealring.node.engine.staging import random_stage
 
-WHICH_TOKENS = {"seed", "position", "answered", "scored", "grammar"}
-"""Parameters that change what is drawn, and no operation by which it is drawn."""
+WHICH_TOKENS = {"seed", "position", "answered", "scored", "grammar", "stored"}
+"""Parameters that change what is drawn or kept, and no operation by which it is drawn."""
 
 
 def test_every_parameter_that_adds_an_operation_is_warmed() -> None:
