@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar, Unpack, cast
 
 import grpc
@@ -50,24 +50,27 @@ class View(NamedTuple):
         """The deployment that a name means: by the roster, else by the gateway's list of models and aliases.
         A name that neither knows stays as it is."""
         signed = sorted({ring.deployment for ring in self.roster.rings})
-        named = list(self._named())
-        names = sorted({*signed, *(one.name for one in named)})
+        named = self.named()
+        names = sorted({*signed, *named})
         if (known := served_name(model, signed if model else names)) is not None:
             return known
-        aliases = {alias: one.name for one in named for alias in one.aliases}
+        aliases = {alias: one.name for one in named.values() for alias in one.aliases}
         return served_name(model, names, aliases) or model
 
     def absent(self, deployment: str) -> bool:
         """Whether a model is on demand by the word of the gateway, and no ring of the roster serves it."""
-        listed = any(one.name == deployment and one.availability for one in self._named())
-        return listed and all(ring.deployment != deployment for ring in self.roster.rings)
+        named = self.named().get(deployment)
+        return bool(named and named.availability) and all(
+            ring.deployment != deployment for ring in self.roster.rings
+        )
 
-    def named(self, deployment: str) -> inference.Model | None:
-        """The gateway's word on a model."""
-        return next((one for one in self._named() if one.name == deployment), None)
-
-    def _named(self) -> Iterator[inference.Model]:
-        return (one for one in self.response.models[:_MAX_MODELS] if _well_formed(one))
+    def named(self) -> dict[str, inference.Model]:
+        """The gateway's word on each model, by name; the first one where it names a model twice."""
+        found: dict[str, inference.Model] = {}
+        for one in self.response.models[:_MAX_MODELS]:
+            if _well_formed(one):
+                found.setdefault(one.name, one)
+        return found
 
 
 class Newest:
@@ -177,10 +180,11 @@ def models_of(view: View) -> list[Model]:
     serving = {load.ring: load for load in view.response.serving}
     models = {ring.deployment for ring in view.roster.rings}
     found = {name: model_of(name, view.roster, serving) for name in models}
-    for one in view.response.models:
-        if view.absent(one.name):
-            found[one.name] = Model(one.name, one.context, 0, 0)
-    return [_described(found[name], view.named(name)) for name in sorted(found)]
+    named = view.named()
+    for name, one in named.items():
+        if one.availability and name not in found:
+            found[name] = Model(name, one.context, 0, 0)
+    return [_described(found[name], named.get(name)) for name in sorted(found)]
 
 
 def _described(model: Model, named: inference.Model | None) -> Model:
