@@ -3,8 +3,7 @@
 A chunk has the tokens of a budget (gateway.scheduler.budget), or more if nothing is then left of its prompt
 and it takes hardly longer. Steps alternate between the oldest prompt and the prompt with the fewest tokens
 left: short prompts do not wait behind long ones, and long ones get at least half of the steps. First chunks
-go in the order in which the rows came, but for those of a pause. A prompt that began by a
-plan has none.
+go in the order in which the rows came, but for those of a pause. A prompt that began by a plan has none.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def is_installed(program: Program) -> bool:
 
 
 def environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    """Of a program: an empty home, no telemetry, no updates, no proxy, and nothing else of this process."""
+    """A program's variables: an empty home, no telemetry, updates or proxy, nothing else of this process."""
     modules = INSTALLED / "node_modules"
     folders = [modules / ".bin", *modules.glob("node-*-*/bin"), INSTALLED / "aider" / "bin"]
     return {

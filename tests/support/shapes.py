@@ -67,7 +67,7 @@ def filled(value: Any, numbers: Iterator[int] | None = None) -> Any:
 
 
 def requests(name: str) -> list[dict[str, Any]]:
-    """What a program sends: path, headers and body, as it would go over the wire."""
+    """A program's requests as they would go over the wire: path, headers and body of each."""
     kept = json.loads((FOLDER / f"{name}.json").read_bytes())["requests"]
     bodies = [{**kept[one["like"]]["body"], **one["body"]} if "like" in one else one["body"] for one in kept]
     return [{**one, "body": filled(body)} for one, body in zip(kept, bodies, strict=True)]

@@ -29,7 +29,7 @@ YIELDING = membership_pb2.LOAD_PHASE_YIELDING
 
 
 class Gate:
-    """A gateway of the tests: it notes the models' states, reports demand, and holds back as it is told."""
+    """A gateway of the tests: it notes the models' states, reports demand, holds back models that yield."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher

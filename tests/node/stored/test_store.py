@@ -109,7 +109,7 @@ def test_another_identity_or_a_new_seed_opens_nothing(tmp_path: Path) -> None:
 
 
 def test_a_thief_finds_neither_content_nor_what_is_equal(tmp_path: Path) -> None:
-    """The same prompt in two scopes, two deployments and twice in one: names, bytes and keys all differ."""
+    """One prompt is stored in two scopes, two deployments and twice in one: names, bytes and keys differ."""
     mine = store(tmp_path)
     write(mine, 1)
     write(mine, 1, OTHER_SCOPE)
