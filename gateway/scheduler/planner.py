@@ -219,8 +219,13 @@ class StepPlanner:
         """Everything that can be announced now."""
         while step := self._next_prefill() or self._next_decode():
             yield step
-        if self._dropped and not self.under_way:
+        if self._makes_room() or (self._dropped and not self.under_way):
             yield self._step([])
+
+    def _makes_room(self) -> bool:
+        """Whether a step is to drop something before members read blocks into its place. An epoch's first one
+        drops what earlier epochs left."""
+        return self.recalls.due and bool(self._dropped or self.prefixes.moving or not self._number)
 
     def _next_prefill(self) -> control.Step | None:
         tokens = self._chunk_tokens() if len(self._line) else 0

@@ -103,6 +103,11 @@ class PrefixCache:
         """Whether rows have taken memory that was reserved."""
         return bool(self._reserved) and not self._ledger.fits(self._reserved)
 
+    @property
+    def moving(self) -> bool:
+        """Whether drops or restores wait for the next step."""
+        return bool(self._moves)
+
     def restore(self, row: Row, recall: int, chain: Chain) -> bool:
         """Keeps what all members have read of a row's prompt; False where rows have taken the memory."""
         names = tuple(pair for pair in row.names if pair[0] <= chain.tokens)

@@ -7,7 +7,7 @@ prompt of which nothing is stored waits for nobody. A row waits no longer than p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sealring.gateway.scheduler.actions import RecallBlocks
@@ -37,11 +37,22 @@ class Recalls:
         self._ring = ring
         self._prefixes = prefixes
         self._waiting: dict[int, _Recall] = {}
+        self._due: dict[int, RecallBlocks] = {}
         self._last = 0
 
-    def begin(self, row: Row, stored: bytes, now: float) -> Iterator[RecallBlocks]:
-        """Asks the members for the part of a row's prompt that is stored. The row is `recalling` if there is
-        anything to wait for. Raises InvalidInput (BAD_PREFIXES)."""
+    @property
+    def due(self) -> bool:
+        """Whether members are still to be asked: what makes room for the answer must be announced before."""
+        return bool(self._due)
+
+    def take_due(self) -> Sequence[RecallBlocks]:
+        """What members are to be asked now."""
+        due, self._due = self._due, {}
+        return list(due.values())
+
+    def begin(self, row: Row, stored: bytes, now: float) -> None:
+        """Members are to be asked for the part of a row's prompt that is stored. The row is `recalling` if
+        there is anything to wait for. Raises InvalidInput (BAD_PREFIXES)."""
         chain = Chain.unpack(stored).first(row.prompt_tokens - 1)
         possible = self._ring.recalls and self._ring.prefixes == control.PREFIX_SUPPORT_ANY
         if not possible or not row.names or not self._worth(row, chain.tokens):
@@ -52,7 +63,7 @@ class Recalls:
         patience = max(LEAST_SECONDS, self._seconds(chain.tokens))
         self._waiting[self._last] = _Recall(row, chain, now + patience)
         row.recalling = self._last
-        yield RecallBlocks(self._last, chain, row.number)
+        self._due[self._last] = RecallBlocks(self._last, chain, row.number)
 
     def answered(self, recalled: control.Recalled) -> Iterator[RecallBlocks]:
         """Takes a member's answer. Raises InvalidInput (BAD_STEP) for more than it was asked for."""
@@ -74,21 +85,22 @@ class Recalls:
         """Gives up what takes longer than prefill would."""
         for number, recall in list(self._waiting.items()):
             if recall.until <= now:
-                yield self._give_up(number)
+                yield from self._give_up(number)
 
     def yield_memory(self) -> Iterator[RecallBlocks]:
         """Gives up the newest while rows need the memory: members hold what was read beside the rows."""
         while self._waiting and self._prefixes.crowded:
-            yield self._give_up(max(self._waiting))
+            yield from self._give_up(max(self._waiting))
 
     def close(self, row: Row) -> Iterator[RecallBlocks]:
         """Gives up what nobody wants any more."""
         if row.recalling in self._waiting:
-            yield self._give_up(row.recalling)
+            yield from self._give_up(row.recalling)
 
-    def _give_up(self, number: int) -> RecallBlocks:
+    def _give_up(self, number: int) -> Iterator[RecallBlocks]:
         recall = self._end(number)
-        return RecallBlocks(number, NO_CHAIN, recall.row.number)
+        if self._due.pop(number, None) is None:
+            yield RecallBlocks(number, NO_CHAIN, recall.row.number)
 
     def _end(self, number: int) -> _Recall:
         recall = self._waiting.pop(number)

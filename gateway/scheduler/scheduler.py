@@ -219,7 +219,7 @@ class Scheduler:
             row.request.progress.started = True
             self._actions.append(Begin(row.request, prompt_tokens - answered))
         if row.number in epoch.opened:
-            self._actions.extend(epoch.planner.recalls.begin(row, opened.stored, self._now))
+            epoch.planner.recalls.begin(row, opened.stored, self._now)
         return self._pump()
 
     def recalled(self, recalled: control.Recalled) -> list[Action]:
@@ -441,6 +441,7 @@ class Scheduler:
             if not epoch.planner.waiting:
                 self._pace.rest()
             self._actions.extend(AnnounceStep(step) for step in epoch.planner.steps())
+            self._actions.extend(epoch.planner.recalls.take_due())
         return self._take()
 
     def _start(self, epoch: _Epoch) -> None:

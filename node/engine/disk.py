@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
 
@@ -79,11 +80,9 @@ class _Recall:
 class Disk:
     """One stage's prefixes on disk, for one epoch after the other."""
 
-    def __init__(self, layout: Layout, store: Store, budget: int) -> None:
-        """`budget` bounds the bytes of recalled blocks that no prefix has been restored of."""
+    def __init__(self, layout: Layout, store: Store) -> None:
         self.store = store
         self._layout = layout
-        self.budget = budget
         self._chains: dict[int, Chain] = {}  # of rows; compute thread
         self._writing: dict[int, _Prefix] = {}  # by the number of the prefix; compute thread
         self._newest: deque[_Prefix] = deque(maxlen=NEWEST)  # of this epoch; compute thread
@@ -179,29 +178,41 @@ class Disk:
         """The part of a chain whose blocks are stored."""
         return Chain(chain.scope, chain.names[: self.store.held(chain.scope, _places(chain))])
 
-    def recall(self, number: int, chain: Chain, done: Callable[[int], None]) -> None:
-        """Reads blocks into memory. `done` gets the tokens that are there once all is read, in any thread."""
+    @property
+    def recalled(self) -> int:
+        """Tokens of blocks that are in memory or on their way there, and that no prefix is made of yet."""
+        with self._lock:
+            return sum(recall.chain.tokens for recall in self._recalls.values())
+
+    def recall(self, number: int, chain: Chain, done: Callable[[int], None]) -> Callable[[], None] | None:
+        """Counts a recall. What is returned begins to read; None where nothing is to be read.
+
+        `done` gets the tokens that are in memory once all is read, in any thread.
+        """
         recall = _Recall(chain, done, len(chain.names), unread=len(chain.names))
         with self._lock:
-            held = sum(self._layout.bytes(each.chain.tokens) for each in self._recalls.values())
-            known = number in self._recalls
-            fits = held + self._layout.bytes(chain.tokens) <= self.budget and len(self._recalls) < MAX_RECALLS
-            if fits and not known and chain.names:
+            if number in self._recalls:
+                return None
+            too_many = len(self._recalls) >= MAX_RECALLS or not chain.names
+            if not too_many:
                 self._recalls[number] = recall
-        if known:
-            return
-        if not fits or not chain.names:
+        if too_many:
             done(0)
-            return
-        for index, place in enumerate(_places(chain)):
-            self._readers.submit(self._read, recall, index, place)
+            return None
+        return partial(self._begin, recall)
+
+    def _begin(self, recall: _Recall) -> None:
+        if recall.wanted:
+            for index, place in enumerate(_places(recall.chain)):
+                self._readers.submit(self._read, recall, index, place)
 
     def cancel(self, number: int) -> None:
         """Forgets a recall."""
         with self._lock:
             recall = self._recalls.pop(number, None)
-        if recall is not None:
-            recall.wanted = False
+            if recall is not None:
+                recall.wanted = False
+                recall.blocks.clear()  # what is still to be read of it stands in line, and holds it
 
     # The threads that read
 
@@ -217,7 +228,7 @@ class Disk:
         with self._lock:
             if arrays is None:
                 recall.good = min(recall.good, index)
-            else:
+            elif recall.wanted:
                 recall.blocks[index] = arrays
             recall.unread -= 1
             last = not recall.unread

@@ -11,7 +11,6 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import mlx.core as mx
 import structlog
@@ -37,6 +36,7 @@ from sealring.mesh.ring.composition import (
     Settling,
 )
 from sealring.mesh.system.logging import name_with_mlx_message
+from sealring.node.engine.allowance import Account, Allowance
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Lanes, Row
 from sealring.node.engine.prefixes import Prefixes
@@ -74,25 +74,6 @@ _GPU_RESET = re.compile(r"kIOGPUCommandBufferCallbackError(?!OutOfMemory)(\w{1,4
 InnocentVictim of another program's."""
 
 
-@dataclass(frozen=True)
-class Allowance:
-    """Bytes that this member gives for caches. The gateway plans by them, and the member enforces them."""
-
-    per_token: int
-    per_row: int
-    budget: int
-
-    def check(self, composition: Composition) -> None:
-        """Raises ResourceExhausted (KV_BUDGET) if rows and kept prefixes exceed the budget by an eighth."""
-        held = self.per_token * composition.tokens + self.per_row * composition.rows
-        if held > self.budget + self.budget // 8:
-            raise ResourceExhausted(
-                f"the gateway asks for {held} bytes of caches and this member offers {self.budget}",
-                hint="run the same release on gateway and nodes",
-                reason="KV_BUDGET",
-            )
-
-
 class StageEpoch:
     """One life of a ring, on one member: its rows, its lanes and its place on the links.
 
@@ -123,7 +104,7 @@ class StageEpoch:
         self._stage = stage
         self._channel = channel
         self._on_fault = on_fault
-        self._allowance = allowance
+        self._account = Account(allowance, prefixes.earlier)
         self._speculate = speculate
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
         self._lanes = Lanes()
@@ -186,13 +167,21 @@ class StageEpoch:
             resolved = self._composition.apply(step)
             if resolved.drafts or step.decode.asks:
                 self._check_drafts()
-            self._allowance.check(self._composition)
+            self._account.announced(resolved, self._composition, self.steps)
             self._check_ahead(resolved.number)
             self._source.announce(resolved)
         except Exception as error:
             self.fail(error)
             return None
         return resolved
+
+    def recall(self, number: int, tokens: int, there: int) -> bool:
+        """As `Account.recall`: counts a prefix that is to be read from disk, for a step to restore."""
+        idle = self.steps == self._composition.last_step
+        return self._account.recall(number, tokens, there, idle=idle)
+
+    def give_up_recall(self, number: int) -> None:
+        self._account.give_up(number)
 
     def _check_drafts(self) -> None:
         """Checks the gateway, which is not trusted: drafts reveal how far an answer repeats its prompt."""

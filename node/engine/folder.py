@@ -103,7 +103,6 @@ class Loaded:
         """
         asked = command.disk
         if self.prefixes.disk is not None and asked == self.stored_at:
-            self.prefixes.disk.budget = command.kv_budget
             return self.prefixes.disk
         self.close_disk()
         if not command.HasField("disk") or self.layout is None or not self.prefixes.cuts:
@@ -115,7 +114,7 @@ class Loaded:
         size = asked.size if asked.HasField("size") else None
         key = expand(asked.key, self.layout.digest)
         store = Store(Path(asked.root), Path(asked.model), key, size)
-        self.prefixes.disk, self.stored_at = Disk(self.layout, store, command.kv_budget), asked
+        self.prefixes.disk, self.stored_at = Disk(self.layout, store), asked
         return self.prefixes.disk
 
     def close_disk(self) -> None:

@@ -26,17 +26,18 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
-from sealring.mesh.errors import Conflict, FailedPrecondition, Internal, InvalidInput
+from sealring.mesh.errors import Conflict, FailedPrecondition, Internal, InvalidInput, ResourceExhausted
 from sealring.mesh.ring.prefix_names import Chain, names_key
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system import logging
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine import device, metal, nvidia
-from sealring.node.engine.epoch import Allowance, StageEpoch
+from sealring.node.engine.allowance import Allowance
+from sealring.node.engine.epoch import StageEpoch
 from sealring.node.engine.folder import Loaded, load, profile_message, ranges_message
 from sealring.node.engine.group import form
 from sealring.node.engine.staging import Shard
@@ -45,6 +46,9 @@ from sealring.node.wire.channel import EngineChannel
 from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
+
+if TYPE_CHECKING:
+    from sealring.node.engine.disk import Disk
 
 log = structlog.get_logger()
 
@@ -184,19 +188,29 @@ class Engine:
         if epoch is None or loaded is None:
             return
         front, disk = loaded.front, loaded.prefixes.disk
-        recalled = partial(self._recalled, epoch, recall.number)
         try:
             if not recall.chain:
+                epoch.give_up_recall(recall.number)
                 if front is not None:
                     front.cancel_recall(recall.number)
                 if disk is not None:
                     disk.cancel(recall.number)
             elif disk is None or (front is not None and not front.recalls(recall)):
-                recalled(0)
+                self._recalled(epoch, recall.number, 0)
             else:
-                disk.recall(recall.number, Chain.unpack(recall.chain), recalled)
-        except InvalidInput as error:
+                self._read_blocks(epoch, disk, recall)
+        except (InvalidInput, ResourceExhausted) as error:
             epoch.fail(error)
+
+    def _read_blocks(self, epoch: StageEpoch, disk: Disk, recall: control.Recall) -> None:
+        chain = Chain.unpack(recall.chain)
+        begin = disk.recall(recall.number, chain, partial(self._recalled, epoch, recall.number))
+        if begin is None:
+            return
+        if epoch.recall(recall.number, chain.tokens, disk.recalled):
+            begin()
+        else:  # the memory that it is to have is in use until the announced steps are computed
+            self._tasks.put(begin)
 
     def _recalled(self, epoch: StageEpoch, number: int, tokens: int) -> None:
         if not epoch.over:

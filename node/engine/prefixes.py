@@ -59,6 +59,11 @@ class Prefixes:
         self._kept = {}
         return sorted(self._earlier)
 
+    @property
+    def earlier(self) -> int:
+        """Tokens of the prefixes of earlier epochs, until the first step has adopted or dropped them."""
+        return sum(origin.tokens for origin in self._earlier)
+
     def adopt(self, adopting: Adopting) -> None:
         """Goes on with a prefix of an earlier epoch. Raises InvalidInput (BAD_STEP) unless it is kept."""
         kept = self._earlier.get(adopting.origin)

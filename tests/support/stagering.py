@@ -24,7 +24,8 @@ from small_models import tiny
 from sealring.mesh.errors import EpochEnded
 from sealring.mesh.ring.composition import Adopting, Chunk, Composition, Keeping, ResolvedStep, Restoring
 from sealring.node.engine import device, params
-from sealring.node.engine.epoch import Allowance, StageEpoch
+from sealring.node.engine.allowance import Allowance
+from sealring.node.engine.epoch import StageEpoch
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.params import RowParameters

@@ -1,4 +1,7 @@
-"""Prompts that members have on disk: what is asked for, what is waited for, and where rows then begin."""
+"""Prompts that members have on disk: what is asked for, what is waited for, and where rows then begin.
+
+Members count the memory that they are asked for, and none of these orders of commands exceeds their offer.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import Composition, ResolvedStep, Restoring
 from sealring.mesh.ring.prefix_names import STORED_BLOCK, Chain, PrefixNames, chain_of
+from sealring.node.engine.allowance import Account, Allowance
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -32,6 +36,7 @@ class Desk:
         )
         self.scheduler = Scheduler(queue_limit=10)
         self.composition = Composition(epoch=1, max_rows=8, prefill_chunk=CHUNK)
+        self.account = Account(Allowance(1, 0, budget * 8 // 9), 0)
         self.begun: dict[int, int] = {}
         self.restored: list[tuple[int, int]] = []
         self.recalls: list[RecallBlocks] = []
@@ -45,6 +50,10 @@ class Desk:
         for action in actions:
             if isinstance(action, RecallBlocks):
                 self.recalls.append(action)
+                if action.chain.names:
+                    self.account.recall(action.number, action.chain.tokens, 0, idle=not self.under_way)
+                else:
+                    self.account.give_up(action.number)
             elif isinstance(action, OpenRow):
                 self.rows[action.request.id] = action.row
             elif isinstance(action, DiscardRow):
@@ -52,23 +61,24 @@ class Desk:
             elif isinstance(action, AnnounceStep):
                 self.steps.append(action.step)
                 step = self.composition.apply(action.step)
+                self.account.announced(step, self.composition, step.number - 1)
                 self.under_way.append(step)
                 self.restored += [
                     (each.recall, each.tokens) for each in step.changes if isinstance(each, Restoring)
                 ]
                 self.begun.update({chunk.row: chunk.start for chunk in step.chunks if chunk.first})
 
-    def ask(self, name: str, prompt: int, stored: int) -> int:
-        """A request whose prompt the head has on disk up to `stored` tokens."""
+    def ask(self, name: str, prompt: int, stored: int, token: bytes = bytes(4)) -> int:
+        """A request whose prompt, one token over and over, the head has on disk up to `stored` tokens."""
         self.take(self.scheduler.submit(Request(name, "k", 4, inference.Envelope()), 0.0))
-        names = PrefixNames(bytes(32), b"ckey").extend(bytes(4 * prompt))
+        names = PrefixNames(bytes(32), b"ckey").extend(token * prompt)
         opened = control.RowOpened(
             row=self.rows[name],
             prompt_tokens=prompt,
             params_bytes=256,
             max_tokens=4,
             prefixes=names,
-            stored=chain_of(bytes(32), b"ckey", bytes(4 * stored)).packed(),
+            stored=chain_of(bytes(32), b"ckey", token * stored).packed(),
         )
         self.take(self.scheduler.row_opened(opened))
         return self.rows[name]
@@ -96,13 +106,25 @@ def test_a_row_begins_behind_what_all_members_have_read() -> None:
     row = desk.ask("one", 2000, 1024)
     (recall,) = desk.recalls
     assert (recall.chain.tokens, recall.row) == (1024, row)
-    assert not desk.steps
     desk.answer(recall.number, 1024)
     assert not desk.begun, "one of the members reads"
     desk.answer(recall.number, 1024, 768)
     assert desk.restored == [(recall.number, 768)]
     assert desk.begun == {row: 768}
     assert desk.recalls == [recall]
+
+
+def test_what_members_read_gets_the_memory_of_prefixes_that_are_dropped_before() -> None:
+    desk = Desk(budget=6000)
+    for name in ("one", "two"):
+        desk.ask(name, 2500, 0, token=name.encode().ljust(4))
+        desk.finish()
+    assert desk.scheduler.kept()[0] > 4000
+    row = desk.ask("three", 2800, 2560)
+    assert desk.composition.tokens < 3000
+    (recall,) = desk.recalls
+    desk.answer(recall.number, 2560, 2560)
+    assert desk.begun[row] == 2560
 
 
 def test_rows_that_need_the_memory_end_a_recall() -> None:
@@ -176,7 +198,7 @@ def test_what_nobody_wants_any_more_is_given_up() -> None:
     assert (desk.cancelled, desk.discarded) == ([1], [row])
     assert desk.scheduler.kept() == (0, 0)
     desk.answer(1, 1024, 1024)
-    assert not desk.steps
+    assert not desk.begun
 
 
 def test_a_restored_prefix_is_one_of_memory_then() -> None:

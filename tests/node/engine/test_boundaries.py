@@ -12,7 +12,8 @@ from stagering import Prompts, Ring, compute_thread, config_of, prompt_of, stage
 
 from sealring.mesh.errors import EpochEnded, InvalidInput, StageFailed
 from sealring.node.engine import params, threads
-from sealring.node.engine.epoch import Allowance, StageEpoch
+from sealring.node.engine.allowance import Allowance
+from sealring.node.engine.epoch import StageEpoch
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.staging import Stage, random_stage

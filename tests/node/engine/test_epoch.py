@@ -34,7 +34,8 @@ from stagering import (
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal, InvalidInput, ResourceExhausted
 from sealring.node.engine import params, transfer
-from sealring.node.engine.epoch import Allowance, StageEpoch
+from sealring.node.engine.allowance import Allowance
+from sealring.node.engine.epoch import StageEpoch
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.engine.transfer import SendBuffer, SharedSendBuffer, SharedTransfer

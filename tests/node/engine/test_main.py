@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from sealring.mesh.ring.prefix_names import STORED_BLOCK, chain_of, clear_scope, names_key
 from sealring.node.engine import device, main
 from sealring.node.engine.profile import digest
 from sealring.node.wire.frames import FrameSocket
@@ -318,6 +319,29 @@ def test_what_computes_interrupts_nobody_and_what_passes_results_on_does(shared:
     shared.open_epoch()
     opened = policies(shared.process.pid)
     assert [policy for task, policy in opened.items() if task not in loaded] == [os.SCHED_OTHER]
+    shared.close_epoch()
+
+
+def test_recalls_beyond_the_memory_of_the_plan_end_the_epoch(shared: EngineProcess, tmp_path: Path) -> None:
+    """What a gateway has read from disk counts like rows, whether or not it is restored."""
+    long = engine.LoadStage(path=str(MODEL), hi=LAYERS, context=4 * STORED_BLOCK)
+    per_token = shared.ask("loaded", load=long).kv_bytes_per_token
+    disk = engine.PrefixDisk(root=str(tmp_path), model=str(tmp_path / "model"), key=bytes(32))
+    opening = engine.OpenEngineEpoch(
+        epoch=1, size=1, prefill_chunk=CHUNK, max_rows=8, kv_budget=2 * STORED_BLOCK * per_token, disk=disk
+    )
+    assert shared.ask("epoch_opened", open_epoch=opening).recalls
+    ids = [7] * (STORED_BLOCK + 1)
+    scope = clear_scope("key one")
+    prompt = inference.Prompt(tokens=inference.TokenIds(ids=ids))
+    for row in (1, 2, 3):
+        shared.send(open_row=engine.OpenEngineRow(row=row, prompt=prompt, prefix_scope=scope))
+        assert shared.wait_for("opened", "refused").row == row
+    chain = chain_of(names_key(disk.key), scope, b"".join(each.to_bytes(4, "little") for each in ids))
+    for row in (1, 2, 3):
+        shared.send(recall=control.Recall(number=row, chain=chain.packed(), row=row))
+    assert [shared.wait_for("recalled").tokens for _ in range(2)] == [0, 0], "nothing is stored"
+    assert shared.wait_for("fault").problem.reason == "KV_BUDGET"
     shared.close_epoch()
 
 
