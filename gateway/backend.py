@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import math
 import os
 import secrets
 import time
@@ -84,20 +83,13 @@ class RingBackend:
             )
         answer = Answer(timings)
         timings.parsed = time.perf_counter()
-        work = Request(
+        work = Request.of(
+            request,
             request_id,
-            key[:MAX_KEY],
-            request.max_tokens,
-            request.envelope,
-            model,
-            tenant,
-            request.choices or 1,
-            request.envelope.clear.sampling.HasField("logprobs"),
+            key=key[:MAX_KEY],
+            tenant=tenant,
+            deployment=model,
             routing_key=self._routing_key(request, tenant),
-            priority=request.priority,
-            patience=request.deadline_ms / 1e3 or math.inf,
-            min_trust=request.min_trust,
-            keep_alive=request.keep_alive if request.HasField("keep_alive") else None,
         )
         work.progress.claimed = min(request.attempts, MAX_ATTEMPTS - 1)
         self._running.add(request_id)

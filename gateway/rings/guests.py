@@ -169,18 +169,12 @@ class GuestAnswer:
         self.asked = forward.ByteSize() + _REQUEST_BYTES
         validate_request(asked)
         self._refused.check(forward)
-        request = Request(
+        request = Request.of(
+            asked,
             f"{self._guest}:{self._number}",  # no client can choose one with a colon
-            forward.key[:256],
-            asked.max_tokens,
-            asked.envelope,
-            deployment,
-            forward.tenant[:256],
-            asked.choices or 1,
-            asked.envelope.clear.sampling.HasField("logprobs"),
-            priority=asked.priority,
-            patience=asked.deadline_ms / 1e3 or math.inf,
-            min_trust=asked.min_trust,
+            key=forward.key[:256],
+            tenant=forward.tenant[:256],
+            deployment=deployment,
         )
         progress, attempts = request.progress, min(asked.attempts, MAX_ATTEMPTS - 1)
         if forward.seen:

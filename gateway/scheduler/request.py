@@ -149,6 +149,34 @@ class Request:
         progress = Progress(tuple(ChoiceProgress() for _ in range(self.choices)))
         object.__setattr__(self, "progress", progress)
 
+    @classmethod
+    def of(
+        cls,
+        asked: inference.GenerateRequest,
+        id: str,
+        *,
+        key: str,
+        tenant: str,
+        deployment: str,
+        routing_key: bytes = b"",
+    ) -> Request:
+        """What a valid request asks for."""
+        return cls(
+            id,
+            key,
+            asked.max_tokens,
+            asked.envelope,
+            deployment,
+            tenant,
+            asked.choices or 1,
+            asked.envelope.clear.sampling.HasField("logprobs"),
+            routing_key,
+            asked.priority,
+            asked.deadline_ms / 1e3 or math.inf,
+            asked.min_trust,
+            asked.keep_alive if asked.HasField("keep_alive") else None,
+        )
+
     @property
     def sealed(self) -> bool:
         return self.envelope.WhichOneof("content") == "sealed"

@@ -66,17 +66,24 @@ class SamplingOptions(TypedDict, total=False):
     """The number of likeliest tokens to report beside each token; None: no log-probabilities."""
 
 
-BOUNDS: Mapping[str, Bounds] = {
-    name: hint.__metadata__[0]
-    for name, hint in get_type_hints(SamplingOptions, include_extras=True).items()
-    if get_origin(hint) is Annotated
-}
-"""The bounds of each option that is a number."""
+def bounds_of(options: type) -> Mapping[str, Bounds]:
+    """The bounds of each field of a TypedDict that has some."""
+    return {
+        name: hint.__metadata__[0]
+        for name, hint in get_type_hints(options, include_extras=True).items()
+        if get_origin(hint) is Annotated
+    }
 
-PLAIN: Mapping[str, type] = {
-    name: kind
-    for name, hint in get_type_hints(SamplingOptions).items()
-    for kind in (int, float, bool)
-    if hint in (kind, kind | None)
-}
-"""The options that are a number or a switch, with their types."""
+
+def plain_of(options: type) -> Mapping[str, type]:
+    """The fields of a TypedDict that are a number or a switch, with their types."""
+    return {
+        name: kind
+        for name, hint in get_type_hints(options).items()
+        for kind in (int, float, bool)
+        if hint in (kind, kind | None)
+    }
+
+
+BOUNDS = bounds_of(SamplingOptions)
+PLAIN = plain_of(SamplingOptions)

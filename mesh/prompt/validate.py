@@ -9,11 +9,9 @@ import re
 from collections.abc import Sequence
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.options import BOUNDS as SAMPLING_BOUNDS
-from sealring.mesh.prompt.options import MAX_LOGPROBS, MAX_TOKENS
+from sealring.mesh.prompt.numbers import numbers_of, validate_numbers
+from sealring.mesh.prompt.options import BOUNDS, MAX_LOGPROBS
 from sealring.mesh.prompt.tools import check_calls, check_schema, check_tools, tools_size
-from sealring.mesh.ring.composition import MAX_CHOICES
-from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -31,8 +29,6 @@ MAX_SCORED = 1 << 14
 
 MAX_ENVELOPE_BYTES = 8 << 20
 
-MAX_PRIORITY = 10
-MAX_DEADLINE_MS = 24 * 3600 * 1000
 MAX_PROMPT_CACHE_KEY = 256
 """Characters."""
 
@@ -73,19 +69,12 @@ def validate_request_id(request_id: str) -> None:
 def validate_request(request: inference.GenerateRequest) -> None:
     """Checks a request as a gateway may see it: clear prompts wholly, sealed ones by their size.
 
-    Raises InvalidInput: BAD_REQUEST_ID, EMPTY_ENVELOPE, ENVELOPE_TOO_LONG, BAD_MAX_TOKENS, BAD_MIN_TRUST,
-    BAD_PRIORITY, BAD_DEADLINE, BAD_CHOICES, BAD_PROMPT_CACHE_KEY, BAD_RESUME, and those of
-    `validate_prompt`. An empty request id and an empty model name pass.
+    Raises InvalidInput: BAD_REQUEST_ID, EMPTY_ENVELOPE, ENVELOPE_TOO_LONG, BAD_PROMPT_CACHE_KEY, BAD_RESUME,
+    and those of `validate_numbers` and `validate_prompt`. An empty request id and an empty model name pass.
     """
     if request.request_id:
         validate_request_id(request.request_id)
-    validate_numbers(
-        max_tokens=request.max_tokens,
-        min_trust=request.min_trust,
-        priority=request.priority,
-        deadline_ms=request.deadline_ms,
-        n=request.choices or 1,  # 0 is the contract's default
-    )
+    validate_numbers(**numbers_of(request))
     kind = request.envelope.WhichOneof("content")
     validate_prompt_cache_key(request.prompt_cache_key, sealed=kind == "sealed")
     if kind == "clear":
@@ -100,30 +89,6 @@ def validate_request(request: inference.GenerateRequest) -> None:
         raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE", param="envelope")
     long = f"the envelope is longer than {MAX_ENVELOPE_BYTES} bytes"
     _at_most(MAX_ENVELOPE_BYTES, len(request.envelope.sealed), long, "ENVELOPE_TOO_LONG", "envelope")
-
-
-BOUNDS = {
-    "max_tokens": (0, MAX_TOKENS, "BAD_MAX_TOKENS"),
-    "min_trust": (0, MAX_SCORE, "BAD_MIN_TRUST"),
-    "priority": (-MAX_PRIORITY, MAX_PRIORITY, "BAD_PRIORITY"),
-    "deadline_ms": (0, MAX_DEADLINE_MS, "BAD_DEADLINE"),
-    "n": (1, MAX_CHOICES, "BAD_CHOICES"),
-}
-"""The least and the greatest number of each field, by its name in the APIs, and the reason of the error."""
-
-
-def validate_numbers(**numbers: int) -> None:
-    """Checks numbers of a request by the names in BOUNDS. Raises InvalidInput with the reason there."""
-    for name, number in numbers.items():
-        least, most, reason = BOUNDS[name]
-        if not least <= number <= most:
-            raise InvalidInput(
-                f"{name} is out of bounds",
-                hint=f"give a number from {least} to {most}",
-                reason=reason,
-                param=name,
-                limit=most,
-            )
 
 
 def validate_prompt_cache_key(key: str, *, sealed: bool) -> None:
@@ -183,7 +148,7 @@ def _check_length(total: int, param: str) -> None:
 
 def _check_sampling(sampling: inference.Sampling) -> None:
     asked = {field.name: value for field, value in sampling.ListFields()}
-    for name, bounds in SAMPLING_BOUNDS.items():
+    for name, bounds in BOUNDS.items():
         if name in asked and not bounds.hold(asked[name]):
             raise _bad_sampling(name, str(bounds))
     if sampling.prompt_logprobs and not sampling.HasField("logprobs"):

@@ -10,18 +10,16 @@ from pydantic import Field, create_model
 
 from sealring.api.fields import BOOKKEEPING, MAX_STRING, Body, Rule, Rules, bad, only, taken_as
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.options import BOUNDS, MAX_REPETITION_PENALTY, MAX_TOKENS, MAX_TOP_K, PLAIN
+from sealring.mesh.prompt import numbers, options
+from sealring.mesh.prompt.numbers import MAX_DEADLINE_MS
+from sealring.mesh.prompt.options import MAX_REPETITION_PENALTY, MAX_TOKENS, MAX_TOP_K, Bounds
 from sealring.mesh.prompt.tools import parse_json_object, too_deep
 from sealring.mesh.prompt.validate import (
-    MAX_DEADLINE_MS,
     MAX_LOGIT_BIASES,
-    MAX_PRIORITY,
     MAX_PROMPT_CACHE_KEY,
     MAX_STOPS,
     MAX_TOKEN_ID,
 )
-from sealring.mesh.ring.composition import MAX_CHOICES
-from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import inference_pb2 as inference
 
 _INT64 = 1 << 63
@@ -171,32 +169,38 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-def _plain(name: str) -> Any:
-    """Type and default of the field of a sampling option, as pydantic has them."""
-    kind: Any = PLAIN[name]
-    if bounds := BOUNDS.get(name):
+def _field(kind: Any, bounds: Bounds | None) -> Any:
+    """Type and default of a field, as pydantic has them."""
+    if bounds is not None:
         low: dict[str, Any] = {"gt" if bounds.above else "ge": bounds.least}
         finite = False if kind is float else None
         kind = Annotated[kind, Field(**low, le=bounds.most, allow_inf_nan=finite)]
     return kind | None, None
 
 
-_OTHERS = {"logprobs"}
+_OWN_FORM = {"logprobs", "keep_alive"}
 """What each API has a form of its own for."""
 
 if TYPE_CHECKING:
-    _Sampling = Body
+    _Tables = Body
 else:
-    _Sampling = create_model(
-        "_Sampling", __base__=Body, **{name: _plain(name) for name in PLAIN if name not in _OTHERS}
+    _Tables = create_model(
+        "_Tables",
+        __base__=Body,
+        **{
+            name: _field(kind, table.BOUNDS.get(name))
+            for table in (options, numbers)
+            for name, kind in table.PLAIN.items()
+            if name not in _OWN_FORM
+        },
     )
 
 
-class CommonBody(_Sampling):
+class CommonBody(_Tables):
     """Fields of every API, by the names that OpenAI, vLLM or mlx_lm.server have for them.
 
-    The sampling options of mesh/prompt/options.py are fields too; those here take other values than the
-    contract does.
+    The tables of mesh/prompt/options.py and numbers.py are fields too; those here take other values than
+    the contract does.
     """
 
     rules: ClassVar[Rules] = OPENAI
@@ -205,11 +209,9 @@ class CommonBody(_Sampling):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)] | None = None
     repetition_penalty: _Repetition | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES)] | None = None
@@ -217,7 +219,6 @@ class CommonBody(_Sampling):
     stop_token_ids: Annotated[list[_TokenId], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     user: Annotated[str, Field(max_length=MAX_STRING)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=MAX_PROMPT_CACHE_KEY)] | None = None
-    min_trust: Annotated[int, Field(ge=0, le=MAX_SCORE)] | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -273,17 +274,17 @@ def make_request(
         sampling.logprobs = body.likeliest
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     prompt.stop.extend(clean(stop, "stop") for stop in stops)
-    return inference.GenerateRequest(
-        model=clean("" if body.model == _DEFAULT else body.model, "model"),
-        request_id=request_id,
-        envelope=inference.Envelope(clear=prompt),
-        max_tokens=max_tokens,
-        min_trust=body.min_trust or 0,
-        priority=body.priority or 0,
-        deadline_ms=body.deadline_ms or 0,
-        choices=body.n or 1,
-        prompt_cache_key=body.prompt_cache_key,
+    asked: Any = {name: getattr(body, name) for name in numbers.PLAIN if name not in _OWN_FORM}
+    request = numbers.request_of(asked | {"max_tokens": max_tokens})
+    request.MergeFrom(
+        inference.GenerateRequest(
+            model=clean("" if body.model == _DEFAULT else body.model, "model"),
+            request_id=request_id,
+            envelope=inference.Envelope(clear=prompt),
+            prompt_cache_key=body.prompt_cache_key,
+        )
     )
+    return request
 
 
 def _token_id(name: str) -> int:

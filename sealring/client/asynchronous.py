@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import grpc
 import grpc.aio
@@ -28,9 +29,9 @@ from sealring.client.core import (
 )
 from sealring.client.question import Question, routing_key_of
 from sealring.client.trust import RosterVerifier, parse_root_sha256
-from sealring.client.types import Completion, Delta, Model, Ring
+from sealring.client.types import Completion, Delta, Model, RequestOptions, Ring
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
-from sealring.mesh.prompt.validate import validate_numbers
+from sealring.mesh.prompt.numbers import request_of, validate_numbers
 from sealring.mesh.ring.routing import SECRET_BYTES
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
 from sealring.mesh.rpc.status import from_rpc_error
@@ -156,36 +157,14 @@ class AsyncClient(Asks[AsyncReply]):
         self._opened: dict[str, grpc.aio.Channel] = {}
         self._fetching = asyncio.Lock()
 
-    def ask(
-        self,
-        prompt: inference.Prompt,
-        *,
-        model: str = "",
-        max_tokens: int = 0,
-        min_trust: int = 0,
-        timeout: float | None = None,
-        n: int = 1,
-        priority: int = 0,
-        deadline_ms: int = 0,
-        prompt_cache_key: str | None = None,
-        keep_alive: int | None = None,
-    ) -> AsyncReply:
+    def ask(self, prompt: inference.Prompt, **options: Unpack[RequestOptions]) -> AsyncReply:
         """Asks with a prompt of the contract as it is; otherwise as `chat`."""
-        return self._reply(
-            Question(
-                prompt,
-                model,
-                max_tokens,
-                max(self._floor, min_trust),
-                self._timeout if timeout is None else timeout,
-                self._prefix_salt,
-                priority,
-                deadline_ms,
-                n,
-                routing_key_of(self._routing_secret, prompt_cache_key, prompt),
-                keep_alive,
-            )
-        )
+        model, timeout = options.pop("model", ""), options.pop("timeout", None)
+        key = routing_key_of(self._routing_secret, options.pop("prompt_cache_key", None), prompt)
+        request = request_of(options)
+        request.model, request.min_trust = model, max(self._floor, request.min_trust)
+        seconds = self._timeout if timeout is None else timeout
+        return self._reply(Question(prompt, request, seconds, self._prefix_salt, key))
 
     async def __aenter__(self) -> Self:
         return self
@@ -272,12 +251,12 @@ class AsyncClient(Asks[AsyncReply]):
         while True:
             try:
                 view = await self._view(fresh=attempts.retrying)
-                model = view.deployment(question.model)
+                model = view.deployment(question.request.model)
                 if view.absent(model):
-                    seconds = question.deadline_ms / 1e3 or attempts.seconds_left
-                    await self.load(
-                        model, keep_alive=question.keep_alive, within=min(seconds, attempts.seconds_left)
-                    )
+                    asked = question.request
+                    seconds = min(asked.deadline_ms / 1e3 or math.inf, attempts.seconds_left)
+                    keep_alive = asked.keep_alive if asked.HasField("keep_alive") else None
+                    await self.load(model, keep_alive=keep_alive, within=seconds)
                     view = await self._view(fresh=True)
             except SealringError as error:
                 await asyncio.sleep(attempts.pause_after(error))

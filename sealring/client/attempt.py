@@ -108,7 +108,7 @@ class Attempt:
 
         self._question = question
         self._started = self._finished = False
-        self._answers = answers or [Answered() for _ in range(question.choices)]
+        self._answers = answers or [Answered() for _ in range(question.request.choices)]
         for answer in self._answers:
             if answer.reason is None:
                 answer.go_back()
@@ -128,8 +128,8 @@ class Attempt:
         info = RequestInfo(ring.deployment, secrets.token_bytes(REQUEST_ID_BYTES), expires, roster.hash)
         body = inference.SealedPrompt(
             prompt=prompt,
-            max_tokens=question.max_tokens,
-            min_trust=question.min_trust,
+            max_tokens=question.request.max_tokens,
+            min_trust=question.request.min_trust,
             prefix_salt=question.prefix_salt,
             choices=len(self._asked),
         )
@@ -138,17 +138,16 @@ class Attempt:
         sealed_for = inference.SealedFor(
             ring=ring.id, request_id=info.request_id, expires=expires, roster_hash=roster.hash
         )
-        self.request = inference.GenerateRequest(
-            model=ring.deployment,
-            request_id=info.request_id.hex(),
-            envelope=inference.Envelope(sealed=sealed, sealed_for=sealed_for),
-            max_tokens=question.max_tokens,
-            min_trust=question.min_trust,
-            choices=len(self._asked),
-            priority=question.priority,
-            deadline_ms=question.deadline_ms,
-            attempts=attempts,
-            keep_alive=question.keep_alive,
+        self.request = inference.GenerateRequest()
+        self.request.CopyFrom(question.request)
+        self.request.MergeFrom(
+            inference.GenerateRequest(
+                model=ring.deployment,
+                request_id=info.request_id.hex(),
+                envelope=inference.Envelope(sealed=sealed, sealed_for=sealed_for),
+                choices=len(self._asked),
+                attempts=attempts,
+            )
         )
 
     def take(self, response: inference.GenerateResponse) -> Delta | None:
@@ -258,7 +257,7 @@ class Attempt:
         """The gateway may end a reply itself only where memory sets the limit: with max_tokens 0."""
         one = inference.FinishedChoice(reason=finished.reason, completion_tokens=finished.completion_tokens)
         ends = list(finished.choices) or [one]
-        if self._question.max_tokens or len(ends) != len(self._asked):
+        if self._question.request.max_tokens or len(ends) != len(self._asked):
             raise _cut_off()
         for choice, end in zip((self._answers[number] for number in self._asked), ends, strict=True):
             if choice.reason is not None:
@@ -291,7 +290,7 @@ class Attempts:
         self._clock = clock
         self._deadline = clock() + question.timeout
         self._avoid: set[str] = set()
-        self._answers = [Answered() for _ in range(question.choices)]
+        self._answers = [Answered() for _ in range(question.request.choices)]
         self._count = 0  # attempts in a row that brought nothing
         self._failed = 0  # of these, and of those that did not get as far as a ring
         self._told = 0  # of these, as the gateways count them
@@ -323,8 +322,10 @@ class Attempts:
         Raises NotFound, FailedPrecondition (TRUST_BELOW_FLOOR), InvalidInput.
         """
         question = self._question
-        model = model or question.model
-        chosen = choose_ring(roster, model, question.min_trust, loads, question.routing_key, self._avoid)
+        model = model or question.request.model
+        chosen = choose_ring(
+            roster, model, question.request.min_trust, loads, question.routing_key, self._avoid
+        )
         ring = Ring.from_roster(chosen, roster)
         self._on_ring(ring)
         attempt = Attempt(question, roster, ring, self.seconds_left, self._answers, self._told)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.options import SamplingOptions
-from sealring.mesh.prompt.validate import validate_numbers, validate_prompt, validate_prompt_cache_key
+from sealring.mesh.prompt.validate import validate_prompt, validate_prompt_cache_key
 from sealring.mesh.ring.routing import routing_key
 from sealring.v1 import inference_pb2 as inference
 
@@ -22,37 +22,22 @@ Messages = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True, repr=False)
 class Question:
-    """A prompt and how to answer it. `max_tokens` 0: as many as the context holds. `timeout` in seconds.
+    """A prompt and how to answer it. `timeout` in seconds.
 
-    `priority` and `deadline_ms` are GenerateRequest's: where it waits among this client's other questions.
+    `request` has the model that was asked for and the numbers of the request (mesh/prompt/numbers.py).
     `prefix_salt` is secret: prompts sealed with the same one may share kept prefixes at the head.
-    `routing_key` is the key by which the ring is chosen (mesh.prompt.routing), or empty; it stays here.
-    `keep_alive` is GenerateRequest's, or None.
+    `routing_key` is the key by which the ring is chosen (mesh.ring.routing), or empty; it stays here.
     """
 
     prompt: inference.Prompt
-    model: str
-    max_tokens: int
-    min_trust: int
+    request: inference.GenerateRequest
     timeout: float
     prefix_salt: bytes
-    priority: int = 0
-    deadline_ms: int = 0
-    choices: int = 1
     routing_key: bytes = b""
-    keep_alive: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput: BAD_MAX_TOKENS, BAD_CHOICES, BAD_MIN_TRUST, BAD_PRIORITY, BAD_DEADLINE,
-        BAD_TIMEOUT, and those of validate_prompt."""
+        """Raises InvalidInput: BAD_TIMEOUT, and those of validate_prompt."""
         validate_prompt(self.prompt)
-        validate_numbers(
-            max_tokens=self.max_tokens,
-            min_trust=self.min_trust,
-            priority=self.priority,
-            deadline_ms=self.deadline_ms,
-            n=self.choices,
-        )
         if not 0 < self.timeout <= MAX_TIMEOUT_SECONDS:
             raise InvalidInput(
                 "timeout is out of bounds",

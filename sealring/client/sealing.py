@@ -12,6 +12,7 @@ from sealring.edge.inference.service import model_not_found
 from sealring.edge.metrics import Metrics
 from sealring.mesh.errors import InvalidInput, Unavailable
 from sealring.mesh.names import served_name
+from sealring.mesh.prompt.numbers import numbers_of
 from sealring.v1 import inference_pb2 as inference
 
 _REASONS = {"stop": inference.FINISH_REASON_STOP, "length": inference.FINISH_REASON_LENGTH}
@@ -38,13 +39,8 @@ class SealingBackend:
         reply = self._client.ask(
             request.envelope.clear,
             model=request.model,
-            max_tokens=request.max_tokens,
-            min_trust=request.min_trust,
-            priority=request.priority,
-            deadline_ms=request.deadline_ms,
-            n=request.choices or 1,
             prompt_cache_key=request.prompt_cache_key if request.HasField("prompt_cache_key") else None,
-            keep_alive=request.keep_alive if request.HasField("keep_alive") else None,
+            **numbers_of(request),
         )
         begun = False
         async with contextlib.aclosing(reply):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypedDict
+from typing import Literal, TypeAlias
 
+from sealring.mesh.prompt.numbers import RequestNumbers
 from sealring.mesh.prompt.options import SamplingOptions
 from sealring.mesh.roster import model as rosters
 from sealring.v1 import inference_pb2 as inference
@@ -187,26 +188,13 @@ def _member(place: rosters.RingMember, member: rosters.RosterMember) -> Member:
     return Member(place.id, place.rank, place.layers, member.trust, str(member.level))
 
 
-class RequestOptions(TypedDict, total=False):
+class RequestOptions(RequestNumbers, total=False):
     """The model, the bounds and the place in the queue of a question."""
 
     model: str
     """The deployment's name; empty for the only one."""
-    max_tokens: int
-    """The most tokens of the answer; 0: as many as the context holds."""
-    min_trust: int
-    """0 to 30: a ring with a member that scores less gets nothing."""
     timeout: float | None
     """Seconds, at most 3600; None: the client's."""
-    n: int
-    """The number of answers, at most 8."""
-    priority: int
-    """-10 to 10, the lower the earlier among this client's questions."""
-    deadline_ms: int
-    """The answer begins within this time or is refused; 0: no deadline."""
-    keep_alive: int | None
-    """Seconds without a request after which a model on demand is unloaded; 0: at once, below 0: never. None:
-    as it was deployed."""
     prompt_cache_key: str | None
     """Questions with the same key go to the same ring, unless it is too busy. None: the key is derived from
     the beginning of the conversation; empty: the least busy ring answers. The key stays in this process."""

@@ -29,8 +29,14 @@ RING = Ring.from_roster(CLUSTER.roster.rings[0], CLUSTER.roster)
 
 
 def question(**changes: Any) -> Question:
-    fields = {"model": "demo", "max_tokens": 50, "min_trust": 0, "timeout": 60.0, "prefix_salt": b"salt"}
-    return Question(prompt=text_prompt("hello"), **{**fields, **changes})
+    request = inference.GenerateRequest(model="demo", max_tokens=50, choices=1)
+    own: dict[str, Any] = {"prompt": text_prompt("hello"), "timeout": 60.0, "prefix_salt": b"salt"}
+    for name, value in changes.items():
+        if name in inference.GenerateRequest.DESCRIPTOR.fields_by_name:
+            setattr(request, name, value)
+        else:
+            own[name] = value
+    return Question(request=request, **own)
 
 
 def attempt_and_answer(**changes: Any) -> tuple[Attempt, list[inference.GenerateResponse]]:

@@ -77,8 +77,8 @@ def test_the_floor_comes_before_the_key() -> None:
         assert ring.id == "demo-4"
 
 
-def question(key: bytes, **fields: int) -> Question:
-    return Question(text_prompt("x"), "demo", 0, 0, 5.0, b"salt", routing_key=key, **fields)
+def question(key: bytes) -> Question:
+    return Question(text_prompt("x"), inference.GenerateRequest(model="demo", choices=1), 5.0, b"salt", key)
 
 
 @pytest.mark.parametrize("key", [key_of(1), b""])

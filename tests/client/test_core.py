@@ -69,9 +69,9 @@ def test_the_higher_floor_holds() -> None:
         with pytest.raises(InvalidInput) as caught:
             client(min_trust=floor)
         assert caught.value.reason == "BAD_MIN_TRUST"
-    assert client(min_trust=MAX_SCORE).chat(MESSAGES).min_trust == MAX_SCORE
+    assert client(min_trust=MAX_SCORE).chat(MESSAGES).request.min_trust == MAX_SCORE
     asked = client(min_trust=10)
-    assert [asked.chat(MESSAGES, min_trust=one).min_trust for one in (0, 10, 20)] == [10, 10, 20]
+    assert [asked.chat(MESSAGES, min_trust=one).request.min_trust for one in (0, 10, 20)] == [10, 10, 20]
 
 
 def test_a_call_may_have_a_time_of_its_own() -> None:
@@ -89,13 +89,14 @@ def test_a_question_is_what_was_asked(kind: str) -> None:
         "n": 2,
         "priority": -3,
         "deadline_ms": 9,
+        "keep_alive": 0,
         "prompt_cache_key": "thread",
         "temperature": 0.5,
     }
     ask = (lambda **rest: asked.chat(MESSAGES, **rest)) if kind == "chat" else asked_text(asked)
     first, second = ask(**options), ask(**options | {"prompt_cache_key": "another"})
-    assert (first.model, first.max_tokens, first.priority, first.deadline_ms) == ("demo", 5, -3, 9)
-    assert first.choices == 2
+    numbers = {"max_tokens": 5, "choices": 2, "priority": -3, "deadline_ms": 9, "keep_alive": 0}
+    assert first.request == inference.GenerateRequest(model="demo", **numbers)
     assert first.prompt.sampling.temperature == 0.5
     assert len(first.prefix_salt) == 32
     assert first.prefix_salt == second.prefix_salt != client().chat(MESSAGES).prefix_salt
@@ -117,8 +118,13 @@ def test_a_roster_is_fetched_again_after_a_while() -> None:
 def test_what_is_left_out_asks_for_nothing() -> None:
     asked = client()
     for plain in (asked.chat(MESSAGES), asked.complete("hello"), asked.ask(text_prompt("hello"))):
-        assert (plain.model, plain.max_tokens, plain.min_trust, plain.timeout) == ("", 0, 0, 600.0)
-        assert (plain.choices, plain.priority, plain.deadline_ms, plain.routing_key) == (1, 0, 0, b"")
+        assert plain.request == inference.GenerateRequest(choices=1)
+        assert (plain.timeout, plain.routing_key) == (600.0, b"")
+
+
+def test_a_number_that_there_is_not_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="prioriti"):
+        client().ask(text_prompt("hello"), prioriti=1)
 
 
 def asked_text(asked: Any) -> Any:

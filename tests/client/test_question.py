@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from sealring.client.question import MAX_TIMEOUT_SECONDS, Question, set_sampling, text_prompt
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.options import MAX_TOKENS, SamplingOptions
-from sealring.mesh.prompt.validate import MAX_DEADLINE_MS, MAX_PRIORITY
-from sealring.mesh.ring.composition import MAX_CHOICES
-from sealring.mesh.trust.levels import MAX_SCORE
+from sealring.mesh.prompt.numbers import request_of
+from sealring.mesh.prompt.options import SamplingOptions
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -78,46 +77,13 @@ def test_an_option_that_there_is_not_is_a_type_error() -> None:
         sampling_of(temprature=1.0)
 
 
-def test_where_a_question_waits_reaches_the_request_or_is_refused() -> None:
-    def question(**fields: int) -> Question:
-        return Question(text_prompt("x"), "m", 0, 0, 5.0, b"", **fields)
-
-    assert question(priority=-10, deadline_ms=3).priority == -10
-    for fields, reason in (
-        ({"priority": 11}, "BAD_PRIORITY"),
-        ({"deadline_ms": -1}, "BAD_DEADLINE"),
-        ({"deadline_ms": 86_400_001}, "BAD_DEADLINE"),
-    ):
-        with pytest.raises(InvalidInput) as caught:
-            question(**fields)
-        assert caught.value.reason == reason
+@pytest.mark.parametrize("timeout", [1e-9, MAX_TIMEOUT_SECONDS])
+def test_a_question_may_take_up_to_an_hour(timeout: float) -> None:
+    assert Question(text_prompt("x"), request_of({}), timeout, b"").timeout == timeout
 
 
-@pytest.mark.parametrize(
-    ("field", "least", "most"),
-    [
-        ("max_tokens", 0, MAX_TOKENS),
-        ("choices", 1, MAX_CHOICES),
-        ("min_trust", 0, MAX_SCORE),
-        ("priority", -MAX_PRIORITY, MAX_PRIORITY),
-        ("deadline_ms", 0, MAX_DEADLINE_MS),
-        ("timeout", 1e-9, MAX_TIMEOUT_SECONDS),
-    ],
-)
-def test_numbers_of_a_question_go_from_their_least_to_their_most(
-    field: str, least: float, most: float
-) -> None:
-    def asked(value: float) -> Question:
-        fields: dict[str, Any] = {"max_tokens": 1, "min_trust": 0, "timeout": 1.0, field: value}
-        return Question(text_prompt("x"), "", prefix_salt=b"", **fields)
-
-    for value in (least, most):
-        assert getattr(asked(value), field) == value
-    for value in (least - 1, most + 1):
-        with pytest.raises(InvalidInput):
-            asked(value)
-
-
-def test_what_a_question_does_not_say_asks_for_nothing() -> None:
-    plain = Question(text_prompt("x"), "demo", 0, 0, 5.0, b"salt")
-    assert (plain.priority, plain.deadline_ms, plain.choices, plain.routing_key) == (0, 0, 1, b"")
+@pytest.mark.parametrize("timeout", [0.0, -1.0, MAX_TIMEOUT_SECONDS + 1, math.nan])
+def test_any_other_time_is_refused(timeout: float) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Question(text_prompt("x"), request_of({}), timeout, b"")
+    assert caught.value.reason == "BAD_TIMEOUT"

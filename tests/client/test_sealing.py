@@ -48,10 +48,11 @@ async def asked(**fields: Any) -> dict[str, Any]:
     return dict(stand_in.asked)
 
 
-async def test_who_says_nothing_of_choices_gets_one() -> None:
-    plain = await asked()
-    assert (plain["n"], plain["prompt_cache_key"], plain["model"]) == (1, None, "demo")
-    assert (await asked(choices=3))["n"] == 3
+async def test_all_that_is_asked_reaches_the_client() -> None:
+    assert await asked() == {"model": "demo", "prompt_cache_key": None}
+    numbers = {"max_tokens": 9, "min_trust": 3, "priority": -2, "deadline_ms": 7, "keep_alive": 0}
+    found = await asked(choices=3, **numbers)
+    assert found == {"model": "demo", "prompt_cache_key": None, "n": 3} | numbers
     assert (await asked(prompt_cache_key=""))["prompt_cache_key"] == ""
 
 

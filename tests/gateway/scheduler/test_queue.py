@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sealring.gateway.scheduler.queue import AHEAD_SECONDS, STEP_SECONDS, WINDOW, FairQueue, Pace, retry_after
 from sealring.gateway.scheduler.request import Request
-from sealring.mesh.prompt.validate import MAX_PRIORITY
+from sealring.mesh.prompt.numbers import MAX_PRIORITY
 from sealring.v1 import inference_pb2 as inference
 
 
