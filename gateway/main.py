@@ -22,6 +22,7 @@ from sealring.gateway.rings.members import Members
 from sealring.gateway.rings.rings import Rings
 from sealring.gateway.rings.watch import Watch
 from sealring.gateway.settings import GatewaySettings
+from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
 from sealring.mesh.member.introduction import Introduction
@@ -47,11 +48,14 @@ async def run(settings: GatewaySettings) -> None:
     await run_enrolled(settings.state_dir, lambda stop: serve(settings, stop))
 
 
-async def serve(settings: GatewaySettings, stop: asyncio.Event) -> None:
-    """The gateway, until `stop` is set. Raises as `run`, and PermissionDenied (REMOVED)."""
+async def serve(settings: GatewaySettings, stop: asyncio.Event, *, clock: Clock = wall_clock) -> None:
+    """The gateway, until `stop` is set. `clock` tells when a roster has expired.
+
+    Raises as `run`, and PermissionDenied (REMOVED).
+    """
     state, signer = load_gateway(settings.state_dir)
     store = TlsStore(state.tls)
-    keeper = RosterKeeper(settings.state_dir, state)
+    keeper = RosterKeeper(settings.state_dir, state, clock=clock)
     keeper.load()
     metrics = Metrics()
     identity = Credentials(state.peer.cluster, state.peer.id, by_identity(signer), lambda: keeper.held)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.gateway.main import serve
 from sealring.gateway.settings import GatewaySettings
-from sealring.mesh.clock import SKEW_SECONDS
+from sealring.mesh.clock import SKEW_SECONDS, Clock, wall_clock
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.member.state import ROSTER, load_machine_state
 from sealring.mesh.pki.root import encode_chain
@@ -75,7 +76,7 @@ def ask(text: str, **fields: Any) -> inference.GenerateRequest:
 
 
 @contextlib.asynccontextmanager
-async def running(cluster: Any, **settings: Any) -> AsyncIterator[Running]:
+async def running(cluster: Any, clock: Clock = wall_clock, **settings: Any) -> AsyncIterator[Running]:
     http_port, grpc_port = free_port(), free_port()
     chosen = GatewaySettings(
         state_dir=cluster.state_dir,
@@ -85,7 +86,7 @@ async def running(cluster: Any, **settings: Any) -> AsyncIterator[Running]:
         **settings,
     )
     stop = asyncio.Event()
-    task = asyncio.create_task(serve(chosen, stop))
+    task = asyncio.create_task(serve(chosen, stop, clock=clock))
     async with (
         grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=PATIENCE_SECONDS) as http,
@@ -267,12 +268,13 @@ async def test_a_ring_that_leaves_the_roster_is_left(cluster: Any) -> None:
 async def test_an_expired_roster_is_a_pause(cluster: Any) -> None:
     """For what streamed as for what came meanwhile; nothing is computed until it is renewed."""
     said = " ".join(f"w{number}" for number in range(400))
-    async with running(cluster) as gateway:
+    ahead = 0.0
+    async with running(cluster, clock=lambda: time.time() + ahead) as gateway:
         await gateway.ready()
         cluster.ring.hold = True
         streaming = asyncio.create_task(gateway.ask(said))
         await until(lambda: len(cluster.ring.answers) == 1)
-        cluster.publish(ago=600 + SKEW_SECONDS - 4)
+        ahead = 600.0 + SKEW_SECONDS
         await gateway.ready(0)
         later = asyncio.create_task(gateway.ask("came later"))
         cluster.ring.next_epoch()
@@ -281,6 +283,7 @@ async def test_an_expired_roster_is_a_pause(cluster: Any) -> None:
         done, _ = await asyncio.wait((streaming, later), timeout=0.5)
         assert not done
         assert not any(cluster.ring.steps.values())
+        ahead = 0.0
         cluster.publish()
         assert (await streaming)[0].split() == said.split()
         assert (await later)[0] == "came later "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,14 +40,6 @@ class EnclaveStandIn(SoftwareSigner):
     """Says that its key is in an enclave, which is all that a coordinator can see of one."""
 
     key_type = KeyType.SECURE_ENCLAVE
-
-
-@pytest.fixture
-async def quick(start_cluster: Callable[..., Awaitable[Cluster]]) -> AsyncIterator[Cluster]:
-    """Challenges every second, half a second to answer."""
-    running = await start_cluster(challenge_interval=1, challenge_timeout=0.5)
-    yield running
-    await running.close()
 
 
 async def eventually(check: Callable[[], bool], seconds: float = 200) -> None:
@@ -99,20 +91,29 @@ def trust_of(cluster: Cluster, node: FakeNode) -> tuple[TrustLevel, int]:
     return listed.level, listed.trust
 
 
-async def test_a_session_begins_with_a_challenge_and_more_follow(quick: Cluster) -> None:
-    node = await quick.node("alpha")
-    await eventually(lambda: count(node) >= 3)
-    assert enrolled(quick, node)
-    nonces = {message.challenge.nonce for message in node.messages if message.HasField("challenge")}
-    assert len(nonces) == count(node)
-    assert {len(nonce) for nonce in nonces} == {32}
+async def test_a_session_begins_with_a_challenge_and_more_follow(
+    start_cluster: Callable[..., Awaitable[Cluster]],
+) -> None:
+    cluster = await start_cluster(challenge_interval=1)
+    try:
+        node = await cluster.node("alpha")
+        await eventually(lambda: count(node) >= 3)
+        nonces = {message.challenge.nonce for message in node.messages if message.HasField("challenge")}
+        assert len(nonces) == count(node)
+        assert {len(nonce) for nonce in nonces} == {32}
+        assert enrolled(cluster, node)
+    finally:
+        await cluster.close()
 
 
-async def test_when_it_was_challenged_stands_in_the_next_roster(quick: Cluster) -> None:
-    node = await quick.node("alpha")
+async def test_when_it_was_challenged_stands_in_the_next_roster(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
+    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
     first = node.roster.member(node.id).challenged_at
-    await eventually(lambda: count(node) >= 4)
-    quick.coordinator.publisher.publish()
+    await eventually(lambda: time.time() >= first + 1)
+    await challenge(cluster, node)
+    await eventually(lambda: not cluster.coordinator.challenges.open)
+    cluster.coordinator.publisher.publish()
     await eventually(lambda: node.roster.member(node.id).challenged_at > first)
     assert node.roster.member(node.id).attested_at <= first
 
@@ -272,28 +273,38 @@ async def test_a_poorer_posture_lowers_level_and_score_at_once_and_comes_back(
     await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20))
 
 
-async def test_three_silent_failures_are_out(quick: Cluster) -> None:
-    node = await quick.node("alpha")
-    await node.wait_for("challenge")
-    node.answers = False
+async def test_three_silent_failures_are_out(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
+    await quiet(cluster, node)
+    for failed in range(3):
+        assert (enrolled(cluster, node), failures(cluster, node)) == (True, failed)
+        await unanswered(cluster, node)
+        overlook(cluster, node)
     error = await node.wait_closed()
     assert error is not None
     assert (error.reason, "SILENT" in error.hint) == ("EVICTED", True)
-    assert count(node) == 4
-    assert not enrolled(quick, node)
+    assert not enrolled(cluster, node)
 
 
-async def test_an_answer_in_between_forgives_two_failures(quick: Cluster) -> None:
-    node = await quick.node("alpha")
-    await node.wait_for("challenge")
+async def test_an_answer_in_between_forgives_two_failures(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
     for _ in range(2):
-        node.answers = False
-        before = count(node)
-        await eventually(lambda seen=before: count(node) == seen + 2)  # type: ignore[misc]
-        await eventually(lambda: failures(quick, node) == 2)
+        await quiet(cluster, node)
+        for _ in range(2):
+            await unanswered(cluster, node)
+            overlook(cluster, node)
+        assert failures(cluster, node) == 2
         node.answers = True
-        await eventually(lambda: failures(quick, node) == 0)
-    assert enrolled(quick, node)
+        await challenge(cluster, node)
+        await eventually(lambda: failures(cluster, node) == 0)
+    assert enrolled(cluster, node)
+
+
+def overlook(cluster: Cluster, node: FakeNode) -> None:
+    """Looks at the open challenge until it has failed."""
+    before = failures(cluster, node)
+    while failures(cluster, node) == before:
+        cluster.coordinator.challenges.look()
 
 
 def failures(cluster: Cluster, node: FakeNode) -> int:
@@ -332,18 +343,20 @@ async def test_a_forged_answer_cannot_get_a_member_evicted_at_once(cluster: Clus
     assert enrolled(cluster, node)
 
 
-async def test_an_answer_to_another_challenge_is_no_answer(quick: Cluster) -> None:
-    node = await quick.node("alpha")
-    await quiet(quick, node)
-    first = await unanswered(quick, node)
-    await eventually(lambda: failures(quick, node) == 1)
-    await node.send(challenge_answer=node.answer(first))
-    second = await unanswered(quick, node)
-    for nonce in (first, bytes(32)):
-        await node.send(challenge_answer=node.answer(nonce))
-    await eventually(lambda: failures(quick, node) == 2)
+async def test_an_answer_to_another_challenge_is_no_answer(cluster: Cluster) -> None:
+    node = await cluster.node("alpha")
+    await quiet(cluster, node)
+    first = await unanswered(cluster, node)
+    overlook(cluster, node)
+    with structlog.testing.capture_logs() as logs:
+        await node.send(challenge_answer=node.answer(first))
+        second = await unanswered(cluster, node)
+        for nonce in (first, bytes(32)):
+            await node.send(challenge_answer=node.answer(nonce))
+        await eventually(lambda: [one["event"] for one in logs].count("challenge_answered_late") == 3)
+    assert (len(cluster.coordinator.challenges.open), failures(cluster, node)) == (1, 1)
     assert first != second
-    assert enrolled(quick, node)
+    assert enrolled(cluster, node)
 
 
 async def quiet(cluster: Cluster, node: FakeNode) -> None:
