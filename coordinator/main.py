@@ -132,7 +132,7 @@ class Coordinator:
             sessions.roster_published,
             watchers.roster_published,
             lambda roster: rings.sync(),
-            lambda roster: on_demand.changed(),
+            lambda roster: on_demand.stored(),
         ]
         self.tls = TlsStore(
             keys.server_material(settings.hosts(), lifetime=settings.certificate_lifetime, now=clock())

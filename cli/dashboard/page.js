@@ -110,7 +110,9 @@ function ringCard(deployment, ring) {
   const tensor = deployment.plan.spec.clear_links && !planned?.pipeline;
   const links = [...new Set(ring.links.map((one) => one.suite))].join(", ") +
     (tensor ? "; WHAT LAYERS ADD UP IS IN CLEAR" : "");
-  card.append(title, make("span", ring.phase, ring.phase), make("span", ` ${epoch} `));
+  const slowest = ring.progress.reduce((least, one) => (one.fraction < least.fraction ? one : least), ring.progress[0]);
+  const phase = slowest ? `${ring.phase}, ${slowest.what} ${Math.floor(100 * slowest.fraction)} %` : ring.phase;
+  card.append(title, make("span", phase, ring.phase), make("span", ` ${epoch} `));
   card.append(make("div", `ring ${ring.ring}${links ? `, links ${links}` : ""}`, "small"));
   if (ring.phase === "serving" && ring.reason) card.append(make("div", `last change: ${ring.reason}`, "small"));
   const stages = make("div", "", "stages");

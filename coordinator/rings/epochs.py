@@ -168,6 +168,16 @@ class RingEpochs:
         forming = self._epoch if self.phase in (Phase.PREPARING, Phase.COMMITTING) else None
         return dict(forming.progress) if forming else {}
 
+    @property
+    def loaded(self) -> float:
+        """The share of its weights that the slowest member has loaded for the epoch that forms, 0 to 1."""
+        forming = self._epoch
+        if forming is None:
+            return 0.0
+        shares = {member: share for member, (_, share) in forming.progress.items()}
+        shares |= dict.fromkeys(forming.prepared, 1.0)
+        return min(shares.get(member, 0.0) for member in self.members)
+
     def deadline(self) -> float | None:
         """The time of the next `tick` that has work, or None."""
         if self.phase is Phase.WAITING:

@@ -283,8 +283,10 @@ class Loads:
         return load.took if load.phase is Phase.NOT_LOADED else 0.0
 
     def expires(self, name: str) -> float:
-        """When it is unloaded unless it is used; inf if it is not."""
+        """When it is unloaded unless it is used, or since when it is being unloaded; inf if it is neither."""
         load = self.models[name]
+        if load.phase is Phase.YIELDING:
+            return load.since
         return load.used + load.keep_alive if load.phase in (Phase.LOADING, Phase.LOADED) else math.inf
 
     def keep_all(self, name: str, now: float) -> None:

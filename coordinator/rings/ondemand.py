@@ -39,6 +39,9 @@ _FAILURES = 2
 _SHOWN_SECONDS = 10
 """Steps of the times that gateways are told: they change with every request and every second."""
 
+_SHOWN_PERCENT = 5
+"""Steps of the progress that gateways are told."""
+
 _PHASES = {
     Phase.NOT_LOADED: membership_pb2.LOAD_PHASE_NOT_LOADED,
     Phase.WAITING: membership_pb2.LOAD_PHASE_WAITING,
@@ -74,6 +77,7 @@ class OnDemand:
         self._awake = awake
         self._changed = asyncio.Event()
         self._known: list[StoredDeployment] = []
+        self._stale = True  # `_known` is older than what is stored
         self._asked: dict[str, dict[Outbox[WatchResponse], int]] = {}  # by model and stream
         self._newest: dict[str, Outbox[WatchResponse]] = {}  # the stream of each model's newest request
         self._placed: dict[str, float] = {}  # since when a load of this run has missed no member
@@ -97,10 +101,15 @@ class OnDemand:
         """Has `run` look again."""
         self._changed.set()
 
+    def stored(self) -> None:
+        """Has `run` look again, at deployments that may have changed."""
+        self._stale = True
+        self._changed.set()
+
     async def look(self) -> None:
         """Takes in what has happened, unloads idle models, and begins to place one that waits."""
         now = self._awake()
-        self.loads.sync(self._deployed(), now)
+        self._sync(now)
         for name in list(self.loads.models):
             self._hear(name, now)
             if self.loads.models[name].phase is Phase.LOADING:
@@ -128,9 +137,17 @@ class OnDemand:
             waiting=load.heard.waiting,
         )
 
+    def _sync(self, now: float) -> None:
+        self.loads.sync(self._deployed(), now)
+        for name in self._asked.keys() - self.loads.models.keys():
+            del self._asked[name]
+            self._newest.pop(name, None)
+            self._placed.pop(name, None)
+
     def _deployed(self) -> dict[str, tuple[Policy, bool]]:
-        """Reads the stored deployments. Those on demand, each with its policy and whether it has rings."""
-        self._known = self._store.deployments.all()
+        """The stored deployments on demand, each with its policy and whether it has rings."""
+        if self._stale:
+            self._known, self._stale = self._store.deployments.all(), False
         found = (one for one in self._known if one.plan.spec.on_demand)
         return {one.name: (policy_of(one.plan.spec), bool(one.plan.rings)) for one in found}
 
@@ -151,8 +168,9 @@ class OnDemand:
         newer = [stream for stream, one in known.items() if one.asked > before.get(stream, one.asked)]
         if newer:
             self._newest[name] = newer[-1]
-        stream = self._newest.get(name)
-        newest = known.get(stream) if stream is not None else None
+        newest = known.get(self._newest[name]) if name in self._newest else None
+        if newest is None:
+            self._newest.pop(name, None)  # its gateway has gone
         keep_alive: float | None = None
         if newest is not None and newest.HasField("keep_alive"):
             keep_alive = float(newest.keep_alive) if newest.keep_alive >= 0 else math.inf
@@ -279,7 +297,7 @@ class OnDemand:
             return
         now = self._awake()
         self._placed[name] = now
-        self.loads.sync(self._deployed(), now)
+        self._sync(now)
         if name in self.loads.models:
             self.loads.placed(name, [one for one in freed if one in self.loads.models], now)
         log.info("model_placed", deployment=name, unloaded=freed)
@@ -307,9 +325,6 @@ class OnDemand:
     def _states(self) -> Iterator[ModelState]:
         for one in self._known:
             spec, profile = one.plan.spec, one.plan.profile
-            load = self.loads.models.get(one.name)
-            if load is None and not spec.aliases:
-                continue
             state = ModelState(
                 deployment=one.name,
                 aliases=spec.aliases,
@@ -317,10 +332,18 @@ class OnDemand:
                 model_type=profile.model_type,
                 context=spec.context,
                 memory=sum(profile.layer_bytes) + profile.embed_bytes + profile.head_bytes,
+                digest=profile.digest,
+                progress=self._progress(one),
             )
-            if load is not None:
+            if (load := self.loads.models.get(one.name)) is not None:
                 self._add_load(state, load)
             yield state
+
+    def _progress(self, deployment: StoredDeployment) -> int:
+        """Percent that the slowest member of the rings that form has loaded; 0 if none forms."""
+        running = (self._table.running.get(ring.ring) for ring in deployment.plan.rings)
+        shares = [one.machine.loaded for one in running if one and one.machine.phase is RingPhase.PREPARING]
+        return int(min(shares, default=0.0) * 100) // _SHOWN_PERCENT * _SHOWN_PERCENT
 
     def _add_load(self, state: ModelState, load: Load) -> None:
         state.phase, state.reason = _PHASES[load.phase], load.reason

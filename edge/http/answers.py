@@ -217,10 +217,10 @@ class EventStream(Response):
 class _Writer:
     """Sends parts of a body; raises Cancelled where the client does not take one for `SEND_SECONDS`.
 
-    A timer sends `ping`, if there is any, whenever nothing was sent for `PING_SECONDS`.
+    A timer sends `ping` whenever nothing was sent for `PING_SECONDS`.
     """
 
-    def __init__(self, send: Send, ping: bytes = b"") -> None:
+    def __init__(self, send: Send, ping: bytes) -> None:
         self._send = send
         self._ping = ping
         self._pinging: asyncio.Task[None] | None = None
@@ -256,7 +256,7 @@ class _Writer:
         left = self._last + PING_SECONDS - now
         if left <= 0:
             left, self._last = PING_SECONDS, now
-            if self._ping and not self.watch.sending:
+            if not self.watch.sending:
                 self._pinging = self.loop.create_task(self.send_ping())
         self.beat = self.loop.call_later(left, self.keep_alive)
 

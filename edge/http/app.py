@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sealring.api import described
-from sealring.api.answers import Asked, Loading, model_object
+from sealring.api.answers import Asked, model_object
 from sealring.api.anthropic import ask_count, ask_messages
 from sealring.api.chat import ask_chat
 from sealring.api.completions import ask_completion
@@ -106,10 +106,6 @@ class Edge:
     async def ask(self, request: Request, ask: Ask) -> Response:
         """Answers one API's question, which `ask` reads from the body."""
         body, asked = await self._read(request, lambda body, number: (body, ask(body, number)))
-        if isinstance(asked, Loading):
-            loading = self._backend.load_model(asked.model, asked.keep_alive)
-            await unless_disconnected(request.receive, loading)
-            return _json(asked.answer)
         try:
             return await self._answered(request, asked, body)
         except SealringError as error:
@@ -118,7 +114,7 @@ class Edge:
     async def _answered(self, request: Request, asked: Asked, body: dict[str, Any]) -> Response:
         """The answer, or the stream that it comes in."""
         request.state.caller.claim(asked.choices)
-        events = self._answer(request, asked, body)
+        events = self._load(asked.request) if asked.loads else self._answer(request, asked, body)
         if asked.stream:
             stream = EventStream(events, asked, _headers)
             await stream.begin(request.receive)
@@ -147,6 +143,15 @@ class Edge:
             for one in (asked.request, *asked.others)
         ]
         return together(parts, asked.request.choices) if asked.others else parts[0]
+
+    async def _load(
+        self, asked: inference.GenerateRequest
+    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+        """The answer to a request that asks for no more than the model: it begins when the model is there."""
+        keep_alive = asked.keep_alive if asked.HasField("keep_alive") else None
+        await self._backend.load_model(asked.model, keep_alive)
+        yield inference.GenerateResponse(started=inference.Started(model=asked.model))
+        yield inference.GenerateResponse(finished=inference.Finished())
 
     async def count(self, request: Request) -> Response:
         """Counts the tokens of a prompt: the answer's first event has the number, or else its last one."""
@@ -211,7 +216,7 @@ class Edge:
         return Response(self._exposition(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
 
-Ask = Callable[[dict[str, Any], str], Asked | Loading]
+Ask = Callable[[dict[str, Any], str], Asked]
 
 
 def _asks(ask: Ask) -> Callable[[Edge, Request], Awaitable[Response]]:
@@ -252,6 +257,8 @@ def _openapi() -> str:
 
 
 def _headers(begin: inference.Started) -> dict[str, str]:
+    if not begin.ring:  # the model was loaded, and nobody has answered
+        return {}
     timings = CURRENT.get()
     segments = timings.header() if timings else ""
     return {

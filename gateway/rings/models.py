@@ -173,7 +173,8 @@ class Models:
         if state is None:
             return
         model.aliases.extend(state.aliases)
-        model.memory, model.reason = state.memory, state.reason
+        model.memory, model.reason, model.progress = state.memory, state.reason, state.progress
+        model.digest = model.digest or state.digest
         model.context = model.context or state.context
         model.model_type = model.model_type or state.model_type
         if self.absent(model.name):

@@ -135,6 +135,7 @@ class RingTable:
             rings=len(serving),
             rows=sum(ring.serving.max_rows for ring in serving if ring.serving),
             created=self._created.get(name, 0),
+            digest=next((ring.model_digest.hex() for ring in signed), ""),
             capabilities=next((ring.capabilities for ring in rings if ring.capabilities), ()),
         )
         self.models_named.describe(model)

@@ -64,22 +64,13 @@ class Asked:
     names: Mapping[str, str] = field(default_factory=dict)
     """The client's own names of fields that errors name (fields.renamed)."""
 
+    loads: bool = False
+    """It asks for the model to be loaded, or with a `keep_alive` of 0 unloaded, and for nothing else."""
+
     @property
     def choices(self) -> int:
         """Answers to all prompts."""
         return self.request.choices * (1 + len(self.others))
-
-
-@dataclass(frozen=True)
-class Loading:
-    """A request for nothing but that a model is there, and the answer where it is.
-
-    `keep_alive` is GenerateRequest's, or None; 0 asks for the model to be unloaded.
-    """
-
-    model: str
-    keep_alive: int | None
-    answer: dict[str, Any]
 
 
 class Renderer:
@@ -187,7 +178,9 @@ def model_object(model: inference.Model) -> dict[str, Any]:
         "rows": model.rows,
         "state": state_of(model),
         "aliases": list(model.aliases),
+        **({"digest": model.digest} if model.digest else {}),
         **({"reason": model.reason} if model.reason else {}),
+        **({"progress": model.progress / 100} if model.progress else {}),
         **({"expires": model.expires} if model.expires else {}),
     }
 

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import time
 from typing import Any
 
-from sealring.api.answers import Asked, Choice, Loading, Renderer, pieces, state_of
+from sealring.api.answers import Asked, Choice, Renderer, pieces, state_of
 from sealring.api.chat import ask_as_chat
 from sealring.api.errors import ollama_error
 from sealring.api.fields import (
     BOOKKEEPING,
+    Body,
     Rule,
     Rules,
     Translated,
     as_list,
     as_object,
     bad,
+    check_body,
     only,
     own,
     same,
     taken_as,
     translate,
 )
-from sealring.api.sampling import THINK
+from sealring.api.keep_alive import KeepAlive
+from sealring.api.sampling import THINK, clean
 from sealring.mesh.errors import SealringError
 from sealring.mesh.prompt.options import MAX_REPETITION_CONTEXT_SIZE
-from sealring.mesh.ring.limits import MAX_KEEP_ALIVE
 from sealring.v1 import inference_pb2 as inference
 
 _NEVER = "9999-12-31T23:59:59Z"
@@ -88,7 +89,7 @@ _BOTH: Rules = {
     "think": THINK,
     "format": taken_as("response_format", _form, ""),
     "options": Rule(parts=_OPTIONS, ignored_when=([],)),
-    "keep_alive": own(type=["number", "string", "null"]),
+    "keep_alive": taken_as("keep_alive"),
     "logprobs": only(False),
     "shift": BOOKKEEPING,  # a prompt that is too long is refused, whatever this one and the next one say
     "top_logprobs": only(0),
@@ -115,49 +116,32 @@ GENERATE: Rules = {
 """What becomes of the fields of `/api/generate`."""
 
 
-_DURATION = re.compile(r"(-?)((?:[0-9]{1,9}(?:\.[0-9]{1,9})?(?:ns|us|µs|ms|s|m|h))+|[0-9]{1,12})\Z", re.ASCII)
-_PART = re.compile(r"([0-9.]+)([a-zµ]*)")
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+class _Load(Body):
+    """What a request without a prompt asks for."""
+
+    model: str = ""
+    keep_alive: KeepAlive = None
 
 
-def keep_alive_of(value: _Object) -> int | None:
-    """Seconds of `keep_alive`, -1 for ever: a number of seconds, or a duration as Go writes it (`1h30m`).
-
-    Raises InvalidInput (`keep_alive`).
-    """
-    given = value.get("keep_alive")
-    if given is None:
-        return None
-    text = f"{given:f}s" if isinstance(given, float) else str(given)
-    found = _DURATION.match(text)
-    if isinstance(given, bool) or found is None:
-        raise bad("keep_alive", "it is neither a number of seconds nor a duration such as 5m")
-    if found[1]:
-        return -1
-    return round(
-        min(sum(float(count) * _UNITS[unit] for count, unit in _PART.findall(found[2])), MAX_KEEP_ALIVE)
-    )
-
-
-def ask_ollama_chat(value: _Object, request_id: str) -> Asked | Loading:
+def ask_ollama_chat(value: _Object, request_id: str) -> Asked:
     """Without messages it loads the model. Raises InvalidInput with `param`, which names the field."""
     chat = translate(value, CHAT)
     messages = as_list(value.get("messages") or [], "messages")
     if not messages:
-        return _loading(chat, value, "message")
+        return _loading(chat, value, request_id, "message")
     for at, one in enumerate(messages):
         _add_message(chat, one, f"messages[{at}]")
     return _asked(chat, value, request_id, "message")
 
 
-def ask_ollama_generate(value: _Object, request_id: str) -> Asked | Loading:
+def ask_ollama_generate(value: _Object, request_id: str) -> Asked:
     """A prompt in the model's chat template, with `system` before it; without one it loads the model.
 
     Raises InvalidInput with `param`, which names the field.
     """
     chat = translate(value, GENERATE)
     if not value.get("prompt") and not value.get("system"):
-        return _loading(chat, value, "response")
+        return _loading(chat, value, request_id, "response")
     if value.get("system"):
         chat.add_message({"role": "system", "content": value["system"]}, "system")
     chat.add_message({"role": "user", "content": value.get("prompt") or ""}, "prompt")
@@ -174,23 +158,23 @@ def _asked(chat: Translated, value: _Object, request_id: str, field: str) -> Ask
         chat.fields.pop("repetition_penalty", None)
     stream, now = value.get("stream"), time.monotonic_ns()
     asked = ask_as_chat(chat, request_id, lambda started: OllamaRenderer(started, field, now))
-    if (keep_alive := keep_alive_of(value)) is not None:
-        asked.request.keep_alive = keep_alive
     return dataclasses.replace(asked, stream=stream is None or bool(stream))
 
 
-def _loading(chat: Translated, value: _Object, field: str) -> Loading:
-    """A wish to load the model, or with a `keep_alive` of 0 to unload it, and the answer to it."""
-    name = chat.fields.get("model", "")
-    if not isinstance(name, str):
-        raise bad("model", "it is not a text")
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    keep_alive = keep_alive_of(value)
-    done = "unload" if keep_alive == 0 else "load"
-    said: _Object = {"role": "assistant", "content": ""} if field == "message" else ""  # type: ignore[assignment]
-    return Loading(
-        name, keep_alive, {"model": name, "created_at": now, field: said, "done": True, "done_reason": done}
+def _loading(chat: Translated, value: _Object, request_id: str, field: str) -> Asked:
+    """A wish to load the model, or with a `keep_alive` of 0 to unload it."""
+    fields = {name: item for name, item in chat.fields.items() if name in _Load.model_fields}
+    body = check_body(fields, _Load)
+    request = inference.GenerateRequest(
+        model=clean(body.model, "model"), request_id=request_id, choices=1, keep_alive=body.keep_alive
     )
+    stream, now = value.get("stream"), time.monotonic_ns()
+    reason = "unload" if body.keep_alive == 0 else "load"
+
+    def render(started: inference.Started) -> Renderer:
+        return _LoadRenderer(started, field, now, reason)
+
+    return Asked(request, render, stream is None or bool(stream), loads=True)
 
 
 def _add_message(chat: Translated, message: Any, param: str) -> None:
@@ -224,10 +208,13 @@ def _function(call: _Object) -> _Object:
 
 
 class OllamaRenderer(Renderer):
-    """One JSON object a line. There is none that tells nothing, so a silent stream is not kept alive."""
+    """One JSON object a line."""
 
     media_type = "application/x-ndjson"
-    ping = b""
+
+    ping = b" "
+    """Before a line's object: clients parse each line as JSON, which may begin with spaces and is never
+    empty."""
 
     def __init__(self, started: inference.Started, field: str, asked: int) -> None:
         """`asked` is when, in nanoseconds of the monotonic clock."""
@@ -292,25 +279,40 @@ def _line(value: _Object) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
+class _LoadRenderer(OllamaRenderer):
+    """The answer to a request that asks for no more than the model."""
+
+    def __init__(self, started: inference.Started, field: str, asked: int, reason: str) -> None:
+        super().__init__(started, field, asked)
+        self._reason = reason
+
+    def _end(self, answer: _Object, finished: inference.Finished) -> _Object:
+        return {**self._told(answer), "done": True, "done_reason": self._reason}
+
+
 def tags(models: list[inference.Model]) -> _Object:
-    """`GET /api/tags`: the models that can be asked for, loaded or not."""
-    return {"models": [_listed(one) | {"state": state_of(one)} for one in models]}
+    """`GET /api/tags`: the models that can be asked for, loaded or not, each under all of its names, as
+    Ollama lists a copy."""
+    named = ((one, name) for one in models for name in (one.name, *one.aliases))
+    return {"models": [_listed(one, name) | {"state": state_of(one)} for one, name in named]}
 
 
 def loaded(models: list[inference.Model]) -> _Object:
-    """`GET /api/ps`: the models that are loaded, each with the time at which it is unloaded."""
+    """`GET /api/ps`: the models that are loaded, each with the time at which it is unloaded. That time has
+    passed if it is being unloaded."""
     found = (one for one in models if state_of(one) == "loaded")
     return {
         "models": [
-            _listed(one)
+            _listed(one, one.name)
             | {"expires_at": _time(one.expires) if one.expires else _NEVER, "size_vram": one.memory}
             for one in found
         ]
     }
 
 
-def _listed(model: inference.Model) -> _Object:
-    return {"name": model.name, "model": model.name, "size": model.memory, **_details(model)}
+def _listed(model: inference.Model, name: str) -> _Object:
+    digest = {"digest": model.digest} if model.digest else {}
+    return {"name": name, "model": name, "size": model.memory, **digest, **_details(model)}
 
 
 def _time(seconds: int) -> str:
@@ -320,15 +322,19 @@ def _time(seconds: int) -> str:
 def show(model: inference.Model) -> _Object:
     """`POST /api/show`."""
     kind = model.model_type
-    information = {"general.architecture": kind, f"{kind}.context_length": model.context}
+    information = {
+        "general.architecture": kind,
+        "general.basename": model.name,
+        f"{kind}.context_length": model.context,
+    }
     return {**_details(model), "model_info": information, "capabilities": ["completion", *model.capabilities]}
 
 
 def _details(model: inference.Model) -> _Object:
-    created = _time(model.created)
-    family = {"format": "safetensors", "family": model.model_type, "context_length": model.context}
+    kind = model.model_type
+    family = {"parent_model": "", "format": "safetensors", "family": kind, "families": [kind] if kind else []}
     return {
-        "modified_at": created,
-        "details": family,
+        "modified_at": _time(model.created),
+        "details": family | {"context_length": model.context},
         "context_length": model.context,
     }

@@ -45,7 +45,7 @@ _ALONE = "nothing is stored: send the whole conversation in input"
 RESPONSES: Rules = {
     **same("model", "temperature", "top_p", "stream", "parallel_tool_calls", "prompt_cache_key", "user"),
     **same("presence_penalty", "frequency_penalty", "top_k", "min_p", "seed", "repetition_penalty"),
-    **same("chat_template_kwargs", "priority", "deadline_ms", "min_trust"),
+    **same("chat_template_kwargs", "priority", "deadline_ms", "min_trust", "keep_alive"),
     "input": own(type=["string", "array"]),
     "instructions": own(type=["string", "array", "null"]),
     "tools": own(type=["array", "null"]),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, create_model
 
 from sealring.api.fields import BOOKKEEPING, MAX_STRING, Body, Rule, Rules, bad, only, taken_as
+from sealring.api.keep_alive import KeepAlive
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt import numbers, options
 from sealring.mesh.prompt.numbers import MAX_DEADLINE_MS
@@ -133,9 +134,8 @@ OPENAI: Rules = {
     "json_schema": _SCHEMA,
     "n_predict": taken_as("max_tokens"),
     "timings_per_token": BOOKKEEPING,
-    "ttl": BOOKKEEPING,
+    "ttl": taken_as("keep_alive"),
     # Ollama's, as Open WebUI sends them
-    "keep_alive": BOOKKEEPING,  # what is deployed is loaded
     "mirostat": only(0),
     "mirostat_eta": BOOKKEEPING,  # means something with mirostat only, like the next one
     "mirostat_tau": BOOKKEEPING,
@@ -178,7 +178,7 @@ def _field(kind: Any, bounds: Bounds | None) -> Any:
     return kind | None, None
 
 
-_OWN_FORM = {"logprobs", "keep_alive"}
+_OWN_FORM = {"logprobs"}
 """What each API has a form of its own for."""
 
 if TYPE_CHECKING:
@@ -219,6 +219,7 @@ class CommonBody(_Tables):
     stop_token_ids: Annotated[list[_TokenId], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     user: Annotated[str, Field(max_length=MAX_STRING)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=MAX_PROMPT_CACHE_KEY)] | None = None
+    keep_alive: KeepAlive = None
 
     @property
     def include_usage(self) -> bool:
@@ -274,7 +275,7 @@ def make_request(
         sampling.logprobs = body.likeliest
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     prompt.stop.extend(clean(stop, "stop") for stop in stops)
-    asked: Any = {name: getattr(body, name) for name in numbers.PLAIN if name not in _OWN_FORM}
+    asked: Any = {name: getattr(body, name) for name in numbers.PLAIN}
     request = numbers.request_of(asked | {"max_tokens": max_tokens})
     request.MergeFrom(
         inference.GenerateRequest(

@@ -15,7 +15,7 @@ from sealring.client.question import Messages, chat_prompt, set_sampling, text_p
 from sealring.client.types import Model, Options, RequestOptions, Ring
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
-from sealring.mesh.names import is_alias, served_name
+from sealring.mesh.names import is_alias, is_sha256, served_name
 from sealring.mesh.prompt.options import SamplingOptions
 from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.ring.limits import MAX_ALIASES, MAX_CONTEXT
@@ -200,6 +200,8 @@ def _described(model: Model, named: inference.Model | None) -> Model:
         expires=min(max(named.expires, 0), _MAX_TIME),
         memory=named.memory,
         reason=one_line(named.reason, MAX_MESSAGE),
+        progress=min(named.progress, 100),
+        digest=model.digest or (named.digest if is_sha256(named.digest) else ""),
     )
 
 
@@ -212,6 +214,7 @@ def model_of(name: str, roster: Roster, serving: dict[str, inference.RingLoad]) 
         name=name,
         context=min(ring.context for ring in rings),
         min_trust=min(ring_min_trust(ring.members, roster.members) for ring in rings),
+        digest=rings[0].model_digest.hex(),
         rings=len(loads),
         model_type=next((kind for kind in types if _MODEL_TYPE.fullmatch(kind)), ""),
         rows=min(sum(load.rows for load in loads), _MAX_ROWS),

@@ -85,6 +85,8 @@ class SealingBackend:
                 expires=model.expires,
                 memory=model.memory,
                 reason=model.reason,
+                digest=model.digest,
+                progress=model.progress,
             )
             for model in await self._client.models()
         ]
@@ -101,7 +103,8 @@ class SealingBackend:
     async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
         """Has the gateway load or unload a model. Raises NotFound (MODEL_NOT_FOUND), Unavailable."""
         model = await self.get_model(name)
-        if keep_alive == 0 or model.availability != inference.MODEL_AVAILABILITY_LOADED:
+        loaded = model.availability == inference.MODEL_AVAILABILITY_LOADED
+        if not loaded or model.expires or keep_alive is not None:  # else nothing would change
             await self._client.load(model.name, keep_alive=keep_alive)
         return model
 

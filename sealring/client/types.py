@@ -182,6 +182,10 @@ class Model:
     expires: int = 0
     memory: int = 0
     reason: str = ""
+    progress: int = 0
+    digest: str = ""
+    """In hex, of its configuration, tokenizer and weights' headers: by the verified roster if it holds the
+    model, and otherwise by the word of the gateway."""
 
 
 def _member(place: rosters.RingMember, member: rosters.RosterMember) -> Member:

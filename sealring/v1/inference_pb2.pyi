@@ -1017,6 +1017,8 @@ class Model(_message.Message):
     EXPIRES_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model_type: _builtins.str
     context: _builtins.int
@@ -1036,6 +1038,10 @@ class Model(_message.Message):
     """bytes of its weights; 0: not known"""
     reason: _builtins.str
     """what it waits for, while it is loading"""
+    digest: _builtins.str
+    """in hex, of its configuration, tokenizer and weights' headers; empty: not known"""
+    progress: _builtins.int
+    """percent that its slowest member has loaded, while it is loading"""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tools, thinking; empty also where no ring has told yet"""
@@ -1060,10 +1066,12 @@ class Model(_message.Message):
         expires: _builtins.int = ...,
         memory: _builtins.int = ...,
         reason: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        progress: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "availability", b"availability", "capabilities", b"capabilities", "context", b"context", "created", b"created", "expires", b"expires", "memory", b"memory", "min_trust", b"min_trust", "model_type", b"model_type", "name", b"name", "reason", b"reason", "rings", b"rings", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "availability", b"availability", "capabilities", b"capabilities", "context", b"context", "created", b"created", "digest", b"digest", "expires", b"expires", "memory", b"memory", "min_trust", b"min_trust", "model_type", b"model_type", "name", b"name", "progress", b"progress", "reason", b"reason", "rings", b"rings", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

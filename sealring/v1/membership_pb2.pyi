@@ -1682,7 +1682,7 @@ class WatchResponse(_message.Message):
 
     @_builtins.property
     def model(self) -> Global___ModelState:
-        """of each deployment that is on demand or has aliases"""
+        """of each deployment; by earlier coordinators of those on demand or with aliases"""
 
     @_builtins.property
     def model_gone(self) -> Global___ModelGone: ...
@@ -1817,6 +1817,8 @@ class ModelState(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     EXPIRES_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     deployment: _builtins.str
     phase: Global___LoadPhase.ValueType
     reason: _builtins.str
@@ -1829,6 +1831,10 @@ class ModelState(_message.Message):
     """unix seconds: when it is unloaded unless it is used; 0: never"""
     memory: _builtins.int
     """bytes of its weights"""
+    digest: _builtins.str
+    """of ModelProfile"""
+    progress: _builtins.int
+    """percent that its slowest member has loaded, while it is loading"""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1853,10 +1859,12 @@ class ModelState(_message.Message):
         seconds: _builtins.int = ...,
         expires: _builtins.int = ...,
         memory: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        progress: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "context", b"context", "deployment", b"deployment", "expires", b"expires", "memory", b"memory", "model_type", b"model_type", "phase", b"phase", "problem", b"problem", "reason", b"reason", "rings", b"rings", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "context", b"context", "deployment", b"deployment", "digest", b"digest", "expires", b"expires", "memory", b"memory", "model_type", b"model_type", "phase", b"phase", "problem", b"problem", "progress", b"progress", "reason", b"reason", "rings", b"rings", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

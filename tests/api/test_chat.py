@@ -585,8 +585,8 @@ def test_how_much_to_think_reaches_the_template(fields: dict[str, Any], expected
 NOTHING_ASKED: list[dict[str, Any]] = [
     {"documents": None, "extra_body": {}, "made_up": [], "another": False, "one_more": ""},
     {"metadata": "x", "safety_identifier": 7, "service_tier": ["a"]},
-    {"num_ctx": 4096, "keep_alive": "5m", "num_keep": 24, "num_batch": 512, "mirostat_tau": 5.0},
-    {"request_id": "r", "id_slot": 3, "ttl": 300, "provider": {"order": ["a"]}, "usage": {"include": True}},
+    {"num_ctx": 4096, "keep_alive": None, "num_keep": 24, "num_batch": 512, "mirostat_tau": 5.0},
+    {"request_id": "r", "id_slot": 3, "ttl": None, "provider": {"order": ["a"]}, "usage": {"include": True}},
     {"verbosity": "low", "reasoning_effort": "default", "stream_options": {"include_usage": True}},
     {"thinking": {"type": "adaptive"}, "max_tokens": -1, "stream": False},
     {"messages": [{"role": "user", "content": "hello", "id": "m1", "cache_control": {"type": "ephemeral"}}]},

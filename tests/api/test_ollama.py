@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from sealring.api.answers import Asked, Loading, model_object
-from sealring.api.ollama import ask_ollama_chat, ask_ollama_generate, keep_alive_of, loaded, tags
+from sealring.api.answers import model_object
+from sealring.api.chat import ask_chat
+from sealring.api.completions import ask_completion
+from sealring.api.ollama import ask_ollama_chat, ask_ollama_generate, loaded, show, tags
+from sealring.api.responses import ask_responses
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.limits import MAX_KEEP_ALIVE
 from sealring.v1 import inference_pb2 as inference
@@ -17,7 +21,9 @@ MODELS = [
         name="small", availability=inference.MODEL_AVAILABILITY_LOADED, expires=1_800_000_000, memory=9
     ),
     inference.Model(name="kept", availability=inference.MODEL_AVAILABILITY_LOADED, aliases=["gpt-4o"]),
-    inference.Model(name="coming", availability=inference.MODEL_AVAILABILITY_LOADING, reason="small goes"),
+    inference.Model(
+        name="coming", availability=inference.MODEL_AVAILABILITY_LOADING, reason="small goes", progress=35
+    ),
     inference.Model(name="big", availability=inference.MODEL_AVAILABILITY_NOT_LOADED),
     inference.Model(name="broken"),
     inference.Model(name="of an earlier gateway", rings=1),
@@ -45,33 +51,55 @@ MODELS = [
     ],
 )
 def test_the_time_that_a_model_is_kept_is_written_in_several_ways(given: Any, seconds: int | None) -> None:
-    assert keep_alive_of({"keep_alive": given}) == seconds
+    for body in ({"prompt": "x"}, {}):
+        request = ask_ollama_generate({"model": "big", "keep_alive": given, **body}, "r").request
+        assert (request.keep_alive if request.HasField("keep_alive") else None) == seconds
 
 
 @pytest.mark.parametrize("given", ["", "soon", "5 m", "m", True, "1h-5m", "5m ", "٣s", "9" * 99])
 def test_other_times_are_refused(given: Any) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        keep_alive_of({"keep_alive": given})
-    assert caught.value.metadata["param"] == "keep_alive"
+    for body in ({"prompt": "x"}, {}):
+        with pytest.raises(InvalidInput, match=r"^keep_alive is refused: it is neither") as caught:
+            ask_ollama_generate({"model": "big", "keep_alive": given, **body}, "r")
+        assert caught.value.metadata["param"] == "keep_alive"
 
 
 def test_a_request_without_a_prompt_loads_or_unloads_the_model() -> None:
     for ask in (ask_ollama_chat, ask_ollama_generate):
-        load = ask({"model": "big:latest"}, "r")
-        assert isinstance(load, Loading)
-        assert (load.model, load.keep_alive, load.answer["done_reason"]) == ("big", None, "load")
-        unload = ask({"model": "big", "keep_alive": 0}, "r")
-        assert isinstance(unload, Loading)
-        assert (unload.keep_alive, unload.answer["done_reason"]) == (0, "unload")
+        for body, reason in (
+            ({"model": "big:latest"}, "load"),
+            ({"model": "big", "keep_alive": 0}, "unload"),
+        ):
+            asked = ask(body, "r")
+            assert (asked.loads, asked.stream, asked.request.model) == (True, True, "big")
+            answer = asked.render(inference.Started(model="big")).last(inference.Finished())
+            assert json.loads(answer)["done_reason"] == reason
+        for model in (7, "half a pair \ud800"):
+            with pytest.raises(InvalidInput) as caught:
+                ask({"model": model}, "r")
+            assert caught.value.metadata["param"] == "model"
 
 
-def test_a_request_says_how_long_its_model_is_kept() -> None:
-    asked = ask_ollama_generate({"model": "big", "prompt": "x", "keep_alive": "10m"}, "r")
-    assert isinstance(asked, Asked)
-    assert asked.request.keep_alive == 600
-    asked = ask_ollama_generate({"model": "big", "prompt": "x"}, "r")
-    assert isinstance(asked, Asked)
-    assert not asked.request.HasField("keep_alive")
+@pytest.mark.parametrize(
+    ("ask", "body"),
+    [
+        (ask_chat, {"messages": [{"role": "user", "content": "x"}]}),
+        (ask_completion, {"prompt": "x"}),
+        (ask_responses, {"input": "x"}),
+        (ask_ollama_chat, {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+def test_a_request_of_every_openai_api_says_how_long_its_model_is_kept(ask: Any, body: Any) -> None:
+    assert ask({"model": "big", "keep_alive": "10m", **body}, "r").request.keep_alive == 600
+    assert not ask({"model": "big", **body}, "r").request.HasField("keep_alive")
+
+
+def test_lm_studios_name_for_it_is_taken_too() -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "ttl": 300}
+    assert ask_chat(body, "r").request.keep_alive == 300
+    with pytest.raises(InvalidInput, match=r"^ttl is refused") as caught:
+        ask_chat({**body, "ttl": "soon"}, "r")
+    assert caught.value.metadata["param"] == "ttl"
 
 
 def test_lists_have_all_models_with_their_states_and_ps_those_that_are_loaded() -> None:
@@ -79,6 +107,7 @@ def test_lists_have_all_models_with_their_states_and_ps_those_that_are_loaded() 
     assert states == {
         "small": "loaded",
         "kept": "loaded",
+        "gpt-4o": "loaded",
         "coming": "loading",
         "big": "not loaded",
         "broken": "down",
@@ -89,4 +118,14 @@ def test_lists_have_all_models_with_their_states_and_ps_those_that_are_loaded() 
     assert running == {"small": "2027-01-15T08:00:00Z", "kept": never, "of an earlier gateway": never}
     objects = {one.name: model_object(one) for one in MODELS}
     assert objects["kept"]["aliases"] == ["gpt-4o"]
-    assert (objects["coming"]["state"], objects["coming"]["reason"]) == ("loading", "small goes")
+    coming = objects["coming"]
+    assert (coming["state"], coming["reason"], coming["progress"]) == ("loading", "small goes", 0.35)
+
+
+def test_what_is_known_of_a_model_is_shown() -> None:
+    model = inference.Model(name="small", model_type="llama", context=512, digest="ab" * 32, memory=9)
+    (listed,) = tags([model])["models"]
+    assert (listed["digest"], listed["size"], listed["details"]["families"]) == ("ab" * 32, 9, ["llama"])
+    shown = show(model)["model_info"]
+    assert (shown["general.basename"], shown["llama.context_length"]) == ("small", 512)
+    assert "digest" not in tags([inference.Model(name="of an earlier gateway")])["models"][0]

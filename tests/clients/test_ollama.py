@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import pytest
 
 from sealring.mesh.errors import EpochEnded
+from sealring.v1 import inference_pb2 as inference
 
 ollama = pytest.importorskip("ollama")
 
@@ -65,6 +67,27 @@ async def test_what_is_served_is_told(client: Any, port: int) -> None:
         assert (await http.head("/")).status_code == 200
 
 
+async def test_loaded_models_have_all_that_the_client_shows_of_one(client: Any, backend: Any) -> None:
+    backend.models = [
+        inference.Model(
+            name="demo",
+            model_type="llama",
+            context=256,
+            availability=inference.MODEL_AVAILABILITY_LOADED,
+            expires=1_800_000_000,
+            memory=9,
+            digest="ab" * 32,
+            aliases=["llama3.2:3b"],
+        )
+    ]
+    (running,) = (await client.ps()).models
+    assert running.expires_at == datetime.fromtimestamp(1_800_000_000, UTC)
+    assert (running.name, running.size, running.size_vram, running.context_length) == ("demo", 9, 9, 256)
+    listed = (await client.list()).models
+    assert [(one.model, one.digest[:12]) for one in listed] == [("demo", "ab" * 6), ("llama3.2:3b", "ab" * 6)]
+    assert [one.details.family for one in (running, *listed)] == ["llama"] * 3
+
+
 async def test_errors_have_ollamas_form(client: Any, backend: Any) -> None:
     with pytest.raises(ollama.ResponseError, match=r"options\.mirostat is not supported") as caught:
         await client.chat(model="demo", messages=MESSAGES, options={"mirostat": 1})
@@ -110,8 +133,12 @@ async def test_a_model_is_loaded_without_being_asked(client: Any, backend: Any) 
     gone = await client.generate(model="demo", keep_alive=0)
     assert [one.done_reason for one in (chat, made, gone)] == ["load", "load", "unload"]
     assert (chat.message.content, made.response, backend.requests) == ("", "", [])
-    with pytest.raises(ollama.ResponseError, match="no model"):
+    pieces = [piece async for piece in await client.generate(model="demo", stream=True, keep_alive="-1m")]
+    assert [(one.done, one.done_reason) for one in pieces] == [(True, "load")]
+    assert backend.loads == [("demo", None), ("demo", None), ("demo", 0), ("demo", -1)]
+    with pytest.raises(ollama.ResponseError, match="no model") as caught:
         await client.generate(model="other")
+    assert caught.value.status_code == 404
 
 
 @pytest.mark.parametrize(

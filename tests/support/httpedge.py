@@ -102,6 +102,8 @@ class ScriptedBackend:
 
     async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
         self.loads.append((name, keep_alive))
+        if self.held is not None:
+            await self.held.wait()
         return await self.get_model(name)
 
     async def get_roster(self) -> inference.GetRosterResponse:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
+import weakref
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
 import pytest
 
+from sealring.coordinator.rings.ondemand import OnDemand
+from sealring.coordinator.rings.running import RingTable
+from sealring.coordinator.streams.sessions import Sessions
+from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.errors import AlreadyExists, ResourceExhausted
 from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import Demand, FollowRequest, ModelDemand
+from sealring.v1.proof_pb2 import Release
 from tests.coordinator.conftest import SERVING, Cluster
 from tests.coordinator.test_services import Watcher
 
@@ -142,6 +151,53 @@ async def test_a_model_is_placed_when_it_is_asked_for(house: Any) -> None:
     after = (await deployments(cluster))["one"]
     assert (after.rings[0].phase, after.load.phase, after.load.waiting) == (SERVING, LOADED, 1)
     assert after.plan.spec.context == 256
+
+
+async def test_gateways_hear_how_far_a_load_is(cluster: Cluster) -> None:
+    node = await cluster.node("alpha", prepare=False)
+    await deploy(cluster, "one")
+    gateway = await gate(cluster)
+    assert (await gateway.phase("one", NOT_LOADED)).digest == "ab" * 32
+    await gateway.want("one", waiting=1)
+    place = await node.wait_for("prepare")
+    progress = membership_pb2.EpochProgress(ring=place.ring, epoch=place.epoch, what="loading", fraction=0.58)
+    await node.send(progress=progress)
+    await gateway.until(lambda: gateway.models["one"].progress == 55)
+    prepared = membership_pb2.EpochPrepared(ring=place.ring, epoch=place.epoch, links=[node.link])
+    await node.send(prepared=prepared)
+    assert (await gateway.phase("one", LOADED)).progress == 0
+    await gateway.close()
+
+
+async def test_a_gateway_that_goes_is_forgotten_and_deployments_are_read_once(cluster: Cluster) -> None:
+    await cluster.node("alpha")
+    await deploy(cluster, "one")
+    coordinator, reads = cluster.coordinator, list[int]()
+
+    def read() -> Any:
+        reads.append(1)
+        return coordinator.store.deployments.all()
+
+    store: Any = SimpleNamespace(deployments=SimpleNamespace(all=read))
+    parts: Any = (Sessions(), Watchers(), RingTable(coordinator.settings), None)
+    looking = OnDemand(store, *parts, clock=time.time)
+    stream = parts[1].add("gate", Release())
+    for asked in (1, 2):
+        report = ModelDemand(deployment="one", asked=asked, keep_alive=60)
+        parts[1].demanded(stream, Demand(models=[report]))
+        await looking.look()
+    assert looking.loads.models["one"].keep_alive == 60
+    parts[1].remove(stream)
+    forgotten = weakref.ref(stream)
+    del stream
+    await looking.look()
+    gc.collect()
+    assert forgotten() is None
+    assert looking.loads.models["one"].keep_alive == 900
+    assert len(reads) == 1
+    looking.stored()
+    await looking.look()
+    assert len(reads) == 2
 
 
 async def test_two_models_that_do_not_fit_together_take_turns(house: Any) -> None:

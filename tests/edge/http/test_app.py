@@ -418,22 +418,34 @@ def test_an_answer_tells_where_it_comes_from_and_what_took_how_long(
 
 
 @pytest.mark.parametrize(
-    ("path", "ping"), [("/v1/chat/completions", ": keep-alive"), ("/v1/messages", "event: ping")]
+    ("path", "change", "ping", "told"),
+    [
+        ("/v1/chat/completions", {}, ": keep-alive", "Hel"),
+        ("/v1/messages", {}, "event: ping", "Hel"),
+        ("/api/chat", {}, " ", "Hel"),
+        ("/api/chat", {"messages": []}, " ", '"done_reason": "load"'),
+    ],
 )
 async def test_a_stream_is_kept_alive_before_its_answer_begins(
-    port: int, backend: Any, monkeypatch: pytest.MonkeyPatch, path: str, ping: str
+    port: int, backend: Any, monkeypatch: pytest.MonkeyPatch, path: str, change: Any, ping: str, told: str
 ) -> None:
     monkeypatch.setattr("sealring.edge.http.answers.PING_SECONDS", 0.01)
     backend.held = asyncio.Event()
-    body = {"model": "demo", "messages": MESSAGES, "stream": True, "max_tokens": 5}
+    body = {"model": "demo", "messages": MESSAGES, "stream": True, "max_tokens": 5} | change
+    if path == "/api/chat":
+        del body["max_tokens"]
     async with (
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as http,
         http.stream("POST", path, json=body) as answer,
     ):
-        lines = answer.aiter_lines()
-        assert await anext(lines) == ping
+        parts = answer.aiter_text()
+        begin = await anext(parts)
+        assert begin.startswith(ping)
         backend.held.set()
-        assert "Hel" in "".join([line async for line in lines])
+        whole = begin + "".join([part async for part in parts])
+    assert told in whole
+    if path == "/api/chat":
+        assert [json.loads(line)["done"] for line in whole.splitlines()][-1:] == [True]
 
 
 async def test_an_error_after_the_first_sign_of_life_ends_the_stream(

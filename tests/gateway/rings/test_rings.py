@@ -342,6 +342,8 @@ def test_a_model_is_what_the_roster_says_of_its_own_rings() -> None:
         SimpleNamespace(id="ring-1", deployment="model", min_trust=10, context=256, clear_links=True),
         SimpleNamespace(id="ring-2", deployment="other", min_trust=5, context=64, clear_links=False),
     ]
+    for one in signed:
+        one.model_digest = bytes(32)
     rings.use_roster(SimpleNamespace(rings=signed, members=[]))  # type: ignore[arg-type]
     second.serving = None  # type: ignore[assignment]
     model, other = rings.models()
@@ -378,6 +380,7 @@ def roster_of(*names: str, members: tuple[str, ...] = ("one", "two")) -> Any:
                 min_trust=10,
                 clear_links=False,
                 context=512,
+                model_digest=bytes(32),
                 members=list(listed.values()),
             )
             for name in names
@@ -676,7 +679,7 @@ def wishes(bed: Bed) -> membership.ModelDemand:
 async def test_a_request_for_a_model_that_is_not_loaded_waits_in_its_ring_and_is_reported() -> None:
     bed = Bed(1)
     assert bed.rings.demand() is None, "a coordinator of an earlier release gets no report"
-    bed.rings.model_state(on_demand(NOT_LOADED, model_type="llama", aliases=["gpt"]))
+    bed.rings.model_state(on_demand(NOT_LOADED, model_type="llama", aliases=["gpt"], digest="ab" * 32))
     assert "big" in bed.rings.deployments()
     assert bed.rings.aliases() == {"gpt": "big"}
     big(bed).attached = False
@@ -687,6 +690,7 @@ async def test_a_request_for_a_model_that_is_not_loaded_waits_in_its_ring_and_is
     assert (wishes(bed).active, wishes(bed).asked) == (1, 1)
     model = next(one for one in bed.rings.models() if one.name == "big")
     assert (model.availability, model.context) == (inference.MODEL_AVAILABILITY_NOT_LOADED, 512)
+    assert model.digest == "ab" * 32
 
 
 async def test_a_ring_whose_model_may_be_loaded_never_loses_its_patience() -> None:
