@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sealring.cli.local.apart import EXACT, crash
 from sealring.mesh.errors import Internal, ModelError
+from sealring.node.engine.apart import EXACT, crash
 
 CHECK = "sealring.node.engine.check_many"
 OPTIONS = {"stages": 3}

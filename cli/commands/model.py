@@ -78,7 +78,7 @@ def split_model(
     Copy a part into a models folder of the machine, with its holes (tar -S, rsync -S); the node takes it for
     these layers. A copy without the holes works, too, and is as long as the whole model.
     """
-    from sealring.cli.local.apart import ask_apart
+    from sealring.node.engine.apart import ask_apart
     from sealring.node.models.partial_model import split as write_parts
 
     _check_folder(path)
@@ -113,7 +113,7 @@ def check(
 
     With the weights of a folder, or with random ones for a config.json. Exits with 13 when they differ.
     """
-    from sealring.cli.local.apart import ask_apart
+    from sealring.node.engine.apart import ask_apart
 
     sizes = parse_split(split) or None
     asked = {"splits": sizes, "stages": stages, "rows": rows, "seed": seed}
@@ -148,7 +148,7 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Show what a model needs, without loading its weights."""
-    from sealring.cli.local.apart import ask_apart
+    from sealring.node.engine.apart import ask_apart
 
     _check_folder(path)
     with progress(f"measuring {path}"):

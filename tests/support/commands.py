@@ -18,7 +18,6 @@ from typer.main import get_command
 
 from sealring.cli.calls.asking import Answer, Question, Target, asking
 from sealring.cli.calls.operator import connect
-from sealring.cli.local.apart import ask_apart
 from sealring.cli.local.cluster import LocalCluster
 from sealring.cli.local.machines import FirstMachine, OtherMachine
 from sealring.cli.main import app
@@ -26,6 +25,7 @@ from sealring.cli.service.launchctl import Launchctl, ServiceStatus
 from sealring.cli.terminal.host import Host
 from sealring.mesh.system.networks import OwnAddress
 from sealring.mesh.trust.levels import TrustLevel
+from sealring.node.engine.apart import ask_apart
 from sealring.node.identity.choice import IdentityChoice
 from sealring.v1 import admin_pb2
 
