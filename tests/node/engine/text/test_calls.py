@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import pkgutil
 import threading
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ from sealring.node.engine.text.parsers import PARSERS
 from sealring.v1 import inference_pb2 as inference
 
 mlx_lm_import.install()
-import mlx_lm.tool_parsers  # type: ignore[import-untyped]  # noqa: E402  # as light as an engine has it
-
-NAMES = [*PARSERS, *(module.name for module in pkgutil.iter_modules(mlx_lm.tool_parsers.__path__))]
+_parsers = importlib.import_module(
+    "mlx_lm.tool_parsers"
+)  # pytest would ask a global `mlx_lm` for names of the whole
+NAMES = [*PARSERS, *(module.name for module in pkgutil.iter_modules(_parsers.__path__))]
 TOOLS = [
     {
         "type": "function",
