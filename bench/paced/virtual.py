@@ -7,7 +7,6 @@ one leaves out sizes for which its seconds do not suffice.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import itertools
 import random
@@ -25,7 +24,8 @@ from sealring.gateway.scheduler.actions import Action, AnnounceStep, Deliver, Fi
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
-from sealring.mesh.ring.prefix_names import NAME_BYTES, boundaries
+from sealring.mesh.ring.prefix_ends import Ends
+from sealring.mesh.ring.prefix_names import KEY_BYTES, PrefixNames
 from sealring.node.engine.device import CHUNK, METAL_EDGES
 from sealring.node.engine.warm_up import LONG_ON_GPU, LONG_ROWS, TIMED_ROWS, TIMED_TOKENS
 from sealring.v1 import control_pb2 as control
@@ -104,7 +104,9 @@ class VirtualMacs:
         self._byte_seconds = 1 / way.bytes_per_second + 1 / _RECORD_RATE if many > 1 else 0.0
         self._free, self._lane_ready = [0.0] * many, dict[int, float]()
         self._head, self._context = Head(), dict[int, int]()
-        self._prompts: dict[str, tuple[int, bytes, bytes]] = {}
+        self._prompts: dict[str, tuple[int, bytes]] = {}
+        self._names: dict[int, PrefixNames] = {}
+        self._ends = Ends()
         self._rows: dict[int, Request] = {}
         self._events: list[tuple[float, int, Callable[[], list[Action]]]] = []
         self._sequence = itertools.count()
@@ -114,9 +116,9 @@ class VirtualMacs:
         member = MemberMemory(1024, 4096, 1 << 40)
         self._do(self._scheduler.attach(RingFacts((member,) * many, MOST_ROWS, CHUNK, support, costs=costs)))
 
-    def ask(self, name: str, prompt: int, answer: int, names: bytes = b"", later: bytes = b"") -> None:
-        """Sends a request whose prompt has such prefixes, and prompt and answer together the `later` ones."""
-        self.asked[name], self._prompts[name] = self.now, (prompt, names, later)
+    def ask(self, name: str, prompt: int, answer: int, tokens: bytes = b"") -> None:
+        """Sends a request. `tokens`, 4 bytes each, are of prompt and answer, which are then kept."""
+        self.asked[name], self._prompts[name] = self.now, (prompt, tokens)
         self._do(self._scheduler.submit(Request(name, name, answer, inference.Envelope()), self.now))
 
     def at(self, when: float, event: Callable[[], None]) -> None:
@@ -171,12 +173,15 @@ class VirtualMacs:
 
     def _opened(self, row: int) -> list[Action]:
         request = self._rows[row]
-        prompt, names, _ = self._prompts[request.id]
+        prompt, tokens = self._prompts[request.id]
         self._context[row] = prompt
-        most = request.max_tokens
-        return self._scheduler.row_opened(
-            control.RowOpened(row=row, prompt_tokens=prompt, params_bytes=64, max_tokens=most, prefixes=names)
+        opened = control.RowOpened(
+            row=row, prompt_tokens=prompt, params_bytes=64, max_tokens=request.max_tokens
         )
+        if tokens:
+            names = self._names[row] = PrefixNames(bytes(KEY_BYTES), b"c")
+            opened.prefixes, opened.ends = self._ends.extend(names, tokens[: 4 * prompt])
+        return self._scheduler.row_opened(opened)
 
     def _announce(self, step: control.Step) -> None:
         self._head.take(step)
@@ -210,7 +215,10 @@ class VirtualMacs:
         request = self._rows[output.row]
         if output.tokens == request.max_tokens:
             output.finish = inference.FINISH_REASON_LENGTH
-            output.prefixes = self._prompts[request.id][2]
+            if (names := self._names.pop(output.row, None)) is not None:
+                prompt, tokens = self._prompts[request.id]
+                said = tokens[4 * prompt : 4 * (prompt + output.tokens - 1)]
+                output.prefixes, output.ends = self._ends.extend(names, said)
 
     def _at(self, when: float, event: Callable[[], list[Action]]) -> None:
         heapq.heappush(self._events, (when, next(self._sequence), event))
@@ -297,19 +305,14 @@ def agents(text: str, model: str, given: Agents, seed: int) -> Result:
     ring = VirtualMacs(text, model, prefixes=True)
     generator = random.Random(seed)
 
-    def names(agent: int, tokens: int, after: int = 0) -> bytes:
-        found = b""
-        for length in boundaries(tokens, after):
-            whose = "" if length <= given.shared else str(agent)
-            found += hashlib.sha256(f"{whose} {length}".encode()).digest()[:NAME_BYTES]
-        return found
+    def tokens(agent: int, count: int) -> bytes:
+        return b"same" * given.shared + f"{agent:4}".encode() * (count - given.shared)
 
     def turn(agent: int, number: int, has: int) -> None:
         prompt = has + given.new
-        later = names(agent, prompt + given.answer - 1, prompt)
-        ring.ask(f"a{agent}.{number}", prompt, given.answer, names(agent, prompt), later)
+        ring.ask(f"a{agent}.{number}", prompt, given.answer, tokens(agent, prompt + given.answer))
 
-    ring.ask("shared", given.shared, 1, names(0, given.shared))
+    ring.ask("shared", given.shared, 1, tokens(0, given.shared + 1))
     ring.run()
     alone = []
     for number in range(given.turns):

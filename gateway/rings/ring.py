@@ -622,7 +622,7 @@ def _kept_by_all(attached: Sequence[control.Attached]) -> Iterator[tuple[Origin,
         origin = Origin(kept.epoch, kept.row, kept.tokens)
         if all(origin in others for others in held) and kept.names:
             with contextlib.suppress(InvalidInput):
-                names = split(kept.names, kept.tokens)
+                names = split(kept.names, kept.tokens, ends=kept.ends)
                 if names and names[-1][0] == kept.tokens and origin.epoch < attached[0].epoch:
                     yield origin, names
 

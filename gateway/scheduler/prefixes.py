@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.ring.composition import Origin
-from sealring.mesh.ring.prefix_names import Chain, Names, split
+from sealring.mesh.ring.prefix_names import OPENING, Chain, Names, split
 from sealring.v1 import control_pb2 as control
 
 MAX_KEPT = 256
@@ -57,7 +57,7 @@ class PrefixCache:
         """Finds where a row that has not begun would begin, and where it would be cut."""
         row.cuts = ()
         row.prefilled, row.prefix = self.longest(row)
-        usable = [pair for pair in row.names if pair[0] < row.prompt_tokens]
+        usable = [pair for pair in row.names if pair[0] <= row.prompt_tokens - OPENING]
         if self._exact and usable:
             common = (length for length, name in reversed(usable) if name in self._seen)
             cuts = {next(common, 0), usable[-1][0]}
@@ -74,13 +74,14 @@ class PrefixCache:
         elif self._any and not row.remaining:
             self._due.append((row, row.names))
 
-    def finished(self, row: Row, tokens: int, names: bytes) -> None:
+    def finished(self, row: Row, tokens: int, last: control.RowOutput) -> None:
         """Keeps a row that has ended with `tokens` tokens generated, without the last, which no step
-        computed.
+        computed. `last` has the names of its answer.
 
         Raises InvalidInput (BAD_PREFIXES).
         """
-        more = split(names, row.prompt_tokens + tokens - 1, row.prompt_tokens)
+        whole = row.prompt_tokens + tokens - 1
+        more = split(last.prefixes, whole, row.prompt_tokens, last.ends)
         if self._any and more:
             self._due.append((row, row.names + more))
 

@@ -199,7 +199,7 @@ class Scheduler:
             raise InvalidInput(f"the head opened row {row.number} without room", reason="BAD_STEP")
         if answered != len(row.progress.tokens) and not row.request.sealed:
             raise InvalidInput(f"the head goes on with row {row.number} from elsewhere", reason="BAD_STEP")
-        row.names = split(opened.prefixes, prompt_tokens)
+        row.names = split(opened.prefixes, prompt_tokens, ends=opened.ends)
         row.prompt_tokens, row.answered, row.ceiling = prompt_tokens, answered, max_tokens
         row.earlier = answered - len(row.progress.tokens)
         row.params_bytes, row.drafts = opened.params_bytes, opened.drafts
@@ -346,7 +346,7 @@ class Scheduler:
                 raise InvalidInput(f"the head counts {tokens} tokens of row {row.number}", reason="BAD_STEP")
             self._content(row, output, pieces, large=large)
             if finish := output.finish:
-                self._running_epoch().planner.prefixes.finished(row, tokens - row.answered, output.prefixes)
+                self._running_epoch().planner.prefixes.finished(row, tokens - row.answered, output)
                 if untold:
                     row.ended = True
                     self._running_epoch().planner.close(row)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
@@ -24,6 +25,12 @@ MAX_SCOPE_BYTES = 512
 MAX_SALT_BYTES = 64
 
 _STEPS_PER_OCTAVE = 64
+
+OPENING = 16
+"""Tokens with which a template opens an answer, at most. Where the answer is history, they may be others."""
+
+MAX_ENDS = 16
+"""Ends that one message names, at most."""
 
 STORED_BLOCK = 256
 """The least tokens of a block on disk, and the distance of blocks' ends where boundaries are closer."""
@@ -45,6 +52,15 @@ def boundaries(tokens: int, after: int = 0) -> Iterator[int]:
         if at >= 2 * _STEPS_PER_OCTAVE * step:
             step *= 2
         at += step
+
+
+def ends(tokens: int, after: int = 0) -> list[int]:
+    """The lengths beside boundaries at which a sequence of `tokens` tokens is named, rising, above `after`.
+
+    They are the whole of it and all but its OPENING: what follows in a conversation begins with one of them.
+    """
+    found = {tokens - OPENING, tokens}.difference(boundaries(tokens, max(0, tokens - OPENING - 1)))
+    return sorted(length for length in found if length > max(after, BLOCK))
 
 
 def edges(tokens: int) -> list[int]:
@@ -116,20 +132,36 @@ def chain_of(key: bytes, scope: bytes, tokens: bytes) -> Chain:
     return Chain(names.scope_name, found) if found else NO_CHAIN
 
 
-def split(names: bytes, tokens: int, after: int = 0) -> Names:
-    """(length, name) pairs from concatenated names; none from an empty string.
+def split(names: bytes, tokens: int, after: int = 0, ends: bytes = b"") -> Names:
+    """(length, name) pairs from concatenated names at boundaries, and from packed ends; none from nothing.
 
-    Raises InvalidInput (BAD_PREFIXES) if there is not one name for each boundary.
+    Raises InvalidInput (BAD_PREFIXES) unless there is one name for each boundary, and each end lies beside
+    those, above `after`.
     """
     lengths = list(boundaries(tokens, after))
     if names and len(names) != NAME_BYTES * len(lengths):
-        raise InvalidInput(
-            "the names of a row's prefixes do not fit its length",
-            reason="BAD_PREFIXES",
-            hint="gateway and head must run the same version",
-        )
+        raise _bad_names()
     starts = range(0, len(names), NAME_BYTES)
-    return tuple((length, names[at : at + NAME_BYTES]) for length, at in zip(lengths, starts, strict=False))
+    found = {length: names[at : at + NAME_BYTES] for length, at in zip(lengths, starts, strict=False)}
+    if len(ends) % _END.size or len(ends) > MAX_ENDS * _END.size:
+        raise _bad_names()
+    least, known = max(after, BLOCK), set(lengths)
+    for length, name in _END.iter_unpack(ends):
+        if not least < length <= tokens or length in known or length in found:
+            raise _bad_names()
+        found[length] = name
+    return tuple(sorted(found.items()))
+
+
+_END = struct.Struct(f">I{NAME_BYTES}s")
+
+
+def _bad_names() -> InvalidInput:
+    return InvalidInput(
+        "the names of a row's prefixes do not fit its length",
+        reason="BAD_PREFIXES",
+        hint="gateway and head must run the same version",
+    )
 
 
 def clear_scope(scope: str) -> bytes:
@@ -173,22 +205,43 @@ class PrefixNames:
         self._hash = hmac.new(key, len(scope).to_bytes(2, "big") + scope, hashlib.sha256)
         self.scope_name = self._hash.copy().digest()[:NAME_BYTES]
 
-    def extend(self, tokens: bytes) -> bytes:
-        """Appends tokens, 4 bytes each; returns the names at the boundaries that they reach, concatenated."""
+    def extend(self, tokens: bytes, also: Iterable[int] = ()) -> bytes:
+        """Appends tokens, 4 bytes each; returns the names at the boundaries that they reach, concatenated.
+
+        They are named at the lengths `also` that they reach, too.
+        """
         self._spelt += tokens
         start, at, found = self.tokens, 0, []
         self.tokens += len(tokens) // 4
-        for length in boundaries(self.tokens, start):
+        reached = set(boundaries(self.tokens, start))
+        more = {length for length in also if start < length <= self.tokens}
+        for length in sorted(reached | more):
             end = 4 * (length - start)
             self._hash.update(tokens[at:end])
             at = end
             name = self.names[length] = self._hash.copy().digest()[:NAME_BYTES]
-            found.append(name)
+            if length in reached:
+                found.append(name)
         self._hash.update(tokens[at:])
         return b"".join(found)
 
+    def packed(self, lengths: Iterable[int]) -> bytes:
+        """Names at the longest of these lengths, as `split` takes `ends`."""
+        longest = sorted(lengths)[-MAX_ENDS:]
+        return b"".join(_END.pack(length, self.names[length]) for length in longest)
+
+    def forget(self, lengths: Iterable[int]) -> None:
+        """Takes names at these lengths away."""
+        for length in lengths:
+            del self.names[length]
+
+    def told(self) -> tuple[bytes, bytes]:
+        """All names, as `split` takes them: those at boundaries, and ends."""
+        regular = list(boundaries(self.tokens))
+        return b"".join(map(self.names.__getitem__, regular)), self.packed(self.names.keys() - regular)
+
     def first(self, tokens: int, key: bytes = b"") -> PrefixNames:
-        """The names of the first `tokens` tokens, under this key or another."""
+        """The names of the first `tokens` tokens at the same lengths, under this key or another."""
         names = PrefixNames(key or self._key, self.scope)
-        names.extend(bytes(self._spelt[: 4 * tokens]))
+        names.extend(bytes(self._spelt[: 4 * tokens]), self.names)
         return names

@@ -273,7 +273,10 @@ class Engine:
             speculate=command.speculate,
             on_fault=partial(self._fault, command.epoch),
         )
-        kept = [control.KeptPrefix(**origin._asdict(), names=names.get(origin, b"")) for origin in origins]
+        kept = []
+        for origin in origins:
+            regular, ends = names.get(origin, (b"", b""))
+            kept.append(control.KeptPrefix(**origin._asdict(), names=regular, ends=ends))
         opened = engine.EpochOpened(id=command.id, kept=kept, recalls=disk is not None)
         self._emit(engine.EngineEvent(epoch_opened=opened))
 

@@ -342,11 +342,14 @@ class KeptPrefix(_message.Message):
     ROW_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     row: _builtins.int
     tokens: _builtins.int
     names: _builtins.bytes
     """of the head: as RowOpened.prefixes, under this epoch's key"""
+    ends: _builtins.bytes
+    """as RowOpened.ends"""
     def __init__(
         self,
         *,
@@ -354,10 +357,11 @@ class KeptPrefix(_message.Message):
         row: _builtins.int = ...,
         tokens: _builtins.int = ...,
         names: _builtins.bytes = ...,
+        ends: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "names", b"names", "row", b"row", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "epoch", b"epoch", "names", b"names", "row", b"row", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -555,6 +559,7 @@ class RowOpened(_message.Message):
     PREFIXES_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
     DRAFTS_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     prompt_tokens: _builtins.int
@@ -570,6 +575,10 @@ class RowOpened(_message.Message):
     """the last ones of prompt_tokens are tokens of the answer, from a Resume"""
     drafts: _builtins.int
     """at most in one step"""
+    ends: _builtins.bytes
+    """Names of further prefixes: 4 bytes of the length, big-endian, and 16 of the name for each. They are of the prompt's
+    own end, and of the ends that it shares with earlier prompts and answers of its scope.
+    """
     stored: _builtins.bytes
     """Of a prompt in clear: the chain (mesh.ring.prefix_names) of the first tokens of it that this member has on disk."""
     def __init__(
@@ -582,11 +591,12 @@ class RowOpened(_message.Message):
         prefixes: _builtins.bytes = ...,
         answered: _builtins.int = ...,
         drafts: _builtins.int = ...,
+        ends: _builtins.bytes = ...,
         stored: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "drafts", b"drafts", "max_tokens", b"max_tokens", "params_bytes", b"params_bytes", "prefixes", b"prefixes", "prompt_tokens", b"prompt_tokens", "row", b"row", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "drafts", b"drafts", "ends", b"ends", "max_tokens", b"max_tokens", "params_bytes", b"params_bytes", "prefixes", b"prefixes", "prompt_tokens", b"prompt_tokens", "row", b"row", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1119,6 +1129,7 @@ class RowOutput(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     PARSED_FIELD_NUMBER: _builtins.int
@@ -1133,6 +1144,8 @@ class RowOutput(_message.Message):
     """set once; the gateway evicts the row"""
     prefixes: _builtins.bytes
     """with finish: hashes of prompt and answer at the boundaries beyond the prompt's length"""
+    ends: _builtins.bytes
+    """with finish: as RowOpened.ends, of prompt and answer"""
     token: _builtins.int
     """What a Resume needs; never beside sealed, which has them inside."""
     untold: _builtins.bool
@@ -1161,6 +1174,7 @@ class RowOutput(_message.Message):
         finish: _inference_pb2.FinishReason.ValueType = ...,
         logprobs: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
         prefixes: _builtins.bytes = ...,
+        ends: _builtins.bytes = ...,
         token: _builtins.int = ...,
         held: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
         parsed: _inference_pb2.Parsed | None = ...,
@@ -1168,7 +1182,7 @@ class RowOutput(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "parsed", b"parsed", "sealed", b"sealed", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "parsed", b"parsed", "prefixes", b"prefixes", "row", b"row", "sealed", b"sealed", "text", b"text", "token", b"token", "tokens", b"tokens", "untold", b"untold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "ends", b"ends", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "parsed", b"parsed", "prefixes", b"prefixes", "row", b"row", "sealed", b"sealed", "text", b"text", "token", b"token", "tokens", b"tokens", "untold", b"untold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "sealed"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015

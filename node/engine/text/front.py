@@ -41,6 +41,7 @@ from sealring.mesh.ring.composition import (
     ResolvedStep,
     Restoring,
 )
+from sealring.mesh.ring.prefix_ends import Ends
 from sealring.mesh.ring.prefix_names import (
     KEY_BYTES,
     NO_CHAIN,
@@ -285,6 +286,7 @@ class Front:
         self._kept: dict[int, tuple[Origin, PrefixNames]] = {}
         self._earlier: dict[Origin, PrefixNames] = {}
         self._prefix_key = os.urandom(KEY_BYTES)
+        self._ends = Ends()
         self._recalled: dict[int, tuple[PrefixNames, Chain]] = {}
         self._disk: StoredNames | None = None
         self._asking: dict[int, tuple[int, int]] = {}  # of open rows that ask for log-probabilities: of how
@@ -388,12 +390,12 @@ class Front:
 
     def begin_epoch(
         self, origins: Sequence[Origin], *, speculate: bool, disk: StoredNames | None = None
-    ) -> dict[Origin, bytes]:
+    ) -> dict[Origin, tuple[bytes, bytes]]:
         """An epoch opens: all rows are forgotten, and names are made under another key from now on.
 
-        Returns the new names of kept prefixes, so that nobody can tell by names what two epochs have in
-        common but for what goes on. Nothing is guessed, and nobody told what repeats, unless the deployment
-        wants it to `speculate`. `disk` names the blocks of prompts in clear.
+        Returns the new names of kept prefixes (PrefixNames.told), so that nobody can tell by names what two
+        epochs have in common but for what goes on. Nothing is guessed, and nobody told what repeats, unless
+        the deployment wants it to `speculate`. `disk` names the blocks of prompts in clear.
         """
         self.close_rows()
         self._recalled.clear()
@@ -407,7 +409,10 @@ class Front:
             for origin in origins
             if origin in earlier
         }
-        return {origin: b"".join(names.names.values()) for origin, names in self._earlier.items()}
+        self._ends.clear()
+        for names in self._earlier.values():
+            self._ends.remember(names)
+        return {origin: names.told() for origin, names in self._earlier.items()}
 
     # The front's own threads
 
@@ -500,6 +505,7 @@ class Front:
         if len(record) > MAX_PARAMS_BYTES or len(answered) >= max_tokens:
             raise _bad_resume("the answer was longer than it may be")
         names = PrefixNames(self._prefix_key, command.prefix_scope) if shares else None
+        prefixes, named = self._ends.extend(names, tokens.tobytes()) if names else (b"", b"")
         opened = control.RowOpened(
             row=command.row,
             prompt_tokens=len(tokens),
@@ -507,7 +513,8 @@ class Front:
             max_tokens=max_tokens - len(answered),
             answered=len(answered),
             drafts=_drafts(prompt.sampling) if self._speculate and not grammar else 0,
-            prefixes=names.extend(tokens.tobytes()) if names else b"",
+            prefixes=prefixes,
+            ends=named,
             stored=disk.held(chain).packed() if disk is not None and chain.names else b"",
         )
 
@@ -734,7 +741,8 @@ class Front:
         output.tokens, output.finish = answer.tokens, answer.finish
         if opened.names is not None:
             if answer.finish:  # the last token was not computed on
-                output.prefixes = opened.names.extend(np.array(opened.generated, np.uint32).tobytes())
+                said = np.array(opened.generated, np.uint32)
+                output.prefixes, output.ends = self._ends.extend(opened.names, said.tobytes())
             opened.generated.append(token)
         return self._whole(row, opened, output)
 
@@ -756,7 +764,7 @@ class Front:
         opened.untold = content
         opened.ended = bool(output.finish)
         bare = control.RowOutput(row=row, untold=True)
-        for name in ("token", "tokens", "finish", "prefixes"):
+        for name in ("token", "tokens", "finish", "prefixes", "ends"):
             setattr(bare, name, getattr(output, name))
         return bare
 

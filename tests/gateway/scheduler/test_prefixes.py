@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 
 from sealring.gateway.scheduler import prefixes
@@ -13,34 +11,31 @@ from sealring.gateway.scheduler.prefixes import PrefixCache
 from sealring.gateway.scheduler.request import Request, Row
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import MAX_PREFIXES, Origin
-from sealring.mesh.ring.prefix_names import NAME_BYTES, boundaries
+from sealring.mesh.ring.prefix_ends import Ends
+from sealring.mesh.ring.prefix_names import OPENING, PrefixNames, split
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 ANY, EXACT = control.PREFIX_SUPPORT_ANY, control.PREFIX_SUPPORT_EXACT
 
 
-def name(text: str, length: int) -> bytes:
-    return hashlib.sha256(text[:length].encode()).digest()[:NAME_BYTES]
-
-
-def names(text: str, after: int = 0) -> tuple[tuple[int, bytes], ...]:
-    return tuple((length, name(text, length)) for length in boundaries(len(text), after))
-
-
 class Desk:
-    """A prefix cache, and rows of one character per token."""
+    """A prefix cache, and rows of one character per token, which are named as a head names them."""
 
     def __init__(self, support: control.PrefixSupport.ValueType = ANY, tokens: int = 10_000) -> None:
         self.ledger = Ledger(RingFacts((MemberMemory(1, 0, tokens),), 8, 256, support))
         self.cache = PrefixCache(self.ledger, support)
         self.count = 0
+        self.ends = Ends()
+        self.named: dict[int, PrefixNames] = {}
 
     def row(self, text: str) -> Row:
         """A row about to begin."""
         self.count += 1
         row = Row(self.count, Request(f"r{self.count}", "k", 1, inference.Envelope()))
-        row.prompt_tokens, row.names = len(text), names(text)
+        named = self.named[row.number] = PrefixNames(bytes(32), b"c")
+        names, ends = self.ends.extend(named, text.encode("utf-32-le"))
+        row.prompt_tokens, row.names = len(text), split(names, len(text), ends=ends)
         self.cache.prepare(row)
         return row
 
@@ -55,6 +50,12 @@ class Desk:
             brought += self.changes()
         return row, brought
 
+    def finish(self, row: Row, answer: str) -> list[str]:
+        """The row ends with an answer, whose last token no step has computed."""
+        names, ends = self.ends.extend(self.named[row.number], answer[:-1].encode("utf-32-le"))
+        self.cache.finished(row, len(answer), control.RowOutput(prefixes=names, ends=ends))
+        return self.changes()
+
     def changes(self) -> list[str]:
         told = []
         for change in self.cache.changes():
@@ -67,7 +68,7 @@ class Desk:
 
 def test_a_prompt_is_kept_and_its_beginning_reused() -> None:
     desk = Desk()
-    assert desk.prefill("a" * 200)[1] == ["keep 1: 192 of 1"]
+    assert desk.prefill("a" * 200)[1] == ["keep 1: 200 of 1"]
     row = desk.row("a" * 150 + "b" * 50)
     assert (row.prefix, row.prefilled, row.cuts) == (1, 128, ())
     assert desk.row("b" * 200).prefix == 0
@@ -76,7 +77,7 @@ def test_a_prompt_is_kept_and_its_beginning_reused() -> None:
 def test_the_last_token_is_always_computed() -> None:
     desk = Desk()
     desk.prefill("a" * 128)
-    assert desk.row("a" * 128).prefilled == 64
+    assert desk.row("a" * 128).prefilled == 128 - OPENING
     assert desk.row("a" * 129).prefilled == 128
     assert desk.row("a" * 64).prefilled == 0
 
@@ -85,21 +86,30 @@ def test_an_answer_takes_the_place_of_its_prompt() -> None:
     """And the next turn of the conversation takes the place of both."""
     desk = Desk()
     row, _ = desk.prefill("a" * 100)
-    whole = "a" * 100 + "b" * 40
-    desk.cache.finished(row, 41, b"".join(name for _, name in names(whole, 100)))
-    assert desk.changes() == ["drop 1", "keep 2: 128 of 1"]
-    follow, changes = desk.prefill(whole + "c" * 60)
-    assert (follow.prefix, follow.reused) == (2, 128)
-    assert changes == ["drop 2", "keep 3: 192 of 2"]
+    assert desk.finish(row, "b" * 40 + ".") == ["drop 1", "keep 2: 140 of 1"]
+    follow, changes = desk.prefill("a" * 100 + "b" * 40 + "." + "c" * 60)
+    assert (follow.prefix, follow.reused) == (2, 140)
+    assert changes == ["drop 2", "keep 3: 201 of 2"]
 
 
-def test_an_answer_that_adds_no_block_changes_nothing() -> None:
+@pytest.mark.parametrize("length", [100, 30_000])
+def test_of_a_turn_nothing_is_computed_again(length: int) -> None:
+    """Whatever its place: neither the prompt before, nor its answer, nor either where templates open answers
+    otherwise when they are history."""
+    desk = Desk(tokens=1 << 20)
+    row, _ = desk.prefill("a" * length + "<think>")
+    desk.finish(row, "b" * 100 + ".")
+    assert desk.row("a" * length + "<think>" + "b" * 100 + "c" * 500).prefilled == length + 107
+    assert desk.row("a" * length + "<think>" + "c" * 500).prefilled == length + 7
+    assert desk.row("a" * length + "c" * 500).prefilled == length + 7 - OPENING
+
+
+def test_an_answer_of_one_token_changes_nothing() -> None:
     desk = Desk()
     row, _ = desk.prefill("a" * 100)
-    desk.cache.finished(row, 20, b"")
-    assert desk.changes() == []
+    assert desk.finish(row, ".") == []
     with pytest.raises(InvalidInput):
-        desk.cache.finished(row, 20, bytes(16))
+        desk.cache.finished(row, 1, control.RowOutput(prefixes=bytes(16)))
 
 
 def test_prompts_with_one_beginning_are_both_kept() -> None:
@@ -128,13 +138,13 @@ def test_rows_come_first_and_the_least_recently_used_goes() -> None:
     assert sorted(desk.changes()) == ["drop 1", "drop 3"]
     assert desk.prefill("d" * 200)[1] == []
     desk.ledger.release(98)
-    assert desk.prefill("e" * 200)[1] == ["keep 4: 192 of 8"]
+    assert desk.prefill("e" * 200)[1] == ["keep 4: 200 of 8"]
 
 
 def test_a_new_prefix_takes_the_room_of_an_old_one() -> None:
     desk = Desk(tokens=300)
     desk.prefill("a" * 200)
-    assert desk.prefill("b" * 200)[1] == ["drop 1", "keep 2: 192 of 2"]
+    assert desk.prefill("b" * 200)[1] == ["drop 1", "keep 2: 200 of 2"]
     assert desk.prefill("c" * 500)[1] == []
     assert desk.row("b" * 200).prefix == 2
 
@@ -142,22 +152,21 @@ def test_a_new_prefix_takes_the_room_of_an_old_one() -> None:
 def test_caches_that_cannot_be_cut_are_kept_where_prompts_part() -> None:
     """At the second sight of a common beginning, and before the end of every prompt."""
     desk = Desk(EXACT)
+    end = 250 - OPENING
     first, changes = desk.prefill("s" * 150 + "a" * 100)
-    assert (first.cuts, changes) == ((192,), ["keep 1: 192 of 1"])
+    assert (first.cuts, changes) == ((end,), [f"keep 1: {end} of 1"])
     second, changes = desk.prefill("s" * 150 + "b" * 100)
-    assert (second.cuts, changes) == ((128, 192), ["keep 2: 128 of 2", "keep 3: 192 of 2"])
+    assert (second.cuts, changes) == ((128, end), ["keep 2: 128 of 2", f"keep 3: {end} of 2"])
     third, changes = desk.prefill("s" * 150 + "c" * 100)
-    assert (third.prefix, third.reused, third.cuts) == (2, 128, (192,))
+    assert (third.prefix, third.reused, third.cuts) == (2, 128, (end,))
     again, changes = desk.prefill("s" * 150 + "a" * 100)
-    assert (again.reused, again.cuts, changes) == (192, (), [])
+    assert (again.reused, again.cuts, changes) == (end, (), [])
 
 
 def test_an_answer_is_not_kept_where_its_cache_cannot_be_cut() -> None:
     desk = Desk(EXACT)
     row, _ = desk.prefill("a" * 100)
-    whole = "a" * 100 + "b" * 40
-    desk.cache.finished(row, 41, b"".join(name for _, name in names(whole, 100)))
-    assert desk.changes() == []
+    assert desk.finish(row, "b" * 41) == []
 
 
 def test_a_prefix_is_in_use_from_the_first_chunk_of_a_row_that_begins_with_it() -> None:
@@ -195,25 +204,23 @@ def test_an_answer_that_adds_no_block_does_not_bring_back_what_was_dropped() -> 
     desk = Desk(tokens=300)
     row, _ = desk.prefill("a" * 200)
     desk.prefill("b" * 200)
-    desk.cache.finished(row, 10, b"")
-    assert desk.changes() == []
+    assert desk.finish(row, ".") == []
 
 
 def test_an_answer_is_not_kept_where_a_member_cannot() -> None:
     desk = Desk(control.PREFIX_SUPPORT_UNSPECIFIED)
     row, _ = desk.prefill("a" * 100)
-    desk.cache.finished(row, 41, b"".join(name for _, name in names("a" * 100 + "b" * 40, 100)))
-    assert desk.changes() == []
+    assert desk.finish(row, "b" * 41) == []
 
 
 def test_what_an_earlier_epoch_kept_is_found_again_the_newest_while_there_is_room() -> None:
     desk = Desk(tokens=320)
-    earlier = [(Origin(1, row, 128), names(text * 128)) for row, text in enumerate("abc", 1)]
+    earlier = [(Origin(1, row, 128), desk.row(text * 128).names) for row, text in enumerate("abc", 1)]
     desk.cache = PrefixCache(desk.ledger, ANY, earlier)
     assert [desk.row(text * 200).prefilled for text in "abc"] == [0, 128, 128]
     first = [(change.adopt.prefix, change.adopt.row) for change in desk.cache.changes()]
     assert first == [(1, 3), (2, 2)]
-    assert desk.prefill("d" * 128)[1] == ["drop 2", "keep 3: 128 of 4"]  # the one that was kept first
+    assert desk.prefill("d" * 128)[1] == ["drop 2", "keep 3: 128 of 7"]  # the one that was kept first
     assert desk.row("c" * 200).prefilled == 128
 
 
@@ -227,10 +234,11 @@ def test_no_more_is_kept_than_members_take() -> None:
 
 
 def test_the_names_seen_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "MAX_SEEN", 4)
+    monkeypatch.setattr(prefixes, "MAX_SEEN", 8)
     desk = Desk(EXACT, tokens=64)  # room for nothing: prompts are seen and not kept
     for letter in "abac":
         desk.prefill(letter * 150)
-    assert desk.row("a" * 150 + "x" * 50).cuts == (128, 192)
-    assert desk.row("b" * 150 + "x" * 50).cuts == (192,)
-    assert desk.row("a" * 70 + "x" * 130).cuts == (64, 192)
+    end = 200 - OPENING
+    assert desk.row("a" * 150 + "x" * 50).cuts == (150, end)
+    assert desk.row("b" * 150 + "x" * 50).cuts == (end,)
+    assert desk.row("a" * 70 + "x" * 130).cuts == (64, end)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
+import zlib
 from collections import deque
 from dataclasses import replace
 
@@ -29,7 +29,8 @@ from sealring.mesh.ring.composition import (
     ResolvedStep,
     Settling,
 )
-from sealring.mesh.ring.prefix_names import NAME_BYTES, boundaries, split
+from sealring.mesh.ring.prefix_ends import Ends
+from sealring.mesh.ring.prefix_names import Names, PrefixNames, split
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -40,14 +41,13 @@ Content = tuple[int, int, str]
 """Which of some texts a prompt begins with, for how many tokens, and whose the rest is."""
 
 
-def name_of(content: Content, length: int) -> bytes:
+def tokens_of(content: Content, tokens: int, after: int = 0) -> bytes:
     text, shared, rest = content
-    what = f"{text} {length}" if length <= shared else f"{text} {shared} {rest} {length}"
-    return hashlib.sha256(what.encode()).digest()[:NAME_BYTES]
+    begin, end = text.to_bytes(4, "big"), zlib.crc32(f"{text} {shared} {rest}".encode()).to_bytes(4, "big")
+    return (begin * shared + end * max(0, tokens - shared))[4 * after : 4 * tokens]
 
 
-def names_of(content: Content, tokens: int, after: int = 0) -> bytes:
-    return b"".join(name_of(content, length) for length in boundaries(tokens, after))
+KEY = bytes(32)
 
 
 def token_of(request: str, choice: int, position: int) -> int:
@@ -85,7 +85,8 @@ class ModelRing:
         self.contents: dict[int, Content] = {}
         self.kept: dict[int, tuple[Content, int]] = {}
         self.origins: dict[int, Origin] = {}
-        self.named: set[int] = set()  # rows whose prefixes the head names: no copies
+        self.named: dict[int, PrefixNames] = {}  # of rows whose prefixes the head names: no copies
+        self.ends = Ends()
         self.wrong: set[int] = set()  # rows of which a draft was, since they were settled
         self.asked: set[int] = set()
 
@@ -151,9 +152,25 @@ class ModelRing:
     def reuse(self, chunk: Chunk) -> None:
         """As the head and the engines check it."""
         content, tokens = self.kept[chunk.prefix]
-        assert name_of(content, chunk.start) == name_of(self.contents[chunk.row], chunk.start)
+        assert tokens_of(content, chunk.start) == tokens_of(self.contents[chunk.row], chunk.start)
+        assert chunk.start in self.named[chunk.row].names
         if self.facts.prefixes == control.PREFIX_SUPPORT_EXACT:
             assert chunk.start == tokens
+
+    def names(self, row: int, tokens: int, after: int = 0) -> tuple[bytes, bytes]:
+        """As the head names a row whose tokens behind `after` have come."""
+        named = self.named.setdefault(row, PrefixNames(KEY, b"c"))
+        return self.ends.extend(named, tokens_of(self.contents[row], tokens, after))
+
+    def adoptable(self) -> tuple[tuple[Origin, Names], ...]:
+        """What is kept of earlier epochs, and its names."""
+        found = []
+        for origin, (content, tokens) in sorted(self.earlier.items()):
+            named = PrefixNames(KEY, b"c")
+            regular, more = Ends().extend(named, tokens_of(content, tokens))
+            self.ends.remember(named)
+            found.append((origin, split(regular, tokens, ends=more)))
+        return tuple(found)
 
     def check_memory(self) -> None:
         lanes = [[rounded(self.lengths[row]) for row in rows] for rows in self.composition.lanes().values()]
@@ -178,7 +195,7 @@ class ModelRing:
                 output.finish = inference.FINISH_REASON_STOP
                 if row in self.named:
                     length = self.prompts[row] + output.tokens - self.answered[row] - 1
-                    output.prefixes = names_of(self.contents[row], length, self.prompts[row])
+                    output.prefixes, output.ends = self.names(row, length, self.prompts[row])
                 self.finished.add(row)
             self.tell(output)
         return done
@@ -249,9 +266,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.facts_of is not None
         self.epoch += 1
         facts = self.facts_of
-        kept = [(each, split(names_of(*what), what[1])) for each, what in sorted(self.earlier.items())]
-        facts = replace(facts, kept=tuple(kept))
         self.ring = ModelRing(facts, self.epoch, self.earlier)
+        facts = replace(facts, kept=self.ring.adoptable())
         self.perform(self.scheduler.attach(facts))
 
     @rule(
@@ -345,7 +361,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ring.prompts[row], ring.limits[row], ring.stops[row] = prompt, limit, max(1, stop - choice % 2)
             ring.answered[row] = ring.generated[row] = answered
             ring.held[row] = list(resume.held) if resume else []
-        ring.named.add(number)
+        names, ends = ring.names(number, prompt)
         self.perform(
             self.scheduler.row_opened(
                 control.RowOpened(
@@ -353,7 +369,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     prompt_tokens=prompt,
                     params_bytes=64,
                     max_tokens=limit,
-                    prefixes=names_of(content, prompt),
+                    prefixes=names,
+                    ends=ends,
                     answered=answered,
                     drafts=15,
                 )

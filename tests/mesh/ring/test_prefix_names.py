@@ -106,6 +106,23 @@ def test_names_that_do_not_fit_are_refused(names: bytes) -> None:
         split(names, 128)
 
 
+@pytest.mark.parametrize(
+    "ends",
+    [
+        bytes(19),
+        (64).to_bytes(4, "big") + bytes(16),
+        (128).to_bytes(4, "big") + bytes(16),
+        (130).to_bytes(4, "big") + bytes(16),
+        2 * ((100).to_bytes(4, "big") + bytes(16)),
+        b"".join(length.to_bytes(4, "big") + bytes(16) for length in range(70, 87)),
+    ],
+)
+def test_ends_that_cannot_be_are_refused(ends: bytes) -> None:
+    assert split(bytes(32), 129, ends=(100).to_bytes(4, "big") + bytes(16))[1] == (100, bytes(16))
+    with refused("BAD_PREFIXES", InvalidInput):
+        split(bytes(32), 129, ends=ends)
+
+
 def test_a_row_may_have_no_names() -> None:
     assert split(b"", 128) == ()
 

@@ -445,7 +445,7 @@ def test_what_goes_on_into_the_next_epoch_has_other_names_there(long_desk: Desk)
         front.reuse(Chunk(1, 64, 70, False, 0, 1))
     assert list(told) == origins[:1]
     again = names_of(long_desk.open(1, text_prompt("a" * 140), scope=b"me"))
-    assert b"".join(again) == told[origins[0]]
+    assert b"".join(again) == told[origins[0]][0]
     assert not set(before) & set(again)
     for origin in origins[1:]:
         with pytest.raises(InvalidInput):
@@ -484,6 +484,11 @@ def test_an_answer_goes_on_with_its_prompts_names(long_desk: Desk) -> None:
     assert output.prefixes == follow.opened.prefixes
     front.keep(Keeping(1, Origin(1, 1, 64), 66, 0, 0))
     front.reuse(Chunk(2, 64, 66, True, 0, 1))
+    front.keep(Keeping(2, Origin(1, 1, 65), 66, 0, 0))
+    front.reuse(Chunk(2, 65, 66, True, 0, 2))
+    answer = split(output.prefixes, 65, 60, output.ends)
+    assert [length for length, _ in answer] == [64, 65]
+    assert set(answer) < set(split(follow.opened.prefixes, 66, ends=follow.opened.ends))
 
 
 def told_of(token: int, *top: int) -> TokenLogprobs:
