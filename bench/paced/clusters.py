@@ -24,7 +24,6 @@ CONTEXT = 65_536
 TINY = dataclasses.replace(SHAPES["4x64"], context=CONTEXT, heads=1, kv_heads=1, vocabulary=0)
 """The model that is computed, with an embedding for each token of its tokenizer. One head: attention over
 long contexts is most of what it costs."""
-_LEAST_LAYERS = 4
 _MEMORY = 4 << 30
 """Bytes of each node, as far as plans go: long answers of many rows are planned for at once."""
 _UNLIMITED = {"key_requests_per_second": 1e6, "peer_requests_per_second": 1e6}
@@ -47,7 +46,7 @@ class MacCluster(LocalCluster):
             "node": {"memory_limit": _MEMORY},
         }
         if model is None:
-            model = random_model(dataclasses.replace(TINY, layers=max(_LEAST_LAYERS, 2 * len(machines))))
+            model = random_model(dataclasses.replace(TINY, layers=2 * len(machines)))
         super().__init__(folder, model, nodes=len(machines), name=NAME, settings=settings, host=PacedHost())
         spaces = network.spaces if network is not None else [""] * len(machines)
         self._network = network
