@@ -13,7 +13,7 @@ from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 _FIXED_WINDOW = (("grpc.http2.bdp_probe", 0),)
 """gRPC keeps some hundred bytes for each message that was received and not read. A receive window that
 follows the measured bandwidth let a member that floods cost a busy gateway 0.5 GiB
-(tests/trust/test_floods.py). A longer message opens the window for its own length."""
+(tests/trust/victim/test_floods.py). A longer message opens the window for its own length."""
 
 
 @dataclass(frozen=True)
