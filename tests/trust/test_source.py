@@ -28,6 +28,7 @@ REVIEWED_READERS = {
     "mesh/settings/config.py",
     "mesh/system/paths.py",
     "node/carrier/ring.py",  # sets what MLX reads
+    "node/engine/apart.py",  # likewise
     "node/engine/group.py",  # likewise
     "node/engine/metal.py",  # likewise
     "node/engine/nvidia.py",  # likewise
