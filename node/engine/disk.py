@@ -120,7 +120,8 @@ class Disk:
         chain = self._chains.get(keeping.row, NO_CHAIN).first(keeping.tokens)
         if not chain.names or self._waiting >= WAITING:
             return
-        if not self.store.wants(chain.scope, _places(chain)[-1]):  # the last that was written, if all were
+        places = reversed(_places(chain))  # most often the last is wanted; one before it if it was damaged
+        if not any(self.store.wants(chain.scope, place) for place in places):
             return
         arrays = self._layout.views(cache)
         mx.async_eval(*arrays)  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from sealring.node.engine.blocks import layout_of
 from sealring.node.engine.disk import Disk
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage
+from sealring.node.stored.codec import HEAD_BYTES, Head
 from sealring.node.stored.store import Store
 from sealring.v1 import control_pb2 as control
 
@@ -76,14 +77,23 @@ def row_of(prompt: list[int]) -> RowParameters:
     return RowParameters(stored=chain(prompt).packed())
 
 
-def write(family: str, size: int, prompt: list[int], root: Path, *, fail: bool = False) -> None:
-    """An epoch in which the prompt is computed, kept and written behind; it may `fail` then."""
+def write(
+    family: str,
+    size: int,
+    prompt: list[int],
+    root: Path,
+    *,
+    tokens: int = STORED_BLOCK + CHUNK,
+    fail: bool = False,
+) -> None:
+    """An epoch in which the prompt is computed, its first `tokens` are kept and written behind; it may `fail`
+    then."""
     stages, row = stages_of(family, size), row_of(prompt)
     ring = Ring(stages, Prompts({1: (prompt, row)}))
     made = disks(ring, stages, root)
     steps = [*prefill(1, prompt, 0, len(params.encode(row))), *decoded(2)]
     changes = steps[-2].changes
-    changes.add().keep.CopyFrom(control.Keep(prefix=1, row=1, tokens=STORED_BLOCK + CHUNK))
+    changes.add().keep.CopyFrom(control.Keep(prefix=1, row=1, tokens=tokens))
     changes.add().admit.row = 1
     try:
         perform(ring, steps, len(steps))
@@ -206,6 +216,27 @@ def test_only_what_was_recalled_is_restored(tmp_path: Path) -> None:
         finally:
             ring.close()
             disk.close()
+
+
+@pytest.mark.parametrize("harm", ["flipped", "gone"])
+def test_a_damaged_block_is_written_again_when_its_prompt_is_kept_again(tmp_path: Path, harm: str) -> None:
+    """Else what lies behind it would be of no use for as long as it is stored."""
+    whole = 3 * STORED_BLOCK
+    prompt = prompt_of("llama", 0, whole)
+    write("llama", 1, prompt, tmp_path, tokens=whole)
+    heads = {file: file.read_bytes()[:HEAD_BYTES] for file in tmp_path.rglob("*.block")}
+    (damaged,) = (file for file, head in heads.items() if (Head.parse(head) or ())[:1] == (STORED_BLOCK,))
+    if harm == "gone":
+        damaged.unlink()
+    else:
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    (stage,) = stages_of("llama", 1)
+    for expected_tokens in (STORED_BLOCK, whole):
+        disk = disk_of(stage, 0, tmp_path)
+        assert disk is not None
+        assert recall(disk, 1, chain(prompt)) == expected_tokens
+        disk.close()
+        write("llama", 1, prompt, tmp_path, tokens=whole)
 
 
 def test_what_is_not_there_is_a_miss(tmp_path: Path) -> None:
