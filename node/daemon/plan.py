@@ -56,6 +56,8 @@ class EpochPlan:
     """Hash of the names and hashes of the hub's files, which finds other commits with the same files."""
     speculate: bool = False
     """Whether steps may have drafts."""
+    releases: tuple[bytes, ...] = ()
+    """The hashes of its members' software, each once, in order."""
 
 
 def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str) -> EpochPlan:
@@ -95,6 +97,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         commit=prepare.commit,
         hub_files=prepare.hub_files,
         speculate=prepare.speculate,
+        releases=tuple(sorted({roster.member(each.id).manifest_hash for each in ring.members})),
     )
 
 

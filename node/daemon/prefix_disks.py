@@ -34,7 +34,14 @@ class PrefixDisks:
         """
         if self._size == 0 or plan.backend or not isinstance(self._signer, SecretHolder):
             return None
-        stage = StageIdentity(self._cluster, plan.deployment, plan.model_digest, plan.layers, plan.kv_bits)
+        stage = StageIdentity(
+            self._cluster,
+            plan.deployment,
+            plan.model_digest,
+            plan.layers,
+            plan.kv_bits,
+            plan.releases if len(plan.releases) > 1 else (),
+        )
         try:
             key = await asyncio.to_thread(stage_key, self._root, stage, plan.model, self._signer)
         except (OSError, SealringError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from mlx.utils import tree_flatten
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.staging.caches import Cache, parts_of
 from sealring.node.engine.staging.rows import QuantizedRowCache
+from sealring.node.engine.weights import weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Layout:
 
     @property
     def digest(self) -> bytes:
+        """A hash of all that the bytes depend on: part of the key of the blocks."""
         return hashlib.sha256(self.described.encode()).digest()
 
     def bytes(self, tokens: int) -> int:
@@ -100,8 +103,19 @@ class Layout:
             part.offset = tokens
 
 
-def layout_of(stage: Stage) -> Layout | None:
+def provenance(path: Path) -> str:
+    """What computes caches with the weights of a model's folder: MLX, mlx-lm and the weights, by the times of
+    their files. The model's digest does not cover the contents of weights, which may be replaced by others of
+    the same shapes. Raises ModelError."""
+    from mlx_lm._version import __version__ as mlx_lm_version
+
+    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(path)]
+    return repr((mx.__version__, mlx_lm_version, files))  # type: ignore[attr-defined]
+
+
+def layout_of(stage: Stage, computed_by: str) -> Layout | None:
     """The layout of a stage's caches; None for caches that are not stored. For the compute thread.
+    `computed_by` is its `provenance`.
 
     Those of a tensor ring are not: a rank cannot compute alone, and its caches are parts of every layer.
     """
@@ -123,7 +137,7 @@ def layout_of(stage: Stage) -> Layout | None:
         (type(part).__name__, getattr(part, "group_size", 0), getattr(part, "bits", 0), len(_leaves(part)))
         for part in parts
     ]
-    layout = Layout(tuple(leaves), repr((stage.spec.model_type, kinds, leaves)))
+    layout = Layout(tuple(leaves), repr((computed_by, stage.spec.model_type, kinds, leaves)))
     return layout if layout.bytes(1) else None
 
 

@@ -15,7 +15,7 @@ import structlog
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import device, sampling_kinds
-from sealring.node.engine.blocks import Layout, layout_of
+from sealring.node.engine.blocks import Layout, layout_of, provenance
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.profile import digest, measure, profile
@@ -186,14 +186,14 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             grammars.close()
         raise
     log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
-    return Loaded(stage, front, command, measured, grammars, times, _layout(stage))
+    return Loaded(stage, front, command, measured, grammars, times, _layout(stage, path))
 
 
-def _layout(stage: Stage) -> Layout | None:
+def _layout(stage: Stage, path: Path) -> Layout | None:
     """As `layout_of`; None if a model's own code does not make a token's caches alone, and for a GPU
     with memory of its own, whose caches no other thread can read."""
     try:
-        return layout_of(stage) if shares_memory() else None
+        return layout_of(stage, provenance(path)) if shares_memory() else None
     except Exception as error:
         log.info("prefixes_not_stored", model_type=stage.spec.model_type, error=type(error).__name__)
         return None

@@ -258,7 +258,7 @@ class Engine:
         disk = loaded.open_disk(command)
         names = {}
         if front is not None:
-            named = StoredNames(names_key(command.disk.key), disk.held) if disk is not None else None
+            named = StoredNames(names_key(disk.store.key), disk.held) if disk is not None else None
             names = front.begin_epoch(origins, speculate=command.speculate, disk=named)
         self._epoch = StageEpoch(
             command.epoch,

@@ -30,7 +30,9 @@ FOLDER = "prefixes"
 
 KEY_BYTES = 32
 FORMAT = 1
-"""Raised with every change of what a block holds: blocks of other formats are misses."""
+"""Raised with every change of what a block holds, so that others are misses: the bytes of each layer's keys,
+then of its values, [heads, tokens, width] each, as mlx-lm computes them. Quantized ones are words, scales and
+biases."""
 
 SEED, _NAMES = "seed", "names"
 
@@ -45,25 +47,30 @@ class SecretHolder(Protocol):
 
 @dataclass(frozen=True)
 class StageIdentity:
-    """What the caches of a stage depend on. Two stages that differ in any of it share no key."""
+    """What the caches of a stage depend on. Two stages that differ in any of it share no key.
+
+    `releases` are the manifest hashes of a ring's members where these differ. The caches of a layer come from
+    all layers below it, so that a member's blocks are stale once another one computes in another way. Members
+    that are alike change together: then each has the versions that matter in the layout of its caches.
+    """
 
     cluster: str
     deployment: str
     model_digest: str
     layers: tuple[int, int]
     kv_bits: int
-    rank: int = 0
-    ranks: int = 0
+    releases: tuple[bytes, ...] = ()
 
     def packed(self) -> bytes:
         """All of it, injectively."""
-        numbers = (*self.layers, self.kv_bits, self.rank, self.ranks, FORMAT)
+        numbers = (*self.layers, self.kv_bits, FORMAT)
         return pack_fields(
             b"sealring/v1 prefixes of a stage",
             self.cluster.encode(),
             self.deployment.encode(),
             self.model_digest.encode(),
             *(number.to_bytes(8, "big") for number in numbers),
+            *self.releases,
         )
 
 

@@ -77,7 +77,7 @@ class Store:
         """`setting` bounds the bytes below `root`; None leaves that to the free disk. `model` is the model's
         folder in it. Reads the folder."""
         self._root = root
-        self._key = key
+        self.key = key
         self._names_key = expand(key, b"sealring/v1 names of blocks")
         self._folder = model / mac(self._names_key, b"folder").hex()[:16]
         self._setting = setting
@@ -252,7 +252,7 @@ class Store:
         return f"{self._folder}/{name[:16].hex()}{_SUFFIX}"
 
     def _key_of(self, scope: bytes) -> bytes:
-        return _scope_key(self._key, scope)
+        return _scope_key(self.key, scope)
 
     def _warn(self, doing: str, error: OSError) -> None:
         """One warning for each kind of trouble: a disk that fails once fails often."""

@@ -42,6 +42,16 @@ def test_a_place_in_a_ring(cluster, size: int) -> None:
         assert outgoing.params.initiates == (rank < (rank + 1) % size)
         assert incoming.params.initiates == (rank < (rank - 1) % size)
         assert outgoing.params.epoch == 4
+        assert len(plan.releases) == 1
+
+
+def test_members_that_run_other_software_are_seen(cluster) -> None:
+    parties = [cluster.party() for _ in range(3)]
+    _, roster = cluster.roster(parties)
+    changed = dataclasses.replace(roster.members[1], manifest_hash=b"2" * 32)
+    mixed = dataclasses.replace(roster, members=(roster.members[0], changed, roster.members[2]))
+    plan = plan_epoch(prepare(mixed), mixed, parties[0].id)
+    assert plan.releases == tuple(sorted({roster.members[0].manifest_hash, b"2" * 32}))
 
 
 def test_a_ring_of_one_has_no_links(cluster) -> None:

@@ -22,6 +22,7 @@ class Plan:
     layers: tuple[int, int] = (0, 8)
     kv_bits: int = 0
     backend: str = ""
+    releases: tuple[bytes, ...] = (b"one",)
 
 
 PLAN: Any = Plan()
@@ -44,7 +45,12 @@ async def test_a_stage_has_one_key_for_as_long_as_nothing_is_removed(tmp_path: P
         {"layers": (0, 9)},
         {"kv_bits": 4},
         {"model_digest": "cd"},
+        {"releases": (b"one", b"two")},
+        {"releases": (b"three", b"two")},
     ]
+    updated = await disks(tmp_path).of(dataclasses.replace(PLAN, releases=(b"two",)))
+    assert updated is not None
+    assert updated.key == first.key, "all members were, and the engine's versions decide"
     keys = {first.key}
     for change in others:
         other = await disks(tmp_path).of(dataclasses.replace(PLAN, **change))

@@ -30,8 +30,8 @@ def chain(tokens: list[int]) -> Chain:
     return chain_of(names_key(b"key of the head's stage on disk."), b"ckey one", words)
 
 
-def disk_of(stage: Stage, rank: int, root: Path) -> Disk | None:
-    layout = compute_thread(rank).submit(layout_of, stage).result(PATIENCE_SECONDS)
+def disk_of(stage: Stage, rank: int, root: Path, computed_by: str = "a release") -> Disk | None:
+    layout = compute_thread(rank).submit(layout_of, stage, computed_by).result(PATIENCE_SECONDS)
     if layout is None:
         return None
     folder = root / str(rank)
@@ -164,12 +164,12 @@ def test_after_a_restart_a_prompt_goes_on_from_the_disk(family: str, size: int, 
 @pytest.mark.parametrize("family", ["gemma3_text", "mamba2", "gpt_oss"])
 def test_caches_that_are_more_than_keys_and_values_are_not_stored(family: str) -> None:
     (stage,) = stages_of(family, 1)
-    assert compute_thread(0).submit(layout_of, stage).result(PATIENCE_SECONDS) is None
+    assert compute_thread(0).submit(layout_of, stage, "").result(PATIENCE_SECONDS) is None
 
 
 def test_stages_with_other_caches_have_other_layouts() -> None:
     layouts = {
-        compute_thread(rank).submit(layout_of, stage).result(PATIENCE_SECONDS).digest
+        compute_thread(rank).submit(layout_of, stage, "").result(PATIENCE_SECONDS).digest
         for family in ("llama", "qwen3", "qwen3:8", "qwen3:4")
         for rank, stage in enumerate(stages_of(family, 1))
     }
@@ -237,6 +237,18 @@ def test_a_damaged_block_is_written_again_when_its_prompt_is_kept_again(tmp_path
         assert recall(disk, 1, chain(prompt)) == expected_tokens
         disk.close()
         write("llama", 1, prompt, tmp_path, tokens=whole)
+
+
+def test_what_another_release_has_stored_is_a_miss_until_that_runs_again(tmp_path: Path) -> None:
+    prompt = prompt_of("llama", 0, LENGTH)
+    write("llama", 1, prompt, tmp_path)
+    (stage,) = stages_of("llama", 1)
+    for release, tokens in (("another", 0), ("a release", STORED_BLOCK)):
+        disk = disk_of(stage, 0, tmp_path, release)
+        assert disk is not None
+        assert disk.held(chain(prompt)).tokens == tokens
+        assert recall(disk, 1, chain(prompt)) == tokens
+        disk.close()
 
 
 def test_what_is_not_there_is_a_miss(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from sealring.mesh.ring.prefix_names import STORED_BLOCK, chain_of, clear_scope, names_key
+from sealring.mesh.ring.prefix_names import STORED_BLOCK, clear_scope
 from sealring.node.engine import device, main
 from sealring.node.engine.profile import digest
 from sealring.node.wire.frames import FrameSocket
@@ -322,26 +324,76 @@ def test_what_computes_interrupts_nobody_and_what_passes_results_on_does(shared:
     shared.close_epoch()
 
 
-def test_recalls_beyond_the_memory_of_the_plan_end_the_epoch(shared: EngineProcess, tmp_path: Path) -> None:
-    """What a gateway has read from disk counts like rows, whether or not it is restored."""
-    long = engine.LoadStage(path=str(MODEL), hi=LAYERS, context=4 * STORED_BLOCK)
-    per_token = shared.ask("loaded", load=long).kv_bytes_per_token
-    disk = engine.PrefixDisk(root=str(tmp_path), model=str(tmp_path / "model"), key=bytes(32))
+PROMPT = inference.Prompt(tokens=inference.TokenIds(ids=[7] * (STORED_BLOCK + 1)))
+
+
+def begin_with_disk(member: EngineProcess, model: Path, disk: Path, *, context: int) -> None:
+    """An epoch that may hold four blocks, of an engine that has loaded the model with this context."""
+    load = engine.LoadStage(path=str(model), hi=LAYERS, context=context)
+    per_token = member.ask("loaded", load=load).kv_bytes_per_token
     opening = engine.OpenEngineEpoch(
-        epoch=1, size=1, prefill_chunk=CHUNK, max_rows=8, kv_budget=2 * STORED_BLOCK * per_token, disk=disk
+        epoch=1,
+        size=1,
+        prefill_chunk=CHUNK,
+        max_rows=8,
+        kv_budget=4 * STORED_BLOCK * per_token,
+        disk=engine.PrefixDisk(root=str(disk), model=str(disk / "model"), key=bytes(32)),
     )
-    assert shared.ask("epoch_opened", open_epoch=opening).recalls
-    ids = [7] * (STORED_BLOCK + 1)
+    assert member.ask("epoch_opened", open_epoch=opening).recalls
+
+
+def open_prompt(member: EngineProcess, row: int) -> control.RowOpened:
     scope = clear_scope("key one")
-    prompt = inference.Prompt(tokens=inference.TokenIds(ids=ids))
-    for row in (1, 2, 3):
-        shared.send(open_row=engine.OpenEngineRow(row=row, prompt=prompt, prefix_scope=scope))
-        assert shared.wait_for("opened", "refused").row == row
-    chain = chain_of(names_key(disk.key), scope, b"".join(each.to_bytes(4, "little") for each in ids))
-    for row in (1, 2, 3):
-        shared.send(recall=control.Recall(number=row, chain=chain.packed(), row=row))
-    assert [shared.wait_for("recalled").tokens for _ in range(2)] == [0, 0], "nothing is stored"
+    member.send(open_row=engine.OpenEngineRow(row=row, prompt=PROMPT, prefix_scope=scope))
+    opened = member.wait_for("opened", "refused")
+    assert isinstance(opened, control.RowOpened)
+    return opened
+
+
+def store_prompt(member: EngineProcess) -> bytes:
+    """Has the prompt computed, kept and written behind; its chain."""
+    gateway = Gateway(member, lanes=1)
+    gateway.prefill(open_prompt(member, 1))
+    keep = control.Keep(prefix=1, row=1, tokens=STORED_BLOCK)
+    changes = [control.Change(keep=keep), control.Change(evict=control.Evict(row=1))]
+    for change in changes:
+        gateway.step(changes=[change])
+    for row in range(2, 400):
+        if stored := open_prompt(member, row).stored:
+            return stored
+        member.send(discard=control.DiscardRow(row=row))
+        time.sleep(0.05)
+    raise AssertionError("nothing was stored")
+
+
+def test_recalls_beyond_the_memory_of_the_plan_end_the_epoch(shared: EngineProcess, tmp_path: Path) -> None:
+    """What a gateway has read from disk counts beside what is kept, whether or not it is restored."""
+    begin_with_disk(shared, MODEL, tmp_path, context=4 * STORED_BLOCK)
+    chain = store_prompt(shared)
+    for row in range(1001, 1005):
+        open_prompt(shared, row)
+        shared.send(recall=control.Recall(number=row, chain=chain, row=row))
+    assert [shared.wait_for("recalled").tokens for _ in range(3)] == [STORED_BLOCK] * 3
     assert shared.wait_for("fault").problem.reason == "KV_BUDGET"
+    shared.close_epoch()
+
+
+def test_caches_of_other_weights_under_the_same_names_are_a_miss(
+    shared: EngineProcess, tmp_path: Path
+) -> None:
+    """The model's digest does not cover the contents of weights."""
+    model = tmp_path / "copy"
+    shutil.copytree(MODEL, model)
+    begin_with_disk(shared, model, tmp_path, context=4 * STORED_BLOCK)
+    store_prompt(shared)
+    shared.close_epoch()
+    begin_with_disk(shared, model, tmp_path, context=5 * STORED_BLOCK)
+    assert open_prompt(shared, 1).stored, "another context changes no cache"
+    shared.close_epoch()
+    for file in model.glob("*.safetensors"):
+        os.utime(file, (0, 0))
+    begin_with_disk(shared, model, tmp_path, context=6 * STORED_BLOCK)
+    assert not open_prompt(shared, 1).stored
     shared.close_epoch()
 
 
