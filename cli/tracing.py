@@ -12,8 +12,11 @@ from typing import Any
 from sealring.cli.terminal.output import enum_word
 from sealring.v1 import admin_pb2, trace_pb2
 
-SHOWN = ("wait", "copy_in", "build", "launch", "compute", "copy_out", "seal", "send", "receive", "open")
-"""Activities in the order of a record's way through a member."""
+SHOWN = (
+    *("wait", "copy_in", "build", "launch", "compute", "copy_out", "seal", "send", "receive", "open"),
+    *("recall", "store"),
+)
+"""Activities in the order of a record's way through a member, and those of its disk."""
 
 _THREADS = {
     "compute loop": ("wait", "build", "launch"),
@@ -22,6 +25,8 @@ _THREADS = {
     "records in": ("copy_in",),
     "carrier out": ("seal", "send"),
     "carrier in": ("receive", "open"),
+    "prefixes ahead": ("recall",),
+    "prefixes behind": ("store",),
 }
 _THREAD_OF = {
     activity: number for number, activities in enumerate(_THREADS.values(), 1) for activity in activities
@@ -46,6 +51,9 @@ class MemberShares:
     drafted: int
     """Tokens that it guessed, as the head does, and of them those `accepted`, in the time traced."""
     accepted: int
+    recalled: int
+    """Tokens of prefixes that it read from its disk, and those that it `stored` there."""
+    stored: int
 
 
 def _word(number: int) -> str:
@@ -68,7 +76,7 @@ def _shares(member: admin_pb2.MemberTrace, trace: admin_pb2.TraceRingResponse) -
         first, last = max(begin, span.start), min(end, span.start + span.duration)
         if last > first or begin <= span.start < end:
             spans.setdefault(_word(span.activity), []).append((first, last))
-            steps.add(span.step)
+            steps.update([span.step] if span.step else [])  # the disk's work is of no step
     busy = _covered([one for several in spans.values() for one in several])
     return MemberShares(
         rank=member.rank,
@@ -80,6 +88,8 @@ def _shares(member: admin_pb2.MemberTrace, trace: admin_pb2.TraceRingResponse) -
         clock_error=member.clock_error / 1e6,
         drafted=member.drafted,
         accepted=member.accepted,
+        recalled=member.recalled,
+        stored=member.stored,
     )
 
 

@@ -96,9 +96,12 @@ async def find_member(admin: Admin, name: str, *among: Find) -> str:
 
 def _stored(node: dict[str, Any]) -> str:
     """What a node stores of prompts, as the end of a sentence."""
-    said = f"{size(node['stored_bytes'])} of prompts, and has read {node['stored_read']:,} tokens of them"
+    blocks, read = f"{node.get('stored_blocks', 0):,} blocks", f"{node['stored_read']:,} tokens"
+    said = f"{size(node['stored_bytes'])} of prompts in {blocks}, and has read {read} of them"
     if node.get("stored_oldest"):
         said += f"; the oldest was last used at {moment(node['stored_oldest'])}"
+    if node.get("stored_damaged"):
+        said += f"; {node['stored_damaged']:,} were damaged"
     return said + "; its disk takes no more" * bool(node.get("stored_broken"))
 
 

@@ -40,8 +40,8 @@ def trace(
     """Show where a ring's time goes, step by step.
 
     Watches a serving ring, then asks its members what they did: waiting for input, computing, sealing,
-    sending. Steps and times only, and how many guessed tokens were right; nothing of what was asked or
-    answered.
+    sending, reading prefixes from disk. Steps, times and numbers of tokens only; nothing of what was asked
+    or answered.
     """
     from sealring.cli.tracing import chrome_trace, member_shares
     from sealring.mesh.rpc.problem import from_problem
@@ -87,3 +87,6 @@ def _print_shares(ring: str, shares: list[Any]) -> None:
     for one in shares:
         if one.drafted:
             print_data(f"of {one.drafted} tokens that {one.name} guessed {one.accepted} were right")
+        if one.recalled or one.stored:
+            read, wrote = f"read {one.recalled:,} tokens of prefixes", f"wrote {one.stored:,}"
+            print_data(f"{one.name} {read} from its disk and {wrote}")

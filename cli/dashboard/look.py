@@ -32,6 +32,7 @@ _FIRST = "sealring_time_to_first_token_seconds_bucket"
 _TOKENS = "sealring_generation_tokens_total"
 _HITS = "sealring_prefix_cache_hits_total"
 _ASKED = "sealring_prefix_cache_queries_total"
+_FROM_DISK = "sealring_prefix_cache_disk_tokens_total"
 _GAUGES = {
     "sealring_num_requests_running": "running",
     "sealring_num_requests_waiting": "waiting",
@@ -54,8 +55,9 @@ class Load:
 
     async def look(self, now: float) -> list[dict[str, Any]]:
         """The gateway's load by model: requests running and waiting, KV memory in use (0 to 1), tokens per
-        second, median seconds to the first token (None without requests), and the share of prompt tokens
-        that came from the prefix cache. If the gateway does not answer, `trouble` says why."""
+        second, median seconds to the first token (None without requests). Of prompt tokens,
+        `prefix_share` came from the prefix cache, and `disk_share` were read from disk into it. If the
+        gateway does not answer, `trouble` says why."""
         try:
             newest = _sample(await self._exposition())
         except SealringError as error:
@@ -94,6 +96,7 @@ def _load(model: str, newest: Sample, oldest: Sample, seconds: float) -> dict[st
         "tokens_per_second": grown(_TOKENS) / seconds if seconds else None,
         "first_token": median(buckets),
         "prefix_share": grown(_HITS) / asked if asked else None,
+        "disk_share": grown(_FROM_DISK) / asked if asked else None,
     }
 
 

@@ -67,7 +67,7 @@ function showCluster(found) {
   if (!found.deployments.length) element("rings").replaceChildren(make("p", "Nothing is deployed: sealring deploy MODEL"));
   element("nodes").replaceChildren(
     table(
-      ["node", "state", "trust", "attested", "challenged", "memory", "version", ""],
+      ["node", "state", "trust", "attested", "challenged", "memory", "prompts on disk", "version", ""],
       found.nodes.map((one) => [
         one.name,
         [one.state, one.state],
@@ -75,6 +75,7 @@ function showCluster(found) {
         age(found.now, one.attested_at),
         age(found.now, one.challenged_at),
         `${size(one.memory_used)} of ${size(one.memory_usable)}`,
+        `${size(one.stored_bytes)}${one.stored_broken ? ", takes no writes" : ""}`,
         one.software_version,
         [one.trouble || one.idle, "text"],
       ]),
@@ -133,7 +134,7 @@ function showLoad(found) {
   showPrograms();
   element("load").replaceChildren(
     table(
-      ["gateway", "model", "rows", "waiting", "tokens/s", "first token, median", "KV memory", "prefixes kept", "of prompts from prefixes"],
+      ["gateway", "model", "rows", "waiting", "tokens/s", "first token, median", "KV memory", "prefixes kept", "of prompts from prefixes", "read from disk"],
       found.map((one) => (one.trouble ? [one.gateway, [one.trouble, "text"]] : [
         one.gateway,
         one.model,
@@ -143,7 +144,7 @@ function showLoad(found) {
         number(one.first_token, 3, " s"),
         number(100 * one.kv_usage, 0, " %"),
         `${one.prefix_tokens} tokens`,
-        one.prefix_share === null ? "–" : number(100 * one.prefix_share, 0, " %"),
+        ...[one.prefix_share, one.disk_share].map((share) => (share === null ? "–" : number(100 * share, 0, " %"))),
       ])),
     ),
   );

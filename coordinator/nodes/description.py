@@ -43,8 +43,8 @@ def describe_node(
         node.memory_used = session.heartbeat.memory_used
         node.memory_overhead = session.heartbeat.memory_overhead
         node.load = session.heartbeat.load
-        for name in ("stored_bytes", "stored_read", "stored_oldest", "stored_broken"):
-            setattr(node, name, getattr(session.heartbeat, name))
+        for name in ("bytes", "read", "oldest", "broken", "blocks", "damaged"):
+            setattr(node, f"stored_{name}", getattr(session.heartbeat, f"stored_{name}"))
         node.models.extend(session.heartbeat.models)
     for ring, stage in sorted(places, key=lambda place: place[0]):
         node.rings.add(

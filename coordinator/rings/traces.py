@@ -22,7 +22,7 @@ from sealring.v1.membership_pb2 import CoordinatorMessage
 MAX_MILLISECONDS = 60_000
 _MAX_PROCESSES = 2
 _MAX_TIME = 1 << 62
-_MAX_DRAFTS = 1 << 32
+_MAX_TOKENS = 1 << 32
 _ROUND_TRIPS = 8
 _ANSWER_SECONDS = 15.0
 _CLOCK_SECONDS = 5.0
@@ -152,7 +152,9 @@ def check_trace(answer: membership_pb2.TraceAnswer) -> Iterable[trace_pb2.Proces
     for process in answer.processes:
         if len(process.spans) > MAX_SPANS or process.since >= _MAX_TIME:
             raise _bad_trace()
-        if not process.accepted <= process.drafted < _MAX_DRAFTS:
+        if not process.accepted <= process.drafted < _MAX_TOKENS:
+            raise _bad_trace()
+        if max(process.recalled, process.stored) >= _MAX_TOKENS:
             raise _bad_trace()
         for span in process.spans:
             if span.activity not in known or max(span.start, span.duration, span.record) >= _MAX_TIME:
@@ -166,6 +168,8 @@ def _fill(made: admin_pb2.MemberTrace, processes: Iterable[trace_pb2.ProcessTrac
         made.since = max(made.since, process.since + offset.value, 0)
         made.drafted += process.drafted
         made.accepted += process.accepted
+        made.recalled += process.recalled
+        made.stored += process.stored
         for span in process.spans:
             moved = made.spans.add()
             moved.CopyFrom(span)

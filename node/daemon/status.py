@@ -72,4 +72,6 @@ class NodeStatus:
             stored_read=sum(each.tokens_read for each in stored),
             stored_oldest=min((each.oldest for each in stored), default=0),
             stored_broken=any(each.broken for each in stored),
+            stored_blocks=max((each.blocks for each in stored), default=0),
+            stored_damaged=sum(each.damaged for each in stored),
         )

@@ -30,7 +30,9 @@ from sealring.node.engine.blocks import Layout
 from sealring.node.engine.staging.caches import Cache
 from sealring.node.stored.codec import Place
 from sealring.node.stored.store import Store
+from sealring.node.wire.timelog import TimeLog, now
 from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import trace_pb2
 
 log = structlog.get_logger()
 
@@ -90,6 +92,7 @@ class Disk:
         self._lock = threading.Lock()
         self._behind: SimpleQueue[_Prefix | list[_Prefix] | None] = SimpleQueue()
         self._waiting = 0
+        self._reads, self._writes = TimeLog(3), TimeLog(3)  # of blocks: begin, end, tokens
         self._readers = ThreadPoolExecutor(READERS, "prefixes ahead")
         self._writer = threading.Thread(target=self._write_all, name="prefixes behind", daemon=True)
         self._writer.start()
@@ -103,7 +106,19 @@ class Disk:
             tokens_read=found.tokens_read,
             oldest=int(found.oldest),
             broken=not found.writes,
+            damaged=found.damaged,
         )
+
+    @property
+    def logs(self) -> dict[trace_pb2.Activity.ValueType, TimeLog]:
+        """Begin, end and tokens of blocks that were read and written."""
+        return {trace_pb2.ACTIVITY_RECALL: self._reads, trace_pb2.ACTIVITY_STORE: self._writes}
+
+    def since(self, moment: int) -> tuple[int, int]:
+        """Tokens that were read and written since then, nanoseconds on the machine's clock. Any thread."""
+        both = (log.entries()[0] for log in (self._reads, self._writes))
+        read, written = (sum(tokens for _, end, tokens in entries if end >= moment) for entries in both)
+        return read, written
 
     # The compute thread: behind
 
@@ -169,8 +184,10 @@ class Disk:
                 return
             if self.store.wants(prefix.chain.scope, place):
                 content = self._layout.content(arrays, place.first, place.end)
+                begin = now()
                 if not self.store.write(prefix.chain.scope, place, content):
                     return
+                self._writes.add(begin, now(), place.end - place.first)
                 prefix.written.append(place)
 
     # The thread that reads commands: ahead
@@ -218,10 +235,9 @@ class Disk:
     # The threads that read
 
     def _read(self, recall: _Recall, index: int, place: Place) -> None:
-        arrays = None
+        arrays, begin, tokens = None, now(), place.end - place.first
         try:
             if recall.wanted and index < recall.good:
-                tokens = place.end - place.first
                 content = self.store.read(recall.chain.scope, place, self._layout.bytes(tokens))
                 arrays = None if content is None else self._layout.arrays(content, tokens)
         except Exception as error:
@@ -231,6 +247,7 @@ class Disk:
                 recall.good = min(recall.good, index)
             elif recall.wanted:
                 recall.blocks[index] = arrays
+                self._reads.add(begin, now(), tokens)
             recall.unread -= 1
             last = not recall.unread
         if last and recall.wanted:

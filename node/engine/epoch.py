@@ -146,7 +146,10 @@ class StageEpoch:
 
     def spans(self, since: int) -> trace_pb2.ProcessTrace:
         """The activities since then, nanoseconds on the machine's monotonic clock. Any thread."""
-        trace = engine_trace(self.trace, self._source.copied, since)
+        disk = self._prefixes.disk
+        trace = engine_trace(self.trace, self._source.copied, since, disk.logs if disk is not None else {})
+        if disk is not None:
+            trace.recalled, trace.stored = disk.since(since)
         if self._source.runs is not None:
             trace.drafted, trace.accepted = self._source.runs.since(since)
         return trace

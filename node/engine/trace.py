@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sealring.node.engine.threads import TRACE_LENGTH, StepTimes
 from sealring.node.wire.timelog import TimeLog, process_trace, span
@@ -19,8 +19,15 @@ from sealring.v1.trace_pb2 import (
 _SECOND = 1_000_000_000
 
 
-def engine_trace(steps: Sequence[StepTimes], copied: TimeLog | None, since: int) -> trace_pb2.ProcessTrace:
-    """The activities since `since`, nanoseconds; `copied` has step, begin and end of each received record."""
+def engine_trace(
+    steps: Sequence[StepTimes],
+    copied: TimeLog | None,
+    since: int,
+    others: Mapping[trace_pb2.Activity.ValueType, TimeLog] | None = None,
+) -> trace_pb2.ProcessTrace:
+    """The activities since `since`, nanoseconds; `copied` has step, begin and end of each received record.
+
+    `others` have begin and end of work that belongs to no step, and perhaps more."""
     arrivals, lost = copied.entries() if copied is not None else ([], False)
     recent = [times for times in steps if _nanoseconds(times.sent) >= since]
     spans = [
@@ -28,6 +35,10 @@ def engine_trace(steps: Sequence[StepTimes], copied: TimeLog | None, since: int)
         *(span(ACTIVITY_COPY_IN, *arrival) for arrival in arrivals if arrival[2] >= since),
     ]
     kept_from = [arrivals[0][1]] if lost else []
+    for activity, log in (others or {}).items():
+        entries, lost = log.entries()
+        spans += (span(activity, 0, begin, end) for begin, end, *_ in entries if end >= since)
+        kept_from += [entries[0][0]] if lost else []
     if len(steps) == TRACE_LENGTH:
         # a step may start before the results of those before it have been sent, but is ready afterwards
         kept_from.append(_nanoseconds(steps[0].ready))

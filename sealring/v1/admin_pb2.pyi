@@ -360,6 +360,8 @@ class Node(_message.Message):
     STORED_READ_FIELD_NUMBER: _builtins.int
     STORED_OLDEST_FIELD_NUMBER: _builtins.int
     STORED_BROKEN_FIELD_NUMBER: _builtins.int
+    STORED_BLOCKS_FIELD_NUMBER: _builtins.int
+    STORED_DAMAGED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     state: Global___NodeState.ValueType
@@ -379,10 +381,12 @@ class Node(_message.Message):
     memory_overhead: _builtins.int
     """bytes that each of them but the first takes besides"""
     stored_bytes: _builtins.int
-    """this and the next three as in Heartbeat"""
+    """this and the others of `stored` as in Heartbeat"""
     stored_read: _builtins.int
     stored_oldest: _builtins.int
     stored_broken: _builtins.bool
+    stored_blocks: _builtins.int
+    stored_damaged: _builtins.int
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -415,10 +419,12 @@ class Node(_message.Message):
         stored_read: _builtins.int = ...,
         stored_oldest: _builtins.int = ...,
         stored_broken: _builtins.bool = ...,
+        stored_blocks: _builtins.int = ...,
+        stored_damaged: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "rings", b"rings", "software_version", b"software_version", "state", b"state", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "rings", b"rings", "software_version", b"software_version", "state", b"state", "stored_blocks", b"stored_blocks", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_damaged", b"stored_damaged", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1468,6 +1474,8 @@ class MemberTrace(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     DRAFTED_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    RECALLED_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     name: _builtins.str
     rank: _builtins.int
@@ -1481,6 +1489,10 @@ class MemberTrace(_message.Message):
     """of the head: tokens that it guessed in the time traced"""
     accepted: _builtins.int
     """of them, those that were right"""
+    recalled: _builtins.int
+    """tokens of prefixes that it read from its disk in that time"""
+    stored: _builtins.int
+    """and wrote there"""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[_trace_pb2.Span]: ...
     @_builtins.property
@@ -1500,10 +1512,12 @@ class MemberTrace(_message.Message):
         problem: _membership_pb2.Problem | None = ...,
         drafted: _builtins.int = ...,
         accepted: _builtins.int = ...,
+        recalled: _builtins.int = ...,
+        stored: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "clock_error", b"clock_error", "clock_offset", b"clock_offset", "drafted", b"drafted", "member", b"member", "name", b"name", "problem", b"problem", "rank", b"rank", "since", b"since", "spans", b"spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "clock_error", b"clock_error", "clock_offset", b"clock_offset", "drafted", b"drafted", "member", b"member", "name", b"name", "problem", b"problem", "rank", b"rank", "recalled", b"recalled", "since", b"since", "spans", b"spans", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -568,6 +568,7 @@ class StoredFigures(_message.Message):
     TOKENS_READ_FIELD_NUMBER: _builtins.int
     OLDEST_FIELD_NUMBER: _builtins.int
     BROKEN_FIELD_NUMBER: _builtins.int
+    DAMAGED_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     blocks: _builtins.int
     tokens_read: _builtins.int
@@ -576,6 +577,8 @@ class StoredFigures(_message.Message):
     """when the block was last used that waits longest, seconds since 1970"""
     broken: _builtins.bool
     """the disk takes no writes"""
+    damaged: _builtins.int
+    """blocks that this engine found damaged, and removed"""
     def __init__(
         self,
         *,
@@ -584,10 +587,11 @@ class StoredFigures(_message.Message):
         tokens_read: _builtins.int = ...,
         oldest: _builtins.int = ...,
         broken: _builtins.bool = ...,
+        damaged: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "broken", b"broken", "bytes", b"bytes", "oldest", b"oldest", "tokens_read", b"tokens_read"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "broken", b"broken", "bytes", b"bytes", "damaged", b"damaged", "oldest", b"oldest", "tokens_read", b"tokens_read"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -748,6 +748,8 @@ class Heartbeat(_message.Message):
     STORED_READ_FIELD_NUMBER: _builtins.int
     STORED_OLDEST_FIELD_NUMBER: _builtins.int
     STORED_BROKEN_FIELD_NUMBER: _builtins.int
+    STORED_BLOCKS_FIELD_NUMBER: _builtins.int
+    STORED_DAMAGED_FIELD_NUMBER: _builtins.int
     memory_total: _builtins.int
     memory_usable: _builtins.int
     """for weights and KV caches, what is loaded now included"""
@@ -766,6 +768,9 @@ class Heartbeat(_message.Message):
     """when a block was last used that waits longest, seconds since 1970; 0: none is there"""
     stored_broken: _builtins.bool
     """its disk takes no writes"""
+    stored_blocks: _builtins.int
+    stored_damaged: _builtins.int
+    """blocks that did not open as what they should have been, and were removed"""
     @_builtins.property
     def rings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingHealth]: ...
     @_builtins.property
@@ -787,10 +792,12 @@ class Heartbeat(_message.Message):
         stored_read: _builtins.int = ...,
         stored_oldest: _builtins.int = ...,
         stored_broken: _builtins.bool = ...,
+        stored_blocks: _builtins.int = ...,
+        stored_damaged: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "longest_chunk", b"longest_chunk", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "rings", b"rings", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "longest_chunk", b"longest_chunk", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "rings", b"rings", "stored_blocks", b"stored_blocks", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_damaged", b"stored_damaged", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

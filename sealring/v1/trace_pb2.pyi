@@ -46,6 +46,10 @@ class _ActivityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Activity.Val
     """carrier"""
     ACTIVITY_LAUNCH: _Activity.ValueType  # 10
     """engine: the graph is handed to the device; on a CPU most of it is computed meanwhile"""
+    ACTIVITY_RECALL: _Activity.ValueType  # 11
+    """engine, of no step: a block of a prefix is read from disk"""
+    ACTIVITY_STORE: _Activity.ValueType  # 12
+    """engine, of no step: a block is written"""
 
 class Activity(_Activity, metaclass=_ActivityEnumTypeWrapper): ...
 
@@ -70,6 +74,10 @@ ACTIVITY_OPEN: Activity.ValueType  # 9
 """carrier"""
 ACTIVITY_LAUNCH: Activity.ValueType  # 10
 """engine: the graph is handed to the device; on a CPU most of it is computed meanwhile"""
+ACTIVITY_RECALL: Activity.ValueType  # 11
+"""engine, of no step: a block of a prefix is read from disk"""
+ACTIVITY_STORE: Activity.ValueType  # 12
+"""engine, of no step: a block is written"""
 Global___Activity: _TypeAlias = Activity  # noqa: Y015
 
 @_typing.final
@@ -114,12 +122,18 @@ class ProcessTrace(_message.Message):
     SINCE_FIELD_NUMBER: _builtins.int
     DRAFTED_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    RECALLED_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     since: _builtins.int
     """nothing after this is missing; the machine's monotonic clock"""
     drafted: _builtins.int
     """tokens that the head guessed, of steps that came back since then"""
     accepted: _builtins.int
     """of them, those that were right"""
+    recalled: _builtins.int
+    """tokens of prefixes that were read from disk since then"""
+    stored: _builtins.int
+    """and written there"""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
         """at most 32,768"""
@@ -131,10 +145,12 @@ class ProcessTrace(_message.Message):
         since: _builtins.int = ...,
         drafted: _builtins.int = ...,
         accepted: _builtins.int = ...,
+        recalled: _builtins.int = ...,
+        stored: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "since", b"since", "spans", b"spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "recalled", b"recalled", "since", b"since", "spans", b"spans", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

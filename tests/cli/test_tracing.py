@@ -92,6 +92,7 @@ def test_a_process_for_each_member_and_a_thread_for_each_part_of_it() -> None:
     of_second = [event for event in made["traceEvents"] if event["pid"] == 1]
     *notes, span = of_second
     threads = ["compute loop", "device", "records out", "records in", "carrier out", "carrier in"]
+    threads += ["prefixes ahead", "prefixes behind"]
     assert [(one["name"], one["tid"], one["args"]) for one in notes] == [
         ("process_name", 0, {"name": "1: id-1"}),
         ("process_sort_index", 0, {"sort_index": 1}),

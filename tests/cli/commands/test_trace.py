@@ -39,6 +39,14 @@ def test_shares_are_shown_in_percent_of_the_time(here: Any, coordinator: Any) ->
     assert done.err == "watching for 5s\n", "nothing is said of members that told all, nor of a file"
 
 
+def test_what_members_read_from_their_disks_is_said(here: Any, coordinator: Any) -> None:
+    coordinator.answers["TraceRing"] = found = traced()
+    found.members[0].recalled, found.members[0].stored = 20_480, 512
+    assert "node-0 read 20,480 tokens of prefixes from its disk and wrote 512\n" in here("trace").out
+    (member,) = here("trace", "--json").data["members"]
+    assert (member["recalled"], member["stored"]) == (20_480, 512)
+
+
 def test_who_gave_no_trace_is_named_with_the_reason(here: Any, coordinator: Any) -> None:
     coordinator.answers["TraceRing"] = traced(problem=True)
     done = here("trace")

@@ -55,6 +55,7 @@ async def test_the_load_is_of_the_last_minute() -> None:
         metrics.first_token.labels("demo").observe(seconds)
         metrics.prefix_queries.labels("demo").inc(10)
         metrics.prefix_hits.labels("demo").inc(tokens)
+        metrics.prefix_from_disk.labels("demo").inc(tokens - 3)
 
     load = look.Load("gateway:1", exposition)
     answered(7, 9.0)  # before anybody looked
@@ -70,11 +71,12 @@ async def test_the_load_is_of_the_last_minute() -> None:
         "tokens_per_second": None,
         "first_token": None,
         "prefix_share": None,
+        "disk_share": None,
     }
     answered(5, 0.04)
     (second,) = await load.look(110.0)
     assert second["tokens_per_second"] == 0.5
-    assert (second["first_token"], second["prefix_share"]) == (0.05, 0.5)
+    assert (second["first_token"], second["prefix_share"], second["disk_share"]) == (0.05, 0.5, 0.2)
     (third,) = await load.look(165.0)  # the first is too long ago, the second is not
     assert (third["tokens_per_second"], third["first_token"]) == (0.0, None)
 

@@ -235,6 +235,7 @@ def test_a_damaged_block_is_written_again_when_its_prompt_is_kept_again(tmp_path
         disk = disk_of(stage, 0, tmp_path)
         assert disk is not None
         assert recall(disk, 1, chain(prompt)) == expected_tokens
+        assert disk.since(0)[0] >= expected_tokens
         disk.close()
         write("llama", 1, prompt, tmp_path, tokens=whole)
 

@@ -68,6 +68,15 @@ def test_records_taken_in_have_their_step() -> None:
     assert spans(copied=copied) == [("copy_in", 5, 2, 3)]
 
 
+def test_work_of_no_step_is_in_the_trace_from_when_on_its_log_is_whole() -> None:
+    log = TimeLog(3, length=2)
+    for begin in (1, 2, 3):
+        log.add(begin * SECOND, (begin + 1) * SECOND, 256)
+    trace = engine_trace([], None, 0, {trace_pb2.ACTIVITY_RECALL: log})
+    assert [(one.step, one.start, one.duration) for one in trace.spans] == [(0, 3 * SECOND, SECOND)]
+    assert trace.since == 3 * SECOND
+
+
 def test_it_says_from_when_on_nothing_is_missing() -> None:
     step = StepTimes(1, started=4, built=4, fed=4, launched=5, ready=6, sent=7)
     assert engine_trace([step], None, 17).since == 17
