@@ -69,7 +69,14 @@ class Front:
     def asking(self, rows: Sequence[int], *, first: bool) -> Asking:
         return ()
 
-    def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
+    def deliver(
+        self,
+        step: ResolvedStep,
+        tokens: list[int],
+        logprobs: Mapping[int, TokenLogprobs],
+        *,
+        refuted: bool = False,
+    ) -> None:
         outputs = []
         for row, token in zip(step.sampled, tokens, strict=True):
             mine = self.tokens.setdefault(row, [])

@@ -597,6 +597,10 @@ class Ring:
 
 def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> RingFacts:
     """The facts of an epoch for the scheduler; `attached` are its members' answers by rank."""
+    timed = [
+        [Timed(each.rows, each.tokens, each.microseconds / 1e6, each.context) for each in member.times]
+        for member in attached
+    ]
     return RingFacts(
         members=tuple(
             MemberMemory(each.kv_bytes_per_token, each.kv_bytes_per_row, each.kv_budget) for each in attached
@@ -606,12 +610,11 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         prefixes=min(each.prefixes for each in attached),
         speculate=serving.speculate,
         lockstep=serving.clear_links,
-        costs=StepCosts.of(
-            [Timed(each.rows, each.tokens, each.microseconds / 1e6, each.context) for each in member.times]
-            for member in attached
-        ),
+        costs=StepCosts.of(timed),
         kept=tuple(_kept_by_all(attached)),
         recalls=all(each.recalls for each in attached),
+        draft=attached[0].draft_us / 1e6,
+        head=StepCosts.of(timed[:1]),
     )
 
 

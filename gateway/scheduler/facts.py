@@ -109,7 +109,8 @@ class RingFacts:
 
     `lockstep`: the members compute every step together, as one. `speculate`: the deployment wants drafts.
     `costs`: the cost table. `kept` are the prefixes of earlier epochs that every member still has, with their
-    names in this epoch. `recalls`: all members store prefixes on disk.
+    names in this epoch. `recalls`: all members store prefixes on disk. `draft`: seconds in which the head's
+    draft model guesses a token, 0 where it has none. `head`: the head's own cost table.
     """
 
     members: tuple[MemberMemory, ...]
@@ -121,6 +122,8 @@ class RingFacts:
     kept: tuple[tuple[Origin, Names], ...] = ()
     lockstep: bool = False
     recalls: bool = False
+    draft: float = 0.0
+    head: StepCosts | None = None
 
     @property
     def stages(self) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sealring.gateway.scheduler.budget import MANY, PrefillBudget
-from sealring.gateway.scheduler.drafting import Drafting
+from sealring.gateway.scheduler.drafting import Drafting, Likely
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.lane import ANNOUNCED, Lane
 from sealring.gateway.scheduler.memory import Ledger
@@ -128,9 +128,11 @@ class StepPlanner:
             return step
         return next((each for each in self._under_way.values() if each.sampled), step)
 
-    def done(self, number: int, now: float, *, likely: float = 0.0) -> Announced | None:
+    def done(
+        self, number: int, now: float, *, likely: Likely = Likely(), refuted: bool = False
+    ) -> Announced | None:
         """Takes a step as done, and with it all earlier ones that sample nothing; `now` is in seconds.
-        `likely` is the probability that the head's next draft is right.
+        `likely` are the probabilities that the head's next draft is right; `refuted`: as in StepDone.
 
         Returns None for a step that was done already. Raises InvalidInput (BAD_STEP) for one that was never
         announced, or is out of order.
@@ -148,13 +150,13 @@ class StepPlanner:
         if step.lane is not None:
             tokens = step.tokens
             if step.drafts:
-                self._drafting.done(tokens, now, likely=likely)
+                self._drafting.done(tokens, now, likely=likely, refuted=refuted)
             else:
                 self._plain(step, step.lane, now, likely)
             step.lane.done_at, step.lane.before = now, step.before
         return step
 
-    def _plain(self, step: Announced, lane: Lane, now: float, likely: float) -> None:
+    def _plain(self, step: Announced, lane: Lane, now: float, likely: Likely) -> None:
         """Learns from a decode step without drafts that is done."""
         prefills, seconds = step.before[0] - lane.before[0], step.before[1] - lane.before[1]
         lane.outstanding -= 1
@@ -286,8 +288,8 @@ class StepPlanner:
 
     def _decode(self, lane: Lane) -> control.Step | None:
         rows = self.ledger.rows + self.waiting
-        drafts = self._drafting.wanted(lane, rows)
-        if drafts is None:
+        way = self._drafting.wanted(lane, rows)
+        if way is None:
             return None
         leaving, joining = lane.leaving(), lane.ready
         if lane.must_change(leaving, self.pressed):
@@ -296,18 +298,19 @@ class StepPlanner:
         else:
             leaving, joining = [], []
         step = self._step(leaving, joining)
-        step.decode.lane, step.decode.drafts = lane.number, drafts
+        step.decode.lane, step.decode.drafts = lane.number, way.drafts
+        step.decode.modelled = way.modelled
         step.decode.asks = self._drafting.asks(lane, rows)
         self._under_way[step.number] = Announced(
             step.number,
             lane,
-            dict.fromkeys(lane.rows, 1 + drafts),
+            dict.fromkeys(lane.rows, 1 + way.drafts),
             follows=lane.outstanding > 0,
-            drafts=drafts,
+            drafts=way.drafts,
             before=self._before,
         )
-        if drafts:
-            self._drafting.announced(lane, drafts)
+        if way.drafts:
+            self._drafting.announced(lane, way)
         else:
             lane.steps += 1
             lane.outstanding += 1

@@ -30,6 +30,7 @@ from sealring.gateway.scheduler.actions import (
     OpenRow,
     Piece,
 )
+from sealring.gateway.scheduler.drafting import Likely
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.planner import EXTENSION, Announced, StepPlanner
 from sealring.gateway.scheduler.queue import FairQueue, Pace, retry_after
@@ -253,7 +254,8 @@ class Scheduler:
             return self._take()
         if done.outputs:
             epoch.planner.due(done.step).tokens += len(done.outputs)
-        step = epoch.planner.done(done.step, now, likely=min(100, done.likely) / 100)
+        likely = Likely(min(100, done.likely) / 100, min(100, done.modelled) / 100)
+        step = epoch.planner.done(done.step, now, likely=likely, refuted=done.refuted)
         if step is None:
             return self._take()
         self._outputs(epoch.rows, done, step)

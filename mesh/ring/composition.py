@@ -168,8 +168,9 @@ class ResolvedStep:
     `rows` is non-empty. `sampled` are the rows that get a token, in the order of the token record on the
     closing edge (uint32 [len(sampled)]); a row with `drafts` appears once more for each. A step that
     `continues` computes a draft in place of the row's last token. With `asks`, the gateway requests the
-    likelihood that the head guesses its one row's next token. `digest` is 32 bytes over the composition after
-    the changes and this step's work.
+    likelihood that the head guesses its one row's next token. Where it is `modelled`, the head's draft model
+    makes the drafts: no other member needs to know. `digest` is 32 bytes over the composition after the
+    changes and this step's work.
     """
 
     number: int
@@ -182,6 +183,7 @@ class ResolvedStep:
     drafts: int = 0
     continues: bool = False
     asks: bool = False
+    modelled: bool = False
 
 
 class _Unused:
@@ -303,9 +305,18 @@ class Composition:
         else:
             sampled = ()
         self._tokens = self._count() if changes or chunks else self._tokens + len(rows) * (1 + drafts)
-        digest = self._digest(lane, chunks, drafts, changes)
         return ResolvedStep(
-            step.number, digest, changes, chunks, lane, rows, sampled, drafts, continues, asks
+            step.number,
+            self._digest(lane, chunks, drafts, changes),
+            changes,
+            chunks,
+            lane,
+            rows,
+            sampled,
+            drafts,
+            continues,
+            asks,
+            step.decode.modelled,
         )
 
     def _draft(self, rows: tuple[int, ...], drafts: int) -> tuple[int, ...]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import copy
 import sys
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,9 @@ one counts only if it has been right."""
 
 _KEPT = 0.93
 """Weight of a guess after each later one."""
+
+_UNTRIED = 2.0
+"""A tally's weight before anything was tried."""
 
 _AT_ONCE = 256
 """Tokens of an answer that are looked up at once if no draft was needed for long: some milliseconds."""
@@ -106,7 +111,7 @@ class _Tally:
     """How many of the last guesses of one kind were right, or would have been."""
 
     right: float = 0.5
-    tried: float = 2.0
+    tried: float = _UNTRIED
 
     def add(self, right: bool) -> None:
         self.right, self.tried = _KEPT * self.right + right, _KEPT * self.tried + 1
@@ -200,15 +205,133 @@ def _spelt(token: int) -> bytes:
     return token.to_bytes(_WORD, sys.byteorder)
 
 
+class Feed(NamedTuple):
+    """Tokens of a row that a draft model is to compute next, behind the first `start` ones."""
+
+    start: int
+    tokens: npt.NDArray[np.uint32]
+    refuted: int  # guesses of the row that were wrong until then
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+class Guesses:
+    """What a draft model guesses of one row: the row's tokens, and guesses behind them.
+
+    `add` and `likely` are called by the thread that receives tokens, the rest by the compute loop, which runs
+    the model. A guess may come late, when its token is there already: then it only counts as right or wrong.
+    """
+
+    def __init__(self, prompt: npt.NDArray[np.uint32], scope: bytes = b"") -> None:
+        """`prompt`: uint32. Later rows of the same `scope` may use what the model has computed of it; if that
+        is empty, none may."""
+        self.scope = scope
+        self.held = 0
+        """Tokens of the row, from its first, that the model has computed."""
+        self._text = bytearray(prompt.tobytes())
+        self._ahead: list[int] = []
+        self._refuted = 0
+        self._sent = 0  # tokens, from the row's first, that steps compute or have computed
+        self._run = 1  # tokens of the last step
+        self._tally = _Tally()
+        self._lock = threading.Lock()
+
+    def copy(self) -> Guesses:
+        """Guesses of another answer to the same prompt, before its first token."""
+        return Guesses(self.text, self.scope)
+
+    @property
+    def text(self) -> npt.NDArray[np.uint32]:
+        """The row's tokens, uint32."""
+        with self._lock:
+            return np.frombuffer(bytes(self._text), np.uint32)
+
+    @property
+    def known(self) -> int:
+        """The number of the row's tokens."""
+        return len(self._text) // _WORD
+
+    @property
+    def wanting(self) -> bool:
+        """Whether to guess another token: there are to be as many as the last run had behind what steps
+        compute, so that the next run finds its drafts there. While there are no runs there is to be one, so
+        that it is known how often guesses are right."""
+        return self.known + len(self._ahead) < max(self.known, self._sent) + self._run
+
+    def add(self, token: int) -> None:
+        """Adds the answer's next token."""
+        with self._lock:
+            if self._ahead:
+                right = self._ahead.pop(0) == token
+                self._tally.add(right)
+                if not right:
+                    self._ahead.clear()
+                    self._refuted += 1
+                    self._sent = 0
+                    self.held = min(self.held, self.known)
+            self._text += _spelt(token)
+
+    def likely(self) -> float:
+        """The probability that the next guess is right, by the last ones; 0 if none was made in time."""
+        return self._tally.rate if self._tally.tried > _UNTRIED else 0.0
+
+    def feed(self, most: int) -> Feed:
+        """At most `most` tokens that the model is to compute next. They count as computed."""
+        with self._lock:
+            whole = self.known + len(self._ahead)
+            start, end = self.held, min(whole, self.held + most)
+            sure = np.frombuffer(bytes(self._text[start * _WORD : end * _WORD]), np.uint32)
+            behind = self._ahead[max(0, start - self.known) : max(0, end - self.known)]
+            self.held = end
+            return Feed(start, np.concatenate([sure, np.array(behind, np.uint32)]), self._refuted)
+
+    def guess(self, feed: Feed, token: int) -> None:
+        """Takes the model's guess of the token behind those that it was fed."""
+        with self._lock:
+            if feed.refuted != self._refuted:
+                return
+            if feed.end < self.known:
+                self._tally.add(self._text[feed.end * _WORD : (feed.end + 1) * _WORD] == _spelt(token))
+            elif feed.end == self.known + len(self._ahead):
+                self._ahead.append(token)
+
+    def step(self, drafts: int) -> None:
+        """Notes a step of `drafts` guesses of the model."""
+        self._run = 1 + drafts
+
+    def taken(self, first: int, count: int) -> list[int] | None:
+        """The tokens from place `first` on, as far as they are known, and guesses, for a run. None if there
+        are fewer."""
+        with self._lock:
+            self._sent = max(self._sent, first + count)
+            sure = np.frombuffer(bytes(self._text[first * _WORD : (first + count) * _WORD]), np.uint32)
+            begin = max(0, first - self.known)
+            found = [*sure.tolist(), *self._ahead[begin : begin + count - len(sure)]]
+        return found if len(found) == count else None
+
+
+Take = Callable[[int, int], list[int]]
+"""Drafts of a chain: the number of those before, and how many."""
+
+
 @dataclass(slots=True)
 class _Chain:
     """The drafts of one row from one settling to the next, and how many were accepted."""
 
-    guessed: Sequence[int]
+    guessed: list[int]
+    more: Take | None
     at: int = 0
     accepted: int = 0
     last: int = 0  # that was sampled
     broken: bool = False
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the draft is wrong that was guessed where the last sampled token is."""
+        place = self.accepted - 1
+        return 0 <= place < len(self.guessed) and self.guessed[place] != self.last
 
 
 class Runs:
@@ -225,9 +348,12 @@ class Runs:
         """Drafts of the runs that came back, and the accepted ones among them."""
         self._log = TimeLog(3)
 
-    def begin(self, step: ResolvedStep, last: int, guessed: Sequence[int]) -> list[int]:
-        """The tokens to compute: the row's last, and the first of the drafts `guessed`."""
-        chain = self._chains[step.rows[0]] = _Chain(guessed)
+    def begin(
+        self, step: ResolvedStep, last: int, guessed: Sequence[int], more: Take | None = None
+    ) -> list[int]:
+        """The tokens to compute: the row's last, and the first of the drafts `guessed`, and of what `more`
+        gives if these are too few."""
+        chain = self._chains[step.rows[0]] = _Chain(list(guessed), more)
         return self._sent(step, chain, [last, *self._next(chain, step.drafts)])
 
     def go_on(self, step: ResolvedStep) -> list[int]:
@@ -237,8 +363,21 @@ class Runs:
 
     @staticmethod
     def _next(chain: _Chain, count: int) -> list[int]:
+        missing = chain.at + count - len(chain.guessed)
+        if chain.more is not None and missing > 0:
+            chain.guessed += chain.more(len(chain.guessed), missing)
         chain.at += count
-        return list(chain.guessed[chain.at - count : chain.at])
+        return chain.guessed[chain.at - count : chain.at]
+
+    def at(self, row: int) -> int:
+        """Drafts of the row's chain that steps compute, or have computed."""
+        chain = self._chains.get(row)
+        return 0 if chain is None else chain.at
+
+    def broken(self, row: int) -> bool:
+        """Whether a draft of the row's chain was wrong, so that no further run brings tokens."""
+        chain = self._chains.get(row)
+        return chain is None or chain.broken
 
     def _sent(self, step: ResolvedStep, chain: _Chain, run: list[int]) -> list[int]:
         self._runs[step.number] = chain, run
@@ -267,15 +406,14 @@ class Runs:
 
     @staticmethod
     def _counted(chain: _Chain, run: Sequence[int], sampled: Sequence[int]) -> list[int]:
-        if chain.broken or (chain.accepted and run[0] != chain.last):
-            chain.broken = True
+        if chain.broken:
             return []
         count = 1
         while count < len(run) and run[count] == sampled[count - 1]:
             count += 1
-        chain.broken = count < len(run)
         chain.accepted += count
         chain.last = sampled[count - 1]
+        chain.broken = count < len(run) or chain.refuted
         return list(sampled[:count])
 
     def settle(self, change: Settling) -> None:

@@ -249,6 +249,7 @@ class Attached(_message.Message):
     TIMES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     RECALLS_FIELD_NUMBER: _builtins.int
+    DRAFT_US_FIELD_NUMBER: _builtins.int
     GUEST_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
@@ -263,6 +264,8 @@ class Attached(_message.Message):
     """what this member's caches allow"""
     recalls: _builtins.bool
     """it stores prefixes on disk"""
+    draft_us: _builtins.int
+    """head only: microseconds in which its draft model guesses a token; 0: it has none"""
     guest: _builtins.bool
     """head only: another gateway schedules, and answers what this one forwards"""
     @_builtins.property
@@ -291,11 +294,12 @@ class Attached(_message.Message):
         times: _abc.Iterable[Global___StepTime] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         recalls: _builtins.bool = ...,
+        draft_us: _builtins.int = ...,
         guest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "draft_us", b"draft_us", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1059,6 +1063,7 @@ class Decode(_message.Message):
     LANE_FIELD_NUMBER: _builtins.int
     DRAFTS_FIELD_NUMBER: _builtins.int
     ASKS_FIELD_NUMBER: _builtins.int
+    MODELLED_FIELD_NUMBER: _builtins.int
     lane: _builtins.int
     drafts: _builtins.int
     """Of a lane of one row: so many tokens that the head guesses are computed along with the last one, and a token
@@ -1067,16 +1072,19 @@ class Decode(_message.Message):
     """
     asks: _builtins.bool
     """of a lane of one row: StepDone is to say how likely the head could guess the next token"""
+    modelled: _builtins.bool
+    """the head's draft model guesses, else the head looks up what followed the same tokens before"""
     def __init__(
         self,
         *,
         lane: _builtins.int = ...,
         drafts: _builtins.int = ...,
         asks: _builtins.bool = ...,
+        modelled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "drafts", b"drafts", "lane", b"lane"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "drafts", b"drafts", "lane", b"lane", "modelled", b"modelled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1094,12 +1102,18 @@ class StepDone(_message.Message):
     OUTPUTS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     LIKELY_FIELD_NUMBER: _builtins.int
+    MODELLED_FIELD_NUMBER: _builtins.int
+    REFUTED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """0: no step, but what rows had not told that have finished (RowOutput.untold)"""
     more: _builtins.bool
     """of this step: another message follows"""
     likely: _builtins.int
-    """where the step asks: of 100 such guesses so many are right; 0: none can be made"""
+    """where the step asks: of 100 guesses that are looked up so many are right; 0: none can be made"""
+    modelled: _builtins.int
+    """likewise, of guesses of the draft model"""
+    refuted: _builtins.bool
+    """of a step with drafts: a guess behind its tokens is wrong, so steps behind it bring none"""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowOutput]: ...
     def __init__(
@@ -1109,10 +1123,12 @@ class StepDone(_message.Message):
         outputs: _abc.Iterable[Global___RowOutput] | None = ...,
         more: _builtins.bool = ...,
         likely: _builtins.int = ...,
+        modelled: _builtins.int = ...,
+        refuted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["likely", b"likely", "more", b"more", "outputs", b"outputs", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["likely", b"likely", "modelled", b"modelled", "more", b"more", "outputs", b"outputs", "refuted", b"refuted", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

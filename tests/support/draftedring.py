@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,33 +16,52 @@ from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.ring.composition import MAX_DRAFTS, MAX_UNSETTLED, Composition, ResolvedStep, Settling
-from sealring.node.engine.drafts import Lookup, Runs
+from sealring.mesh.ring.spread import Times, between
+from sealring.node.engine.drafts import Feed, Guesses, Lookup, Runs
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
-STAGES = 3
 MESSAGE = 0.05
 """Between gateway and head, of the time in which a stage computes a token."""
 
-_MEMBERS = (MemberMemory(1, 0, 1 << 40),) * STAGES
 _NO_TOKEN = 1 << 20
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Three stages on a number of processors. A stage computes one token in 1 and eight in `eight`; other
-    numbers lie on the line through both. A step whose input was there already takes `late` longer."""
+    """Stages on a number of processors. A stage computes one token in 1 and eight in `eight`; other numbers
+    lie on the line through both, or on the `stairs` given. A step whose input was there already takes `late`
+    longer. A draft model at the head guesses a token in `draft`. The head's stage takes `head`, the others
+    what is left of as many as there are `stages`."""
 
     processors: int
     eight: float
     late: float = 0.0
+    stages: int = 3
+    draft: float = 0.0
+    head: float = 1.0
+    stairs: Times = ()
 
     def takes(self, tokens: int) -> float:
-        return 1 + (self.eight - 1) * (tokens - 1) / 7
+        return between(self.stairs, tokens) if self.stairs else 1 + (self.eight - 1) * (tokens - 1) / 7
+
+    def share(self, stage: int) -> float:
+        """Of a stage, of what one of equal stages would take."""
+        return self.head if stage == 0 else (self.stages - self.head) / (self.stages - 1)
 
     @property
-    def table(self) -> StepCosts:
-        return StepCosts(((1, 1.0),), tuple((tokens, self.takes(tokens)) for tokens in (1, 4, 8, 16, 32)))
+    def facts(self) -> RingFacts:
+        one, other = (self._table(self.share(stage)) for stage in (0, 1))
+        slowest = other if self.head <= 1 else one
+        members = (MemberMemory(1, 0, 1 << 40),) * self.stages
+        facts = RingFacts(
+            members, 4, 4096, prefixes=control.PREFIX_SUPPORT_ANY, speculate=True, costs=slowest
+        )
+        return replace(facts, draft=self.draft, head=one)
+
+    def _table(self, share: float) -> StepCosts:
+        times = tuple((tokens, share * self.takes(tokens)) for tokens in (1, 2, 4, 8, 16, 32))
+        return StepCosts(((1, share),), times)
 
 
 @dataclass(slots=True)
@@ -54,15 +74,23 @@ class _Job:
 
 class DraftedRing:
     """`slower(tokens)` is the factor of a stage's time for that many tokens. A head that `claims`
-    says that its guesses are right with that probability; else it tells what it found.
+    says that its guesses are right with that probability; else it tells what it found. The draft model's
+    guesses behind right ones are right with probability `right`.
 
-    Stages take what is ready in its order, each on a processor until it is through.
+    Stages take what is ready in its order, each on a processor until it is through. The head's draft model
+    guesses when its stage has nothing to do, and for a run that waits for its drafts.
     """
 
     def __init__(
-        self, machine: Machine, slower: Callable[[int], float] = lambda tokens: 1.0, claims: float = 0.0
+        self,
+        machine: Machine,
+        slower: Callable[[int], float] = lambda tokens: 1.0,
+        claims: float = 0.0,
+        right: float = 0.0,
+        seed: int = 1,
     ) -> None:
         self._machine, self._slower, self._claims = machine, slower, claims
+        self._right, self._chance = right, random.Random(seed)
         self._now = 0.0
         self._count = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -70,16 +98,16 @@ class DraftedRing:
         self._composition = Composition(epoch=1, max_rows=4, prefill_chunk=4096)
         self._runs = Runs()
         self._waiting: deque[tuple[ResolvedStep, float]] = deque()
-        self._queues: list[deque[_Job]] = [deque() for _ in range(STAGES)]
+        self._queues: list[deque[_Job]] = [deque() for _ in range(machine.stages)]
         self._busy: set[int] = set()
-        any_prefix = control.PREFIX_SUPPORT_ANY
-        facts = RingFacts(_MEMBERS, 4, 4096, prefixes=any_prefix, speculate=True, costs=machine.table)
-        self._do(self._scheduler.attach(facts))
+        self._do(self._scheduler.attach(machine.facts))
 
     def answer(self, prompt: Sequence[int], answer: Sequence[int], drafts: int = MAX_DRAFTS) -> float:
         """How long an answer takes from its first token to its last."""
         self._prompt, self._answer, self._drafts = prompt, answer, drafts
         self._lookup = Lookup(np.array(prompt, np.uint32))
+        self._guesses = Guesses(np.array(prompt, np.uint32))
+        self._guesses.feed(len(prompt))
         self._said = self._at = self._under_way = 0
         self._arrived: list[float] = []
         self._do(self._scheduler.submit(Request("a", "", len(answer), inference.Envelope()), self._now))
@@ -121,6 +149,8 @@ class DraftedRing:
             settles = [change for change in step.changes if isinstance(change, Settling)]
             if step.rows and not step.continues and not settles and self._under_way:
                 return  # for the last token
+            if not self._drafted(step):
+                return
             self._waiting.popleft()
             for change in settles:
                 self._runs.settle(change)
@@ -129,14 +159,54 @@ class DraftedRing:
             if step.continues:
                 self._runs.go_on(step)
             elif step.drafts:
-                last = self._answer[self._said - 1]
-                self._runs.begin(step, last, self._lookup.drafts(last, MAX_UNSETTLED))
+                self._begin(step)
             if step.rows or step.chunks:
                 late = since >= max(self._arrived, default=0.0)
                 self._queues[0].append(_Job(step, self._at, late, self._now))
                 self._at += len(step.sampled)
                 self._under_way += 1
                 self._work()
+
+    def _drafted(self, step: ResolvedStep) -> bool:
+        """Whether the draft model has what a step needs of it; else it guesses for it next."""
+        self._guesses.step(step.drafts * step.modelled)
+        if not step.modelled:
+            return True
+        if step.continues and self._runs.broken(self._row):
+            return True
+        if not step.continues:
+            self._chained = self._guesses.known
+        first = self._chained + self._runs.at(self._row) * step.continues
+        if self._guesses.taken(first, step.drafts + step.continues) is not None:
+            return True
+        self._guess()
+        return False
+
+    def _begin(self, step: ResolvedStep) -> None:
+        last = self._answer[self._said - 1]
+        begun = self._chained if step.modelled else 0
+        looked_up = [] if step.modelled else self._lookup.drafts(last, MAX_UNSETTLED)
+
+        def more(at: int, count: int) -> list[int]:
+            return self._guesses.taken(begun + at, count) or [_NO_TOKEN] * count
+
+        self._runs.begin(step, last, looked_up, more)
+
+    def _guess(self) -> None:
+        """The draft model begins with a guess, if the head has a processor for it."""
+        if 0 in self._busy or len(self._busy) >= self._machine.processors:
+            return
+        self._busy.add(0)
+        feed = self._guesses.feed(MAX_UNSETTLED)
+        self._later(self._machine.draft, lambda: self._guessed(feed))
+
+    def _guessed(self, feed: Feed) -> None:
+        self._busy.discard(0)
+        at = feed.end - len(self._prompt)
+        right = self._chance.random() < self._right and at < len(self._answer)
+        self._guesses.guess(feed, self._answer[at] if right else _NO_TOKEN)
+        self._feed()
+        self._work()
 
     def _work(self) -> None:
         ready = sorted((queue[0].since, stage) for stage, queue in enumerate(self._queues) if queue)
@@ -146,15 +216,20 @@ class DraftedRing:
                 tokens = len(job.step.sampled)
                 took = self._machine.takes(tokens) * self._slower(tokens) + self._machine.late * job.late
                 self._busy.add(stage)
+                took *= self._machine.share(stage)
                 self._later(took, lambda stage=stage, job=job: self._worked(stage, job))  # type: ignore[misc]
+        if self._machine.draft and self._said and self._guesses.wanting:
+            self._guess()
 
     def _worked(self, stage: int, job: _Job) -> None:
         self._busy.discard(stage)
         job.since = self._now
-        if stage + 1 < STAGES:
+        if stage + 1 < len(self._queues):
             self._queues[stage + 1].append(job)
         else:
             self._came(job)
+        if stage == 0:
+            self._feed()
         self._work()
 
     def _came(self, job: _Job) -> None:
@@ -164,12 +239,15 @@ class DraftedRing:
             tokens += [_NO_TOKEN] * (len(job.step.sampled) - len(tokens))
             tokens = self._runs.came(job.step, tokens)
         done = control.StepDone(step=job.step.number)
+        done.refuted = bool(job.step.drafts) and self._runs.broken(self._row)
         for token in tokens:
             self._said += 1
             self._lookup.add(token)
+            self._guesses.add(token)
             self._arrived.append(self._now)
             done.outputs.add(row=self._row, text="x", tokens=self._said)
         if job.step.asks:
             done.likely = round(100 * (self._claims or self._lookup.likely()))
+            done.modelled = round(100 * self._guesses.likely()) if self._machine.draft else 0
         self._feed()
         self._later(MESSAGE, lambda: self._do(self._scheduler.step_done(done, self._now)))

@@ -186,6 +186,7 @@ class Prompts:
         self.logprobs: dict[int, list[TokenLogprobs]] = {row: [] for row in rows}
         self.steps: list[int] = []
         self.without_tokens: list[int] = []
+        self.refuted: set[int] = set()
         self.forgotten: list[int] = []
         self.reused: list[int] = []
         self.delivered = threading.Condition()
@@ -221,8 +222,16 @@ class Prompts:
         scored = (max(0, len(each.scored) - 1) * first for each in asked)
         return asking_of((each.logprobs for each in asked), scored)
 
-    def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
+    def deliver(
+        self,
+        step: ResolvedStep,
+        tokens: list[int],
+        logprobs: Mapping[int, TokenLogprobs],
+        *,
+        refuted: bool = False,
+    ) -> None:
         with self.delivered:
+            self.refuted |= {step.number} if refuted else set()
             (self.steps if step.sampled or step.drafts else self.without_tokens).append(step.number)
             for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
                 self.answers[row].append(token)

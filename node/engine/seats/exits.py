@@ -56,11 +56,18 @@ class Prompts(Protocol):
     def asking(self, rows: Sequence[int], *, first: bool) -> Asking:
         """The step's sampled rows that ask for log-probabilities; `first` if it is their first token."""
 
-    def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
+    def deliver(
+        self,
+        step: ResolvedStep,
+        tokens: list[int],
+        logprobs: Mapping[int, TokenLogprobs],
+        *,
+        refuted: bool = False,
+    ) -> None:
         """Takes a step's tokens, or none when it was executed and samples none.
 
         They are as many as `step.sampled`, or fewer after drafts. `logprobs` are those of the rows that ask,
-        by index in `tokens`.
+        by index in `tokens`. `refuted`: the draft behind them is wrong.
         """
 
 

@@ -257,12 +257,14 @@ class Head(_Opened):
         """Passes a record of tokens on to the next step and to the prompts. The inbox's thread."""
         words = np.frombuffer(data, np.uint32)
         step, tokens = record.step, words[: record.rows].tolist()
+        refuted = False
         if step.drafts:
             tokens = self._runs.came(step, tokens)
+            refuted = self._runs.broken(step.rows[0])
             step = dataclasses.replace(step, sampled=step.sampled[: len(tokens)])
         self._feedback.arrived(step, tokens)
         logprobs = unpack(record.asking, words[record.rows :]) if record.asking else {}
-        self._prompts.deliver(step, tokens, logprobs)
+        self._prompts.deliver(step, tokens, logprobs, refuted=refuted)
 
 
 class Neighbour(Source):

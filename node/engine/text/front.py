@@ -685,12 +685,25 @@ class Front:
         asked = [self._asking.get(row, (None, 0)) for row in rows]
         return asking_of((count for count, _ in asked), (tokens * first for _, tokens in asked))
 
-    def deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
+    def deliver(
+        self,
+        step: ResolvedStep,
+        tokens: list[int],
+        logprobs: Mapping[int, TokenLogprobs],
+        *,
+        refuted: bool = False,
+    ) -> None:
         """Tells the gateway what a step brought. Rows that have finished or are gone are left out."""
         with self._telling:
-            self._deliver(step, tokens, logprobs)
+            self._deliver(step, tokens, logprobs, refuted)
 
-    def _deliver(self, step: ResolvedStep, tokens: list[int], logprobs: Mapping[int, TokenLogprobs]) -> None:
+    def _deliver(
+        self,
+        step: ResolvedStep,
+        tokens: list[int],
+        logprobs: Mapping[int, TokenLogprobs],
+        refuted: bool,
+    ) -> None:
         outputs, failed, opened = [], [], None
         for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
             opened = self._rows.get(row)
@@ -704,7 +717,7 @@ class Front:
         for part in parts:
             done = control.StepDone(step=step.number, outputs=part, more=True)
             self._emit(engine.EngineEvent(done=done))
-        done = control.StepDone(step=step.number, outputs=rest)
+        done = control.StepDone(step=step.number, outputs=rest, refuted=refuted)
         if step.asks and outputs and opened is not None and opened.lookup is not None:
             done.likely = round(100 * opened.lookup.likely())
         for event in failed:  # first, for a row whose last step is done must have ended

@@ -88,6 +88,7 @@ class ModelRing:
         self.named: dict[int, PrefixNames] = {}  # of rows whose prefixes the head names: no copies
         self.ends = Ends()
         self.wrong: set[int] = set()  # rows of which a draft was, since they were settled
+        self.refuted: set[int] = set()  # steps behind which the head knows of a wrong one
         self.asked: set[int] = set()
 
     def execute(self, step: control.Step) -> None:
@@ -138,8 +139,9 @@ class ModelRing:
             return ()
         drafts = step.drafts + step.continues
         right = min(step.number * 7919 % 23, drafts)
-        if right < drafts:
+        if right < drafts or step.number % 3 == 0:  # the guess behind all of these may be wrong too
             self.wrong.add(row)
+            self.refuted.add(step.number)
         return step.sampled[: right + (not step.continues)]
 
     def keep(self, keeping: Keeping) -> None:
@@ -185,7 +187,9 @@ class ModelRing:
     def finish_one(self) -> control.StepDone:
         """As the head does it: rows that have finished or are evicted by now are left out."""
         number, sampled, _, _ = self.running.popleft()
-        done = control.StepDone(step=number, likely=90 if number in self.asked and number % 5 else 0)
+        done = control.StepDone(step=number, refuted=number in self.refuted)
+        if number in self.asked and number % 5:
+            done.likely, done.modelled = 90, 95 * (number % 2)
         for row in sampled:
             if row in self.finished or row not in self.lengths:
                 continue
@@ -246,6 +250,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         support=st.sampled_from(control.PrefixSupport.values()),
         speculate=st.booleans(),
         costs=st.sampled_from([StepCosts(), PAIRS]),
+        draft=st.sampled_from([0.0, 0.001]),
     )
     def start(
         self,
@@ -256,9 +261,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         support: control.PrefixSupport.ValueType,
         speculate: bool,
         costs: StepCosts,
+        draft: float,
     ) -> None:
         members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10) for rank in range(stages))
-        self.facts_of = RingFacts(members, max_rows, chunk, support, speculate, costs)
+        self.facts_of = RingFacts(members, max_rows, chunk, support, speculate, costs, draft=draft)
 
     @precondition(lambda self: self.ring is None)
     @rule()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.ring.composition import ResolvedStep, Settling
-from sealring.node.engine.drafts import Lookup, Runs
+from sealring.node.engine.drafts import Guesses, Lookup, Runs
 from sealring.node.wire.timelog import now
 
 
@@ -161,3 +162,107 @@ def test_what_was_guessed_and_right_is_counted_as_the_gateway_counts_it() -> Non
     assert runs.since(begun) == (5, 3)
     assert runs.since(first) == (4, 2)
     assert runs.since(now() + 1) == (0, 0)
+
+
+def test_runs_behind_a_refuted_guess_bring_nothing_though_all_drafts_before_were_right() -> None:
+    runs = Runs()
+    runs.begin(run(1), 5, [6, 7, 8])
+    runs.go_on(run(2, continues=True))
+    assert not runs.broken(1)
+    assert runs.came(run(1), [6, 9]) == [6, 9]
+    assert runs.broken(1)
+    assert runs.came(run(2, continues=True), [8, 9]) == []
+
+
+def test_a_chain_takes_further_drafts_when_a_run_needs_them() -> None:
+    asked = []
+
+    def more(at: int, count: int) -> list[int]:
+        asked.append((at, count))
+        return [6, 7, 8, 9][at : at + count]
+
+    runs = Runs()
+    assert runs.begin(run(1), 5, [], more) == [5, 6]
+    assert runs.go_on(run(2, continues=True)) == [7, 8]
+    assert asked == [(0, 1), (1, 2)]
+    assert runs.at(1) == 3
+    assert runs.came(run(1), [6, 7]) == [6, 7]
+    assert not runs.broken(1)
+
+
+@given(
+    prompt=st.lists(st.integers(0, 2), min_size=1, max_size=6),
+    acts=st.lists(st.sampled_from(["token", "token", "guess", "guess", "begin", "end", "take"]), max_size=60),
+    choices=st.randoms(use_true_random=False),
+)
+def test_a_draft_model_computes_the_row_and_its_guesses_in_order(
+    prompt: list[int], acts: list[str], choices: random.Random
+) -> None:
+    """Whatever comes while it computes; what it has computed is cut where a guess was wrong."""
+
+    def guess_of(tokens: list[int]) -> int:
+        return sum(place * token for place, token in enumerate(tokens, start=1)) % 3
+
+    guesses, text = Guesses(np.array(prompt, np.uint32)), list(prompt)
+    cache: list[int] = []
+    under_way = None
+    for act in acts:
+        if act == "token":
+            token = choices.choice([choices.randrange(3), guess_of(text), guess_of(text)])
+            guesses.add(token)
+            text.append(token)
+        elif act == "end" and under_way is not None:
+            guesses.guess(under_way, guess_of(cache))
+            under_way = None
+        elif act in ("begin", "guess") and under_way is None:
+            feed = guesses.feed(choices.randint(1, 4))
+            if not len(feed.tokens):
+                continue
+            cache = cache[: feed.start] + feed.tokens.tolist()
+            assert len(cache) == feed.end
+            assert cache[: len(text)] == text[: len(cache)]
+            if act == "begin":
+                under_way = feed
+            else:
+                guesses.guess(feed, guess_of(cache))
+        elif act == "take":
+            ahead = guesses.taken(0, len(text) + 1)
+            if ahead is not None:
+                assert ahead == [*text, guess_of(text)]
+            assert guesses.taken(0, len(text)) == text
+    assert guesses.text.tolist() == text
+
+
+def test_how_often_a_draft_model_is_right_is_known_from_guesses_that_came_late_too() -> None:
+    guesses = Guesses(np.array([1, 2], np.uint32))
+    assert guesses.likely() == 0
+    for token in range(40):
+        feed = guesses.feed(8)
+        guesses.add(token)
+        guesses.guess(feed, token)
+    assert guesses.likely() > 0.9
+    for token in range(40):
+        guesses.guess(guesses.feed(8), token)
+        guesses.add(token + 1)
+    assert guesses.likely() < 0.1
+
+
+def test_guesses_are_as_many_as_the_next_run_needs() -> None:
+    guesses = Guesses(np.array([1, 2], np.uint32))
+
+    def made() -> int:
+        count = 0
+        while guesses.wanting:
+            guesses.guess(guesses.feed(8), 7)
+            count += 1
+        return count
+
+    assert made() == 1
+    guesses.step(2)
+    assert made() == 2
+    assert guesses.taken(2, 2) == [7, 7]
+    assert made() == 2
+    guesses.add(7)
+    assert made() == 0
+    guesses.add(8)
+    assert made() == 3
