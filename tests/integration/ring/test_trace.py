@@ -84,7 +84,7 @@ def check_members(trace):
         assert inside
     shared = shared_steps(trace)
     for member in trace.members:
-        assert {span.step for span in member.spans} >= set(shared)
+        assert {span.step for span in member.spans} >= shared
     for shares in (one.shares for one in member_shares(trace)):
         assert 0 < shares["compute"] + shares["launch"] <= 200
         assert 0 < shares["seal"] < 50
@@ -93,9 +93,9 @@ def check_members(trace):
 
 
 def shared_steps(trace):
-    """The steps between which no member leaves one out.
+    """The steps that all members have to show: those of any member between two that all have begun.
 
-    Each activity has a thread, which takes one step after the other. So it leaves nothing out between the
+    A step that only evicts rows computes nothing, so no member shows it. Each activity has a thread, which takes one step after the other. So it leaves nothing out between the
     first step that it begins after `since` and its last one. A margin of some steps would not do: nothing
     comes back for most chunks of a prompt, so the head may be as many steps ahead as the prompt has chunks.
     """
@@ -106,8 +106,9 @@ def shared_steps(trace):
             if span.start > since:
                 found.setdefault((member.rank, span.activity), set()).add(span.step)
     if len(found) < len(trace.members) * len(STEPS):
-        return range(0)
-    return range(max(map(min, found.values())), min(map(max, found.values())) + 1)
+        return set()
+    between = range(max(map(min, found.values())), min(map(max, found.values())) + 1)
+    return set().union(*found.values()).intersection(between)
 
 
 def check_chrome(trace):
