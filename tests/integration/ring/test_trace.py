@@ -95,9 +95,10 @@ def check_members(trace):
 def shared_steps(trace):
     """The steps that all members have to show: those of any member between two that all have begun.
 
-    A step that only evicts rows computes nothing, so no member shows it. Each activity has a thread, which takes one step after the other. So it leaves nothing out between the
-    first step that it begins after `since` and its last one. A margin of some steps would not do: nothing
-    comes back for most chunks of a prompt, so the head may be as many steps ahead as the prompt has chunks.
+    A step that only evicts rows computes nothing, so no member shows it. Each activity has a thread, which
+    takes one step after the other. So it leaves nothing out between the first step that it begins after
+    `since` and its last one. A margin of some steps would not do: nothing comes back for most chunks of a
+    prompt, so the head may be as many steps ahead as the prompt has chunks.
     """
     since = max(member.since + member.clock_error for member in trace.members)
     found = {}
