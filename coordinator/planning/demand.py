@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
 from sealring.mesh.errors import ModelError
 from sealring.mesh.names import is_commit, is_sha256
-from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS
+from sealring.mesh.ring.composition import MAX_DRAFTS
+from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS, MAX_RUNS
 from sealring.v1 import model_pb2
 
 HEADROOM_PERCENT = 10
@@ -40,6 +41,9 @@ LEAST_CHUNK = 256
 LONG_CACHE, CACHE_PART = 8192, 16
 """A cache of LONG_CACHE tokens has room for this part of it (`node/engine/staging/rows.py`)."""
 
+DRAFTED = MAX_RUNS * (1 + MAX_DRAFTS)
+"""Tokens of a row that may have to be taken back where caches cannot be cut (`node/engine/folder.py`)."""
+
 MAX_VOCABULARY = 1 << 24
 _MAX_BYTES = 1 << 50
 _MAX_QUANTIZED = 8
@@ -57,7 +61,8 @@ class Demand:
     """A model at one context length: `weights` and `row` are bytes per layer, one row for the latter.
 
     `logits` are the bytes of a row's logits and their copies. `rows` is the number of rows whose logits have
-    to fit, as all may be in one step.
+    to fit, as all may be in one step. `drafts` are the bytes per layer that take one row's drafts back, and
+    `inputs` those that each stage keeps besides.
     """
 
     weights: tuple[int, ...]
@@ -67,6 +72,8 @@ class Demand:
     tied: bool
     logits: int = 0
     rows: int = 1
+    drafts: tuple[int, ...] = ()
+    inputs: int = 0
 
     @classmethod
     def of(
@@ -77,6 +84,7 @@ class Demand:
         chunk: int = 0,
         slack: int = 0,
         rows: int = 1,
+        speculate: bool = False,
     ) -> Demand:
         """The demand of a checked profile; a windowed layer holds its window and a chunk of a prompt at most.
         One whose window is no shorter than the context grows as if it had none (`node/engine/folder.py`).
@@ -93,12 +101,23 @@ class Demand:
         )
         logits = LOGITS_COPIES * 4 * profile.vocab_size
         outer = profile.embed_bytes, profile.head_bytes, profile.tied
-        return cls(tuple(profile.layer_bytes), row, *outer, logits, rows)
+        made = cls(tuple(profile.layer_bytes), row, *outer, logits, rows)
+        if not (speculate and profile.trimmable):
+            return made
+        drafts = tuple(
+            per_token * DRAFTED * (0 < window < context) + MAX_RUNS * state
+            for per_token, window, state in zip(
+                kv_bytes_per_token(profile, kv_bits), profile.kv_max_tokens, profile.state_bytes, strict=True
+            )
+        )
+        inputs = DRAFTED * profile.handoff_bytes_per_token * any(profile.state_bytes)
+        return replace(made, drafts=drafts, inputs=inputs)
 
     @cached_property
     def per_layer(self) -> list[int]:
-        """Weights and one row of each layer: what has to fit."""
-        return [weight + row for weight, row in zip(self.weights, self.row, strict=True)]
+        """Weights and one row of each layer, with its drafts: what has to fit."""
+        drafts = self.drafts or (0,) * len(self.row)
+        return [sum(each) for each in zip(self.weights, self.row, drafts, strict=True)]
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -141,9 +160,9 @@ class Demand:
         return self.logits if rank == stages - 1 else 0
 
     def extras(self, stages: int) -> list[int]:
-        """Bytes besides layers per rank that have to fit: weights, and the logits of `rows` rows."""
+        """Bytes besides layers per rank that have to fit: weights, the logits of `rows` rows, `inputs`."""
         return [
-            weights + self.rows * self.row_logits(rank, stages)
+            weights + self.rows * self.row_logits(rank, stages) + self.inputs
             for rank, weights in enumerate(self.outer_weights(stages))
         ]
 
@@ -154,6 +173,10 @@ class Demand:
     def row_bytes(self, first: int, end: int) -> int:
         """One row's cache at the full context for layers [first, end)."""
         return sum(self.row[first:end])
+
+    def draft_bytes(self, first: int, end: int) -> int:
+        """What takes one row's drafts back in the layers [first, end) of one stage."""
+        return sum(self.drafts[first:end]) + self.inputs
 
     def total(self, stages: int) -> int:
         """Everything that `stages` ranks hold together, one row included."""

@@ -169,7 +169,15 @@ def longest_chunk(
 def _demand(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, context: int, slack: int = 0
 ) -> Demand:
-    return Demand.of(profile, context, spec.kv_bits, spec.prefill_chunk, slack, spec.max_rows or 1)
+    return Demand.of(
+        profile,
+        context,
+        spec.kv_bits,
+        spec.prefill_chunk,
+        slack,
+        spec.max_rows or 1,
+        speculate=spec.speculate,
+    )
 
 
 def _by_memory(
@@ -313,7 +321,8 @@ def _finish(
     whole = spec.strategy == TENSOR
     planned = [_ring_plan(ring_id(spec.name, index), demand, ring, whole) for index, ring in enumerate(rings)]
     rows = (
-        stage.kv_budget // max(1, stage.kv_bytes + stage.logits_bytes)
+        (stage.kv_budget - demand.draft_bytes(stage.first_layer, stage.end_layer))
+        // max(1, stage.kv_bytes + stage.logits_bytes)
         for ring in planned
         for stage in ring.stages
     )
@@ -321,9 +330,10 @@ def _finish(
     longest = _demand(spec, profile, spec.context, _ROW_SLACK)
     for planned_ring in planned:
         for stage in planned_ring.stages:
-            row = longest.row_bytes(stage.first_layer, stage.end_layer)
+            layers = stage.first_layer, stage.end_layer
+            most = max(1, spec.max_rows * longest.row_bytes(*layers)) + longest.draft_bytes(*layers)
             stage.logits_bytes *= spec.max_rows
-            stage.kv_budget = min(stage.kv_budget - stage.logits_bytes, max(1, spec.max_rows * row))
+            stage.kv_budget = min(stage.kv_budget - stage.logits_bytes, most)
         planned_ring.kv_budget = min(stage.kv_budget for stage in planned_ring.stages)
     return admin_pb2.DeploymentPlan(
         spec=spec, profile=profile, rings=planned, plan_hash=plan_hash(spec, profile, planned)

@@ -43,7 +43,7 @@ def reasons(
     if made.speculate and stages == 1:
         lines.append("no tokens are guessed: a ring of one node has no stages that are idle meanwhile")
     elif made.speculate and not trimmable:
-        lines.append("no tokens are guessed: this model's caches cannot be cut back behind a wrong one")
+        lines.append("no tokens are guessed: a wrong one could not be taken out of caches of this kind")
     if made.context < wanted:
         lines.append(
             f"a context of {made.context} tokens, for {wanted} do not fit (--kv-bits 8 or more nodes help)"

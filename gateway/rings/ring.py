@@ -615,6 +615,7 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         recalls=all(each.recalls for each in attached),
         draft=attached[0].draft_us / 1e6,
         head=StepCosts.of(timed[:1]),
+        draft_runs=min(each.draft_runs for each in attached),
     )
 
 

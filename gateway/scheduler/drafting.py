@@ -64,11 +64,17 @@ class Depth:
     """
 
     def __init__(
-        self, costs: StepCosts, stages: int, *, draft: float = 0.0, head: StepCosts | None = None
+        self,
+        costs: StepCosts,
+        stages: int,
+        *,
+        runs: int = 0,
+        draft: float = 0.0,
+        head: StepCosts | None = None,
     ) -> None:
-        """`draft`: seconds in which the draft model guesses a token; 0: there is none. `head`: the head's own
-        cost table."""
-        self._stages, self._draft = stages, draft
+        """`runs`: how many may be under way at once, by default one for each stage. `draft`: seconds in which
+        the draft model guesses a token; 0: there is none. `head`: the head's own cost table."""
+        self._stages, self._draft, self._most_runs = stages, draft, runs or stages
         self._costs, self._head = costs, head or costs
         self._more = {depth: stages * (costs.chunk(1 + depth) - costs.chunk(1)) for depth in (0, *DEPTHS)}
         kinds = [(runs + 1, modelled) for runs in range(stages) for modelled in (False, True)]
@@ -99,7 +105,7 @@ class Depth:
             if not (self._plain and right) or modelled not in (None, bool(source)):
                 continue
             for depth in DEPTHS:
-                for runs in range(1, 1 + self._stages):
+                for runs in range(1, 1 + self._most_runs):
                     way = Way(depth, runs, bool(source))
                     if depth <= most and self._loss(way) <= lost and self._gain(right, way) > gain:
                         best, gain = way, self._gain(right, way)
@@ -196,7 +202,7 @@ class Drafting:
 
     def __init__(self, ring: RingFacts) -> None:
         self._possible = ring.speculates
-        self._depth = Depth(ring.costs, ring.stages, draft=ring.draft, head=ring.head)
+        self._depth = Depth(ring.costs, ring.stages, runs=ring.runs, draft=ring.draft, head=ring.head)
         self._row = 0
         self._likely = Likely()
         self._chain: _Chain | None = None

@@ -110,7 +110,8 @@ class RingFacts:
     `lockstep`: the members compute every step together, as one. `speculate`: the deployment wants drafts.
     `costs`: the cost table. `kept` are the prefixes of earlier epochs that every member still has, with their
     names in this epoch. `recalls`: all members store prefixes on disk. `draft`: seconds in which the head's
-    draft model guesses a token, 0 where it has none. `head`: the head's own cost table.
+    draft model guesses a token, 0 where it has none. `head`: the head's own cost table. `draft_runs`: the
+    number of runs of drafts that every member can take back.
     """
 
     members: tuple[MemberMemory, ...]
@@ -124,6 +125,7 @@ class RingFacts:
     recalls: bool = False
     draft: float = 0.0
     head: StepCosts | None = None
+    draft_runs: int = 0
 
     @property
     def stages(self) -> int:
@@ -131,8 +133,13 @@ class RingFacts:
 
     @property
     def speculates(self) -> bool:
-        """Whether tokens are drafted: that cuts caches, as rows do that begin with a part of a prefix."""
-        return self.speculate and self.stages > 1 and self.prefixes == control.PREFIX_SUPPORT_ANY
+        """Whether tokens are drafted."""
+        return self.speculate and self.runs > 0
+
+    @property
+    def runs(self) -> int:
+        """Runs of drafts that may be under way at once: one for each stage, if members take them back."""
+        return min(self.stages, self.draft_runs) if self.stages > 1 else 0
 
     @property
     def hop(self) -> float:

@@ -473,10 +473,11 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         rank=plan.rank,
         kv_bytes_per_token=loaded.kv_bytes_per_token,
         kv_bytes_per_row=loaded.kv_bytes_per_row,
-        kv_budget=plan.kv_budget,
+        kv_budget=max(0, plan.kv_budget - epoch.draft_bytes),
         prefixes=loaded.prefixes,
         times=loaded.times,
         capabilities=loaded.capabilities,
         kept=epoch.kept,
         recalls=epoch.recalls,
+        draft_runs=epoch.draft_runs,
     )

@@ -227,6 +227,7 @@ class MemberEpoch:
         self.engine: StageEngine | None = None
         self.kept: Sequence[control_pb2.KeptPrefix] = ()
         self.recalls = False
+        self.draft_runs = self.draft_bytes = 0
         self.links: list[membership_pb2.LinkInfo] = []
         self._devices: Sequence[str] = ()
         self._group_address = ""
@@ -473,6 +474,7 @@ class MemberEpoch:
         descriptors = self._channel.engine if self._channel else ()
         opened = await self.engine.open_epoch(command, descriptors, self)
         self.kept, self.recalls = opened.kept, opened.recalls
+        self.draft_runs, self.draft_bytes = opened.draft_runs, opened.draft_bytes
         self._close_channel()
 
     def _give_keys(self, secrets: LinkSecrets) -> list[membership_pb2.LinkInfo]:

@@ -41,9 +41,10 @@ from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Lanes, Row
 from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.seats import Prompts, seat_of
-from sealring.node.engine.seats.results import StageCall, launch, states
+from sealring.node.engine.seats.results import StageCall, behind, launch, states
 from sealring.node.engine.seats.sources import Input, no_drafts
 from sealring.node.engine.staging import ShardSpec, Stage
+from sealring.node.engine.staging.undo import UndoLog
 from sealring.node.engine.threads import LAUNCHES, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
 from sealring.node.wire.channel import EngineChannel
@@ -78,7 +79,8 @@ class StageEpoch:
     """One life of a ring, on one member: its rows, its lanes and its place on the links.
 
     `channel` is None in a ring of one. `prompts` is given at the head only, `grammars` at the tail. Unless
-    the deployment has `speculate`, steps with drafts are refused, because drafts reveal what repeats.
+    the deployment has `speculate`, steps with drafts are refused, because drafts reveal what repeats. `runs`
+    is the number of runs of drafts that the stage can take back, as `staging.undo.runs_of` says.
     `on_fault` is called once, by any thread, when the epoch cannot go on, and never after `end`.
     """
 
@@ -95,6 +97,7 @@ class StageEpoch:
         prefixes: Prefixes,
         grammars: Grammars | None = None,
         speculate: bool = False,
+        runs: int = 0,
         on_fault: Callable[[BaseException], None],
         deadline: float = RECORD_DEADLINE,
     ) -> None:
@@ -106,6 +109,7 @@ class StageEpoch:
         self._on_fault = on_fault
         self._account = Account(allowance, prefixes.earlier)
         self._speculate = speculate
+        self._runs = runs
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
         self._lanes = Lanes()
         self._prefixes = prefixes
@@ -196,9 +200,9 @@ class StageEpoch:
             )
         if not self._source.guesses:
             raise no_drafts()
-        if not self._prefixes.cuts:
+        if not self._runs:
             raise InvalidInput(
-                f"the gateway wants drafts, and caches of {self._stage.spec.model_type} cannot be cut",
+                f"the gateway wants drafts, and no caches of {self._stage.spec.model_type} can be taken back",
                 reason="BAD_STEP",
                 hint="a gateway that is not ours may be asking; this member said so when it attached",
             )
@@ -326,7 +330,8 @@ class StageEpoch:
         for change in step.changes:
             if isinstance(change, Settling):
                 self._source.settle(change)
-                self._lanes.settle(change)
+                if again := self._lanes.settle(change, self._stage):
+                    launch(behind(states(again)))  # while the step's input is on its way
         self._keep_and_drop(step)
         self._lanes.apply(change for change in step.changes if isinstance(change, Admission | Eviction))
         for change in step.changes:
@@ -362,8 +367,12 @@ class StageEpoch:
 
     def _verify(self, step: ResolvedStep) -> None:
         times = StepTimes(step.number, time.perf_counter(), decode=True)
-        lane = self._lane(step)
-        call, outputs = self._call(step, lane, self._source.verify(step), times)
+        lane, given = self._lane(step), self._source.verify(step)
+        if lane.undo is None:
+            lane.undo = UndoLog(lane.cache, self._runs)
+        lane.undo.begin(given.arrays)
+        call, outputs = self._call(step, lane, given, times)
+        lane.undo.end()
         self._results.verify(call, lane, outputs)
 
     def _lane(self, step: ResolvedStep) -> Lane:

@@ -14,6 +14,8 @@ import mlx.core as mx
 import structlog
 
 from sealring.mesh.errors import ModelError
+from sealring.mesh.ring.composition import MAX_DRAFTS
+from sealring.mesh.ring.limits import MAX_RUNS
 from sealring.node.engine import device, sampling_kinds
 from sealring.node.engine.blocks import Layout, layout_of, provenance
 from sealring.node.engine.grammar import Grammars
@@ -23,6 +25,7 @@ from sealring.node.engine.ranges import check_here, check_whole, needed
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect, not_runnable
 from sealring.node.engine.staging.rows import BLOCK, extra_bytes
+from sealring.node.engine.staging.undo import runs_of
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.transfer import shares_memory
@@ -81,6 +84,15 @@ class Loaded:
         """Bytes of cache per token of a row, and per row whatever its length."""
         asked = self.command
         return kv_bytes(self.measured, asked.lo, asked.hi, asked.context, asked.prefill_chunk)
+
+    def draft_runs(self, stages: int) -> int:
+        """As `staging.undo.runs_of`, of a ring of so many stages."""
+        return runs_of(self.stage.make_cache(), stages)
+
+    def draft_bytes(self, runs: int) -> int:
+        """Bytes that the drafts of a row take besides its caches if so many runs can be taken back."""
+        asked = self.command
+        return draft_bytes(self.measured, asked.lo, asked.hi, asked.context, runs)
 
     def message(self, number: int) -> engine.StageLoaded:
         per_token, per_row = self.kv_bytes
@@ -228,6 +240,25 @@ def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, chunk: in
             per_token += growth + extra_bytes(growth, context)
             per_row += growth * BLOCK
     return per_token, per_row
+
+
+def draft_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, runs: int) -> int:
+    """Bytes that are kept to take `runs` runs of one row back in the layers [lo, hi): what windows have
+    dropped, a state for each run and, where there are states, what the runs were computed on."""
+    layers = list(
+        zip(
+            measured["kv_bytes_per_token"][lo:hi],
+            measured["kv_max_tokens"][lo:hi],
+            measured["state_bytes"][lo:hi],
+            strict=True,
+        )
+    )
+    runs = min(runs, MAX_RUNS)
+    tokens = runs * (1 + MAX_DRAFTS)
+    dropped = sum(growth for growth, window, _ in layers if window and window < context)
+    states = sum(state for _, _, state in layers)
+    inputs: int = measured["handoff_bytes_per_token"] if states else 0
+    return int(tokens * (dropped + inputs) + runs * states)
 
 
 def profile_message(path: str, ranks: int = 1) -> model.ModelProfile:

@@ -16,8 +16,9 @@ from sealring.mesh.errors import Internal
 from sealring.mesh.ring.composition import Admission, Eviction, Keeping, Settling
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
-from sealring.node.engine.staging import caches
+from sealring.node.engine.staging import Stage, caches
 from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.staging.undo import UndoLog
 
 
 @dataclass(slots=True)
@@ -49,6 +50,8 @@ class Lane:
     cache: Cache = field(default_factory=list)
     sampler: Sampler | None = None
     age: int = 0
+    undo: UndoLog | None = None
+    """While its only row has drafts that are not settled."""
 
     def recompose(self, keep: Sequence[int], joining: Sequence[Row]) -> None:
         """Keeps the rows with the indices `keep`, in order, and appends `joining`."""
@@ -96,13 +99,18 @@ class Lanes:
         lane = self._lanes[keeping.lane]
         return lane.cache if len(lane.rows) == 1 else caches.look_at(lane.cache, keeping.index)
 
-    def settle(self, change: Settling) -> None:
-        """Cuts the cache of a lane's only row behind its last accepted token."""
+    def settle(self, change: Settling, stage: Stage) -> Cache:
+        """Takes the caches of a lane's only row back to its last accepted token.
+
+        Returns them if tokens were computed again, lazily, else []. Raises InvalidInput (BAD_STEP), as
+        `UndoLog.settle`.
+        """
         lane = self._lanes[change.lane]
-        if change.surplus:
-            caches.trim(lane.cache, change.surplus)
+        undo, lane.undo = lane.undo, None
+        again = undo is not None and undo.settle(change.surplus, lambda inputs: stage(inputs, lane.cache))
         if lane.sampler is not None:
             lane.sampler.settle(change.accepted)
+        return lane.cache if again else []
 
     def apply(self, changes: Iterable[Admission | Eviction]) -> None:
         """Carries out a step's changes; each lane's caches are touched once, whatever the changes' number."""

@@ -256,6 +256,8 @@ class Engine:
         origins = loaded.prefixes.turn_over(command.ring)
         front = loaded.front
         disk = loaded.open_disk(command)
+        runs = loaded.draft_runs(command.size)
+        draft_bytes = loaded.draft_bytes(runs) if command.speculate else 0
         names = {}
         if front is not None:
             named = StoredNames(names_key(disk.store.key), disk.held) if disk is not None else None
@@ -265,19 +267,22 @@ class Engine:
             loaded.stage,
             prefill_chunk=command.prefill_chunk,
             max_rows=command.max_rows,
-            allowance=Allowance(*loaded.kv_bytes, command.kv_budget),
+            allowance=Allowance(*loaded.kv_bytes, max(0, command.kv_budget - draft_bytes)),
             channel=channel,
             prompts=loaded.front,
             prefixes=loaded.prefixes,
             grammars=loaded.grammars,
             speculate=command.speculate,
+            runs=runs,
             on_fault=partial(self._fault, command.epoch),
         )
         kept = []
         for origin in origins:
             regular, ends = names.get(origin, (b"", b""))
             kept.append(control.KeptPrefix(**origin._asdict(), names=regular, ends=ends))
-        opened = engine.EpochOpened(id=command.id, kept=kept, recalls=disk is not None)
+        opened = engine.EpochOpened(
+            id=command.id, kept=kept, recalls=disk is not None, draft_runs=runs, draft_bytes=draft_bytes
+        )
         self._emit(engine.EngineEvent(epoch_opened=opened))
 
     def _stage_for(self, command: engine.OpenEngineEpoch) -> Loaded:

@@ -22,10 +22,10 @@ from sealring.mesh.errors import ModelError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answer
 from sealring.node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
-from sealring.node.engine.staging.caches import trimmable
 from sealring.node.engine.staging.interception import leaves, own_arrays
 from sealring.node.engine.staging.quantization import BITS, cache_quantization
 from sealring.node.engine.staging.shards import sharded
+from sealring.node.engine.staging.undo import runs_of
 from sealring.node.engine.weights import check_folder, load_lazily, read_header, weight_files
 
 _LENGTHS = (256, 512)
@@ -66,7 +66,7 @@ def profile(path: Path, ranks: int = 1) -> dict[str, Any]:
     the first stage to hold such a layer without its donor keeps a copy of the donor's.
     `handoff_bytes_per_token`: the most that crosses any boundary between two layers. `quantized`:
     `kv_bytes_per_token` with caches of 8 and of 4 bits, or nothing and `not_quantizable`, which says why.
-    `trimmable`: whether rows can be cut to fewer tokens.
+    `trimmable`: whether a row's last tokens can be taken back, as wrong drafts have to be.
 
     With several `ranks`, layers and caches are what one of them holds. Raises ModelError as
     `weights.load_stage` and `weights.load_shard` do.
@@ -152,7 +152,7 @@ def _caches(model: nn.Module, anatomy: Anatomy) -> dict[str, Any]:
         "state_bytes": fixed,
         "quantized": quantized,
         "not_quantizable": why,
-        "trimmable": trimmable(full_cache(model)),
+        "trimmable": runs_of(full_cache(model), 2) > 0,
     }
 
 

@@ -250,6 +250,7 @@ class Attached(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     RECALLS_FIELD_NUMBER: _builtins.int
     DRAFT_US_FIELD_NUMBER: _builtins.int
+    DRAFT_RUNS_FIELD_NUMBER: _builtins.int
     GUEST_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
@@ -259,13 +260,15 @@ class Attached(_message.Message):
     kv_bytes_per_row: _builtins.int
     """whatever its length"""
     kv_budget: _builtins.int
-    """bytes"""
+    """bytes, without what drafts take"""
     prefixes: Global___PrefixSupport.ValueType
     """what this member's caches allow"""
     recalls: _builtins.bool
     """it stores prefixes on disk"""
     draft_us: _builtins.int
     """head only: microseconds in which its draft model guesses a token; 0: it has none"""
+    draft_runs: _builtins.int
+    """runs of drafts of one row that its caches can take back; 0: none, so it takes no drafts"""
     guest: _builtins.bool
     """head only: another gateway schedules, and answers what this one forwards"""
     @_builtins.property
@@ -295,11 +298,12 @@ class Attached(_message.Message):
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         recalls: _builtins.bool = ...,
         draft_us: _builtins.int = ...,
+        draft_runs: _builtins.int = ...,
         guest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "draft_us", b"draft_us", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "draft_runs", b"draft_runs", "draft_us", b"draft_us", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -537,9 +537,15 @@ class EpochOpened(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     RECALLS_FIELD_NUMBER: _builtins.int
+    DRAFT_RUNS_FIELD_NUMBER: _builtins.int
+    DRAFT_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     recalls: _builtins.bool
     """as in Attached"""
+    draft_runs: _builtins.int
+    """as in Attached"""
+    draft_bytes: _builtins.int
+    """of the budget, for what takes the drafts of a row back"""
     @_builtins.property
     def kept(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.KeptPrefix]: ...
     def __init__(
@@ -548,10 +554,12 @@ class EpochOpened(_message.Message):
         id: _builtins.int = ...,
         kept: _abc.Iterable[_control_pb2.KeptPrefix] | None = ...,
         recalls: _builtins.bool = ...,
+        draft_runs: _builtins.int = ...,
+        draft_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "kept", b"kept", "recalls", b"recalls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_bytes", b"draft_bytes", "draft_runs", b"draft_runs", "id", b"id", "kept", b"kept", "recalls", b"recalls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

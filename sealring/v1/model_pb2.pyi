@@ -61,7 +61,7 @@ class ModelProfile(_message.Message):
     not_quantizable: _builtins.str
     """why there are none"""
     trimmable: _builtins.bool
-    """caches can be cut to fewer tokens, which wrong drafts need"""
+    """a row's last tokens can be taken back, which wrong drafts need"""
     commit: _builtins.str
     """of the hub, where this is of a part from there: the other parts have to be of the same"""
     hub_files: _builtins.str

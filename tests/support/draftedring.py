@@ -57,7 +57,7 @@ class Machine:
         facts = RingFacts(
             members, 4, 4096, prefixes=control.PREFIX_SUPPORT_ANY, speculate=True, costs=slowest
         )
-        return replace(facts, draft=self.draft, head=one)
+        return replace(facts, draft=self.draft, head=one, draft_runs=len(members))
 
     def _table(self, share: float) -> StepCosts:
         times = tuple((tokens, share * self.takes(tokens)) for tokens in (1, 2, 4, 8, 16, 32))

@@ -31,6 +31,7 @@ from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.staging import Stage, random_model, random_stage
+from sealring.node.engine.staging.undo import runs_of
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.wire.channel import RecordHeader
 from sealring.v1 import control_pb2 as control
@@ -177,6 +178,11 @@ def prefixes_of(stage: Stage) -> Prefixes:
     return Prefixes(support(stage.make_cache()))
 
 
+def runs_in(stage: Stage, size: int) -> int:
+    """Runs of drafts that a stage takes back."""
+    return runs_of(stage.make_cache(), size)
+
+
 class Prompts:
     """The head's text side without text."""
 
@@ -277,6 +283,7 @@ class Ring:
                 prefixes=self.prefixes[rank],
                 grammars=grammars,
                 speculate=speculate,
+                runs=compute_thread(rank).submit(runs_in, stage, size).result(PATIENCE_SECONDS),
                 on_fault=self._fault,
                 deadline=deadline,
             )
@@ -354,12 +361,14 @@ def setting(family: str, name: str) -> int:
 
 @cache
 def stages_of(family: str, size: int) -> list[Stage]:
-    config = config_of(family)
-    layers = setting(family, "num_hidden_layers")
+    return made_stages(config_of(family), setting(family, "num_hidden_layers"), size, kv_bits_of(family)[1])
+
+
+def made_stages(config: dict[str, Any], layers: int, size: int, kv_bits: int = 0) -> list[Stage]:
     edges = [layers * rank // size for rank in range(size + 1)]
 
     def make(lo: int, hi: int) -> Stage:
-        stage = random_stage(config, lo, hi, seed=SEED, kv_bits=kv_bits_of(family)[1])
+        stage = random_stage(config, lo, hi, seed=SEED, kv_bits=kv_bits)
         warm_up(stage, 512)
         return stage
 

@@ -182,7 +182,7 @@ class _Logits(Results):
             self._score(inputs, row, row.parameters, chunk)
         else:
             self._stage(inputs, row.cache)
-        filled = self._transfer.send_buffer([_behind(states(row.cache))])
+        filled = self._transfer.send_buffer([behind(states(row.cache))])
         call.built()
         self._next_chunk(call.times)
         launch(filled.pending)
@@ -325,7 +325,7 @@ class Sampling(_Logits):
         self._exit.tokens(step, asking, results, times)
 
 
-def _behind(arrays: list[object]) -> mx.array:
+def behind(arrays: list[object]) -> mx.array:
     """A number that is computed after the arrays, uint32 [1].
 
     A thread that waits for it holds none of the arrays: the next chunk may be written into their memory.

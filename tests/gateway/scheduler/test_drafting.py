@@ -181,7 +181,9 @@ def test_a_head_that_is_sure_of_what_is_wrong_costs_next_to_nothing(machine: str
 
 
 def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
-    facts: Any = SimpleNamespace(speculates=True, costs=COSTS, stages=STAGES, draft=0.0, head=None)
+    facts: Any = SimpleNamespace(
+        speculates=True, costs=COSTS, stages=STAGES, runs=STAGES, draft=0.0, head=None
+    )
     for brought in (0, 1):
         request = Request("r", "", 9, inference.Envelope())
         row = SimpleNamespace(number=1, closed=False, request=request)
@@ -197,7 +199,9 @@ def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
 
 
 def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() -> None:
-    facts: Any = SimpleNamespace(speculates=True, costs=COSTS, stages=STAGES, draft=0.0, head=None)
+    facts: Any = SimpleNamespace(
+        speculates=True, costs=COSTS, stages=STAGES, runs=STAGES, draft=0.0, head=None
+    )
     request = Request("r", "", 9, inference.Envelope())
     row = SimpleNamespace(number=1, closed=False, drafts=15, request=request)
     row.prompt_tokens, row.limit = 4, 200

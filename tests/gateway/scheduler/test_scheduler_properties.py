@@ -127,7 +127,7 @@ class ModelRing:
         if resolved.lane is not None:
             drafts = [drafts for _, _, lane, drafts in self.running if lane == resolved.lane]
             assert drafts.count(0) <= 2
-            assert len(drafts) - drafts.count(0) < 2 * self.facts.stages
+            assert len(drafts) - drafts.count(0) < 2 * max(1, self.facts.runs)
         else:
             prefills = sum(1 for _, _, lane, _ in self.running if lane is None)
             assert prefills <= self.facts.stages + 4 * MANY  # lanes are two steps ahead at most
@@ -249,6 +249,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([4000, 20_000, 100_000, 600]),
         support=st.sampled_from(control.PrefixSupport.values()),
         speculate=st.booleans(),
+        draft_runs=st.sampled_from([64, 2, 1, 0]),
         costs=st.sampled_from([StepCosts(), PAIRS]),
         draft=st.sampled_from([0.0, 0.001]),
     )
@@ -260,11 +261,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget: int,
         support: control.PrefixSupport.ValueType,
         speculate: bool,
+        draft_runs: int,
         costs: StepCosts,
         draft: float,
     ) -> None:
         members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10) for rank in range(stages))
-        self.facts_of = RingFacts(members, max_rows, chunk, support, speculate, costs, draft=draft)
+        self.facts_of = RingFacts(
+            members, max_rows, chunk, support, speculate, costs, draft=draft, draft_runs=draft_runs
+        )
 
     @precondition(lambda self: self.ring is None)
     @rule()
