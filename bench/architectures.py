@@ -52,7 +52,8 @@ them.
   rounding, with numbers of heads that the nodes divide (`bench/shards.py`); *no* if mlx-lm does not shard
   it.
 - **drafts**: whether `deploy --speculate` guesses tokens ahead ([how](sampling.md#drafts)) on rings of two
-  or more. Wrong guesses have to be cut off, so only architectures with *any* prefixes guess.
+  or more. Wrong guesses are taken back out of every kind of cache here ([decision
+  59](decisions/0059-drafts-taken-back.md)).
 """
 
 TENSOR = """\
@@ -156,7 +157,7 @@ def _abilities(one: dict[str, Any]) -> list[str]:
         "together" if one["rows_together"] else "in turn",
         "yes" if one["kv_bits"] else "no",
         one["prefixes"],
-        "yes" if one["prefixes"] == "any" else "no",
+        "yes" if one["drafts"] else "no",
         _ranks(one),
     ]
 

@@ -20,6 +20,7 @@ from sealring.node.engine.staging.adapters import Adapter
 from sealring.node.engine.staging.anatomy import dissect, full_cache
 from sealring.node.engine.staging.caches import OneRow, for_one_row, trimmable
 from sealring.node.engine.staging.quantization import BITS, cache_quantization
+from sealring.node.engine.staging.undo import runs_of
 
 
 def outcome(config: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -27,7 +28,8 @@ def outcome(config: dict[str, Any], **options: Any) -> dict[str, Any]:
 
     `adapter`: whether sealring has a hook of its own for the architecture. `rows_together`: whether rows that
     decode are computed as a batch. `kv_bits`: the numbers of bits that its KV cache can have. `prefixes`:
-    whether kept prefixes can be cut to `any` length or serve as a `whole` only. Raises InvalidInput.
+    whether kept prefixes can be cut to `any` length or serve as a `whole` only. `drafts`: whether a row's
+    last tokens can be taken back. Raises InvalidInput.
     """
     found: dict[str, Any] = {"model_type": config["model_type"]}
     try:
@@ -51,6 +53,7 @@ def outcome(config: dict[str, Any], **options: Any) -> dict[str, Any]:
         "rows_together": not isinstance(cache, OneRow),
         "kv_bits": kv_bits,
         "prefixes": "any" if trimmable(cache) else "whole",
+        "drafts": runs_of(cache, 2) > 0,
     }
 
 
