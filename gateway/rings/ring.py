@@ -603,7 +603,8 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
     ]
     return RingFacts(
         members=tuple(
-            MemberMemory(each.kv_bytes_per_token, each.kv_bytes_per_row, each.kv_budget) for each in attached
+            MemberMemory(each.kv_bytes_per_token, each.kv_bytes_per_row, each.kv_budget, each.mark_bytes)
+            for each in attached
         ),
         max_rows=serving.max_rows,
         prefill_chunk=serving.prefill_chunk,

@@ -8,12 +8,16 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from sealring.mesh.ring.composition import Origin
+from sealring.mesh.ring.limits import MAX_CONTEXT
 from sealring.mesh.ring.prefix_names import Names
 from sealring.mesh.ring.spread import Times, between, rounds_with_another, spreads
 from sealring.v1 import control_pb2 as control
 
 _SHORTEST, _LONGEST = 1e-6, 3600.0
 """Bounds of a step's seconds."""
+
+MARK_EVERY = 4096
+"""Tokens from one mark of a prompt to the next at least: to compute as many again takes seconds on a Mac."""
 
 MAX_TIMES = 64
 """Times of one member that count, more than any sends: every round looks through them."""
@@ -96,11 +100,13 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True)
 class MemberMemory:
-    """KV memory of one member: bytes that its layers need, and its budget in bytes."""
+    """KV memory of one member: bytes that its layers need, and its budget in bytes. `mark_bytes` are those of
+    a mark (`mesh.ring.prefix_marks`), 0 without marks."""
 
     kv_bytes_per_token: int
     kv_bytes_per_row: int
     kv_budget: int
+    mark_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +146,18 @@ class RingFacts:
     def runs(self) -> int:
         """Runs of drafts that may be under way at once: one for each stage, if members take them back."""
         return min(self.stages, self.draft_runs) if self.stages > 1 else 0
+
+    @property
+    def mark_every(self) -> int:
+        """Tokens from one mark of a prompt to the next, so that marks take no more memory than keys and
+        values; 0 for none."""
+        if self.prefixes != control.PREFIX_SUPPORT_EXACT or not any(one.mark_bytes for one in self.members):
+            return 0
+        marks, tokens = (
+            sum(one.mark_bytes for one in self.members),
+            sum(one.kv_bytes_per_token for one in self.members),
+        )
+        return max(MARK_EVERY, marks // tokens) if tokens else MAX_CONTEXT
 
     @property
     def hop(self) -> float:

@@ -4,7 +4,9 @@ Rows come first: prefixes are kept in memory that no row uses, and are dropped, 
 when rows need it. If caches can be cut (PREFIX_SUPPORT_ANY), a prompt is kept when it is prefilled and, with
 its answer, when that ends; any number of its blocks can be reused. If they cannot (PREFIX_SUPPORT_EXACT), a
 chunk ends at each length that is worth keeping. One is before the last tokens, for the next turn of the
-conversation; one is the longest prefix that an earlier prompt had in common.
+conversation; one is the longest prefix that an earlier prompt had in common. Where members mark prefixes, a
+longer one takes the place of those that it continues and can be reused up to where these ended, and a long
+prompt has further lengths between.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.ring.composition import Origin
+from sealring.mesh.ring.prefix_marks import MOST, thinned
 from sealring.mesh.ring.prefix_names import OPENING, Chain, Names, split
 from sealring.v1 import control_pb2 as control
 
@@ -31,11 +34,13 @@ class PrefixCache:
         ledger: Ledger,
         support: control.PrefixSupport.ValueType,
         earlier: Sequence[tuple[Origin, Names]] = (),
+        mark_every: int = 0,
     ) -> None:
-        """`earlier` as in RingFacts."""
+        """`earlier` and `mark_every` as in RingFacts."""
         self._ledger = ledger
         self._any = support == control.PREFIX_SUPPORT_ANY
         self._exact = support == control.PREFIX_SUPPORT_EXACT
+        self._mark_every = mark_every
         self._kept: OrderedDict[int, Names] = OrderedDict()  # the last name is of all of its tokens
         self._named: dict[bytes, set[int]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
@@ -59,15 +64,28 @@ class PrefixCache:
         row.prefilled, row.prefix = self.longest(row)
         usable = [pair for pair in row.names if pair[0] <= row.prompt_tokens - OPENING]
         if self._exact and usable:
-            common = (length for length, name in reversed(usable) if name in self._seen)
-            cuts = {next(common, 0), usable[-1][0]}
+            common = next((length for length, name in reversed(usable) if name in self._seen), 0)
+            cuts = {usable[-1][0], *self._between(row.prefilled, usable)}
+            if common > row.prefilled + OPENING:  # fewer tokens are soon computed again
+                cuts.add(common)
             row.cuts = tuple(sorted(cut for cut in cuts if cut > row.prefilled))
+
+    def _between(self, start: int, usable: Sequence[tuple[int, bytes]]) -> Iterator[int]:
+        """Lengths at which a long prompt is marked on the way."""
+        every = max(self._mark_every, usable[-1][0] // MOST)
+        for length, _ in usable if self._mark_every else ():
+            if length >= start + every:
+                yield length
+                start = length
 
     def chunk(self, row: Row, start: int) -> None:
         """A chunk of the row is announced, from `start` to `row.prefilled`."""
         if start == row.reused:
+            row.marks = ()
             if row.prefix:
                 self._kept.move_to_end(row.prefix)
+                if self._mark_every:
+                    row.marks = tuple(pair for pair in self._kept[row.prefix] if pair[0] <= start)
             self._see(row.names)
         if row.prefilled in row.cuts:
             self._due.append((row, tuple(pair for pair in row.names if pair[0] == row.prefilled)))
@@ -156,24 +174,35 @@ class PrefixCache:
         if found := self._named.get(longest):
             self._kept.move_to_end(max(found))
             return
-        if not self._ledger.fits(length):
-            return
-        for _, name in () if self._exact else names:
+        if self._mark_every:
+            names = _thinned(row.marks + names, MOST)
+        while not self._ledger.fits(length, self._marks(names)):
+            if self._any or len(names) == 1:
+                return
+            names = _thinned(names, len(names) - 1)
+        row.marks = names if self._mark_every else ()
+        for _, name in names if self._any or self._mark_every else ():
             for number in sorted(self._named.get(name, ())):
                 if self._kept[number][-1][1] == name:
                     yield self._drop(number)
-        while len(self._kept) >= MAX_KEPT or not self._ledger.has_room(length):
+        while len(self._kept) >= MAX_KEPT or not self._ledger.has_room(length, self._marks(names)):
             yield self._drop()
         number = self._add(names)
-        yield control.Change(keep=control.Keep(prefix=number, row=row.number, tokens=length))
+        keep = control.Keep(prefix=number, row=row.number, tokens=length)
+        keep.marks.extend(other for other, _ in row.marks[:-1])
+        yield control.Change(keep=keep)
 
     def _add(self, names: Names) -> int:
         self._last += 1
         self._kept[self._last] = names
         for _, name in names:
             self._named.setdefault(name, set()).add(self._last)
-        self._ledger.keep(names[-1][0])
+        self._ledger.keep(names[-1][0], self._marks(names))
         return self._last
+
+    def _marks(self, names: Names) -> int:
+        """Marks besides a prefix's end."""
+        return len(names) - 1 if self._exact else 0
 
     def _drop(self, number: int = 0) -> control.Change:
         """Drops one prefix, by default the least recently used."""
@@ -183,7 +212,7 @@ class PrefixCache:
             self._named[name].remove(number)
             if not self._named[name]:
                 del self._named[name]
-        self._ledger.give_up(names[-1][0])
+        self._ledger.give_up(names[-1][0], self._marks(names))
         return control.Change(drop=control.Drop(prefix=number))
 
     def _see(self, names: Names) -> None:
@@ -193,3 +222,8 @@ class PrefixCache:
                 self._seen.move_to_end(name)
             while len(self._seen) > MAX_SEEN:
                 self._seen.popitem(last=False)
+
+
+def _thinned(names: Names, most: int) -> Names:
+    left = set(thinned((length for length, _ in names), most))
+    return tuple(pair for pair in names if pair[0] in left)

@@ -194,7 +194,8 @@ class Row:
 
     A row has `begun` once its first chunk is announced, a copy with the last one. It may begin with
     the first `reused` tokens of a kept `prefix`; `names` are of its prompt's prefixes, and chunks also end at
-    `cuts`. The last `answered` of its prompt's tokens are those of its answer that an earlier epoch brought.
+    `cuts`. Of `names`, `marks` are where the row, or that prefix, was kept. The last `answered` of its
+    prompt's tokens are those of its answer that an earlier epoch brought.
     At most `drafts` tokens may be guessed in a step.
 
     A request for several answers has a row for each: one that is prefilled, and its `copies`, which become
@@ -218,6 +219,7 @@ class Row:
     prefix: int = 0
     reused: int = 0
     cuts: tuple[int, ...] = ()
+    marks: tuple[tuple[int, bytes], ...] = ()
     recalling: int = 0  # the number under which members read its beginning from disk, which it waits for
     limit: int = 0
     ceiling: int = 0

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.ring.prefix_marks import MOST
 from sealring.mesh.ring.prefix_names import NAME_BYTES
 from sealring.v1 import control_pb2 as control
 
@@ -105,7 +106,8 @@ class Origin(NamedTuple):
 class Keeping:
     """A prefix of the `held` tokens of a row that is kept under a number.
 
-    `lane` is None while the row is in prefill, else `index` is its place there.
+    `lane` is None while the row is in prefill, else `index` is its place there. `marks` are shorter lengths
+    at which it can be reused as well, where caches cannot be cut.
     """
 
     prefix: int
@@ -113,6 +115,7 @@ class Keeping:
     held: int
     lane: int | None
     index: int
+    marks: tuple[int, ...] = ()
 
     @property
     def row(self) -> int:
@@ -382,9 +385,11 @@ class Composition:
             held = self._held(keep.row, lane)
         if not 1 <= keep.tokens <= held:
             raise _bad(f"row {keep.row} does not hold {keep.tokens} tokens")
+        if len(keep.marks) >= MOST:
+            raise _bad(f"prefix {keep.prefix} has {len(keep.marks)} marks")
         origin = Origin(self._epoch, keep.row, keep.tokens)
         self._add_prefix(keep.prefix, origin)
-        return Keeping(keep.prefix, origin, held, lane, index)
+        return Keeping(keep.prefix, origin, held, lane, index, tuple(keep.marks))
 
     def _adopt(self, prefix: int, origin: Origin) -> Adopting:
         if self._last_step != 1 or origin.epoch >= self._epoch or not origin.tokens:

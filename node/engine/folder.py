@@ -85,6 +85,14 @@ class Loaded:
         asked = self.command
         return kv_bytes(self.measured, asked.lo, asked.hi, asked.context, asked.prefill_chunk)
 
+    @property
+    def mark_bytes(self) -> int:
+        """Bytes of one mark of a kept prefix; 0 where caches can be cut anywhere."""
+        asked = self.command
+        if self.prefixes.cuts:
+            return 0
+        return mark_bytes(self.measured, asked.lo, asked.hi, asked.context)
+
     def draft_runs(self, stages: int) -> int:
         """As `staging.undo.runs_of`, of a ring of so many stages."""
         return runs_of(self.stage.make_cache(), stages)
@@ -102,6 +110,7 @@ class Loaded:
             kv_bytes_per_token=per_token,
             kv_bytes_per_row=per_row,
             prefixes=support(self.stage.make_cache()),
+            mark_bytes=self.mark_bytes,
             times=self.times,
             metal=device.metal(),
             capabilities=self.front.capabilities if self.front is not None else (),
@@ -259,6 +268,17 @@ def draft_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, runs: 
     states = sum(state for _, _, state in layers)
     inputs: int = measured["handoff_bytes_per_token"] if states else 0
     return int(tokens * (dropped + inputs) + runs * states)
+
+
+def mark_bytes(measured: dict[str, Any], lo: int, hi: int, context: int) -> int:
+    """Bytes of the windows and states of the layers [lo, hi), as they are after one token of a row."""
+    layers = zip(
+        measured["kv_bytes_per_token"][lo:hi],
+        measured["kv_max_tokens"][lo:hi],
+        measured["state_bytes"][lo:hi],
+        strict=True,
+    )
+    return max(1, sum(int(state + growth * min(window or 0, context)) for growth, window, state in layers))
 
 
 def profile_message(path: str, ranks: int = 1) -> model.ModelProfile:

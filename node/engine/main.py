@@ -258,6 +258,7 @@ class Engine:
         disk = loaded.open_disk(command)
         runs = loaded.draft_runs(command.size)
         draft_bytes = loaded.draft_bytes(runs) if command.speculate else 0
+        loaded.prefixes.most_marks = command.kv_budget // max(1, loaded.mark_bytes)
         names = {}
         if front is not None:
             named = StoredNames(names_key(disk.store.key), disk.held) if disk is not None else None

@@ -7,15 +7,17 @@ until their first chunk, which writes into arrays of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin, Restoring
+from sealring.mesh.errors import InvalidInput, ResourceExhausted
+from sealring.mesh.ring.composition import MAX_PREFIXES, Adopting, Chunk, Keeping, Origin, Restoring
+from sealring.mesh.ring.prefix_marks import MOST
 from sealring.node.engine import params
 from sealring.node.engine.staging import caches
 from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.staging.undo import Mark, cut_to, mark
 from sealring.v1 import control_pb2 as control
 
 if TYPE_CHECKING:
@@ -31,8 +33,11 @@ def support(cache: Cache) -> control.PrefixSupport.ValueType:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
+    """`marks` are by length, where caches cannot be cut: the whole length, and shorter ones."""
+
     origin: Origin
     cache: Cache
+    marks: Mapping[int, Mark] = field(default_factory=dict)
 
 
 class Prefixes:
@@ -45,11 +50,14 @@ class Prefixes:
     def __init__(self, allowed: control.PrefixSupport.ValueType) -> None:
         self.cuts = allowed == control.PREFIX_SUPPORT_ANY
         """Whether caches can be cut to any length."""
+        self.most_marks = MAX_PREFIXES * MOST
+        """Marks that may be kept: as many as all the memory for caches has room for."""
         self.disk: Disk | None = None
         """Where they are stored too."""
         self._ring = ""
         self._kept: dict[int, Kept] = {}
         self._earlier: dict[Origin, Kept] = {}
+        self._marks: dict[int, Mapping[int, Mark]] = {}  # of rows: of the prefix it began with, and its own
 
     def turn_over(self, ring: str) -> list[Origin]:
         """Begins an epoch of this ring; the origins of the prefixes that are kept from earlier ones."""
@@ -73,7 +81,9 @@ class Prefixes:
                 reason="BAD_STEP",
                 hint="gateway and member disagree; the epoch must end",
             )
-        self._kept[adopting.prefix] = kept
+        whole = adopting.origin.tokens  # at which alone the head has named it
+        marks = {length: mark for length, mark in kept.marks.items() if length == whole}
+        self._kept[adopting.prefix] = replace(kept, marks=marks)
 
     def settle(self) -> None:
         """Drops the prefixes that the first step has not adopted."""
@@ -82,13 +92,32 @@ class Prefixes:
     def keep(self, keeping: Keeping, row: Cache) -> Cache:
         """Keeps the first tokens of a row's cache; returns the copy, which is lazy.
 
-        Raises InvalidInput (BAD_STEP) for fewer tokens than the row holds if caches cannot be cut.
+        Raises InvalidInput (BAD_STEP) for fewer tokens than the row holds if caches cannot be cut, or for
+        marks that it does not have, and ResourceExhausted (KV_BUDGET) for more marks than there may be.
         """
         if keeping.tokens != keeping.held and not self.cuts:
             raise _not_allowed(keeping.prefix)
         cache = caches.detached(caches.first_tokens(row, keeping.tokens))
-        self._kept[keeping.prefix] = Kept(keeping.origin, cache)
+        marks: Mapping[int, Mark] = {}
+        if not self.cuts:
+            found = self._marks.get(keeping.row, {})
+            if not set(keeping.marks) <= found.keys():
+                raise _not_allowed(keeping.prefix)
+            marks = {length: found[length] for length in keeping.marks} | {keeping.tokens: mark(cache)}
+            self._marks[keeping.row] = marks
+            self._count(marks)
+        self._kept[keeping.prefix] = Kept(keeping.origin, cache, marks)
         return cache
+
+    def _count(self, more: Mapping[int, Mark]) -> None:
+        """Counts the marks of rows and prefixes, each once: the gateway is not trusted to."""
+        held = [more, *self._marks.values(), *(kept.marks for kept in self._kept.values())]
+        if len({id(one) for marks in held for one in marks.values()}) > self.most_marks:
+            raise ResourceExhausted(
+                "the gateway keeps more states than this member has memory for",
+                hint="run the same release on gateway and nodes",
+                reason="KV_BUDGET",
+            )
 
     def restore(self, change: Restoring, empty: Callable[[], Cache]) -> Cache:
         """Keeps what was read from disk; returns its cache, which is lazy. `empty` makes one for a row.
@@ -113,15 +142,20 @@ class Prefixes:
 
     def forget(self, row: int) -> None:
         """Forgets a row that is evicted."""
+        self._marks.pop(row, None)
         if self.disk is not None:
             self.disk.forget(row)
 
     def start(self, chunk: Chunk) -> Cache:
         """The cache of a row that begins with a kept prefix. Raises InvalidInput (BAD_STEP), as `keep`."""
         kept = self._kept[chunk.prefix]
-        if chunk.start != kept.origin.tokens and not self.cuts:
+        if self.cuts:
+            return caches.first_tokens(kept.cache, chunk.start)
+        if chunk.start not in kept.marks:
             raise _not_allowed(chunk.prefix)
-        return caches.first_tokens(kept.cache, chunk.start)
+        marks = {length: mark for length, mark in kept.marks.items() if length <= chunk.start}
+        self._marks[chunk.row] = marks
+        return cut_to(kept.cache, chunk.start, marks[chunk.start])
 
     def drop(self, prefix: int) -> None:
         del self._kept[prefix]
@@ -130,6 +164,7 @@ class Prefixes:
 
     def end_epoch(self) -> None:
         """Forgets rows; what is kept stays."""
+        self._marks.clear()
         if self.disk is not None:
             self.disk.end_epoch()
 

@@ -33,7 +33,7 @@ class _PrefixSupportEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PrefixS
     PREFIX_SUPPORT_UNSPECIFIED: _PrefixSupport.ValueType  # 0
     """not at all"""
     PREFIX_SUPPORT_EXACT: _PrefixSupport.ValueType  # 1
-    """as they are when they hold just these tokens; reused as a whole"""
+    """as they are when they hold just these tokens; reused as a whole, or up to a mark"""
     PREFIX_SUPPORT_ANY: _PrefixSupport.ValueType  # 2
     """the first tokens of any row; the first of them reused"""
 
@@ -43,7 +43,7 @@ class PrefixSupport(_PrefixSupport, metaclass=_PrefixSupportEnumTypeWrapper):
 PREFIX_SUPPORT_UNSPECIFIED: PrefixSupport.ValueType  # 0
 """not at all"""
 PREFIX_SUPPORT_EXACT: PrefixSupport.ValueType  # 1
-"""as they are when they hold just these tokens; reused as a whole"""
+"""as they are when they hold just these tokens; reused as a whole, or up to a mark"""
 PREFIX_SUPPORT_ANY: PrefixSupport.ValueType  # 2
 """the first tokens of any row; the first of them reused"""
 Global___PrefixSupport: _TypeAlias = PrefixSupport  # noqa: Y015
@@ -250,6 +250,7 @@ class Attached(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     RECALLS_FIELD_NUMBER: _builtins.int
     DRAFT_US_FIELD_NUMBER: _builtins.int
+    MARK_BYTES_FIELD_NUMBER: _builtins.int
     DRAFT_RUNS_FIELD_NUMBER: _builtins.int
     GUEST_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
@@ -267,6 +268,8 @@ class Attached(_message.Message):
     """it stores prefixes on disk"""
     draft_us: _builtins.int
     """head only: microseconds in which its draft model guesses a token; 0: it has none"""
+    mark_bytes: _builtins.int
+    """A mark of a kept prefix, bytes: what members keep to cut it at one more length; 0: they keep none, or can cut."""
     draft_runs: _builtins.int
     """runs of drafts of one row that its caches can take back; 0: none, so it takes no drafts"""
     guest: _builtins.bool
@@ -298,12 +301,13 @@ class Attached(_message.Message):
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         recalls: _builtins.bool = ...,
         draft_us: _builtins.int = ...,
+        mark_bytes: _builtins.int = ...,
         draft_runs: _builtins.int = ...,
         guest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "draft_runs", b"draft_runs", "draft_us", b"draft_us", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "draft_runs", b"draft_runs", "draft_us", b"draft_us", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -854,6 +858,7 @@ class Keep(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    MARKS_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     ROW_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
@@ -861,16 +866,21 @@ class Keep(_message.Message):
     """chosen by the gateway, rising, never used twice in an epoch"""
     row: _builtins.int
     tokens: _builtins.int
+    @_builtins.property
+    def marks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rising lengths below `tokens` at which the row, or the prefix it began with, was kept"""
+
     def __init__(
         self,
         *,
+        marks: _abc.Iterable[_builtins.int] | None = ...,
         prefix: _builtins.int = ...,
         row: _builtins.int = ...,
         tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "row", b"row", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["marks", b"marks", "prefix", b"prefix", "row", b"row", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -387,6 +387,7 @@ class StageLoaded(_message.Message):
     TIMES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     METAL_FIELD_NUMBER: _builtins.int
+    MARK_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     weight_bytes: _builtins.int
     kv_bytes_per_token: _builtins.int
@@ -394,6 +395,8 @@ class StageLoaded(_message.Message):
     prefixes: _control_pb2.PrefixSupport.ValueType
     metal: _builtins.bool
     """its device is a Mac's GPU"""
+    mark_bytes: _builtins.int
+    """as in Attached"""
     @_builtins.property
     def times(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.StepTime]: ...
     @_builtins.property
@@ -411,10 +414,11 @@ class StageLoaded(_message.Message):
         times: _abc.Iterable[_control_pb2.StepTime] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         metal: _builtins.bool = ...,
+        mark_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "metal", b"metal", "prefixes", b"prefixes", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -136,6 +136,8 @@ class PrefixSteps:
         self.held: dict[int, int] = {}
         self.lanes: dict[int, list[int]] = {}
         self.kept: dict[int, list[int]] = {}
+        self.marks: dict[int, list[int]] = {}  # of rows
+        self.kept_marks: dict[int, list[int]] = {}
         self.prefixes = 0
 
     def make(self) -> list[control.Step]:
@@ -152,8 +154,12 @@ class PrefixSteps:
             if self.choices.random() < 0.3 and self.held[row] <= len(self.texts[row]):
                 self.prefixes += 1
                 tokens = self.held[row] if self.exact else self.choices.randint(1, self.held[row])
-                step.changes.add().keep.CopyFrom(control.Keep(prefix=self.prefixes, row=row, tokens=tokens))
+                before = [mark for mark in self.marks.get(row, ()) if mark < tokens and self.exact]
+                marks = sorted(self.choices.sample(before, self.choices.randint(0, len(before))))
+                keep = control.Keep(prefix=self.prefixes, row=row, tokens=tokens, marks=marks)
+                step.changes.add().keep.CopyFrom(keep)
                 self.kept[self.prefixes] = self.texts[row][:tokens]
+                self.marks[row] = self.kept_marks[self.prefixes] = [*marks, tokens]
         for prefix in list(self.kept):
             if self.choices.random() < 0.1:
                 step.changes.add().drop.prefix = prefix
@@ -191,13 +197,17 @@ class PrefixSteps:
             common = 0
             while common < min(len(tokens), len(prompt) - 1) and tokens[common] == prompt[common]:
                 common += 1
-            if common and (common == len(tokens) or not self.exact):
-                found.append((common if self.exact else self.choices.randint(1, common), prefix))
+            if self.exact:
+                found += [(mark, prefix) for mark in self.kept_marks[prefix] if mark <= common]
+            elif common:
+                found.append((self.choices.randint(1, common), prefix))
         return max(found)
 
     def _chunk(self, step: control.Step, row: int, start: int, prefix: int, size: int) -> None:
         total = len(self.prompts[row])
         end = min(total, start + self.choices.randint(1, CHUNK))
+        if prefix:
+            self.marks[row] = [mark for mark in self.kept_marks[prefix] if mark <= start]
         step.prefill.chunks.add(
             row=row, start=start, end=end, prompt_tokens=total, params_bytes=size, prefix=prefix
         )

@@ -112,19 +112,30 @@ def first_tokens(cache: Cache, tokens: int) -> Cache:
 
     A cache that is not `trimmable` must hold just as many. Raises Internal where it does not.
     """
-    copies: Cache = copy.deepcopy(list(cache))
+    copies = copied(cache)
     for entry in copies:
         for part in parts_of(entry):
-            _cut(part, tokens)
+            cut(part, tokens)
+    return copies
+
+
+def copied(cache: Cache) -> Cache:
+    """A copy of one row's cache, over the same arrays."""
+    copies: Cache = copy.deepcopy(list(cache))
     return OneRow(copies) if isinstance(cache, OneRow) else copies
 
 
-def _cut(part: Any, tokens: int) -> None:
+def cut(part: Any, tokens: int) -> None:
+    """Leaves the first tokens in one cache of a row, as `first_tokens`."""
     if not hasattr(part, "offset"):
         return  # a state, which is as it was after the last token
     surplus = int(part.offset) - tokens
     if surplus and (surplus < 0 or not part.is_trimmable() or part.trim(surplus) != surplus):
         raise Internal("a cache was to be cut and cannot")
+    if (window := getattr(part, "max_size", 0)) and part.keys is not None and part.keys.shape[2] > window:
+        # behind a chunk it also holds what the chunk's first tokens looked back at
+        part.keys, part.values = (array[..., -window:, :] for array in (part.keys, part.values))
+        setattr(part, "_idx", window)  # noqa: B010
     if getattr(part, "start_position", 0) or getattr(part, "_idx", tokens) != tokens:
         return  # it does not begin with the row's first token
     if getattr(part, "keys", None) is not None:

@@ -1,4 +1,5 @@
-"""What a row's last runs of drafts have changed in its caches, so that a settle can take it back.
+"""What a row's last runs of drafts have changed in its caches, so that a settle can take it back; and marks,
+at which a kept prefix can be cut.
 
 Caches of keys and values are cut. A window drops its oldest tokens while it takes new ones in: those are kept
 here. Any other cache, such as a recurrent state, knows no positions: it is kept as it was before each run,
@@ -9,9 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
@@ -27,7 +28,7 @@ from .latents import ENTRIES
 def runs_of(cache: Cache, stages: int) -> int:
     """The number of runs that can be taken back of a row with caches like this empty one, in a ring of so
     many stages; 0 for a kind of cache that is not known."""
-    kinds = [_kind(part) for entry in cache for part in parts_of(entry)]
+    kinds = [_kind(part) for part in _parts(cache)]
     if None in kinds:
         return 0
     return MAX_UNSETTLED // 2 if set(kinds) <= {_Keys} else min(MAX_RUNS, stages)
@@ -105,7 +106,7 @@ class _Whole:
         self._held = copy.deepcopy(vars(part))  # which copies no array, but the reference to it
 
     def back(self, part: Any, _runs: Sequence[Any], _tokens: int) -> None:
-        vars(part).update(self._held)
+        vars(part).update(copy.deepcopy(self._held))
 
 
 class _Latents:
@@ -119,7 +120,7 @@ class _Latents:
         self._held = copy.deepcopy({name: one for name, one in vars(part).items() if name not in ENTRIES})
 
     def back(self, part: Any, _runs: Sequence[Any], _tokens: int) -> None:
-        vars(part).update(self._held)
+        vars(part).update(copy.deepcopy(self._held))
         for name, count in self._counts.items():
             setattr(part, name, getattr(part, name)[:, :count] if count else None)
 
@@ -142,6 +143,35 @@ def _kind(part: Any) -> Any:
     return None if getattr(part, "keep", 0) else kind
 
 
+Mark: TypeAlias = Mapping[int, Any]
+"""Those caches of a row that cannot be cut, as they were at one length; by their place."""
+
+
+def mark(cache: Cache) -> Mark:
+    """The mark of a row's cache as it is now. It keeps these caches' arrays, so they ought to be short."""
+    found = {}
+    for place, part in enumerate(_parts(cache)):
+        kind = _kind(part)
+        if kind is not _Keys:
+            found[place] = _Latents(part) if kind is _Latents else _Whole(part)
+    return found
+
+
+def cut_to(cache: Cache, tokens: int, at: Mark) -> Cache:
+    """A lazy copy of the first tokens of a row's cache, which was marked at that length."""
+    copies = caches.copied(cache)
+    for place, part in enumerate(_parts(copies)):
+        if place in at:
+            at[place].back(part, (), 0)
+        else:
+            caches.cut(part, tokens)
+    return copies
+
+
+def _parts(cache: Cache) -> list[Any]:
+    return [part for entry in cache for part in parts_of(entry)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     tokens: int
@@ -155,7 +185,7 @@ class UndoLog:
 
     def __init__(self, cache: Cache, runs: int) -> None:
         """`runs`: how many of the last runs are kept, as `runs_of` says."""
-        self._parts = [part for entry in cache for part in parts_of(entry)]
+        self._parts = _parts(cache)
         self._kinds = [_kind(part) for part in self._parts]
         self._recomputes = not set(self._kinds).isdisjoint((_Whole, _Latents))
         self._runs: deque[_Run] = deque(maxlen=runs)

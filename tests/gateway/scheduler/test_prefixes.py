@@ -22,9 +22,12 @@ ANY, EXACT = control.PREFIX_SUPPORT_ANY, control.PREFIX_SUPPORT_EXACT
 class Desk:
     """A prefix cache, and rows of one character per token, which are named as a head names them."""
 
-    def __init__(self, support: control.PrefixSupport.ValueType = ANY, tokens: int = 10_000) -> None:
-        self.ledger = Ledger(RingFacts((MemberMemory(1, 0, tokens),), 8, 256, support))
-        self.cache = PrefixCache(self.ledger, support)
+    def __init__(
+        self, support: control.PrefixSupport.ValueType = ANY, tokens: int = 10_000, marks: int = 0
+    ) -> None:
+        ring = RingFacts((MemberMemory(1, 0, tokens, marks),), 8, 256, support)
+        self.ledger = Ledger(ring)
+        self.cache = PrefixCache(self.ledger, support, mark_every=ring.mark_every)
         self.count = 0
         self.ends = Ends()
         self.named: dict[int, PrefixNames] = {}
@@ -60,7 +63,8 @@ class Desk:
         told = []
         for change in self.cache.changes():
             if change.HasField("keep"):
-                told.append(f"keep {change.keep.prefix}: {change.keep.tokens} of {change.keep.row}")
+                marks = "".join(f" and {mark}" for mark in change.keep.marks)
+                told.append(f"keep {change.keep.prefix}: {change.keep.tokens} of {change.keep.row}{marks}")
             else:
                 told.append(f"drop {change.drop.prefix}")
         return told
@@ -161,6 +165,43 @@ def test_caches_that_cannot_be_cut_are_kept_where_prompts_part() -> None:
     assert (third.prefix, third.reused, third.cuts) == (2, 128, (end,))
     again, changes = desk.prefill("s" * 150 + "a" * 100)
     assert (again.reused, again.cuts, changes) == (end, (), [])
+
+
+def test_where_members_mark_a_conversation_is_kept_once_and_can_begin_anew_at_every_turn() -> None:
+    desk = Desk(EXACT, marks=10)
+    text, turns = "s" * 200, [200 - OPENING]
+    assert desk.prefill(text)[1] == [f"keep 1: {turns[0]} of 1"]
+    for turn in (2, 3):
+        text += str(turn) * 100
+        row, changes = desk.prefill(text)
+        assert (row.prefix, row.reused) == (turn - 1, turns[-1])
+        marks = "".join(f" and {mark}" for mark in turns)
+        turns.append(len(text) - OPENING)
+        assert changes == [f"drop {turn - 1}", f"keep {turn}: {turns[-1]} of {turn}{marks}"]
+    row = desk.row("s" * 200 + "2" * 100 + "x" * 100)  # the third turn is asked again, otherwise
+    assert (row.prefix, row.prefilled) == (3, turns[1])
+    assert desk.row("s" * 200 + "y" * 100).prefilled == turns[0]
+    kept = turns[-1] + 2 * 10
+    assert desk.ledger.kept_bytes() == [kept]
+
+
+@pytest.mark.parametrize(
+    ("memory", "mark", "cuts", "marks"),
+    [
+        (100_000, 10, [4096, 8192, 12_288], [4096, 8192, 12_288]),
+        (22_000, 9000, [9088], [9088]),  # marks take no more than keys and values
+        (13_000, 4000, [4096, 8192, 12_288], []),
+    ],
+)
+def test_a_long_prompt_is_marked_on_the_way_as_far_as_memory_allows(
+    memory: int, mark: int, cuts: list[int], marks: list[int]
+) -> None:
+    desk, end = Desk(EXACT, memory, mark), 13_000 - OPENING
+    row, changes = desk.prefill("a" * 13_000)
+    assert row.cuts == (*cuts, end)
+    told = "".join(f" and {length}" for length in marks)
+    assert changes[-1] == f"keep {len(row.cuts)}: {end} of 1{told}"
+    assert desk.ledger.kept_bytes() == [end + mark * len(marks)]
 
 
 def test_an_answer_is_not_kept_where_its_cache_cannot_be_cut() -> None:

@@ -85,6 +85,8 @@ class ModelRing:
         self.contents: dict[int, Content] = {}
         self.kept: dict[int, tuple[Content, int]] = {}
         self.origins: dict[int, Origin] = {}
+        self.marks: dict[int, set[int]] = {}  # of rows
+        self.kept_marks: dict[int, set[int]] = {}
         self.named: dict[int, PrefixNames] = {}  # of rows whose prefixes the head names: no copies
         self.ends = Ends()
         self.wrong: set[int] = set()  # rows of which a draft was, since they were settled
@@ -106,8 +108,9 @@ class ModelRing:
             elif isinstance(change, Adopting):
                 self.kept[change.prefix] = self.earlier[change.origin]
                 self.origins[change.prefix] = change.origin
+                self.kept_marks[change.prefix] = {change.origin.tokens}
             elif isinstance(change, Dropping):
-                del self.kept[change.prefix]
+                del self.kept[change.prefix], self.kept_marks[change.prefix]
         for chunk in resolved.chunks:
             self.lengths.update(dict.fromkeys(chunk.sampled or (chunk.row,), chunk.end))
             assert chunk.end <= self.prompts[chunk.row]
@@ -150,14 +153,19 @@ class ModelRing:
             assert keeping.tokens == keeping.held
         self.kept[keeping.prefix] = (self.contents[keeping.row], keeping.tokens)
         self.origins[keeping.prefix] = keeping.origin
+        assert set(keeping.marks) <= self.marks.get(keeping.row, set())
+        marks = {*keeping.marks, keeping.tokens}
+        self.marks[keeping.row] = self.kept_marks[keeping.prefix] = marks
 
     def reuse(self, chunk: Chunk) -> None:
         """As the head and the engines check it."""
-        content, tokens = self.kept[chunk.prefix]
+        content, _ = self.kept[chunk.prefix]
         assert tokens_of(content, chunk.start) == tokens_of(self.contents[chunk.row], chunk.start)
         assert chunk.start in self.named[chunk.row].names
         if self.facts.prefixes == control.PREFIX_SUPPORT_EXACT:
-            assert chunk.start == tokens
+            marks = self.kept_marks[chunk.prefix]
+            assert chunk.start in marks
+            self.marks[chunk.row] = {mark for mark in marks if mark <= chunk.start}
 
     def names(self, row: int, tokens: int, after: int = 0) -> tuple[bytes, bytes]:
         """As the head names a row whose tokens behind `after` have come."""
@@ -182,6 +190,7 @@ class ModelRing:
             used = tokens * member.kv_bytes_per_token + self.composition.rows * member.kv_bytes_per_row
             kept = sum(length * member.kv_bytes_per_token for _, length in self.kept.values())
             kept += len(self.kept) * member.kv_bytes_per_row
+            kept += sum(len(marks) - 1 for marks in self.kept_marks.values()) * member.mark_bytes
             assert used + kept <= member.kv_budget
 
     def finish_one(self) -> control.StepDone:
@@ -250,6 +259,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         support=st.sampled_from(control.PrefixSupport.values()),
         speculate=st.booleans(),
         draft_runs=st.sampled_from([64, 2, 1, 0]),
+        marks=st.sampled_from([0, 50, 4000]),
         costs=st.sampled_from([StepCosts(), PAIRS]),
         draft=st.sampled_from([0.0, 0.001]),
     )
@@ -262,10 +272,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         support: control.PrefixSupport.ValueType,
         speculate: bool,
         draft_runs: int,
+        marks: int,
         costs: StepCosts,
         draft: float,
     ) -> None:
-        members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10) for rank in range(stages))
+        members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10, marks) for rank in range(stages))
         self.facts_of = RingFacts(
             members, max_rows, chunk, support, speculate, costs, draft=draft, draft_runs=draft_runs
         )
@@ -577,6 +588,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert planner.ledger.kept_bytes() == [
             sum(length * member.kv_bytes_per_token for _, length in self.ring.kept.values())
             + len(self.ring.kept) * member.kv_bytes_per_row
+            + sum(len(marks) - 1 for marks in self.ring.kept_marks.values()) * member.mark_bytes
             for member in self.facts_of.members
         ]
         assert self.ring.composition.prefixes().keys() == self.ring.kept.keys()

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schedules import check_prefixes, check_prefixes_over_epochs
-from stagering import CHUNK, Prompts, Ring, combinations, stages_of
+from stagering import CHUNK, Prompts, Ring, combinations, expected, prompt_of, run_on, stages_of
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import Adopting, Keeping, Origin
+from sealring.node.engine import params
+from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes
 from sealring.v1 import control_pb2 as control
 
@@ -35,6 +37,47 @@ def test_kept_prefixes_are_reused(family: str, size: int) -> None:
 @pytest.mark.parametrize(("family", "size"), [("llama", 3), ("gemma3_text", 2), ("mamba2", 1)])
 def test_what_is_kept_is_as_good_in_the_next_epoch(family: str, size: int) -> None:
     assert check_prefixes_over_epochs(family, size) == [CHUNK]
+
+
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [("gemma3_text", 2), ("mamba2", 1), ("kimi_k3", 2), ("deepseek_v41", 2), ("llama4", 2)],
+)
+def test_a_row_begins_at_a_mark_of_a_longer_prefix_whose_caches_cannot_be_cut(family: str, size: int) -> None:
+    """The window of the mark has slid out of the longer prefix long since."""
+    whole = prompt_of(family, 0, 30)
+    other = whole[:11] + prompt_of(family, 1, 6)
+    rows = {1: (whole, RowParameters()), 2: (other, RowParameters())}
+    steps = [control.Step(number=number) for number in range(1, 10)]
+    for step, (start, end) in zip(steps, [(0, 7), (7, 9), (9, 17), (17, 25), (25, 30)], strict=False):
+        step.prefill.chunks.add(
+            row=1, start=start, end=end, prompt_tokens=30, params_bytes=0 if start else params.BLOCK
+        )
+    steps[2].changes.add().keep.CopyFrom(control.Keep(prefix=1, row=1, tokens=9))
+    steps[4].changes.add().drop.prefix = 1
+    steps[4].changes.add().keep.CopyFrom(control.Keep(prefix=2, row=1, tokens=25, marks=[9]))
+    steps[5].prefill.chunks.add(row=2, start=9, end=17, prompt_tokens=17, params_bytes=params.BLOCK, prefix=2)
+    steps[6].changes.add().admit.row = 2
+    for step in steps[6:]:
+        step.decode.lane = 0
+    done = run_on(stages_of(family, size), steps, rows)
+    assert done.reused == [9]
+    assert done.answers[2] == expected(family, tuple(other), 4)
+
+
+def test_a_mark_that_a_row_does_not_have_ends_the_epoch() -> None:
+    ring = Ring(stages_of("mamba2", 1), Prompts({1: ([1, 2, 3], RowParameters())}))
+    try:
+        begin = control.Step(number=1)
+        begin.prefill.chunks.add(row=1, end=2, prompt_tokens=3, params_bytes=params.BLOCK)
+        keep = control.Step(number=2)
+        keep.changes.add().keep.CopyFrom(control.Keep(prefix=1, row=1, tokens=2, marks=[1]))
+        ring.announce(begin)
+        ring.announce(keep)
+        ring.wait_for_fault()
+    finally:
+        ring.close()
+    assert getattr(ring.faults[0], "reason", "") == "BAD_STEP"
 
 
 KEPT = Keeping(prefix=1, origin=Origin(1, 1, 1), held=1, lane=None, index=0)
