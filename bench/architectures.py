@@ -46,8 +46,8 @@ them.
   *in turn* if one is computed after the other, which is slower and equally correct.
 - **kv-bits**: whether `deploy --kv-bits` can keep its KV cache in 8 or 4 bits. Keys and values must be a
   multiple of 32 wide, which those of some configurations here are not.
-- **prefixes**: *any* if the equal part of a kept prefix can be used; *whole* if only all of it can, because
-  a state or a sliding window cannot be cut.
+- **prefixes**: *any* if the equal part of a kept prefix can be used; *whole* if only all of it can, or what
+  lies before one of its marks, because a state or a sliding window cannot be cut.
 - **tensor**: the numbers of nodes on which `deploy --strategy tensor` gave the whole model's logits, up to
   rounding, with numbers of heads that the nodes divide (`bench/shards.py`); *no* if mlx-lm does not shard
   it.

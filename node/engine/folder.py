@@ -94,11 +94,11 @@ class Loaded:
         return mark_bytes(self.measured, asked.lo, asked.hi, asked.context)
 
     def draft_runs(self, stages: int) -> int:
-        """As `staging.undo.runs_of`, of a ring of so many stages."""
+        """The runs of drafts that a ring of `stages` stages can take back, as `staging.undo.runs_of`."""
         return runs_of(self.stage.make_cache(), stages)
 
     def draft_bytes(self, runs: int) -> int:
-        """Bytes that the drafts of a row take besides its caches if so many runs can be taken back."""
+        """Bytes that the drafts of a row take besides its caches if `runs` runs can be taken back."""
         asked = self.command
         return draft_bytes(self.measured, asked.lo, asked.hi, asked.context, runs)
 

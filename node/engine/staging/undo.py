@@ -1,9 +1,9 @@
-"""What a row's last runs of drafts have changed in its caches, so that a settle can take it back; and marks,
-at which a kept prefix can be cut.
+"""A log of the changes that a row's last runs of drafts have made in its caches, so that a settle can take
+them back; and marks, at which a kept prefix can be cut.
 
 Caches of keys and values are cut. A window drops its oldest tokens while it takes new ones in: those are kept
-here. Any other cache, such as a recurrent state, knows no positions: it is kept as it was before each run,
-and the accepted tokens of a run that is accepted in part are computed again, from the run's kept inputs.
+here. Any other cache, such as a recurrent state, knows no positions. It is kept as it was before each run.
+The accepted tokens of a run that is accepted in part are computed again, from the run's kept inputs.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class _Run:
 
 
 class UndoLog:
-    """What takes the last runs of one row back, the first of which is not settled."""
+    """The log of one row's runs since it was settled."""
 
     def __init__(self, cache: Cache, runs: int) -> None:
         """`runs`: how many of the last runs are kept, as `runs_of` says."""
