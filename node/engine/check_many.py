@@ -53,7 +53,7 @@ def outcome(config: dict[str, Any], **options: Any) -> dict[str, Any]:
         "rows_together": not isinstance(cache, OneRow),
         "kv_bits": kv_bits,
         "prefixes": "any" if trimmable(cache) else "whole",
-        "drafts": runs_of(cache, 2) > 0,
+        "drafts": runs_of(cache, 2, anatomy.adapter) > 0,
     }
 
 

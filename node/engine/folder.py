@@ -25,7 +25,6 @@ from sealring.node.engine.ranges import check_here, check_whole, needed
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect, not_runnable
 from sealring.node.engine.staging.rows import BLOCK, extra_bytes
-from sealring.node.engine.staging.undo import runs_of
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.transfer import shares_memory
@@ -94,8 +93,8 @@ class Loaded:
         return mark_bytes(self.measured, asked.lo, asked.hi, asked.context)
 
     def draft_runs(self, stages: int) -> int:
-        """The runs of drafts that a ring of `stages` stages can take back, as `staging.undo.runs_of`."""
-        return runs_of(self.stage.make_cache(), stages)
+        """As `Stage.draft_runs`."""
+        return self.stage.draft_runs(stages)
 
     def draft_bytes(self, runs: int) -> int:
         """Bytes that the drafts of a row take besides its caches if `runs` runs can be taken back."""

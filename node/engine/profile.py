@@ -152,7 +152,7 @@ def _caches(model: nn.Module, anatomy: Anatomy) -> dict[str, Any]:
         "state_bytes": fixed,
         "quantized": quantized,
         "not_quantizable": why,
-        "trimmable": runs_of(full_cache(model), 2) > 0,
+        "trimmable": runs_of(full_cache(model), 2, anatomy.adapter) > 0,
     }
 
 

@@ -31,7 +31,6 @@ from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.staging import Stage, random_model, random_stage
-from sealring.node.engine.staging.undo import runs_of
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.wire.channel import RecordHeader
 from sealring.v1 import control_pb2 as control
@@ -180,7 +179,7 @@ def prefixes_of(stage: Stage) -> Prefixes:
 
 def runs_in(stage: Stage, size: int) -> int:
     """Runs of drafts that a stage takes back."""
-    return runs_of(stage.make_cache(), size)
+    return stage.draft_runs(size)
 
 
 class Prompts:

@@ -88,6 +88,10 @@ class Adapter:
     gpu_code: bool = False
     """Whether a GPU runs other code than the CPU on which `check` has shown it."""
 
+    steps_alike: bool = True
+    """Whether a pass of several tokens behind a full window computes what as many single steps do. Otherwise
+    tokens would change with drafts."""
+
     together: Callable[[nn.Module], None] | None = None
     """A change of the model that makes it batch; None if mlx-lm's code does."""
 
@@ -266,6 +270,7 @@ _NAMED = {
     "longcat_flash": Adapter(together=together.longcat_flash),
     "minimax_m3_vl": Adapter(together=together.minimax_m3),
     "muse_spark": _MuseSpark(batches=False, needs=("pre_norm",)),
+    "plamo3": Adapter(steps_alike=False),  # its mask shows a token more than its window holds in single steps
     "rwkv7": _Rwkv7(state=((0,), (1,))),
     "talkie": Adapter(state=((1,), (0,)), every_layer=((0,),)),  # every layer adds the embeddings, its first
 }

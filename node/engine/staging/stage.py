@@ -17,6 +17,7 @@ from .caches import Batch, Cache, OneRow, RowByRow, Slots, for_one_row, parts_of
 from .interception import Call, intercept_call, leaves, own_arrays
 from .layout import TOKENS, Arguments, StageSpec, get_argument, set_argument
 from .quantization import CacheQuantization
+from .undo import runs_of
 
 
 class _HandedOn(BaseException):
@@ -99,6 +100,10 @@ class Stage:
                 intercept_call(layer, self._take_over(index))
         if hi == count:
             intercept_call(anatomy.layers[-1], self._cut)
+
+    def draft_runs(self, stages: int) -> int:
+        """The number of runs of drafts that can be taken back, as `runs_of`."""
+        return runs_of(self.make_cache(), stages, self._anatomy.adapter)
 
     @property
     def weight_bytes(self) -> int:

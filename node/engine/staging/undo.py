@@ -21,15 +21,19 @@ from sealring.mesh.ring.composition import MAX_UNSETTLED
 from sealring.mesh.ring.limits import MAX_RUNS
 
 from . import caches
+from .adapters import Adapter
 from .caches import Cache, parts_of
 from .latents import ENTRIES
 
 
-def runs_of(cache: Cache, stages: int) -> int:
-    """The number of runs that can be taken back of a row with caches like this empty one, in a ring of so
-    many stages; 0 for a kind of cache that is not known."""
+def runs_of(cache: Cache, stages: int, adapter: Adapter) -> int:
+    """The number of runs that a row with caches like this empty one can take back, in a ring of `stages`
+    stages.
+
+    0 for a kind of cache that is not known, and for a model that takes no drafts.
+    """
     kinds = [_kind(part) for part in _parts(cache)]
-    if None in kinds:
+    if None in kinds or not adapter.steps_alike:
         return 0
     return MAX_UNSETTLED // 2 if set(kinds) <= {_Keys} else min(MAX_RUNS, stages)
 
