@@ -234,7 +234,9 @@ def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() 
 
 def test_a_chain_ends_as_soon_as_the_head_knows_that_what_follows_is_wrong() -> None:
     """Also where all drafts of the run were right: the runs behind it bring nothing."""
-    facts: Any = SimpleNamespace(speculates=True, costs=COSTS, stages=STAGES, draft=0.0, head=None)
+    facts: Any = SimpleNamespace(
+        speculates=True, costs=COSTS, stages=STAGES, runs=STAGES, draft=0.0, head=None
+    )
     request = Request("r", "", 9, inference.Envelope())
     row = SimpleNamespace(number=1, closed=False, drafts=15, request=request, prompt_tokens=4, limit=200)
     lane: Any = SimpleNamespace(rows={1: row}, ready=[], outstanding=0, steps=0, left=lambda row: 100)
