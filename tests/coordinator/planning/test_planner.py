@@ -25,7 +25,7 @@ from sealring.mesh.errors import (
     ModelError,
     ResourceExhausted,
 )
-from sealring.node.engine.folder import kv_bytes
+from sealring.node.engine.folder import draft_bytes, kv_bytes
 from sealring.v1 import admin_pb2, model_pb2
 from sealring.v1.membership_pb2 import EpochPrepared, RowsTime
 
@@ -470,15 +470,23 @@ def test_a_ring_is_granted_what_its_rows_may_take_and_leaves_the_rest() -> None:
     assert tight.weight_bytes + tight.kv_budget == capacity(2 * GIB), "rows take all that there is"
 
 
-@pytest.mark.parametrize("window", [0, 1024, 1279, 2048])
-def test_what_a_ring_is_granted_holds_a_row_of_its_whole_context(window: int) -> None:
-    """By the engine's figures, in the gateway's book."""
-    windows = [window] * 3
-    model = profile(3, kv_max_tokens=windows)
-    made = plan(spec(context=1024, prefill_chunk=128, max_rows=1), model, [member(1, 8 * GIB)])
-    measured = {"kv_bytes_per_token": [1024] * 3, "kv_max_tokens": windows, "state_bytes": [0] * 3}
-    memory = MemberMemory(*kv_bytes(measured, 0, 3, 1024, 128), made.rings[0].kv_budget)
-    assert Ledger(RingFacts((memory,), max_rows=1, prefill_chunk=128)).capacity >= 1024
+@pytest.mark.parametrize("window", [0, 512, 1024, 1279, 2048])
+@pytest.mark.parametrize("state", [0, MIB])
+def test_what_a_ring_is_granted_holds_a_row_of_its_whole_context(window: int, state: int) -> None:
+    """By the engine's figures, in the gateway's book, and with the row's drafts where there are any."""
+    windows, states, handoff = [window] * 6, [0, 0, state] * 2, 8192
+    sizes = {"kv_max_tokens": windows, "state_bytes": states, "handoff_bytes_per_token": handoff}
+    model = profile(6, **sizes, trimmable=True)
+    measured = sizes | {"kv_bytes_per_token": [1024] * 6}
+    asked = {"context": 1024, "prefill_chunk": 128, "max_rows": 1, "split": [3, 3]}
+    for speculate in (False, True):
+        made = plan(spec(**asked, speculate=speculate), model, [member(1, 8 * GIB), member(2, 8 * GIB)])
+        for stage in made.rings[0].stages:
+            layers = stage.first_layer, stage.end_layer
+            drafts = draft_bytes(measured, *layers, 1024, 2) if speculate else 0
+            assert (drafts > 0) == (speculate and bool(state or 0 < window < 1024))
+            memory = MemberMemory(*kv_bytes(measured, *layers, 1024, 128), stage.kv_budget - drafts)
+            assert Ledger(RingFacts((memory,), max_rows=1, prefill_chunk=128)).capacity >= 1024
 
 
 def test_a_tail_that_samples_for_many_rows_gets_fewer_layers() -> None:
