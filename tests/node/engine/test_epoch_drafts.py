@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 from mlx_lm.models.cache import ArraysCache
 from small_models import tiny
-from stagering import CHUNK, Prompts, Ring, made_stages, stages_of
+from stagering import (
+    CHUNK,
+    Prompts,
+    Ring,
+    combinations,
+    expected,
+    made_stages,
+    prompt_of,
+    setting,
+    stages_of,
+)
 
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.params import RowParameters
@@ -35,11 +45,16 @@ PARAMETERS = {
 
 
 class Gateway:
-    """Steps one row as a gateway would, one step after the other."""
+    """Steps one row as a gateway would, one step after the other; first row 1."""
 
-    def __init__(self, ring: Ring, prompt: int) -> None:
-        self._ring, self._number, self._prompt = ring, 0, prompt
-        self.answer = ring.prompts.answers[1]
+    def __init__(self, ring: Ring) -> None:
+        self._ring, self._number = ring, 0
+        self.follow(1)
+
+    def follow(self, row: int) -> None:
+        """From now on it is this row that may have drafts."""
+        self._row, self._prompt = row, len(self._ring.prompts.prompt(row))
+        self.answer = self._ring.prompts.answers[row]
 
     def step(self, *changes: control.Change, **work: object) -> None:
         self.announce(*changes, **work)
@@ -49,9 +64,9 @@ class Gateway:
         self._number += 1
         self._ring.announce(control.Step(number=self._number, changes=changes, **work))  # type: ignore[arg-type]
 
-    def prefill(self) -> None:
-        record = len(self._ring.prompts.parameters(1))
-        chunk = control.Chunk(row=1, end=self._prompt, prompt_tokens=self._prompt, params_bytes=record)
+    def prefill(self, row: int = 1) -> None:
+        record, prompt = len(self._ring.prompts.parameters(row)), len(self._ring.prompts.prompt(row))
+        chunk = control.Chunk(row=row, end=prompt, prompt_tokens=prompt, params_bytes=record)
         self.step(prefill=control.Prefill(chunks=[chunk]))
 
     def decode(self, *changes: control.Change, drafts: int = 0, runs: int = 1, at_once: int = 1) -> None:
@@ -69,7 +84,8 @@ class Gateway:
                 self.announce(*(() if number else changes), decode=decode)
 
     def settle(self) -> control.Change:
-        return control.Change(settle=control.Settle(row=1, tokens=self._prompt + len(self.answer) - 1))
+        tokens = self._prompt + len(self.answer) - 1
+        return control.Change(settle=control.Settle(row=self._row, tokens=tokens))
 
 
 ADMIT = control.Change(admit=control.Admit(row=1, lane=0))
@@ -83,7 +99,7 @@ def answered(stages: list[Stage], row: RowParameters, guess: list[int] | None, r
     prompt = [chance.randrange(words) for _ in range(CHUNK - 1)]
     prompts = Prompts({1: (prompt, row)})
     ring = Ring(stages, prompts)
-    gateway, choices = Gateway(ring, len(prompt)), random.Random(2)
+    gateway, choices = Gateway(ring), random.Random(2)
 
     def drafts(last: int, count: int) -> list[int]:
         assert guess is not None
@@ -133,6 +149,58 @@ def check_answers(stages: list[Stage], row: RowParameters) -> None:
             assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
+@pytest.mark.parametrize(
+    ("family", "size"),
+    combinations(
+        ["llama", "gpt_oss", "gemma3n", "llama4", "mamba2", "kimi_k3", "deepseek_v41"],
+        [2, 3],
+        always=[("gpt_oss", 2), ("kimi_k3", 3), ("llama4", 2), ("deepseek_v41", 2)],
+    ),
+)
+def test_a_row_with_drafts_gets_company_is_alone_again_and_leaves_with_drafts_open(
+    family: str, size: int
+) -> None:
+    texts = {row: prompt_of(family, row, 9 - row) for row in (1, 2, 3)}
+    prompts = Prompts({row: (text, RowParameters()) for row, text in texts.items()})
+    coming = {row: expected(family, tuple(text), 40) for row, text in texts.items()}
+    ring = Ring(stages_of(family, size), prompts)
+    gateway, words, row = Gateway(ring), setting(family, "vocab_size"), 1
+
+    def guess(last: int, count: int) -> list[int]:
+        """The fourth draft is wrong."""
+        found = coming[row][len(prompts.answers[row]) :][:count]
+        return [token if place != 3 else (token + 1) % words for place, token in enumerate(found)]
+
+    def admit(row: int) -> control.Change:
+        return control.Change(admit=control.Admit(row=row, lane=0))
+
+    def evict(row: int) -> control.Change:
+        return control.Change(evict=control.Evict(row=row))
+
+    prompts.guess = guess
+    try:
+        gateway.prefill()
+        gateway.decode(ADMIT)
+        gateway.decode(drafts=2, runs=2, at_once=2)
+        gateway.prefill(2)
+        gateway.decode(gateway.settle(), admit(2))
+        gateway.decode()
+        gateway.decode(evict(2), drafts=1, runs=3, at_once=2)
+        gateway.decode(gateway.settle())
+        gateway.prefill(3)
+        gateway.decode(drafts=3, runs=2, at_once=2)
+        row = 3
+        gateway.follow(3)
+        gateway.decode(evict(1), admit(3))
+        gateway.decode(drafts=4, runs=2, at_once=2)
+        gateway.decode(gateway.settle())
+    finally:
+        ring.close()
+    assert ring.faults == []
+    assert [len(prompts.answers[row]) for row in (1, 2, 3)] == [17, 3, 7]
+    assert all(answer == coming[row][: len(answer)] for row, answer in prompts.answers.items())
+
+
 DATA = Path(__file__).parents[2] / "data"
 ALL: dict[str, dict[str, Any]] = {
     key: config
@@ -175,7 +243,7 @@ def faults_of(stages: list[Stage], work: control.Decode, *, speculate: bool = Tr
     """What the members say of a step that comes once a row decodes."""
     ring = Ring(stages, Prompts({1: ([1, 2, 3], RowParameters())}), speculate=speculate)
     try:
-        gateway = Gateway(ring, 3)
+        gateway = Gateway(ring)
         gateway.prefill()
         gateway.decode(ADMIT)
         ring.announce(control.Step(number=3, decode=work))
@@ -209,7 +277,7 @@ def test_a_gateway_that_goes_back_too_far_ends_the_epoch() -> None:
     prompts = Prompts({1: ([1, 2, 3], RowParameters())})
     prompts.guess = lambda last, count: [(last + 1) % 300] * count
     ring = Ring(stages_of("gpt_oss", 2), prompts)
-    gateway = Gateway(ring, 3)
+    gateway = Gateway(ring)
     try:
         gateway.prefill()
         gateway.decode(ADMIT)
@@ -224,7 +292,7 @@ def test_a_gateway_that_goes_back_too_far_ends_the_epoch() -> None:
 def test_a_gateway_that_miscounts_ends_the_epoch() -> None:
     prompts = Prompts({1: ([1, 2, 3], RowParameters())})
     ring = Ring(stages_of("llama", 2), prompts)
-    gateway = Gateway(ring, 3)
+    gateway = Gateway(ring)
     prompts.guess = lambda last, count: [(last + 1) % 300] * count
     try:
         gateway.prefill()
