@@ -174,6 +174,7 @@ class PrefixCache:
         if found := self._named.get(longest):
             self._kept.move_to_end(max(found))
             return
+        continued = names if self._any else row.marks
         if self._mark_every:
             names = _thinned(row.marks + names, MOST)
         while not self._ledger.fits(length, self._marks(names)):
@@ -181,7 +182,7 @@ class PrefixCache:
                 return
             names = _thinned(names, len(names) - 1)
         row.marks = names if self._mark_every else ()
-        for _, name in names if self._any or self._mark_every else ():
+        for _, name in continued:
             for number in sorted(self._named.get(name, ())):
                 if self._kept[number][-1][1] == name:
                     yield self._drop(number)

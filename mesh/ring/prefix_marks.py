@@ -8,12 +8,17 @@ from collections.abc import Iterable
 MOST = 16
 """Lengths of one prefix, its end among them. Each costs memory: the windows and states of all layers."""
 
+NEWEST = 4
+"""The longest are always among them, up to half: a conversation parts near its end most often, where a
+message is edited or a template leaves out what was thought."""
+
 
 def thinned(lengths: Iterable[int], most: int = MOST) -> list[int]:
-    """At most `most` of these lengths, rising, the longest among them: those without which the gaps grow
-    least are left out."""
+    """At most `most` of these lengths, rising: the longest, and of the others those without which gaps would
+    grow most."""
     left = sorted(lengths)
+    newest = max(1, min(NEWEST, most // 2))
     while len(left) > most:
         begins = [0, *left]
-        del left[min(range(len(left) - 1), key=lambda at: left[at + 1] - begins[at])]
+        del left[min(range(len(left) - newest), key=lambda at: left[at + 1] - begins[at])]
     return left
