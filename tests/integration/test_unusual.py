@@ -97,6 +97,13 @@ async def _answers_as_whole(tmp_path, family, **spec):
             messages = dialogue(question)
             reply = await ask(ring, messages, max_tokens=60)
             assert joined(reply.text) == whole.text(messages, 60)
+        cached = []
+        for last in ("Who are you?", "Who is that?", "Why?"):  # where the first turn ended, each begins anew
+            messages = dialogue("What is the capital of Kenya? " * 3, "Nairobi.", last)
+            reply = await ask(ring, messages, max_tokens=12)
+            assert joined(reply.text) == whole.text(messages, 12)
+            cached.append(reply.cached)
+        assert min(cached[1:]) >= 64
     whole.tokenizer.close()
 
 
