@@ -12,11 +12,15 @@ from sealring.mesh.errors import InvalidInput
 MAX_DEPLOYMENT_NAME = 128
 
 _DEPLOYMENT = re.compile(rf"[A-Za-z0-9._/-]{{1,{MAX_DEPLOYMENT_NAME}}}\Z")
-_ALIAS = re.compile(rf"[A-Za-z0-9._/:-]{{1,{MAX_DEPLOYMENT_NAME}}}\Z")
+_ALIAS = re.compile(rf"(?=.{{1,{MAX_DEPLOYMENT_NAME}}}\Z)[A-Za-z0-9._/:-]+\*?\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,54}[a-z0-9])?\Z")
+_PROVIDER = "openai/"
+_MAKERS = re.compile(r"claude-|codex-|gpt-\d")
+"""How names begin that Claude Code and Codex know by themselves, and that only their makers serve."""
+
 _SLUG_CHARACTERS = 40
 _HASH_CHARACTERS = 12
 
@@ -36,20 +40,30 @@ def is_sha256(text: str) -> bool:
     return _SHA256.match(text) is not None
 
 
+def own_name(name: str, names: Sequence[str]) -> str | None:
+    """The deployment out of `names` that has this name; clients of several APIs put "openai/" before it."""
+    return next((each for each in (name, name.removeprefix(_PROVIDER)) if each in names), None)
+
+
 def served_name(name: str, names: Sequence[str], aliases: Mapping[str, str] | None = None) -> str | None:
     """The deployment out of `names` that a client means; None for an unknown one.
 
-    An empty name means the only deployment. Clients of several makers' APIs put "openai/" before the name.
-    `aliases` are further names; a deployment's own name counts before them.
+    A deployment's own name counts before `aliases`. Of these, whole names count before those that end in `*`,
+    which stand for every name that begins so, and a longer one before a shorter. An empty name means the only
+    deployment, and so does a name that programs ask for by themselves, in the background.
     """
-    if not name and len(names) == 1:
-        return names[0]
-    for each in (name, name.removeprefix("openai/")):
+    known = {alias: one for alias, one in (aliases or {}).items() if one in names}
+    plain = name.removeprefix(_PROVIDER)
+    for each in (name, plain):
         if each in names:
             return each
-        if (known := (aliases or {}).get(each)) in names:
-            return known
-    return None
+        if each in known:
+            return known[each]
+    begun = [alias for alias in known if alias.endswith("*") and plain.startswith(alias[:-1])]
+    if begun:
+        return known[max(begun, key=len)]
+    only = len(names) == 1 and (not name or _MAKERS.match(plain))
+    return names[0] if only else None
 
 
 def check_name(name: str, what: str) -> str:
@@ -74,7 +88,7 @@ def check_deployment_name(name: str) -> str:
 
 
 def is_alias(text: str) -> bool:
-    """Whether `text` may be a further name of a deployment: such names may have a tag, as in `qwen3:8b`."""
+    """Whether `text` may be a further name of a deployment (`qwen3:8b`), or their beginning (`gpt-5*`)."""
     return _ALIAS.match(text) is not None
 
 

@@ -190,7 +190,7 @@ Alias = Annotated[
     typer.Option(
         "--alias",
         metavar="NAME",
-        help="a further name for clients; may be repeated",
+        help="a further name for clients, or the beginning of names (gpt-5*); may be repeated",
         rich_help_panel=_LOADING,
     ),
 ]

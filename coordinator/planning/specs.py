@@ -137,7 +137,10 @@ def _check_aliases(spec: admin_pb2.DeploymentSpec) -> None:
     _at_most("aliases", len(spec.aliases), MAX_ALIASES)
     for alias in spec.aliases:
         if not is_alias(alias):
-            raise _bad("aliases", "an alias is not 1 to 128 letters, digits and . _ / : -")
+            raise _bad(
+                "aliases",
+                "an alias is not 1 to 128 letters, digits and . _ / : -, or the beginning of it and *",
+            )
     if len({spec.name, *spec.aliases}) != 1 + len(spec.aliases):
         raise _bad("aliases", "aliases name the deployment twice")
 

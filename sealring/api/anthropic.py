@@ -49,11 +49,6 @@ _HOSTED = frozenset(
 """Blocks of an assistant that its maker's servers made: nothing of them was said."""
 
 
-def _model(item: Any, param: str) -> Any:
-    """Claude Code asks in the background for models that are served nowhere but at its maker's."""
-    return "" if isinstance(item, str) and item.startswith("claude-") else item
-
-
 def _thinking(item: Any, param: str) -> _Object:
     """A budget is a variable of the template: few templates know it, and nothing else limits thinking."""
     thinking = as_object(item, param)
@@ -73,7 +68,7 @@ def _format(item: Any, param: str) -> _Object:
 _FORMAT = taken_as("response_format", _format)
 
 MESSAGES: Rules = {
-    "model": taken_as("model", _model),
+    "model": taken_as("model"),
     **same("max_tokens", "temperature", "top_p", "top_k", "stream"),
     "messages": own(type="array", minItems=1, items={"type": "object", "required": ["role", "content"]}),
     "system": own(type=["string", "array", "null"]),

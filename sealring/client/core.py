@@ -15,7 +15,7 @@ from sealring.client.question import Messages, chat_prompt, set_sampling, text_p
 from sealring.client.types import Model, Options, RequestOptions, Ring
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
-from sealring.mesh.names import is_alias, is_sha256, served_name
+from sealring.mesh.names import is_alias, is_sha256, own_name, served_name
 from sealring.mesh.prompt.options import SamplingOptions
 from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.ring.limits import MAX_ALIASES, MAX_CONTEXT
@@ -52,7 +52,7 @@ class View(NamedTuple):
         signed = sorted({ring.deployment for ring in self.roster.rings})
         named = self.named()
         names = sorted({*signed, *named})
-        if (known := served_name(model, signed if model else names)) is not None:
+        if (known := own_name(model, signed)) is not None:
             return known
         aliases = {alias: one.name for one in named.values() for alias in one.aliases}
         return served_name(model, names, aliases) or model

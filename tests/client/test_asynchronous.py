@@ -673,15 +673,15 @@ def unloaded(stage: Stage, **fields: Any) -> None:
 
 
 async def test_a_model_that_is_not_loaded_is_loaded_before_anything_is_sealed(stage: Stage) -> None:
-    unloaded(stage, aliases=["gpt-4o"])
+    unloaded(stage, aliases=["gpt-4o", "claude-*"])
     async with stage.client() as client:
         (model,) = await client.models()
         assert (model.name, model.rings, model.context) == ("demo", 0, 512)
-        for name in ("gpt-4o", "demo"):
+        for name in ("gpt-4o", "claude-opus-5", "demo"):
             done = await client.chat(QUESTION, model=name, keep_alive=60)
             assert (done.text, done.model) == ("".join(PIECES), "demo")
     assert [(one.model, one.keep_alive) for one in stage.gateway.loads] == [("demo", 60)]
-    assert [request.keep_alive for request in stage.gateway.requests] == [60, 60]
+    assert [request.keep_alive for request in stage.gateway.requests] == [60, 60, 60]
 
 
 async def test_who_has_no_time_for_a_load_hears_so(stage: Stage) -> None:

@@ -172,13 +172,6 @@ async def test_errors_have_anthropics_form_before_and_within_a_stream(
             await stream.get_final_message()
 
 
-async def test_a_model_of_its_makers_is_the_one_that_there_is(
-    client: Any, backend: Any, anthropic: Any
-) -> None:
-    with pytest.raises(anthropic.NotFoundError):  # the scripted backend has no default
-        await client.messages.create(**{**ASK, "model": "claude-haiku-9"})
-
-
 BOOKKEPT: dict[str, Any] = {
     "safeguards": {"dangerous_tool_use": "block"},
     "betas": ["one-2026-01-01"],

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.names import check_deployment_name, check_name, ring_id, served_name
+from sealring.mesh.names import check_deployment_name, check_name, is_alias, ring_id, served_name
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9._/-]{1,128}\Z")
 
@@ -57,3 +57,32 @@ def test_a_client_means_a_deployment_by_its_name_first_and_then_by_an_alias() ->
         assert served_name(name, names, aliases) == known
     for name in ("", "old", "other"):
         assert served_name(name, names, aliases) is None
+
+
+def test_a_beginning_stands_for_all_names_that_no_other_one_is_nearer_to() -> None:
+    names, aliases = (
+        ["big", "small"],
+        {"gpt-5*": "big", "gpt-5-mini*": "small", "gpt-5-mini-x": "big", "o3*": "gone"},
+    )
+    asked = {"gpt-5": "big", "openai/gpt-5.5": "big", "gpt-5-mini-2": "small", "gpt-5-mini-x": "big"}
+    for name, known in asked.items():
+        assert served_name(name, names, aliases) == known
+    for name in ("gpt-4", "o3-pro", "gpt-"):
+        assert served_name(name, names, aliases) is None
+
+
+def test_names_that_programs_ask_for_by_themselves_mean_the_only_model() -> None:
+    for name in ("claude-haiku-4-5-20251001", "gpt-5.5", "codex-auto-review", "openai/gpt-4o"):
+        assert served_name(name, ["qwen"]) == "qwen"
+        assert served_name(name, ["qwen", "other"]) is None
+    assert served_name("gpt-oss-120b", ["qwen"]) is None
+
+
+@pytest.mark.parametrize("alias", ["qwen3:8b", "gpt-5*", "a" * 128, "claude-opus-*"])
+def test_aliases(alias: str) -> None:
+    assert is_alias(alias)
+
+
+@pytest.mark.parametrize("alias", ["", "*", "a*b", "a**", "a" * 129, "a" * 128 + "*", "a b", "a\n"])
+def test_no_aliases(alias: str) -> None:
+    assert not is_alias(alias)
