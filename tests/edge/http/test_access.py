@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -219,9 +219,15 @@ async def used_connection(port: int) -> Connection:
     return reader, writer
 
 
-async def test_slow_headers_are_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def header_limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the seconds for headers, and for bodies that nobody reads."""
+    return lambda seconds: monkeypatch.setattr(protocol, "HEADER_SECONDS", seconds)
+
+
+async def test_slow_headers_are_cut_off(port: int, header_limit: Callable[[float], None]) -> None:
     used = await used_connection(port)
-    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.1)
+    header_limit(0.1)
     silent = await asyncio.open_connection("127.0.0.1", port)
     trickling = await asyncio.open_connection("127.0.0.1", port)
     used[1].write(b"GET /heal")
@@ -240,12 +246,12 @@ async def test_slow_headers_are_cut_off(port: int, monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_body_that_nobody_wants_is_cut_off(
-    backend: Any, keys: KeyFile, monkeypatch: pytest.MonkeyPatch
+    backend: Any, keys: KeyFile, header_limit: Callable[[float], None]
 ) -> None:
     keys.create([Scope.INFERENCE])
     async with serving(backend, keys) as port:
         reader, writer = await used_connection(port)
-        monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.1)
+        header_limit(0.1)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\n")
         async with asyncio.timeout(200):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
@@ -260,12 +266,12 @@ async def test_a_body_that_nobody_wants_is_cut_off(
 
 
 async def test_an_answer_may_take_longer_than_headers(
-    port: int, backend: Any, monkeypatch: pytest.MonkeyPatch
+    port: int, backend: Any, header_limit: Callable[[float], None]
 ) -> None:
     """A timer that still ran would be due before the one that lets the answer begin."""
     backend.held = asyncio.Event()
     reader, writer = await used_connection(port)
-    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.05)
+    header_limit(0.05)
     body = b'{"model": "demo", "messages": [{"role": "user", "content": "hello"}]}'
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
