@@ -82,6 +82,7 @@ TOOLS: dict[str, Tool] = {
                 "ANTHROPIC_BASE_URL": "$url",
                 "ANTHROPIC_AUTH_TOKEN": "$key",
                 "ANTHROPIC_MODEL": "$model",
+                "ANTHROPIC_DEFAULT_FABLE_MODEL": "$model",
                 "ANTHROPIC_DEFAULT_OPUS_MODEL": "$model",
                 "ANTHROPIC_DEFAULT_SONNET_MODEL": "$model",
                 "ANTHROPIC_DEFAULT_HAIKU_MODEL": "$model",
@@ -187,6 +188,9 @@ ENABLE_TITLE_GENERATION="false"
 ENABLE_TAGS_GENERATION="false"
 ENABLE_FOLLOW_UP_GENERATION="false"
 ENABLE_AUTOCOMPLETE_GENERATION="false"
+# else a chat ends with an error when it has filled the context; its estimate counts neither tools nor tokens
+ENABLE_CONTEXT_COMPACTION="true"
+CONTEXT_COMPACTION_TOKEN_THRESHOLD="$half"
 # its own tools, 4,300 tokens in every prompt: too many for a small context
 ${large}DEFAULT_MODEL_METADATA='{"capabilities": {"builtin_tools": false}}'
 """,
@@ -290,8 +294,8 @@ print(model.invoke("Hello!").text)
 def values_of(url: str, model: str, key: str, context: int, home: Path) -> dict[str, str | int]:
     """What stands for the names in an entry.
 
-    Besides the arguments these are `$output`, the most tokens of one answer, and `$large`, which makes a line
-    a comment where the context is large.
+    Besides the arguments these are `$output`, the most tokens of one answer, `$half` of the context, and
+    `$large`, which makes a line a comment where the context is large.
     """
     return {
         "url": url,
@@ -299,6 +303,7 @@ def values_of(url: str, model: str, key: str, context: int, home: Path) -> dict[
         "key": key,
         "context": context,
         "home": json.dumps(str(home), ensure_ascii=False)[1:-1],  # as in a string of TOML
+        "half": context // 2,
         "output": max(1, min(_MOST_OUTPUT, context // 4)),
         "large": "# " if context >= TOOLS_FIT_FROM else "",
     }
