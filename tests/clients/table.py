@@ -1,4 +1,4 @@
-"""Writes the table of programs in docs/clients.md from what the last `make clients` noted of each."""
+"""Writes the tables of programs in docs/clients.md from what the last `make clients` noted of each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from programs import INSTALLED, KITS, PROGRAMS, ROOT, versions
+from programs import BREAKS, INSTALLED, KITS, LOADS, OPEN_WEBUI, PROGRAMS, ROOT, SURVIVORS, versions
 
 BEGIN, END = "<!-- made by `make clients` -->\n", "<!-- end of what it made -->\n"
+WAYS = ("clear", "sealed")
 
 ELSEWHERE = [
     ("crush 0.96.1", "not installed: its installation downloads from elsewhere"),
@@ -19,31 +20,49 @@ ELSEWHERE = [
 """Programs that have been looked at and cannot be run here."""
 
 
-def rows() -> list[str]:
-    """A line for each program. A way that was not run keeps no claim."""
+def _noted(name: str) -> list[dict[str, str]]:
+    """What was noted of a program in each way. A way that was not run keeps no claim."""
+    files = [INSTALLED / "rows" / f"{name}.{way}.json" for way in WAYS]
+    return [
+        json.loads(one.read_bytes()) if one.exists() else {"miss": "not run", "tools": ""} for one in files
+    ]
+
+
+def _programs() -> list[str]:
     pins = versions()
     named = {name: (f"{one.title} {pins[one.package]}", one.remark) for name, one in PROGRAMS.items()}
+    named[OPEN_WEBUI] = (f"Open WebUI {pins[OPEN_WEBUI]}", "its server, by what its page sends")
     for name, kit in KITS.items():
         named[name] = (f"{kit.title} {', '.join(pins[package] for package in kit.packages)}", "")
+    named |= {name: (title.format(pins[package]), "") for name, (package, title) in LOADS.items()}
     found = []
     for name, (title, remark) in named.items():
-        said = []
-        for way in ("clear", "sealed"):
-            file = INSTALLED / "rows" / f"{name}.{way}.json"
-            said.append(json.loads(file.read_bytes()) if file.exists() else {"miss": "not run", "tools": ""})
+        said = _noted(name)
         ways = " | ".join("no" if one["miss"] else "yes" for one in said)
         tools = next((one["tools"] for one in said if one["tools"]), "")
         notes = "; ".join(filter(None, [*sorted({one["miss"] for one in said}), remark]))
         found.append(f"| {title} | {ways} | {tools} | {notes} |\n")
-    return found + [f"| {name} | no | no | | {why} |\n" for name, why in ELSEWHERE]
+    head = "| program | clear | sealed | what it did | to know |\n|---|---|---|---|---|\n"
+    return [head, *found, *(f"| {name} | no | no | | {why} |\n" for name, why in ELSEWHERE)]
+
+
+def _survivors() -> list[str]:
+    head = "| program | killed in mid-answer | clear | sealed |\n|---|---|---|---|\n"
+    found = []
+    for name in SURVIVORS:
+        for part in BREAKS:
+            said = [one["miss"] or one["tools"] for one in _noted(f"{name}.{part}")]
+            found.append(f"| {PROGRAMS[name].title} | {part} | {' | '.join(said)} |\n")
+    return [head, *found]
 
 
 def main() -> None:
     page = ROOT / "docs" / "clients.md"
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    head = "| program | clear | sealed | its own tools | to know |\n|---|---|---|---|---|\n"
-    page.write_text("".join([before, BEGIN, head, *rows(), END, after]))
+    before, *others = page.read_text().split(BEGIN)
+    made = [before]
+    for table, rest in zip((_programs(), _survivors()), others, strict=True):
+        made += [BEGIN, *table, END, rest.partition(END)[2]]
+    page.write_text("".join(made))
 
 
 if __name__ == "__main__":

@@ -21,13 +21,17 @@ from scriptedmodel import Call, Scene, Step
 ROOT = Path(__file__).parents[2]
 INSTALLED = ROOT / "build" / "clients"
 LIST = ROOT / "tests" / "clients" / "programs.txt"
-AIDER = ROOT / "tests" / "clients" / "aider.txt"
+BESIDE = ("aider", "open-webui", "load")
+"""Environments of their own, from the list of that name in tests/clients."""
 
 NOTES = "Buy three plums.\n"
 WRITTEN = "three plums\n"
 COMMAND = "tr a-z A-Z < list.txt"
 FOUND = "The notes ask for three plums."
 ENDED = "The list is written and checked."
+LONG_TOKENS = 1500
+LONG = " ".join(f"{number:04d}," for number in range(LONG_TOKENS)) + " and no more plums."
+"""An answer that is under way for seconds: a token each number."""
 
 
 def cue(name: str, number: int) -> str:
@@ -151,6 +155,28 @@ PROGRAMS = {
 }
 
 
+SURVIVORS = ("claude", "codex", "opencode")
+"""Programs of which a session is disturbed: one for each API, and one that asks through the Vercel AI SDK."""
+
+BREAKS = ("member", "coordinator", "gateway")
+"""What is killed in the middle of an answer, and started again."""
+
+OPEN_WEBUI = "open-webui"
+TITLE_CUE, TAGS_CUE = "a concise title", "broad tags"
+"""In the questions that Open WebUI asks about a conversation by itself."""
+
+LOADS = {
+    "guidellm": ("guidellm", "GuideLLM {}"),
+    "aiperf": ("aiperf", "aiperf {}"),
+    "vllm-completions": ("vllm", "vLLM {}, `bench serve`, completions"),
+    "vllm-chat": ("vllm", "vLLM {}, `bench serve`, chats"),
+    "llama-benchy": ("llama-benchy", "llama-benchy {}"),
+}
+"""Tools that measure: the package and the title of each, with a place for the version."""
+
+CAPITAL = Scene("the capital of France", "", [Step("That is Paris, in France.")])
+"""What llama-benchy asks before it measures."""
+
 WEATHER = "It is 21 degrees and sunny in Paris."
 
 
@@ -220,6 +246,39 @@ def scenes(name: str, work: Path) -> list[Scene]:
     ]
 
 
+def long_scenes(name: str, work: Path) -> list[Scene]:
+    """What the model says to a program in a session that is disturbed: first it reads, then gives LONG."""
+    (read, _), (written, check, ended) = (scene.steps for scene in scenes(name, work))
+    return [
+        Scene(cue(name, 3), PROGRAMS[name].read[0], [read, Step(LONG, after="three plums")]),
+        Scene(cue(name, 4), PROGRAMS[name].run[0], [written, check, ended]),
+    ]
+
+
+def open_webui_scenes() -> list[Scene]:
+    """What the model says to Open WebUI, whose own tools find and write notes."""
+    find, name = "search_notes", OPEN_WEBUI
+    return [
+        Scene(
+            cue(name, 1),
+            find,
+            [Step(["I look into them.", Call(find, {"query": "plums"})]), Step(FOUND, after="three plums")],
+        ),
+        Scene(
+            cue(name, 2),
+            find,
+            [
+                Step(Call("write_note", {"title": "A list of plums", "content": WRITTEN})),
+                Step(["Now the check.", Call(find, {"query": "list"})]),
+                Step(ENDED, after="A list of plums"),
+            ],
+        ),
+        Scene(cue(name, 3), "", [Step(FOUND)]),
+        Scene(TITLE_CUE, "", [Step('{"title": "Three plums"}')]),
+        Scene(TAGS_CUE, "", [Step('{"tags": ["plums", "lists"]}')]),
+    ]
+
+
 def _filled(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], found[0]), value)
@@ -237,9 +296,11 @@ def command(words: Sequence[str], **names: str) -> list[str]:
 
 def versions() -> dict[str, str]:
     """By package."""
-    # npm's come last: some of aider's own packages have the same names
-    lines = [*AIDER.read_text().replace("==", "@").split(), *LIST.read_text().split()]
-    return {name: version for name, _, version in (line.rpartition("@") for line in lines)}
+    # npm's come last: some of their packages have the names of others in Python
+    lists = [(LIST.parent / f"{name}.txt").read_text().replace("==", "@") for name in BESIDE]
+    lines = [line for one in (*lists, LIST.read_text()) for line in one.split()]
+    pins = (line.partition(";")[0].rpartition("@") for line in lines)
+    return {name: version for name, _, version in pins}
 
 
 def is_installed(program: Program) -> bool:
@@ -250,7 +311,8 @@ def is_installed(program: Program) -> bool:
 def environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
     """A program's variables: an empty home, no telemetry, updates or proxy, nothing else of this process."""
     modules = INSTALLED / "node_modules"
-    folders = [modules / ".bin", *modules.glob("node-*-*/bin"), INSTALLED / "aider" / "bin"]
+    beside = [INSTALLED / name / "bin" for name in BESIDE]
+    folders = [modules / ".bin", *modules.glob("node-*-*/bin"), *beside]
     return {
         "HOME": str(home),
         "PATH": ":".join([*map(str, folders), "/usr/bin", "/bin"]),

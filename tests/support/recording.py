@@ -31,13 +31,13 @@ class Relay:
     ) -> None:
         self._server.close()
 
-    def keep(self, file: Path | None) -> None:
-        """Writes the requests since the last call, a line each, or forgets them."""
+    def keep(self, file: Path) -> list[dict[str, Any]]:
+        """Writes the requests since the last call, a line each, and returns them as `requests` has them."""
         sent, self._sent = self._sent, []
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            lines = [json.dumps(one) for connection in sent for one in requests(bytes(connection))]
-            file.write_text("".join(f"{line}\n" for line in lines))
+        kept = [one for connection in sent for one in requests(bytes(connection))]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(f"{json.dumps(one)}\n" for one in kept))
+        return kept
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         kept = bytearray()

@@ -9,6 +9,7 @@ answer by the end of the sequence. The layers compute attention like any llama, 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,12 +63,18 @@ class Step:
 
     @property
     def parts(self) -> Answer:
-        """The texts of the answer, and which of them are one token."""
+        """The texts of the answer, and which of them are one token. Neighbours that are not are one text."""
         said = [self.says] if isinstance(self.says, (str, Call)) else self.says
         ends = ["\n"] * (len(said) - 1) + [""]
-        return tuple(
+        parts = [
             (f"{one}{end}", isinstance(one, Call) and one.whole) for one, end in zip(said, ends, strict=True)
-        )
+        ]
+        kinds = itertools.groupby(parts, lambda part: part[1])
+        joined = [
+            [("".join(text for text, _ in group), False)] if not whole else list(group)
+            for whole, group in kinds
+        ]
+        return tuple(itertools.chain(*joined))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from programs import INSTALLED, KITS, PROGRAMS, ROOT, versions
+from programs import INSTALLED, KITS, LOADS, OPEN_WEBUI, PROGRAMS, ROOT, versions
 
 FOLDER = ROOT / "tests" / "clients" / "shapes"
 RECORDED = INSTALLED / "bodies"
@@ -108,6 +108,8 @@ def main() -> None:
     titles |= {
         name: f"{one.title} {', '.join(pins[each] for each in one.packages)}" for name, one in KITS.items()
     }
+    titles |= {name: title.format(pins[package]) for name, (package, title) in LOADS.items()}
+    titles[OPEN_WEBUI] = f"Open WebUI {pins[OPEN_WEBUI]}"
     for name, title in titles.items():
         recorded = [json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
         kept = {"program": title, "requests": compact(recorded)}

@@ -1,0 +1,95 @@
+"""A real ring with the scripted model, before which the programs of `make clients` are run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from programs import CAPITAL, KITS, PROGRAMS, SURVIVORS, long_scenes, open_webui_scenes, scenes, weather_scene
+from recording import Relay
+from ringtest import HASTY, LocalCluster, Ring, hasty, proxy, started
+from scriptedmodel import Scene, write_scripted
+
+WAYS = ("clear", "sealed")
+NAME = "agent"
+"""The deployment."""
+
+LIMIT_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where programs find the ring, and the folder below which they work.
+
+    `relay` keeps what they send in clear.
+    """
+
+    ring: Ring
+    urls: dict[str, str]
+    model: Path
+    work: Path
+    relay: Relay
+
+
+@asynccontextmanager
+async def serving_script(folder: Path, scenes: Sequence[Scene]) -> AsyncIterator[Served]:
+    """A ring of two that plays the scenes, in clear and through a proxy."""
+    model = folder / "model"
+    write_scripted(model, scenes, ends=400)
+    async with LocalCluster(folder / "state", model, nodes=2, name=NAME, settings=HASTY) as cluster:
+        cluster.children.command = (sys.executable, hasty.__file__)
+        async with (
+            started(cluster, stages=2) as ring,
+            proxy(ring, folder / "proxy") as (sealed, _),
+            Relay(cluster.http_url) as relay,
+        ):
+            yield Served(ring, {"clear": relay.url, "sealed": sealed}, model, folder / "w", relay)
+
+
+def all_scenes(work: Path) -> list[Scene]:
+    """What the model says to every program, each of which works in a folder below `work`."""
+    played = [scene for name in PROGRAMS for scene in scenes(name, work / name)]
+    played += [scene for name in SURVIVORS for scene in long_scenes(name, work / name)]
+    return [*played, *map(weather_scene, KITS), *open_webui_scenes(), CAPITAL]
+
+
+async def run(words: Sequence[str], work: Path, environ: dict[str, str]) -> str:
+    """What a program prints. Fails with the end of it if the program does."""
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        cwd=work,
+        env=environ,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            printed, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, (printed + errors).decode(errors="replace")[-3000:]
+    return printed.decode()
+
+
+async def connect(name: str, url: str, environ: dict[str, str], *way: str) -> None:
+    """`sealring connect` in a program's home."""
+    words = [sys.executable, "-P", "-m", "sealring.cli", "connect", name, "--url", url, *way]
+    await run(words, Path(environ["HOME"]), environ)
+
+
+def end_all_of(home: Path) -> None:
+    """Ends what a program has left running in its home."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("HOME") == str(home):
+                process.kill()
+        except psutil.Error:
+            continue
