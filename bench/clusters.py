@@ -38,11 +38,17 @@ class Deployment:
 
 @asynccontextmanager
 async def cluster(
-    deployments: Sequence[Deployment], *, gateway: dict[str, Any] | None = None, gpus: int = 0
+    deployments: Sequence[Deployment],
+    *,
+    gateway: dict[str, Any] | None = None,
+    node: dict[str, Any] | None = None,
+    gpus: int = 0,
 ) -> AsyncIterator[LocalCluster]:
     """A cluster with exactly the nodes that the deployments need, all of their rings serving.
 
-    `gateway` are settings of it; with `gpus`, node n computes on GPU n modulo that. Raises DeadlineExceeded.
+    `gateway` and `node` are settings of them; with `gpus`, node n computes on GPU n modulo that.
+
+    Raises DeadlineExceeded.
     """
     nodes = sum(one.stages * one.replicas for one in deployments)
     unlimited = {
@@ -50,7 +56,7 @@ async def cluster(
         "peer_requests_per_second": 1e6,
         "key_requests_at_once": 100_000,
     }
-    settings = {"gateway": unlimited | (gateway or {})}
+    settings = {"gateway": unlimited | (gateway or {}), "node": node or {}}
     with tempfile.TemporaryDirectory(prefix="sealring-bench-") as folder:
         made = LocalCluster(Path(folder), deployments[0].model, nodes=nodes, settings=settings, gpus=gpus)
         async with made:

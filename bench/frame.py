@@ -31,10 +31,10 @@ from sealring.mesh.errors import ConfigError, NotFound
 Result = dict[str, Any]
 
 MODULES = (
-    *("scenarios", "serve", "peers", "mixed", "scaling", "solo", "prefill"),
+    *("scenarios", "serve", "peers", "mixed", "together", "scaling", "solo", "prefill"),
     *("overhead", "scheduler", "control", "members", "clients", "ring"),
     *("macs", "hostile", "long", "pause", "passing", "loading"),
-    *("speculate", "sampling", "hop", "metal", "grammars"),
+    *("speculate", "sampling", "stored", "hop", "metal", "grammars"),
 )
 """The benchmarks by name. Each is a module of this package with the functions `options`, `run`, `tables` of
 a Benchmark, and with `checks`, QUICK, QUICK_SECONDS and GATE where they are not as usual. Its summary is the

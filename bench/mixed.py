@@ -220,6 +220,13 @@ async def _load(
     return figures(replies, rows, rates, cpu) | {"shares": shares}
 
 
+async def closed_loop(
+    system: Any, options: argparse.Namespace, asked: list[tuple[str, int]], rows: int
+) -> Result:
+    """The figures of these requests, `rows` at a time, at a system that serves."""
+    return await _load(system, options, asked, [0.0] * len(asked), rows, {})
+
+
 async def _shares(made: LocalCluster, options: argparse.Namespace) -> dict[str, float]:
     """Mean shares of the members' time by activity, in percent; empty if no trace can be fetched."""
     await asyncio.sleep(options.seconds)
@@ -229,7 +236,9 @@ async def _shares(made: LocalCluster, options: argparse.Namespace) -> dict[str, 
     except SealringError as error:
         progress(f"no trace: {error}")
         return {}
-    shares = {name: mean(one.shares[name] for one in members) for name in SHOWN if members}
+    if not members:
+        return {}
+    shares = {name: mean(one.shares[name] for one in members) for name in SHOWN}
     return {
         name: round(share, 1) for name, share in (shares | {"idle": mean(m.idle for m in members)}).items()
     }

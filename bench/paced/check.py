@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.clusters import pin_cluster
+from bench.clusters import can_pin, pin_cluster
 from bench.frame import Result, progress
 from bench.mixed import figures as figures_of
 from bench.models import SHAPES, Shape, random_model
@@ -81,7 +81,7 @@ async def _ring(stages: int, pace: Pace, options: argparse.Namespace, shape: Sha
     at_once = [count for _, count, _ in options.scenarios]
     spec = {"max_rows": max(*options.rows, *at_once, 1)}
     async with macs([""] * stages, pace, spec, random_model(shape)) as ring:
-        cores = range(os.cpu_count() or 1)
+        cores = sorted(os.sched_getaffinity(0)) if can_pin() else range(os.cpu_count() or 1)
         pin_cluster(ring.made, cores, cores)
         yield ring
 

@@ -1,0 +1,158 @@
+"""A long prompt's first token from memory and from disk against cold, and what writing prefixes costs.
+
+A round asks for a prompt that no member has seen, and then for the same with another last token: its prefix
+is in memory. Once the prefix is on disk, every process is ended and started again, and the prompt is asked
+for a third time. Tokens a second are those of a closed loop of new prompts on two rings by turns, one that
+writes what it keeps to disk and one that does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import random
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.clusters import Deployment, cluster, restarted
+from bench.frame import Result, Table, progress
+from bench.models import SHAPES, random_model
+from bench.openai_client import Reply, ask
+from bench.serve import prompt, send
+from bench.verdict import Check, ratios
+from sealring.cli.local.cluster import LocalCluster
+from sealring.mesh.errors import DeadlineExceeded, Unavailable
+
+QUICK = ("--tokens", "2000", "--rounds", "1", "--requests", "8")
+QUICK_SECONDS = 180.0
+DISK, MEMORY, WRITING = 0.2, 0.07, 0.98
+"""Targets: first tokens against cold, and tokens a second against a ring that writes nothing."""
+
+_CONTEXT = 65_536
+_IDS = range(300, 1300)
+"""Ids of tokens that prompts are drawn of."""
+
+_SECONDS, _LOOK_SECONDS, _STILL = 900.0, 0.5, 4
+"""A folder is written when its size has been the same for `_STILL` looks."""
+
+
+async def run(options: argparse.Namespace) -> Result:
+    """`prompts`: by round, tokens, seconds to the first token and cached tokens of each way. `rates`: tokens
+    a second with and without writing."""
+    model = random_model(dataclasses.replace(SHAPES[options.shape], context=_CONTEXT, vocabulary=0))
+    spec = {"max_rows": options.at_once, "context": _CONTEXT}
+    wanted = [Deployment("bench", model, options.stages, spec=spec)]
+    found: Result = {"prompts": [], "rates": []}
+    async with cluster(wanted) as made, cluster(wanted, node={"prefix_disk": 0}) as silent:
+        for number in range(options.rounds):
+            found["prompts"].append(await _prompts(made, options, number))
+            progress(f"round {number}: {found['prompts'][-1]}")
+            rates = {}
+            for name, each in (("writing", made), ("not writing", silent))[:: 1 - 2 * (number % 2)]:
+                await _rate(each, options, f"warm {number}", options.at_once)
+                rates[name] = await _rate(each, options, str(number), options.requests)
+            rates["written_mib"] = round(stored(made) / 2**20, 1)
+            found["rates"].append(rates)
+            progress(f"round {number}: {rates}")
+        if stored(silent):
+            raise Unavailable("a ring without a disk of prefixes has written some", reason="BENCH_FAILED")
+    return found
+
+
+async def _prompts(made: LocalCluster, options: argparse.Namespace, number: int) -> Result:
+    drawn = random.Random(f"stored {options.seed} {number}")
+    tokens = drawn.choices(_IDS, k=options.tokens)
+    body: dict[str, Any] = {"model": "bench", "max_tokens": 2, "temperature": 0}
+    body["stream_options"] = {"include_usage": True}
+
+    async def first(more: int) -> Reply:
+        asked = body | {"prompt": [*tokens, more]}
+        reply = await ask(made.http_url, asked, path="/v1/completions", seconds=_SECONDS)
+        if not reply.ok:
+            raise Unavailable(f"a prompt was not answered: {reply.error}", reason="BENCH_FAILED")
+        return reply
+
+    before = stored(made)
+    ways = {"cold": await first(_IDS[0]), "memory": await first(_IDS[1])}
+    await _written(made, before)
+    await restarted(made, "bench")
+    ways["disk"] = await first(_IDS[2])
+    return {
+        "tokens": ways["cold"].prompt_tokens,
+        **{f"{name}_s": round(each.ttft, 3) for name, each in ways.items()},
+        **{f"{name}_cached": each.cached_tokens for name, each in ways.items()},
+    }
+
+
+async def _rate(made: LocalCluster, options: argparse.Namespace, seed: str, count: int) -> float:
+    """Answers' tokens a second of a closed loop of new prompts. Each ring gets the same ones."""
+    drawn = random.Random(f"written {options.seed} {seed}")
+    asked = [(prompt(drawn, options.words), options.answer) for _ in range(count)]
+    replies, seconds = await send(
+        made.http_url, "bench", asked, [0.0] * len(asked), options.at_once, path="/v1/completions"
+    )
+    if bad := [one.error for one in replies if not one.ok]:
+        raise Unavailable(f"a request was not answered: {bad[0]}", reason="BENCH_FAILED")
+    return round(sum(one.completion_tokens for one in replies) / seconds, 2)
+
+
+def stored(made: LocalCluster) -> int:
+    """Bytes of blocks on all nodes' disks."""
+    blocks: list[Path] = []
+    for name in made.node_names:
+        blocks += Path(made.settings_of(name)["state_dir"]).glob("prefixes/*/*/*.block")
+    return sum(block.stat().st_size for block in blocks if block.exists())
+
+
+async def _written(made: LocalCluster, before: int) -> None:
+    """Returns when more is stored than `before` and nothing more is written. Raises DeadlineExceeded."""
+    seen, still = before, 0
+    for _ in range(round(_SECONDS / _LOOK_SECONDS)):
+        now = stored(made)
+        still = still + 1 if now == seen else 0
+        seen = now
+        if now > before and still >= _STILL:
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+    raise DeadlineExceeded("nothing of a prompt was written to disk", reason="BENCH_FAILED")
+
+
+def checks(result: Result) -> list[Check]:
+    def against_cold(way: str) -> list[float | None]:
+        return ratios(*([one[f"{name}_s"] for one in result["prompts"]] for name in (way, "cold")))
+
+    rates = [[one[name] for one in result["rates"]] for name in ("writing", "not writing")]
+    tokens = result["prompts"][0]["tokens"]
+    return [
+        Check(f"first token of {tokens} from disk, all restarted, against cold", against_cold("disk"), DISK),
+        Check(f"first token of {tokens} from memory against cold", against_cold("memory"), MEMORY),
+        Check("tokens/s while prefixes are written against without", ratios(*rates), WRITING, True),
+    ]
+
+
+def tables(result: Result) -> list[Table]:
+    ways = ("cold", "memory", "disk")
+    body = [
+        [one["tokens"], *(one[f"{way}_s"] for way in ways), *(one[f"{way}_cached"] for way in ways[1:])]
+        for one in result["prompts"]
+    ]
+    rates = {
+        name: median(one[name] for one in result["rates"])
+        for name in ("writing", "not writing", "written_mib")
+    }
+    columns = ["tokens", *(f"{way}, s" for way in ways), *(f"cached from {way}" for way in ways[1:])]
+    return [Table("first token", columns, body), Table("tokens/s", list(rates), [list(rates.values())])]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="4x64")
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=20_000, help="of the long prompt")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=4, help="requests of the closed loop")
+    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--words", type=int, default=300, help="of each of its prompts")
+    parser.add_argument("--answer", type=int, default=64, help="tokens of each of its answers")
+    parser.add_argument("--seed", type=int, default=0)
