@@ -65,6 +65,12 @@ class Account:
             self._most = self._held
         return self._most + self._bytes(there) <= self._allowance.limit
 
+    @property
+    def spare(self) -> int:
+        """Tokens of a row for which there is memory beside all that is asked of it. Any thread."""
+        free = self._allowance.budget - self._most - self._bytes(sum(list(self._recalled.values())))
+        return max(0, free) // max(1, self._allowance.per_token)
+
     def give_up(self, number: int) -> None:
         """A recall is not wanted any more."""
         self._recalled.pop(number, None)

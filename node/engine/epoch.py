@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import structlog
@@ -80,7 +80,8 @@ class StageEpoch:
 
     `channel` is None in a ring of one. `prompts` is given at the head only, `grammars` at the tail. Unless
     the deployment has `speculate`, steps with drafts are refused, because drafts reveal what repeats. `runs`
-    is the number of runs of drafts that the stage can take back, as `staging.undo.runs_of` says.
+    is the number of runs of drafts that the stage can take back, as `staging.undo.runs_of` says. `times` are
+    those of the stage's steps.
     `on_fault` is called once, by any thread, when the epoch cannot go on, and never after `end`.
     """
 
@@ -98,6 +99,7 @@ class StageEpoch:
         grammars: Grammars | None = None,
         speculate: bool = False,
         runs: int = 0,
+        times: Sequence[control.StepTime] = (),
         on_fault: Callable[[BaseException], None],
         deadline: float = RECORD_DEADLINE,
     ) -> None:
@@ -111,7 +113,9 @@ class StageEpoch:
         self._speculate = speculate
         self._runs = runs
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
-        self._lanes = Lanes()
+        decoding = [one for one in times if one.tokens == 1 and not one.context]
+        by_rows = tuple(sorted((one.rows, one.microseconds) for one in decoding))
+        self._lanes = Lanes(by_rows, lambda: self._account.spare)
         self._prefixes = prefixes
         self._failed = False
         self._over = False
@@ -383,7 +387,7 @@ class StageEpoch:
         self, step: ResolvedStep, lane: Lane, given: Input, times: StepTimes
     ) -> tuple[StageCall, list[mx.array]]:
         call = self._begun(step, given, times)
-        return call, self._stage(given.arrays, lane.cache)
+        return call, lane.gathered(self._stage(lane.spread(given.arrays), lane.cache))
 
     def _begun(self, step: ResolvedStep, given: Input, times: StepTimes) -> StageCall:
         """A call whose graph can be built: while its input is on the way, unless the stage evaluates arrays

@@ -1,24 +1,44 @@
 """The caches of one epoch: those of rows in prefill, and those of lanes, whose rows are computed together.
 
 A lane of one row has that row's own caches, which need neither padding nor a mask. It has batch caches from
-its second row on. Caches are copied only when a lane's rows change, once for all changes of a step.
+its second row on. In these each row has a place. A row that joins gets the place of one that has left, if it
+is no longer than the rows there, and then nothing else is copied. A place stays empty for some steps if that
+costs little time and no memory that is not there. Otherwise the caches of all rows are laid out anew, once
+for all changes of a step. Places are each member's own: on the ring rows travel in the composition's order.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from sealring.mesh.errors import Internal
 from sealring.mesh.ring.composition import Admission, Eviction, Keeping, Settling
+from sealring.mesh.ring.spread import Times, between
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage, caches
 from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.staging.undo import UndoLog
+
+EMPTY = 8
+"""One place in so many may be empty, and a step may take longer by as large a part: to lay a lane out anew
+takes as long as a step or two, and mostly a row joins within some steps."""
+
+PATIENCE = 16
+"""Steps after which places that are still empty are given up."""
+
+Empty = Callable[[int, int], int | None]
+"""Tokens that places may take beyond those of their rows, by the numbers of rows and places; None if so many
+places may not be empty."""
+
+
+def no_empty_place(rows: int, places: int) -> int | None:
+    """An `Empty`."""
+    return 0 if rows == places else None
 
 
 @dataclass(slots=True)
@@ -52,10 +72,18 @@ class Lane:
     age: int = 0
     undo: UndoLog | None = None
     """While its only row has drafts that are not settled."""
+    places: list[int] = field(default_factory=list)
+    """Of each row, in the caches of several rows."""
+    width: int = 0
+    """Places, empty ones too."""
+    steps: int = 0
+    """Since the rows changed."""
+    _into: mx.array | None = None
+    _out: mx.array | None = None
 
-    def recompose(self, keep: Sequence[int], joining: Sequence[Row]) -> None:
+    def recompose(self, keep: Sequence[int], joining: Sequence[Row], empty: Empty = no_empty_place) -> None:
         """Keeps the rows with the indices `keep`, in order, and appends `joining`."""
-        self.cache = self._recomposed(keep, joining)
+        self._place([self.places[index] for index in keep], [row.cache for row in joining], empty)
         if len(keep) < len(self.rows):
             self.rows = [self.rows[index] for index in keep]
             if self.sampler is not None:
@@ -67,21 +95,54 @@ class Lane:
             elif row.sampler is not None:
                 self.sampler.extend(row.sampler)
 
-    def _recomposed(self, keep: Sequence[int], joining: Sequence[Row]) -> Cache:
-        arriving = [row.cache for row in joining]
+    def close_up(self) -> None:
+        """Gives empty places up."""
+        self._place(self.places, [], no_empty_place)
+
+    def _place(self, keep: list[int], arriving: list[Cache], empty: Empty) -> None:
+        """Keeps the rows in the places `keep`, in this order, and behind them those of `arriving`."""
+        count, self.steps = len(keep) + len(arriving), 0
+        spare = empty(count, self.width) if keep and 1 < count <= self.width else None
+        if spare is not None and caches.holds(self.cache, keep, arriving, spare):
+            free = [place for place in range(self.width) if place not in keep][: len(arriving)]
+            caches.put(self.cache, free, arriving)
+            self.places = keep + free
+        else:
+            self.cache = self._laid_out(keep, arriving)
+            self.places, self.width = list(range(count)), count
+        self._into = self._out = None
+        if self.places != list(range(self.width)):
+            into = [0] * self.width
+            for row, place in enumerate(self.places):
+                into[place] = row
+            self._into, self._out = mx.array(into, mx.uint32), mx.array(self.places, mx.uint32)
+
+    def _laid_out(self, keep: list[int], arriving: list[Cache]) -> Cache:
         if not keep:
             return arriving[0] if len(arriving) == 1 else caches.merge(arriving)
-        if len(self.rows) == 1:
+        if self.width == 1:
             return caches.merge([self.cache, *arriving]) if arriving else self.cache
         if len(keep) == 1 and not arriving:
             return caches.extract(self.cache, keep[0])
         return caches.recompose(self.cache, keep, arriving)
 
+    def spread(self, arrays: list[mx.array]) -> list[mx.array]:
+        """Arrays [rows, ...] as [places, ...]. In an empty place is what the first row has."""
+        return arrays if self._into is None else [array[self._into] for array in arrays]
+
+    def gathered(self, arrays: list[mx.array]) -> list[mx.array]:
+        """Arrays [places, ...] as [rows, ...], the reverse of `spread`."""
+        return arrays if self._out is None else [array[self._out] for array in arrays]
+
 
 class Lanes:
     """All rows that hold memory. Used by the compute thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: Times = (), spare: Callable[[], int] = lambda: 0) -> None:
+        """`times`: how long decode steps take by their rows; without, no place stays empty. `spare`: tokens
+        for which there is memory beside all that is counted."""
+        self._times = times
+        self._spare = spare
         self._prefilling: dict[int, Row] = {}
         self._lanes: dict[int, Lane] = {}
 
@@ -97,7 +158,7 @@ class Lanes:
         if keeping.lane is None:
             return self._prefilling[keeping.row].cache
         lane = self._lanes[keeping.lane]
-        return lane.cache if len(lane.rows) == 1 else caches.look_at(lane.cache, keeping.index)
+        return lane.cache if lane.width == 1 else caches.look_at(lane.cache, lane.places[keeping.index])
 
     def settle(self, change: Settling, stage: Stage) -> Cache:
         """Takes the caches of a lane's only row back to its last accepted token.
@@ -139,13 +200,25 @@ class Lanes:
             return
         if not keep:
             lane = self._lanes[number] = Lane()
-        lane.recompose(keep, joining)
+        lane.recompose(keep, joining, self._empty)
+
+    def _empty(self, rows: int, places: int) -> int | None:
+        """An `Empty`. All lanes share what memory there is."""
+        if rows == places:
+            return 0
+        if not self._times or EMPTY * (places - rows) > places:
+            return None
+        slow = EMPTY * between(self._times, places) > (EMPTY + 1) * between(self._times, rows)
+        return None if slow else self._spare() // len(self._lanes)
 
     def check(self, number: int, rows: Sequence[int]) -> Lane:
-        """The lane. Raises Internal unless it has exactly these rows in this order."""
+        """The lane, for a step. Raises Internal unless it has exactly these rows in this order."""
         lane = self._lanes.get(number)
         if lane is None or tuple(lane.rows) != tuple(rows):
             raise Internal("the rows of a lane are not those of the composition")
+        lane.steps += 1
+        if lane.steps > PATIENCE and lane.width > len(lane.rows):
+            lane.close_up()
         return lane
 
     def clear(self) -> None:

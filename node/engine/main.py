@@ -275,6 +275,7 @@ class Engine:
             grammars=loaded.grammars,
             speculate=command.speculate,
             runs=runs,
+            times=loaded.times,
             on_fault=partial(self._fault, command.epoch),
         )
         kept = []

@@ -36,6 +36,9 @@ from sealring.node.wire.channel import RecordHeader
 from sealring.v1 import control_pb2 as control
 
 SEED = 7
+FREE_PLACES = (control.StepTime(rows=1, tokens=1, microseconds=1),)
+"""Times of a stage whose steps take as long with any number of rows: it leaves places of lanes empty."""
+
 CHUNK = 8
 MAX_ROWS = 64
 SMALL: dict[str, dict[str, Any]] = {
@@ -283,6 +286,7 @@ class Ring:
                 grammars=grammars,
                 speculate=speculate,
                 runs=compute_thread(rank).submit(runs_in, stage, size).result(PATIENCE_SECONDS),
+                times=FREE_PLACES if rank % 2 else (),
                 on_fault=self._fault,
                 deadline=deadline,
             )

@@ -78,9 +78,27 @@ def _recompose(cache: Any, keep: Sequence[int], rows: Sequence[Any]) -> None:
             cache.extend(rows[0].merge(list(rows)))
 
 
+def holds(batch: Batch, keep: Sequence[int], rows: Sequence[Cache], spare: int) -> bool:
+    """Whether `put` may put these rows into places of a batch that those of `keep` do not have. The batch may
+    be larger by `spare` tokens than what is counted for its rows."""
+    return not isinstance(batch, RowByRow) and all(
+        isinstance(cache, RowsCache) and cache.holds(keep, [row[number] for row in rows], spare)
+        for number, cache in enumerate(batch)
+    )
+
+
+def put(batch: Batch, places: Sequence[int], rows: Sequence[Cache]) -> None:
+    """Puts rows that are not to be used on into places of a batch that `holds` them."""
+    for number, cache in enumerate(batch):
+        cache.put(places, [row[number] for row in rows])
+
+
 def look_at(batch: Batch, row: int) -> Cache:
     """One row as a cache of one sequence that must not be changed."""
-    return batch[row] if isinstance(batch, RowByRow) else extract(batch, row)
+    if isinstance(batch, RowByRow):
+        own: Cache = batch[row]
+        return own
+    return [cache.look_at(row) if isinstance(cache, RowsCache) else cache.extract(row) for cache in batch]
 
 
 def extract(batch: Batch, row: int) -> Cache:

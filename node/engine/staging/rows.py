@@ -15,7 +15,7 @@ they grow by `growth`, so that a long one is copied as seldom as a short one in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -45,6 +45,11 @@ _SPARE = 64
 def growth(held: int) -> int:
     """Tokens by which a cache of `held` tokens grows, a multiple of BLOCK."""
     return max(BLOCK, held // _PART // BLOCK * BLOCK)
+
+
+def _room(held: int) -> int:
+    """Tokens that a cache of `held` tokens is laid out for."""
+    return -(-(held + 1) // BLOCK) * BLOCK + growth(held) - BLOCK
 
 
 def extra_bytes(per_token: int, context: int) -> int:
@@ -94,8 +99,7 @@ class RowsCache(BatchKVCache):  # type: ignore[misc]
 
         def lay(*arrays: mx.array) -> mx.array:
             _, heads, _, width = arrays[0].shape
-            room = -(-(end + 1) // BLOCK) * BLOCK + growth(end) - BLOCK
-            whole = mx.zeros((len(lengths), heads, room, width), arrays[0].dtype)
+            whole = mx.zeros((len(lengths), heads, _room(end), width), arrays[0].dtype)
             for place, span in _runs(keep) if kept else ():
                 whole[place : place + len(span), :, end - kept : end] = arrays[0][
                     span.start : span.stop, :, before - kept : before
@@ -106,19 +110,61 @@ class RowsCache(BatchKVCache):  # type: ignore[misc]
 
         self.keys, self.values = tree_map(lay, *sources) if sources else (None, None)
         self._idx = end
-        self.paddings = [end - length for length in lengths]
-        self.left_padding = mx.array(self.paddings)
-        self.offset = mx.array(lengths)
+        self._pad([end - length for length in lengths])
+
+    def _pad(self, paddings: list[int]) -> None:
+        self.paddings = paddings
+        self.left_padding = mx.array(paddings)
+        self.offset = mx.array([self._idx - padding for padding in paddings])
+
+    def holds(self, keep: Sequence[int], rows: Sequence[Any], spare: int) -> bool:
+        """Whether `rows` can be put into places of others than `keep`, and all others may stay empty.
+
+        Not where a row is longer than those that are there, nor where another layout takes fewer blocks. The
+        arrays are larger by `spare` tokens at most than what is counted for the rows: for each the longest of
+        them, and a block.
+        """
+        places = len(self.paddings)
+        if self.keys is None or len(keep) + len(rows) > places:
+            return False
+        lengths = [*(self._idx - self.paddings[place] for place in keep), *(row.offset for row in rows)]
+        longest, room = max(lengths), self._leaf().shape[2]
+        counted = len(lengths) * (longest + BLOCK)
+        return bool(longest <= self._idx and _room(longest) >= room and places * room <= counted + spare)
+
+    def put(self, places: Sequence[int], rows: Sequence[Any]) -> None:
+        """Puts rows that are not to be used on into these places. No other row is copied."""
+        end, paddings = self._idx, list(self.paddings)
+
+        def write(held: mx.array, own: mx.array) -> None:
+            held[place : place + 1, :, end - row.offset : end] = own[..., : row.offset, :]
+
+        for place, row in zip(places, rows, strict=True):
+            paddings[place] = end - row.offset
+            if row.offset:
+                tree_map(write, (self.keys, self.values), (row.keys, row.values))
+        self._pad(paddings)
+
+    def look_at(self, place: int) -> Any:
+        """One row, in arrays that are parts of these; not to be changed."""
+        return self._row(place, lambda array: array)
 
     def extract(self, idx: int) -> Any:
         """A copy of one row."""
+        return self._row(idx, mx.contiguous)
+
+    def _leaf(self) -> mx.array:
+        """One of the arrays that are as long as all of them."""
+        leaf: mx.array = self.keys[0] if isinstance(self.keys, list) else self.keys
+        return leaf
+
+    def _row(self, place: int, use: Callable[[mx.array], mx.array]) -> Any:
         row = self._empty_row()
         if self.keys is None:
             return row
-        padding = self.paddings[idx]
+        padding = self.paddings[place]
         row.keys, row.values = tree_map(
-            lambda array: mx.contiguous(array[idx : idx + 1, :, padding : self._idx]),
-            (self.keys, self.values),
+            lambda array: use(array[place : place + 1, :, padding : self._idx]), (self.keys, self.values)
         )
         row.offset = self._idx - padding
         return row
@@ -172,9 +218,13 @@ class ChunkedRowsCache(RowsCache):
         self.left_padding = mx.array(self.paddings)
         self._count([before + more for before, more in zip(self.dropped, gone, strict=True)])
 
-    def extract(self, idx: int) -> Any:
-        row = super().extract(idx)
-        row.start_position = self.dropped[idx]
+    def holds(self, keep: Sequence[int], rows: Sequence[Any], spare: int) -> bool:
+        """Never: what was dropped of a row decides what it may see."""
+        return False
+
+    def _row(self, place: int, use: Callable[[mx.array], mx.array]) -> Any:
+        row = super()._row(place, use)
+        row.start_position = self.dropped[place]
         row.offset += row.start_position
         return row
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -11,7 +12,8 @@ from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCa
 
 from sealring.mesh.errors import Internal
 from sealring.mesh.ring.composition import Composition
-from sealring.node.engine.lanes import Lanes, Row
+from sealring.mesh.ring.spread import Times
+from sealring.node.engine.lanes import PATIENCE, Lane, Lanes, Row
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import caches
@@ -73,6 +75,164 @@ def test_caches_follow_the_composition(choices: random.Random) -> None:
             assert [count for _, count, _ in found.sampler.asking] == list(rows)
         for row in composition.prefilling():
             assert lanes.prefilling(row).number == row
+
+
+class Rows:
+    """Lanes of rows with plain caches in two layers, and the tokens that each row ought to have."""
+
+    def __init__(self, times: Times = ((1, 1.0),), spare: int = 1 << 20) -> None:
+        self.composition = Composition(epoch=1, max_rows=50, prefill_chunk=1000)
+        self.lanes, self.tokens, self._steps = Lanes(times, lambda: spare), dict[int, int](), 0
+
+    def step(self, changes: Sequence[control.Change] = (), **work: Any) -> None:
+        self._steps += 1
+        step = control.Step(number=self._steps, changes=changes, **work)
+        self.lanes.apply(self.composition.apply(step).changes)
+
+    def prefill(self, number: int, tokens: int) -> None:
+        chunk = control.Chunk(row=number, start=0, end=tokens, prompt_tokens=tokens)
+        self.step(prefill=control.Prefill(chunks=[chunk]))
+        cache = [KVCache(), KVCache()]
+        for layer, one in enumerate(cache):
+            entry = mx.array([[[[float(number), float(token), float(layer)] for token in range(tokens)]]])
+            one.update_and_fetch(entry, -entry)
+        self.lanes.start(Row(number, cache))
+        self.tokens[number] = tokens
+
+    def change(self, *, leave: Sequence[int] = (), join: Sequence[tuple[int, int]] = ()) -> None:
+        changes = [control.Change(evict=control.Evict(row=row)) for row in leave]
+        changes += [control.Change(admit=control.Admit(row=row, lane=lane)) for row, lane in join]
+        self.step(changes)
+
+    def decode(self, number: int) -> None:
+        """One more token of each row of a lane."""
+        rows = self.composition.lane_rows(number)
+        self.step(decode=control.Decode(lane=number))
+        lane = self.lanes.check(number, rows)
+        for layer, one in enumerate(lane.cache):
+            entry = [[[[float(row), float(self.tokens[row]), float(layer)]]] for row in rows]
+            (spread,) = lane.spread([mx.array(entry)])
+            one.update_and_fetch(spread, -spread)
+        for row in rows:
+            self.tokens[row] += 1
+
+    def check(self) -> None:
+        for number, rows in self.composition.lanes().items():
+            lane = self.lanes.check(number, rows)
+            names = mx.array([[float(row)] for row in rows])
+            assert lane.gathered(lane.spread([names]))[0].tolist() == names.tolist()
+            for place, row in zip(lane.places, rows, strict=True):
+                self._check_row(lane, place, row)
+
+    def _check_row(self, lane: Lane, place: int, row: int) -> None:
+        tokens = self.tokens[row]
+        own = lane.cache if lane.width == 1 else caches.look_at(lane.cache, place)
+        for layer, one in enumerate(own):
+            expected = [[float(row), float(token), float(layer)] for token in range(tokens)]
+            assert one.offset == tokens
+            assert one.keys[0, 0, :tokens].tolist() == expected
+            assert (-one.values)[0, 0, :tokens].tolist() == expected
+        for batch in lane.cache if lane.width > 1 else ():
+            assert batch.offset.tolist()[place] == tokens
+            seen = batch.make_mask(1)[place, 0, 0, :-1].tolist()  # by the next token, beside itself
+            assert seen == [False] * (batch.paddings[place]) + [True] * tokens
+
+
+@settings(max_examples=40, deadline=None)
+@given(choices=st.randoms(use_true_random=False))
+def test_rows_take_places_of_others_and_keep_their_tokens(choices: random.Random) -> None:
+    rows = Rows(spare=choices.choice((0, 1 << 20)))
+    for number in range(1, 20):
+        rows.prefill(number, choices.choice((1, 5, 40, 200, 250, 300)))
+        ready = sorted(rows.composition.prefilling())
+        held = [row for each in rows.composition.lanes().values() for row in each]
+        leave = choices.sample(held, choices.randint(0, min(2, len(held) // 4)))
+        join = choices.sample(ready, choices.randint(0, len(ready)))
+        rows.change(leave=leave, join=[(row, int(choices.random() < 0.1)) for row in join])
+        rows.check()
+        for lane in rows.composition.lanes():
+            for _ in range(choices.choice((0, 1, 3, PATIENCE + 1))):
+                rows.decode(lane)
+        rows.check()
+
+
+def eight_rows(times: Times = ((1, 1.0),), spare: int = 1 << 20) -> tuple[Rows, Lane]:
+    rows = Rows(times, spare)
+    for number in range(1, 9):
+        rows.prefill(number, 150)
+    rows.change(join=[(number, 0) for number in range(1, 9)])
+    return rows, rows.lanes.check(0, tuple(range(1, 9)))
+
+
+def test_a_row_that_joins_gets_the_place_of_one_that_left_and_no_other_is_copied() -> None:
+    rows, lane = eight_rows()
+    held = lane.cache[0].keys
+    rows.change(leave=[2])
+    assert (lane.places, lane.width) == ([0, 2, 3, 4, 5, 6, 7], 8)
+    rows.decode(0)
+    rows.prefill(9, 20)
+    rows.change(join=[(9, 0)])
+    assert (lane.places, lane.width) == ([0, 2, 3, 4, 5, 6, 7, 1], 8)
+    assert lane.cache[0].keys is held
+    rows.check()
+
+
+SLOWER = ((7, 7.0), (8, 8.0))
+
+
+@pytest.mark.parametrize("times", [(), SLOWER])
+def test_no_place_stays_empty_where_that_takes_time(times: Times) -> None:
+    rows, lane = eight_rows(times)
+    rows.change(leave=[2])
+    assert (lane.places, lane.width) == (list(range(7)), 7)
+    rows.prefill(9, 20)
+    rows.change(leave=[1], join=[(9, 0)])
+    assert (lane.places, lane.width) == ([1, 2, 3, 4, 5, 6, 0], 7)
+    rows.check()
+
+
+def test_few_places_stay_empty_and_not_for_long() -> None:
+    rows, lane = eight_rows()
+    rows.change(leave=[2, 3])
+    assert lane.width == 6
+    rows.prefill(9, 20)
+    rows.prefill(10, 20)
+    rows.change(join=[(9, 0), (10, 0)])
+    rows.change(leave=[4])
+    for _ in range(PATIENCE):
+        rows.decode(0)
+    assert lane.width == 8
+    rows.decode(0)
+    assert lane.width == 7
+    rows.check()
+
+
+@pytest.mark.parametrize(("spare", "width"), [(0, 8), (511, 8), (512, 9)])
+def test_an_empty_place_takes_no_memory_that_is_not_there(spare: int, width: int) -> None:
+    rows, lane = eight_rows(spare=spare)
+    rows.prefill(9, 256)  # which takes two blocks, with room for one more token
+    rows.change(join=[(9, 0)])
+    rows.change(leave=[1])
+    assert lane.width == width
+
+
+@pytest.mark.parametrize("tokens", [151, 400])
+def test_for_a_row_that_is_longer_than_the_others_all_are_laid_out_anew(tokens: int) -> None:
+    rows, lane = eight_rows()
+    rows.prefill(9, tokens)
+    rows.change(leave=[2], join=[(9, 0)])
+    assert (lane.places, lane.width) == (list(range(8)), 8)
+    assert lane.cache[0].paddings == [tokens - 150] * 7 + [0]
+    rows.check()
+
+
+def test_rows_that_take_fewer_blocks_without_the_longest_are_laid_out_anew() -> None:
+    rows, lane = eight_rows()
+    rows.prefill(9, 300)
+    rows.change(join=[(9, 0)])
+    rows.change(leave=[9])
+    assert (lane.width, lane.cache[0].keys.shape[2]) == (8, 256)
+    rows.check()
 
 
 def two_rows() -> Lanes:
