@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -614,6 +614,7 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         costs=StepCosts.of(timed),
         kept=tuple(_kept_by_all(attached)),
         recalls=all(each.recalls for each in attached),
+        sharing=max([1, *Counter(each.device for each in attached if each.device).values()]),
         draft=attached[0].draft_us / 1e6,
         head=StepCosts.of(timed[:1]),
         draft_runs=min(each.draft_runs for each in attached),

@@ -115,9 +115,10 @@ class RingFacts:
 
     `lockstep`: the members compute every step together, as one. `speculate`: the deployment wants drafts.
     `costs`: the cost table. `kept` are the prefixes of earlier epochs that every member still has, with their
-    names in this epoch. `recalls`: all members store prefixes on disk. `draft`: seconds in which the head's
-    draft model guesses a token, 0 where it has none. `head`: the head's own cost table. `draft_runs`: the
-    number of runs of drafts that every member can take back.
+    names in this epoch. `recalls`: all members store prefixes on disk. `sharing`: the number of stages that
+    compute on one GPU, at most. `draft`: seconds in which the head's draft model guesses a token, 0 where it
+    has none. `head`: the head's own cost table. `draft_runs`: the number of runs of drafts that every member
+    can take back.
     """
 
     members: tuple[MemberMemory, ...]
@@ -129,6 +130,7 @@ class RingFacts:
     kept: tuple[tuple[Origin, Names], ...] = ()
     lockstep: bool = False
     recalls: bool = False
+    sharing: int = 1
     draft: float = 0.0
     head: StepCosts | None = None
     draft_runs: int = 0
@@ -168,12 +170,18 @@ class RingFacts:
         """The sizes of the lanes that make most tokens a second of `rows` rows with about `context` tokens,
         largest first (docs/decisions/0043-lanes-by-the-cost-table.md)."""
         most = 1 << max(4, rows - 1).bit_length()
-        return _lanes(self.costs, self.stages, self.hop, most, context)[rows]
+        return _lanes(self.costs, self._devices, self.hop, most, context)[rows]
 
     def rounds_with_another(self, sizes: Sequence[int], context: int = 0) -> list[float]:
         """Seconds from a row's token to its next, without prefill, if a row joins each of these lanes."""
         costs = partial(self.costs.decode, context=context)
-        return rounds_with_another(sizes, costs, self.stages, self.hop)
+        return rounds_with_another(sizes, costs, self._devices, self.hop)
+
+    @property
+    def _devices(self) -> int:
+        """Stages that compute beside each other. Those that share a device compute one after another, so
+        their round is that of fewer stages, as many times as long."""
+        return max(1, self.stages // self.sharing)
 
 
 @lru_cache(maxsize=64)

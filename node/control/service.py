@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
+from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.errors import (
     DeadlineExceeded,
     EpochEnded,
@@ -481,4 +483,13 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         kept=epoch.kept,
         recalls=epoch.recalls,
         draft_runs=epoch.draft_runs,
+        device=_device(loaded.device, plan.ring, plan.epoch),
     )
+
+
+def _device(identity: bytes, ring: str, epoch: int) -> bytes:
+    """A name of a GPU that says nothing in another epoch; empty for none."""
+    if not identity:
+        return b""
+    fields = (b"sealring/v1 device", identity, ring.encode(), epoch.to_bytes(8, "big"))
+    return hashlib.sha256(pack_fields(*fields)).digest()

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from sealring.mesh.system.sysctl import sysctl
+
 CACHE_LIMIT = 256 << 20
 """Bytes of freed buffers that MLX keeps; enough for the temporaries of a decode step."""
 
@@ -173,6 +175,17 @@ def row_edges() -> tuple[int, ...]:
 def metal() -> bool:
     """Whether the device is a Mac's GPU."""
     return bool(mx.metal.is_available() and mx.default_device() == mx.gpu)
+
+
+def identity() -> bytes:
+    """Names the GPU that computes among those of all machines; b"" for a CPU, or without a name.
+
+    Two stages on one GPU take turns, and on one CPU each has a core. A Mac has one GPU, which has no name of
+    its own: the machine has one until it is started again.
+    """
+    if rows_in_turn():
+        return b""
+    return str(mx.device_info().get("uuid", "")).encode() or sysctl("kern.bootsessionuuid")
 
 
 def longest_chunk() -> int:

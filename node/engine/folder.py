@@ -112,6 +112,7 @@ class Loaded:
             mark_bytes=self.mark_bytes,
             times=self.times,
             metal=device.metal(),
+            device=device.identity(),
             capabilities=self.front.capabilities if self.front is not None else (),
         )
 

@@ -252,6 +252,7 @@ class Attached(_message.Message):
     DRAFT_US_FIELD_NUMBER: _builtins.int
     MARK_BYTES_FIELD_NUMBER: _builtins.int
     DRAFT_RUNS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     GUEST_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
@@ -272,6 +273,8 @@ class Attached(_message.Message):
     """A mark of a kept prefix, bytes: what members keep to cut it at one more length; 0: they keep none, or can cut."""
     draft_runs: _builtins.int
     """runs of drafts of one row that its caches can take back; 0: none, so it takes no drafts"""
+    device: _builtins.bytes
+    """names the GPU that computes this stage, for this epoch: stages on one GPU take turns"""
     guest: _builtins.bool
     """head only: another gateway schedules, and answers what this one forwards"""
     @_builtins.property
@@ -303,11 +306,12 @@ class Attached(_message.Message):
         draft_us: _builtins.int = ...,
         mark_bytes: _builtins.int = ...,
         draft_runs: _builtins.int = ...,
+        device: _builtins.bytes = ...,
         guest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "draft_runs", b"draft_runs", "draft_us", b"draft_us", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_runs", b"draft_runs", "draft_us", b"draft_us", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

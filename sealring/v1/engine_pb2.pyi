@@ -388,6 +388,7 @@ class StageLoaded(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     METAL_FIELD_NUMBER: _builtins.int
     MARK_BYTES_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     weight_bytes: _builtins.int
     kv_bytes_per_token: _builtins.int
@@ -397,6 +398,8 @@ class StageLoaded(_message.Message):
     """its device is a Mac's GPU"""
     mark_bytes: _builtins.int
     """as in Attached"""
+    device: _builtins.bytes
+    """names the GPU that computes; empty: none does"""
     @_builtins.property
     def times(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.StepTime]: ...
     @_builtins.property
@@ -415,10 +418,11 @@ class StageLoaded(_message.Message):
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         metal: _builtins.bool = ...,
         mark_bytes: _builtins.int = ...,
+        device: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -134,6 +134,19 @@ def test_members_tell_their_memory_and_the_least_that_their_caches_allow() -> No
     assert facts.prefixes == control.PREFIX_SUPPORT_EXACT
 
 
+@pytest.mark.parametrize(
+    ("devices", "lanes"),
+    [((b"one", b"one"), (8,)), ((b"one", b"other"), (4, 4)), ((b"", b""), (4, 4))],
+)
+def test_stages_on_one_gpu_have_one_lane_where_rows_cost_nothing(
+    devices: tuple[bytes, ...], lanes: tuple[int, ...]
+) -> None:
+    times = [control.StepTime(rows=rows, tokens=1, microseconds=20_000 + rows) for rows in (1, 8)]
+    times.append(control.StepTime(rows=1, tokens=8, microseconds=20_000))
+    attached = [control.Attached(kv_budget=1 << 20, times=times, device=device) for device in devices]
+    assert ring_facts(SERVING, attached).lanes(8) == lanes
+
+
 @pytest.mark.parametrize("reason", ["STAGE_FAILED", "OUT_OF_MEMORY", "RECORD_LOST", "LEFT"])
 def test_a_model_that_fails_is_not_called_a_lost_member(reason: str) -> None:
     named = reason in ("STAGE_FAILED", "OUT_OF_MEMORY")

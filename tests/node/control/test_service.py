@@ -35,7 +35,9 @@ class Engine:
 
     def __init__(self) -> None:
         self.figures = EngineFigures(steps=5, memory=77)
-        self.loaded = engine_pb2.StageLoaded(kv_bytes_per_token=3, kv_bytes_per_row=4, capabilities=["tools"])
+        self.loaded = engine_pb2.StageLoaded(
+            kv_bytes_per_token=3, kv_bytes_per_row=4, capabilities=["tools"], device=b"GPU-1"
+        )
         self.work: list[engine_pb2.EngineCommand] = []
         self.waited_for: list[int] = []
         """How many commands it had each time somebody waited until it had taken them."""
@@ -159,6 +161,7 @@ async def connect(cluster):
         assert (attached.rank, attached.kv_bytes_per_token, attached.kv_bytes_per_row) == (rank, 3, 4)
         assert attached.kv_budget == 1 << 20
         assert attached.capabilities == ["tools"]
+        assert len(attached.device) == 32, "a name of the GPU that says nothing elsewhere"
         return desk, stream
 
     yield open_stream

@@ -112,3 +112,9 @@ def test_a_gpu_keeps_a_part_of_its_memory_which_no_plan_may_use(
     gpu.info = info
     device.prepare()
     assert (gpu.kept, device.usable_memory()) == ([kept], usable)
+
+
+def test_a_cpu_has_no_name_for_each_stage_has_a_core() -> None:
+    if not device.rows_in_turn():
+        pytest.skip("a GPU computes here")
+    assert device.identity() == b""
