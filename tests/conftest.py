@@ -22,8 +22,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+# Examples differ from run to run: half of hypothesis' own number in each finds as much in two.
 settings.register_profile(
-    "sealring", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "sealring",
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.load_profile("sealring")
 

@@ -444,7 +444,10 @@ async def ring_state(
 
 
 @pytest.fixture
-def start_cluster(tmp_path: Path) -> Callable[..., Awaitable[Cluster]]:
+async def start_cluster(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Cluster]]]:
+    """Starts clusters, and closes them at the end."""
+    running: list[Cluster] = []
+
     async def start(*, device_root: bytes | None = None, **changes: Any) -> Cluster:
         values: dict[str, Any] = {
             "state_dir": tmp_path / "coordinator",
@@ -462,14 +465,15 @@ def start_cluster(tmp_path: Path) -> Callable[..., Awaitable[Cluster]]:
         coordinator = Coordinator(settings, **options)
         await coordinator.start()
         cluster = Cluster(settings, tmp_path, coordinator)
+        running.append(cluster)
         cluster.connect_operator()
         return cluster
 
-    return start
+    yield start
+    for cluster in running:
+        await cluster.close()
 
 
 @pytest.fixture
-async def cluster(start_cluster: Callable[..., Awaitable[Cluster]]) -> AsyncIterator[Cluster]:
-    running = await start_cluster()
-    yield running
-    await running.close()
+async def cluster(start_cluster: Callable[..., Awaitable[Cluster]]) -> Cluster:
+    return await start_cluster()

@@ -300,9 +300,6 @@ async def test_nodes_come_back_to_a_restored_coordinator(cluster: Cluster, start
     second = cluster.folder / "second"
     restore(cluster.settings.model_copy(update={"state_dir": second}), file)
     again = await start_cluster(state_dir=second)
-    try:
-        returned = await again.node("alpha", join=False)
-        assert returned.roster.version > newest
-        assert again.coordinator.sessions.find(returned.id) is not None
-    finally:
-        await again.close()
+    returned = await again.node("alpha", join=False)
+    assert returned.roster.version > newest
+    assert again.coordinator.sessions.find(returned.id) is not None

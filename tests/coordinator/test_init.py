@@ -167,21 +167,18 @@ async def test_two_roster_keys_sign_every_roster(
     made = settings(tmp_path, roster_key_files=files)
     complete(made, signed(drafted(made, roster_threshold=2), *HOLDERS[1:]))
     cluster = await start_cluster(roster_key_files=files)
-    try:
-        node = await cluster.node("alpha")
-        envelope = cluster.coordinator.publisher.current.envelope
-        opened = parse_envelope(envelope, payload_type=ROSTER_TYPE, max_payload=MAX_PAYLOAD_BYTES)
-        root = cluster.coordinator.keys.root
-        assert {name for name, _ in opened.signatures} == {key_id(key) for key in root.roster_keys}
-        assert (len(opened.signatures), root.roster_threshold) == (2, 2)
-        assert node.roster.version == cluster.coordinator.publisher.current.version
-        for kept in opened.signatures:
-            with pytest.raises(RosterError) as caught:
-                one = encode_envelope(dataclasses.replace(opened, signatures=(kept,)))
-                check_roster(one, root, now=time.time())
-            assert caught.value.reason == "THRESHOLD_NOT_MET"
-    finally:
-        await cluster.close()
+    node = await cluster.node("alpha")
+    envelope = cluster.coordinator.publisher.current.envelope
+    opened = parse_envelope(envelope, payload_type=ROSTER_TYPE, max_payload=MAX_PAYLOAD_BYTES)
+    root = cluster.coordinator.keys.root
+    assert {name for name, _ in opened.signatures} == {key_id(key) for key in root.roster_keys}
+    assert (len(opened.signatures), root.roster_threshold) == (2, 2)
+    assert node.roster.version == cluster.coordinator.publisher.current.version
+    for kept in opened.signatures:
+        with pytest.raises(RosterError) as caught:
+            one = encode_envelope(dataclasses.replace(opened, signatures=(kept,)))
+            check_roster(one, root, now=time.time())
+        assert caught.value.reason == "THRESHOLD_NOT_MET"
 
 
 def test_a_coordinator_without_enough_roster_keys_does_not_start(tmp_path: Path) -> None:

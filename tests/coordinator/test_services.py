@@ -415,19 +415,16 @@ async def test_certificates_of_the_server_rotate_without_dropping_a_stream(
     start_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = await start_cluster()
-    try:
-        node = await cluster.node("alpha")
-        coordinator = cluster.coordinator
-        first = coordinator.tls.current()[1].certificate
-        coordinator.rotate_certificates()
-        assert coordinator.tls.current()[1].certificate == first
-        monkeypatch.setattr(main, "renewal_due", lambda certificate: 0)
-        coordinator.rotate_certificates()
-        assert coordinator.tls.current()[1].certificate != first
-        await cluster.join("beta")
-        assert cluster.coordinator.sessions.find(node.id) is not None
-    finally:
-        await cluster.close()
+    node = await cluster.node("alpha")
+    coordinator = cluster.coordinator
+    first = coordinator.tls.current()[1].certificate
+    coordinator.rotate_certificates()
+    assert coordinator.tls.current()[1].certificate == first
+    monkeypatch.setattr(main, "renewal_due", lambda certificate: 0)
+    coordinator.rotate_certificates()
+    assert coordinator.tls.current()[1].certificate != first
+    await cluster.join("beta")
+    assert cluster.coordinator.sessions.find(node.id) is not None
 
 
 async def test_rosters_stay_in_one_chain_over_restarts(cluster: Cluster, start_cluster: Any) -> None:
@@ -435,15 +432,12 @@ async def test_rosters_stay_in_one_chain_over_restarts(cluster: Cluster, start_c
     version, digest = joined.roster.version, joined.roster.hash
     await cluster.close()
     again = await start_cluster()
-    try:
-        node = await again.node("alpha", join=False)
-        found = again.coordinator.store.rosters.find(version)
-        assert found is not None
-        assert found.hash == digest
-        assert node.roster.version > version
-        assert dataclasses.replace(node.roster, version=version).version == version
-    finally:
-        await again.close()
+    node = await again.node("alpha", join=False)
+    found = again.coordinator.store.rosters.find(version)
+    assert found is not None
+    assert found.hash == digest
+    assert node.roster.version > version
+    assert dataclasses.replace(node.roster, version=version).version == version
 
 
 async def test_a_rotated_root_is_followed_from_the_old_pin(cluster: Cluster, start_cluster: Any) -> None:
@@ -464,19 +458,16 @@ async def test_a_rotated_root_is_followed_from_the_old_pin(cluster: Cluster, sta
     (folder / "root.dsse").write_bytes(encode_chain(second.chain))
     (folder / "root.key").unlink()
     again = await start_cluster()
-    try:
-        signer = SoftwareSigner.load(cluster.folder / "alpha" / IDENTITY_KEY)
-        csr = LeafKey().csr()
-        answer = await renew(again, "alpha", csr, signer.sign(Label.CSR, csr))
-        chain = decode_chain(answer.root_metadata)
-        root = verify_root_chain(chain, joined.state.root_sha256, now=wall_clock())
-        assert (root.version, root.root_threshold) == (2, 2)
-        assert load_machine_state(folder / "operator").root == root
-        current = check_roster(again.coordinator.publisher.current.envelope, root, now=wall_clock())
-        assert (current.root_version, current.version > joined.roster.version) == (2, True)
-        await again.join("beta")
-    finally:
-        await again.close()
+    signer = SoftwareSigner.load(cluster.folder / "alpha" / IDENTITY_KEY)
+    csr = LeafKey().csr()
+    answer = await renew(again, "alpha", csr, signer.sign(Label.CSR, csr))
+    chain = decode_chain(answer.root_metadata)
+    root = verify_root_chain(chain, joined.state.root_sha256, now=wall_clock())
+    assert (root.version, root.root_threshold) == (2, 2)
+    assert load_machine_state(folder / "operator").root == root
+    current = check_roster(again.coordinator.publisher.current.envelope, root, now=wall_clock())
+    assert (current.root_version, current.version > joined.roster.version) == (2, True)
+    await again.join("beta")
 
 
 async def test_members_follow_a_root_that_was_extended(
@@ -487,21 +478,18 @@ async def test_members_follow_a_root_that_was_extended(
     await cluster.close()
     monkeypatch.setattr(RootMetadata, "ends", property(lambda root: float(root.issued)))
     again = await start_cluster()
-    try:
-        assert again.coordinator.keys.root.version == 2
-        assert again.coordinator.keys.ca.certificate not in joined.state.root.authorities
-        signer = SoftwareSigner.load(cluster.folder / "alpha" / IDENTITY_KEY)
-        csr = LeafKey().csr()
-        answer = await renew(again, "alpha", csr, signer.sign(Label.CSR, csr))
-        chain = decode_chain(answer.root_metadata)
-        root = verify_root_chain(chain, joined.state.root_sha256, now=wall_clock())
-        assert root == again.coordinator.keys.root
-        certificate = load_certificate(parse_pem_leaf(answer.certificate_chain))
-        assert check_issued_by(certificate, root.authorities, now=wall_clock()) == joined.state.peer
-        entries = again.coordinator.store.audit.entries(after=0, limit=100)
-        assert [one.details["version"] for one in entries if one.action == "extend_root"] == ["2"]
-    finally:
-        await again.close()
+    assert again.coordinator.keys.root.version == 2
+    assert again.coordinator.keys.ca.certificate not in joined.state.root.authorities
+    signer = SoftwareSigner.load(cluster.folder / "alpha" / IDENTITY_KEY)
+    csr = LeafKey().csr()
+    answer = await renew(again, "alpha", csr, signer.sign(Label.CSR, csr))
+    chain = decode_chain(answer.root_metadata)
+    root = verify_root_chain(chain, joined.state.root_sha256, now=wall_clock())
+    assert root == again.coordinator.keys.root
+    certificate = load_certificate(parse_pem_leaf(answer.certificate_chain))
+    assert check_issued_by(certificate, root.authorities, now=wall_clock()) == joined.state.peer
+    entries = again.coordinator.store.audit.entries(after=0, limit=100)
+    assert [one.details["version"] for one in entries if one.action == "extend_root"] == ["2"]
 
 
 @pytest.fixture

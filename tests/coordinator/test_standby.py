@@ -75,33 +75,27 @@ async def test_it_has_what_the_coordinator_has_and_takes_over(
     assert before.coordinators == (cluster.coordinator.main_address(),)
     await until_promoted(standby)
     again = await start_cluster(state_dir=standby.state_dir)
-    try:
-        with pytest.raises(ConfigError) as caught:  # the first learns of it, and stops
-            async with asyncio.timeout(200):
-                await cluster.coordinator.failed()
-        assert caught.value.reason == "DEPOSED"
-        returned = await again.node("alpha", join=False)
-        assert (term_of(before.version), term_of(returned.roster.version)) == (0, 1)
-        cluster.coordinator.publisher.publish()  # whatever it still signs
-        with pytest.raises(RosterError) as refused:
-            returned.reader.accept(cluster.coordinator.publisher.current.envelope)
-        assert refused.value.reason == "ROSTER_ROLLBACK"
-        assert "took over" in refused.value.hint
-        await cluster.close()
-        with pytest.raises(ConfigError) as caught:
-            Coordinator(cluster.settings)
-        assert caught.value.reason == "DEPOSED"
-    finally:
-        await again.close()
+    with pytest.raises(ConfigError) as caught:  # the first learns of it, and stops
+        async with asyncio.timeout(200):
+            await cluster.coordinator.failed()
+    assert caught.value.reason == "DEPOSED"
+    returned = await again.node("alpha", join=False)
+    assert (term_of(before.version), term_of(returned.roster.version)) == (0, 1)
+    cluster.coordinator.publisher.publish()  # whatever it still signs
+    with pytest.raises(RosterError) as refused:
+        returned.reader.accept(cluster.coordinator.publisher.current.envelope)
+    assert refused.value.reason == "ROSTER_ROLLBACK"
+    assert "took over" in refused.value.hint
+    await cluster.close()
+    with pytest.raises(ConfigError) as caught:
+        Coordinator(cluster.settings)
+    assert caught.value.reason == "DEPOSED"
 
 
 async def test_members_are_told_of_both(start_cluster: Any) -> None:
     cluster = await start_cluster(standby="10.0.0.2:7700")
-    try:
-        node = await cluster.node("alpha")
-        assert node.roster.coordinators == (cluster.coordinator.main_address(), "10.0.0.2:7700")
-    finally:
-        await cluster.close()
+    node = await cluster.node("alpha")
+    assert node.roster.coordinators == (cluster.coordinator.main_address(), "10.0.0.2:7700")
 
 
 async def test_a_coordinator_stands_down_for_a_later_term_alone(cluster: Cluster) -> None:

@@ -95,15 +95,12 @@ async def test_a_session_begins_with_a_challenge_and_more_follow(
     start_cluster: Callable[..., Awaitable[Cluster]],
 ) -> None:
     cluster = await start_cluster(challenge_interval=1)
-    try:
-        node = await cluster.node("alpha")
-        await eventually(lambda: count(node) >= 3)
-        nonces = {message.challenge.nonce for message in node.messages if message.HasField("challenge")}
-        assert len(nonces) == count(node)
-        assert {len(nonce) for nonce in nonces} == {32}
-        assert enrolled(cluster, node)
-    finally:
-        await cluster.close()
+    node = await cluster.node("alpha")
+    await eventually(lambda: count(node) >= 3)
+    nonces = {message.challenge.nonce for message in node.messages if message.HasField("challenge")}
+    assert len(nonces) == count(node)
+    assert {len(nonce) for nonce in nonces} == {32}
+    assert enrolled(cluster, node)
 
 
 async def test_when_it_was_challenged_stands_in_the_next_roster(cluster: Cluster) -> None:
@@ -158,34 +155,29 @@ async def test_software_that_changes_while_it_runs_is_trusted_no_more(cluster: C
 
 async def test_only_allowed_software_serves(start_cluster: Callable[..., Awaitable[Cluster]]) -> None:
     cluster = await start_cluster(allowed_manifests=[bytes(32).hex()])
-    try:
-        with pytest.raises(PermissionDenied) as caught:
-            await cluster.join("beta", manifest_hash=OTHER)
-        assert caught.value.metadata["cause"] == "MANIFEST_NOT_ALLOWED"
-        assert OTHER.hex() in caught.value.message
-        node = await cluster.node("alpha")
-        await deploy(cluster, stages=1)
-        await ring_state(cluster, SERVING)
-        await node.stop()
-        again = await started(cluster, "alpha", answers=False)
-        await again.wait_for("challenge")
-        assert (await ring_state(cluster, DOWN)).reason == "alpha is offline", (
-            "it has not proved what it runs"
-        )
-        assert not again.running
-        again.said = {"manifest_hash": OTHER}
-        again.answers = True
-        cluster.coordinator.challenges.online(again.id)
-        await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0))
-        assert OTHER.hex() in (await ring_state(cluster, DOWN)).reason
-        assert OTHER.hex() in (await shown(cluster, node)).trouble
-        assert enrolled(cluster, node)
-        await again.stop()
-        await started(cluster, "alpha")
-        await ring_state(cluster, SERVING, epoch=2)
-        assert trust_of(cluster, node) == (TrustLevel.SOFTWARE, 10)
-    finally:
-        await cluster.close()
+    with pytest.raises(PermissionDenied) as caught:
+        await cluster.join("beta", manifest_hash=OTHER)
+    assert caught.value.metadata["cause"] == "MANIFEST_NOT_ALLOWED"
+    assert OTHER.hex() in caught.value.message
+    node = await cluster.node("alpha")
+    await deploy(cluster, stages=1)
+    await ring_state(cluster, SERVING)
+    await node.stop()
+    again = await started(cluster, "alpha", answers=False)
+    await again.wait_for("challenge")
+    assert (await ring_state(cluster, DOWN)).reason == "alpha is offline", "it has not proved what it runs"
+    assert not again.running
+    again.said = {"manifest_hash": OTHER}
+    again.answers = True
+    cluster.coordinator.challenges.online(again.id)
+    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0))
+    assert OTHER.hex() in (await ring_state(cluster, DOWN)).reason
+    assert OTHER.hex() in (await shown(cluster, node)).trouble
+    assert enrolled(cluster, node)
+    await again.stop()
+    await started(cluster, "alpha")
+    await ring_state(cluster, SERVING, epoch=2)
+    assert trust_of(cluster, node) == (TrustLevel.SOFTWARE, 10)
 
 
 async def shown(cluster: Cluster, node: FakeNode) -> admin_pb2.Node:
@@ -443,23 +435,20 @@ async def test_a_chain_to_the_pinned_root_makes_hardware(
     cluster = await start_cluster(
         device_root=apple.root, trust_floor="self_signed", software_identity_allowed=False
     )
-    try:
-        node = await enclave_node(cluster, "alpha", apple.chain)
-        assert trust_of(cluster, node) == (TrustLevel.HARDWARE, 30)
-        plain = await enclave_node(cluster, "beta")
-        assert trust_of(cluster, plain) == (TrustLevel.SELF_SIGNED, 20)
-        await deploy(cluster, split=[5, 4])
-        await eventually(lambda: bool(node.roster.rings))
-        assert (node.roster.rings[0].min_trust, node.roster.min_trust) == (20, 20)
-        node.said = {"posture": dataclasses.replace(GOOD, serial="C02OTHER")}
-        await challenge(cluster, node)
-        await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20))
-        node.said = {"posture": dataclasses.replace(GOOD, filevault=False)}
-        await challenge(cluster, node)
-        await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0))
-        await eventually(lambda: not plain.roster.rings)
-    finally:
-        await cluster.close()
+    node = await enclave_node(cluster, "alpha", apple.chain)
+    assert trust_of(cluster, node) == (TrustLevel.HARDWARE, 30)
+    plain = await enclave_node(cluster, "beta")
+    assert trust_of(cluster, plain) == (TrustLevel.SELF_SIGNED, 20)
+    await deploy(cluster, split=[5, 4])
+    await eventually(lambda: bool(node.roster.rings))
+    assert (node.roster.rings[0].min_trust, node.roster.min_trust) == (20, 20)
+    node.said = {"posture": dataclasses.replace(GOOD, serial="C02OTHER")}
+    await challenge(cluster, node)
+    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20))
+    node.said = {"posture": dataclasses.replace(GOOD, filevault=False)}
+    await challenge(cluster, node)
+    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0))
+    await eventually(lambda: not plain.roster.rings)
 
 
 @pytest.mark.parametrize("how", ["other root", "other key", "another Mac", "two chains", "too long"])
@@ -478,12 +467,9 @@ async def test_a_chain_that_does_not_hold_refuses_the_join(
             return apple.chain(key)
         return apple.chain(key) * 2 if how == "two chains" else (b"x" * 5000,)
 
-    try:
-        with pytest.raises(SealringError) as caught:
-            await enclave_node(cluster, "alpha", chain)
-        assert caught.value.reason == ("BAD_JOIN" if how == "too long" else "JOIN_REFUSED")
-    finally:
-        await cluster.close()
+    with pytest.raises(SealringError) as caught:
+        await enclave_node(cluster, "alpha", chain)
+    assert caught.value.reason == ("BAD_JOIN" if how == "too long" else "JOIN_REFUSED")
 
 
 async def test_software_members_count_for_nothing_once_they_are_not_allowed(
@@ -494,15 +480,12 @@ async def test_software_members_count_for_nothing_once_they_are_not_allowed(
     await ring_state(cluster, SERVING)
     await cluster.close()
     strict = await start_cluster(software_identity_allowed=False)
-    try:
-        node = await started(strict, "alpha")
-        assert trust_of(strict, node) == (TrustLevel.SOFTWARE, 0)
-        assert not node.roster.rings
-        with pytest.raises((FailedPrecondition, RosterError)):
-            spec = admin_pb2.DeploymentSpec(name="other", model="demo")
-            await strict.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec))
-    finally:
-        await strict.close()
+    node = await started(strict, "alpha")
+    assert trust_of(strict, node) == (TrustLevel.SOFTWARE, 0)
+    assert not node.roster.rings
+    with pytest.raises((FailedPrecondition, RosterError)):
+        spec = admin_pb2.DeploymentSpec(name="other", model="demo")
+        await strict.call("CreateDeployment", admin_pb2.CreateDeploymentRequest(spec=spec))
 
 
 async def started(

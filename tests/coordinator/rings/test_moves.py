@@ -48,95 +48,79 @@ async def leave(node: FakeNode) -> None:
 
 async def test_who_is_away_for_long_is_replaced(start_cluster: Any) -> None:
     cluster = await start_cluster(**QUICK)
-    try:
-        nodes = await three(cluster)
-        await deploy(cluster)
-        await ring_state(cluster, SERVING)
-        await cluster.node("spare")
-        await leave(nodes[1])
-        await ring_state(cluster, SERVING, epoch=2)
-        assert await members(cluster) == {"alpha", "gamma", "spare"}
-        entry = cluster.coordinator.store.audit.entries(after=0, limit=100)[-1]
-        assert (entry.action, entry.details["leaving"]) == ("move_ring", nodes[1].id)
-    finally:
-        await cluster.close()
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    await cluster.node("spare")
+    await leave(nodes[1])
+    await ring_state(cluster, SERVING, epoch=2)
+    assert await members(cluster) == {"alpha", "gamma", "spare"}
+    entry = cluster.coordinator.store.audit.entries(after=0, limit=100)[-1]
+    assert (entry.action, entry.details["leaving"]) == ("move_ring", nodes[1].id)
 
 
 async def test_fewer_nodes_take_over_until_there_are_as_many_again(start_cluster: Any) -> None:
     cluster = await start_cluster(**QUICK)
-    try:
-        nodes = await three(cluster)
-        await deploy(cluster)
-        await ring_state(cluster, SERVING)
-        for node in nodes:
-            node.busy = True
-        await leave(nodes[0])
-        await ring_state(cluster, SERVING, epoch=2)
-        fewer = await members(cluster)
-        assert fewer <= {"beta", "gamma"}
-        await cluster.node("alpha", join=False)
-        for node in nodes:
-            node.busy = False
-        while await members(cluster) != {"alpha", "beta", "gamma"}:
-            pass
-        await ring_state(cluster, SERVING, epoch=3)
-    finally:
-        await cluster.close()
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    for node in nodes:
+        node.busy = True
+    await leave(nodes[0])
+    await ring_state(cluster, SERVING, epoch=2)
+    fewer = await members(cluster)
+    assert fewer <= {"beta", "gamma"}
+    await cluster.node("alpha", join=False)
+    for node in nodes:
+        node.busy = False
+    while await members(cluster) != {"alpha", "beta", "gamma"}:
+        pass
+    await ring_state(cluster, SERVING, epoch=3)
 
 
 async def test_a_model_that_does_not_fit_any_more_waits_for_another_node(start_cluster: Any) -> None:
     cluster = await start_cluster(**QUICK)
-    try:
-        nodes = [await cluster.node(name, memory=TIGHT) for name in ("alpha", "beta", "gamma")]
-        await deploy(cluster, context=256)
-        await ring_state(cluster, SERVING)
-        await leave(nodes[2])
-        await says(
-            cluster, DOWN, "gamma is offline; others could not take over: the model needs", "nodes have"
-        )
-        await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=nodes[2].id))
-        await says(cluster, DOWN, "gamma was evicted; others could not take over")
-        assert cluster.coordinator.ring_views.obstacles("another-0") == {}
-        told = [one.ring for one in cluster.coordinator.ring_views.snapshot() if one.HasField("ring")]
-        assert [(one.phase, one.deployment) for one in told] == [(DOWN, "demo")], (
-            "for gateways that start now"
-        )
-        await cluster.node("spare", memory=TIGHT)
-        assert (await ring_state(cluster, SERVING, epoch=2)).reason == ""
-        assert await members(cluster) == {"alpha", "beta", "spare"}
-    finally:
-        await cluster.close()
+    nodes = [await cluster.node(name, memory=TIGHT) for name in ("alpha", "beta", "gamma")]
+    await deploy(cluster, context=256)
+    await ring_state(cluster, SERVING)
+    await leave(nodes[2])
+    await says(cluster, DOWN, "gamma is offline; others could not take over: the model needs", "nodes have")
+    await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=nodes[2].id))
+    await says(cluster, DOWN, "gamma was evicted; others could not take over")
+    assert cluster.coordinator.ring_views.obstacles("another-0") == {}
+    told = [one.ring for one in cluster.coordinator.ring_views.snapshot() if one.HasField("ring")]
+    assert [(one.phase, one.deployment) for one in told] == [(DOWN, "demo")], "for gateways that start now"
+    await cluster.node("spare", memory=TIGHT)
+    assert (await ring_state(cluster, SERVING, epoch=2)).reason == ""
+    assert await members(cluster) == {"alpha", "beta", "spare"}
 
 
 async def test_what_was_asked_for_by_hand_is_kept(start_cluster: Any) -> None:
     """The nodes, or the layers; with both the ring waits for its members."""
     cluster = await start_cluster(**QUICK)
-    try:
-        nodes = await three(cluster)
-        await cluster.node("spare")
-        ids = [node.id for node in nodes]
-        await deploy(cluster, stages=0, split=[4, 3, 2], members=ids)
-        await ring_state(cluster, SERVING)
-        await leave(nodes[1])
-        await says(cluster, DOWN, "beta is offline; others could not take over: node beta cannot serve")
+    nodes = await three(cluster)
+    await cluster.node("spare")
+    ids = [node.id for node in nodes]
+    await deploy(cluster, stages=0, split=[4, 3, 2], members=ids)
+    await ring_state(cluster, SERVING)
+    await leave(nodes[1])
+    await says(cluster, DOWN, "beta is offline; others could not take over: node beta cannot serve")
+    await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="demo"))
+    nodes[1] = await cluster.node("beta", join=False)
+    for kept, left in (({"members": ids}, {"alpha", "gamma"}), ({"split": [4, 3, 2]}, None)):
+        await deploy(cluster, **{"stages": 0 if "split" in kept else 3, **kept})
+        epoch = (await ring_state(cluster, SERVING)).epoch
+        before = await members(cluster)
+        gone = nodes[1] if "beta" in before else nodes[0]
+        await leave(gone)
+        await ring_state(cluster, SERVING, epoch=epoch + 1)
+        now = await members(cluster)
+        if left is None:
+            assert now == {"alpha", "beta", "gamma", "spare"} - {gone.name}
+        else:
+            assert now <= left
         await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="demo"))
-        nodes[1] = await cluster.node("beta", join=False)
-        for kept, left in (({"members": ids}, {"alpha", "gamma"}), ({"split": [4, 3, 2]}, None)):
-            await deploy(cluster, **{"stages": 0 if "split" in kept else 3, **kept})
-            epoch = (await ring_state(cluster, SERVING)).epoch
-            before = await members(cluster)
-            gone = nodes[1] if "beta" in before else nodes[0]
-            await leave(gone)
-            await ring_state(cluster, SERVING, epoch=epoch + 1)
-            now = await members(cluster)
-            if left is None:
-                assert now == {"alpha", "beta", "gamma", "spare"} - {gone.name}
-            else:
-                assert now <= left
-            await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="demo"))
-            nodes[nodes.index(gone)] = await cluster.node(gone.name, join=False)
-    finally:
-        await cluster.close()
+        nodes[nodes.index(gone)] = await cluster.node(gone.name, join=False)
 
 
 async def test_a_drained_member_hands_all_its_rings_over_to_a_free_one(cluster: Cluster) -> None:
@@ -184,20 +168,17 @@ async def test_a_coordinator_that_is_restarted_in_a_drain_goes_on_with_it(start_
     await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=leaving.id))
     await cluster.close()
     again = await start_cluster()
-    try:
-        back = [await again.back(node) for node in nodes]
-        sessions = again.coordinator.sessions
-        while (session := sessions.find(leaving.id)) is None or not session.steps or session.idle:
-            await sessions.next_beat()
-        status = await ring_state(again, SERVING)
-        assert status.epoch == 1
-        assert not any(one.HasField("end") for node in back for one in node.messages)
-        back[1].busy = False
-        await ring_state(again, SERVING, epoch=2)
-        assert leaving.name not in await members(again)
-        assert again.coordinator.store.members.get(leaving.id).draining == 1
-    finally:
-        await again.close()
+    back = [await again.back(node) for node in nodes]
+    sessions = again.coordinator.sessions
+    while (session := sessions.find(leaving.id)) is None or not session.steps or session.idle:
+        await sessions.next_beat()
+    status = await ring_state(again, SERVING)
+    assert status.epoch == 1
+    assert not any(one.HasField("end") for node in back for one in node.messages)
+    back[1].busy = False
+    await ring_state(again, SERVING, epoch=2)
+    assert leaving.name not in await members(again)
+    assert again.coordinator.store.members.get(leaving.id).draining == 1
 
 
 # When a move is due and what it asks for, without a cluster

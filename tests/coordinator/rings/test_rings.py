@@ -117,14 +117,11 @@ async def test_a_fault_ends_the_epoch_everywhere_and_the_next_forms(cluster: Clu
 
 async def test_a_silent_member_is_offline(start_cluster: Any) -> None:
     cluster = await start_cluster(heartbeat_timeout=1.0)
-    try:
-        node = await cluster.node("alpha")
-        node.beating = False
-        assert await node.ended_with() == "SILENT"
-        answer = await cluster.call("ListNodes", admin_pb2.ListNodesRequest())
-        assert answer.nodes[0].state == admin_pb2.NODE_STATE_OFFLINE
-    finally:
-        await cluster.close()
+    node = await cluster.node("alpha")
+    node.beating = False
+    assert await node.ended_with() == "SILENT"
+    answer = await cluster.call("ListNodes", admin_pb2.ListNodesRequest())
+    assert answer.nodes[0].state == admin_pb2.NODE_STATE_OFFLINE
 
 
 async def test_a_serving_ring_outlives_a_stream_that_comes_back(cluster: Cluster) -> None:
@@ -174,13 +171,10 @@ async def test_an_epoch_number_is_never_used_twice_even_after_a_restart(
     version = cluster.coordinator.publisher.current.version
     await cluster.close()
     again = await start_cluster()
-    try:
-        assert again.coordinator.publisher.current.version > version
-        for name in ("alpha", "beta", "gamma"):
-            await again.node(name, join=False)
-        assert (await ring_state(again, SERVING)).epoch == 2
-    finally:
-        await again.close()
+    assert again.coordinator.publisher.current.version > version
+    for name in ("alpha", "beta", "gamma"):
+        await again.node(name, join=False)
+    assert (await ring_state(again, SERVING)).epoch == 2
 
 
 async def test_rings_that_outlived_the_coordinator_go_on(cluster: Cluster, start_cluster: Any) -> None:
@@ -192,42 +186,36 @@ async def test_rings_that_outlived_the_coordinator_go_on(cluster: Cluster, start
         await ring_state(cluster, SERVING, deployment=number)
     await cluster.close()
     again = await start_cluster()
-    try:
-        assert [told.WhichOneof("event") for told in again.coordinator.ring_views.snapshot()] == ["roster"]
-        back = [await again.back(node) for node in nodes]
-        for number in (0, 1):
-            assert (await ring_state(again, SERVING, deployment=number)).epoch == 1
-            assert again.coordinator.ring_views.snapshot()[1 + number].ring.phase == SERVING
-        for node in back:
-            node.memory += 1
-            await until(lambda node=node: usable(again, node) == node.memory)
-        assert not [one for node in back for one in node.messages if one.HasField("end")]
-    finally:
-        await again.close()
+    assert [told.WhichOneof("event") for told in again.coordinator.ring_views.snapshot()] == ["roster"]
+    back = [await again.back(node) for node in nodes]
+    for number in (0, 1):
+        assert (await ring_state(again, SERVING, deployment=number)).epoch == 1
+        assert again.coordinator.ring_views.snapshot()[1 + number].ring.phase == SERVING
+    for node in back:
+        node.memory += 1
+        await until(lambda node=node: usable(again, node) == node.memory)
+    assert not [one for node in back for one in node.messages if one.HasField("end")]
 
 
 async def test_a_ring_of_which_nothing_is_heard_goes_on_when_its_members_are_back(start_cluster: Any) -> None:
     """The coordinator was cut off: they were silent to it, and not to each other."""
     cluster = await start_cluster(heartbeat_timeout=60)
-    try:
-        nodes = await three(cluster)
-        await deploy(cluster)
-        await ring_state(cluster, SERVING)
-        sessions = cluster.coordinator.sessions
-        for session in sessions:
-            sessions.closed(session)
-            session.close("no heartbeat")
-        status = await ring_state(cluster, SERVING)
-        assert status.reason == "the coordinator hears nothing of alpha, beta, gamma"
-        back = [await cluster.back(node) for node in nodes]
-        for node in back:
-            node.memory += 1
-            await until(lambda node=node: usable(cluster, node) == node.memory)
-        status = await ring_state(cluster, SERVING)
-        assert (status.epoch, status.reason) == (1, "")
-        assert not [one for node in back for one in node.messages if one.HasField("end")]
-    finally:
-        await cluster.close()
+    nodes = await three(cluster)
+    await deploy(cluster)
+    await ring_state(cluster, SERVING)
+    sessions = cluster.coordinator.sessions
+    for session in sessions:
+        sessions.closed(session)
+        session.close("no heartbeat")
+    status = await ring_state(cluster, SERVING)
+    assert status.reason == "the coordinator hears nothing of alpha, beta, gamma"
+    back = [await cluster.back(node) for node in nodes]
+    for node in back:
+        node.memory += 1
+        await until(lambda node=node: usable(cluster, node) == node.memory)
+    status = await ring_state(cluster, SERVING)
+    assert (status.epoch, status.reason) == (1, "")
+    assert not [one for node in back for one in node.messages if one.HasField("end")]
 
 
 def usable(cluster: Cluster, node: FakeNode) -> int:
@@ -254,18 +242,15 @@ async def test_an_epoch_that_would_not_be_prepared_alike_is_ended(
     await ring_state(cluster, SERVING)
     await cluster.close()
     again = await start_cluster()
-    try:
-        for node in nodes[:1] if changes is None else nodes:
-            before = node.serving.pop("demo-0")
-            node.running.clear()
-            if changes is not None:
-                node.serving["demo-0"] = overwritten(before, changes)
-                node.running["demo-0"] = node.serving["demo-0"].epoch
-        back = [await again.back(node) for node in nodes]
-        await back[1].wait_for("end")
-        assert (await ring_state(again, SERVING, epoch=2)).epoch == 2
-    finally:
-        await again.close()
+    for node in nodes[:1] if changes is None else nodes:
+        before = node.serving.pop("demo-0")
+        node.running.clear()
+        if changes is not None:
+            node.serving["demo-0"] = overwritten(before, changes)
+            node.running["demo-0"] = node.serving["demo-0"].epoch
+    back = [await again.back(node) for node in nodes]
+    await back[1].wait_for("end")
+    assert (await ring_state(again, SERVING, epoch=2)).epoch == 2
 
 
 def overwritten(prepare: membership_pb2.PrepareEpoch, changes: dict[str, Any]) -> membership_pb2.PrepareEpoch:
@@ -317,16 +302,13 @@ async def test_a_drain_that_was_undone_moves_nothing_though_another_begins(clust
 
 async def test_a_member_that_never_prepares_is_given_up_on(start_cluster: Any) -> None:
     cluster = await start_cluster(prepare_timeout=1.0)
-    try:
-        await cluster.node("alpha")
-        stuck = await cluster.node("beta", prepare=False)
-        await deploy(cluster, stages=2)
-        end = await stuck.wait_for("end")
-        assert end.reason == "preparing took too long: beta did not finish"
-        stuck.prepares = True
-        await ring_state(cluster, SERVING, epoch=2)
-    finally:
-        await cluster.close()
+    await cluster.node("alpha")
+    stuck = await cluster.node("beta", prepare=False)
+    await deploy(cluster, stages=2)
+    end = await stuck.wait_for("end")
+    assert end.reason == "preparing took too long: beta did not finish"
+    stuck.prepares = True
+    await ring_state(cluster, SERVING, epoch=2)
 
 
 async def test_a_ring_speaks_what_all_of_its_members_do(
@@ -336,24 +318,21 @@ async def test_a_ring_speaks_what_all_of_its_members_do(
     oldest = protocol.OLDEST_PROTOCOL
     monkeypatch.setattr(protocol, "PROTOCOL_VERSION", oldest + 2)
     cluster = await start_cluster()
-    try:
-        old, new = [await cluster.node(name, speaks=(oldest, oldest + 1)) for name in ("alpha", "beta")]
-        await deploy(cluster, stages=2)
-        await ring_state(cluster, SERVING)
-        assert (await new.wait_for("prepare")).protocol == oldest + 1
-        await new.stop()
-        new = await cluster.node("beta", join=False, speaks=(oldest + 2, oldest + 2))
-        async with asyncio.timeout(200):
-            while "they cannot work together" not in (reason := (await ring_state(cluster, DOWN)).reason):
-                await asyncio.sleep(0.05)
-        assert "node alpha runs sealring test (protocols" in reason
-        assert "update node alpha" in reason
-        await old.stop()
-        old = await cluster.node("alpha", join=False, speaks=(oldest, oldest + 2))
-        await ring_state(cluster, SERVING)
-        assert (await old.wait_for("prepare")).protocol == oldest + 2
-    finally:
-        await cluster.close()
+    old, new = [await cluster.node(name, speaks=(oldest, oldest + 1)) for name in ("alpha", "beta")]
+    await deploy(cluster, stages=2)
+    await ring_state(cluster, SERVING)
+    assert (await new.wait_for("prepare")).protocol == oldest + 1
+    await new.stop()
+    new = await cluster.node("beta", join=False, speaks=(oldest + 2, oldest + 2))
+    async with asyncio.timeout(200):
+        while "they cannot work together" not in (reason := (await ring_state(cluster, DOWN)).reason):
+            await asyncio.sleep(0.05)
+    assert "node alpha runs sealring test (protocols" in reason
+    assert "update node alpha" in reason
+    await old.stop()
+    old = await cluster.node("alpha", join=False, speaks=(oldest, oldest + 2))
+    await ring_state(cluster, SERVING)
+    assert (await old.wait_for("prepare")).protocol == oldest + 2
 
 
 async def test_a_gateway_that_comes_back_is_spoken_to(
@@ -364,23 +343,20 @@ async def test_a_gateway_that_comes_back_is_spoken_to(
     oldest = protocol.OLDEST_PROTOCOL
     monkeypatch.setattr(protocol, "PROTOCOL_VERSION", oldest + 1)
     cluster = await start_cluster()
-    try:
-        node = await cluster.node("alpha", speaks=(oldest, oldest + 1))
-        await deploy(cluster, stages=1)
-        await ring_state(cluster, SERVING, epoch=1)
-        watchers = cluster.coordinator.watchers
-        releases = {
-            speaks: proof_pb2.Release(software="test", oldest=speaks[0], protocol=speaks[1])
-            for speaks in ((oldest, oldest), (oldest, oldest + 1), (oldest + 9, oldest + 9))
-        }
-        watchers.add("updated", releases[oldest, oldest + 1])
-        watchers.add("far ahead", releases[oldest + 9, oldest + 9])  # nothing can be done for it
-        watchers.releases.pop("far ahead")
-        watchers.add("older", releases[oldest, oldest])
-        await ring_state(cluster, SERVING, epoch=2)
-        watchers.add("older still there", releases[oldest, oldest])
-        assert (await ring_state(cluster, SERVING)).epoch == 2
-        prepared = [one.prepare.protocol for one in node.messages if one.HasField("prepare")]
-        assert prepared == [oldest + 1, oldest]
-    finally:
-        await cluster.close()
+    node = await cluster.node("alpha", speaks=(oldest, oldest + 1))
+    await deploy(cluster, stages=1)
+    await ring_state(cluster, SERVING, epoch=1)
+    watchers = cluster.coordinator.watchers
+    releases = {
+        speaks: proof_pb2.Release(software="test", oldest=speaks[0], protocol=speaks[1])
+        for speaks in ((oldest, oldest), (oldest, oldest + 1), (oldest + 9, oldest + 9))
+    }
+    watchers.add("updated", releases[oldest, oldest + 1])
+    watchers.add("far ahead", releases[oldest + 9, oldest + 9])  # nothing can be done for it
+    watchers.releases.pop("far ahead")
+    watchers.add("older", releases[oldest, oldest])
+    await ring_state(cluster, SERVING, epoch=2)
+    watchers.add("older still there", releases[oldest, oldest])
+    assert (await ring_state(cluster, SERVING)).epoch == 2
+    prepared = [one.prepare.protocol for one in node.messages if one.HasField("prepare")]
+    assert prepared == [oldest + 1, oldest]

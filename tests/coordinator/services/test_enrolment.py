@@ -116,48 +116,39 @@ async def test_one_identity_has_one_role(cluster: Cluster) -> None:
 
 async def test_evidence_below_the_floor_is_refused(start_cluster: Any) -> None:
     cluster = await start_cluster(trust_floor="self_signed")
-    try:
-        await refused(cluster.join("alpha"))
-    finally:
-        await cluster.close()
+    await refused(cluster.join("alpha"))
 
 
 async def test_a_software_key_is_refused_unless_allowed(start_cluster: Any) -> None:
     cluster = await start_cluster(software_identity_allowed=False)
-    try:
-        with structlog.testing.capture_logs() as logs:
-            await refused(cluster.join("alpha"))
-        (refusal,) = [one for one in logs if one["event"] == "join_refused"]
-        assert refusal["why"] == "SOFTWARE_NOT_ALLOWED"
-        assert "software_identity_allowed" in refusal["hint"]
-        assert (await cluster.join("gate", role=Role.GATEWAY)).roster.gateways
-    finally:
-        await cluster.close()
+    with structlog.testing.capture_logs() as logs:
+        await refused(cluster.join("alpha"))
+    (refusal,) = [one for one in logs if one["event"] == "join_refused"]
+    assert refusal["why"] == "SOFTWARE_NOT_ALLOWED"
+    assert "software_identity_allowed" in refusal["hint"]
+    assert (await cluster.join("gate", role=Role.GATEWAY)).roster.gateways
 
 
 async def test_only_the_holder_of_a_good_token_hears_why_a_join_is_refused(start_cluster: Any) -> None:
     strict = await start_cluster(software_identity_allowed=False)
-    try:
-        token = await strict.token()
-        with pytest.raises(PermissionDenied) as told:
-            await strict.join("alpha", token=token)
-        assert "level software" in told.value.message
-        assert "software_identity_allowed" in told.value.hint
-        assert told.value.metadata["cause"] == "SOFTWARE_NOT_ALLOWED"
-        with pytest.raises(PermissionDenied) as told:
-            await strict.join("gate", role=Role.GATEWAY, token=token)
-        assert "the token is of another role" in told.value.message
-        await strict.join("gate", role=Role.GATEWAY)
-        used = await strict.token(membership_pb2.ROLE_GATEWAY)
-        await strict.join("other", role=Role.GATEWAY, token=used)
-        guessed = dataclasses.replace(JoinToken.parse(token), secret=bytes(32)).format()
-        for worthless in (used, guessed):
-            with pytest.raises(PermissionDenied) as refusal:
-                await strict.join("late", role=Role.GATEWAY, token=worthless)
-            assert refusal.value.message == "the join was refused"
-            assert set(refusal.value.metadata) <= {"hint"}
-    finally:
-        await strict.close()
+    token = await strict.token()
+    with pytest.raises(PermissionDenied) as told:
+        await strict.join("alpha", token=token)
+    assert "level software" in told.value.message
+    assert "software_identity_allowed" in told.value.hint
+    assert told.value.metadata["cause"] == "SOFTWARE_NOT_ALLOWED"
+    with pytest.raises(PermissionDenied) as told:
+        await strict.join("gate", role=Role.GATEWAY, token=token)
+    assert "the token is of another role" in told.value.message
+    await strict.join("gate", role=Role.GATEWAY)
+    used = await strict.token(membership_pb2.ROLE_GATEWAY)
+    await strict.join("other", role=Role.GATEWAY, token=used)
+    guessed = dataclasses.replace(JoinToken.parse(token), secret=bytes(32)).format()
+    for worthless in (used, guessed):
+        with pytest.raises(PermissionDenied) as refusal:
+            await strict.join("late", role=Role.GATEWAY, token=worthless)
+        assert refusal.value.message == "the join was refused"
+        assert set(refusal.value.metadata) <= {"hint"}
 
 
 async def refused(joining: Any, what: str = "") -> None:

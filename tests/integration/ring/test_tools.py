@@ -1,8 +1,7 @@
-"""The makers' own clients call a tool, tell its result and go on, with a real ring in clear and sealed."""
+"""The makers' own clients call a tool, tell its result and go on, with a real ring in clear or sealed."""
 
 import asyncio
 import json
-from itertools import product
 
 import openai
 from ringtest import CLUSTER, PROXY_KEY
@@ -88,9 +87,8 @@ async def test_a_custom_tools_input_keeps_to_its_grammar(ring, sealed):
 
 async def test_a_tool_is_called_and_its_result_told(ring, sealed):
     """In all APIs at once, because rows of one batch take hardly more than one row."""
-    asked = list(
-        product((with_chats, with_responses, with_messages, with_ollama), (ring.cluster.http_url, sealed))
-    )
+    clear = ring.cluster.http_url
+    asked = [(with_chats, clear), (with_responses, sealed), (with_messages, sealed), (with_ollama, clear)]
     answers = await asyncio.gather(*(converse(url) for converse, url in asked))
     assert dict(zip(asked, answers, strict=True)) == dict.fromkeys(
         asked, "It is 21 degrees and sunny in Paris."

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+from keptbed import on_one, on_two
 
 from sealring.mesh.pki.certificates import Role
 from sealring.node.daemon import carrier_process as daemon_carrier
@@ -15,15 +16,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 QUESTION = "What is the capital of France?"
 
 
-def on(nodes: int) -> Any:
-    """A test on the kept bed of so many nodes."""
-    loop = pytest.mark.asyncio(loop_scope="module")
-    return lambda test: loop(
-        pytest.mark.parametrize("_kept_bed", [nodes], indirect=True, scope="module")(test)
-    )
-
-
-on_one, on_two = on(1), on(2)
 CHILDREN = ("sealring.node.carrier.main", "sealring.node.engine.main")
 
 
@@ -99,6 +91,26 @@ async def test_a_node_that_stops_says_so(kept_bed: Any, time_for_goodbyes: None)
     await gateway.close()
     ring.nodes[1].start(ring.coordinator, b"")
     await ring.coordinator.hears(node, "hello")
+
+
+@on_two
+async def test_the_coordinator_may_be_away(kept_bed: Any) -> None:
+    ring = kept_bed
+    await ring.form()
+    await ring.coordinator.stop()
+    gateway = await ring.attach()
+    assert await gateway.generate(QUESTION, 8)
+    await ring.coordinator.start()
+    for node in ring.nodes:
+        hello = await ring.coordinator.hears(node.id, "hello")
+        assert hello.roster_version == ring.roster.version
+        (serving,) = hello.serving
+        assert (serving.prepared.epoch, serving.prepared.max_rows) == (ring.epoch, 4)
+    beats = ring.coordinator.heard
+    await ring.coordinator.hears(ring.nodes[0].id + " beats", "heartbeat")
+    assert beats
+    assert await gateway.step(changes=[]) is None
+    await gateway.close()
 
 
 @on_two

@@ -34,26 +34,6 @@ async def test_a_ring_answers(make_bed: Any, children_of: Any, eventually: Any, 
     await eventually(lambda: not children_of("sealring.node.engine.main"))
 
 
-async def test_the_coordinator_may_be_away(make_bed: Any) -> None:
-    ring = await make_bed(2)
-    await ring.deploy()
-    await ring.form()
-    await ring.coordinator.stop()
-    gateway = await ring.attach()
-    assert await gateway.generate("What is the capital of France?", 8)
-    await ring.coordinator.start()
-    for node in ring.nodes:
-        hello = await ring.coordinator.hears(node.id, "hello")
-        assert hello.roster_version == ring.roster.version
-        (serving,) = hello.serving
-        assert (serving.prepared.epoch, serving.prepared.max_rows) == (ring.epoch, 4)
-    beats = ring.coordinator.heard
-    await ring.coordinator.hears(ring.nodes[0].id + " beats", "heartbeat")
-    assert beats
-    assert await gateway.step(changes=[]) is None
-    await gateway.close()
-
-
 async def test_a_node_serves_rings_that_leave_each_other_alone(
     make_bed: Any, children_of: Any, eventually: Any
 ) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import structlog
+from keptbed import on_two
 from patience import until
 
 from sealring.node.daemon import rotation
@@ -28,16 +29,16 @@ def renewals(logs: list[Any]) -> int:
     return sum(entry["event"] == "link_keys_renewed" for entry in logs)
 
 
-async def test_keys_change_while_tokens_flow(make_bed: Any, quick: Any) -> None:
+@on_two
+async def test_keys_change_while_tokens_flow(kept_bed: Any, quick: Any) -> None:
     quick(RENEW_SECONDS=0.05)
     with structlog.testing.capture_logs() as logs:
-        ring = await make_bed(3)
-        await ring.deploy()
+        ring = kept_bed
         await ring.form()
         gateway = await ring.attach()
         texts = []
         row = 0
-        while renewals(logs) < 24 or row < 3:
+        while renewals(logs) < 16 or row < 3:  # each end of each link four times
             row += 1
             texts.append(await gateway.generate(QUESTION, 30, row=row))
         await gateway.close()
@@ -48,8 +49,9 @@ async def test_keys_change_while_tokens_flow(make_bed: Any, quick: Any) -> None:
     assert max(at_steps) > 10
 
 
+@on_two
 async def test_an_idle_ring_changes_keys_at_its_next_step(
-    make_bed: Any, quick: Any, monkeypatch: pytest.MonkeyPatch
+    kept_bed: Any, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick(RENEW_SECONDS=0.2, _REST_SECONDS=0.1, LATER_SECONDS=0.1)
     waiting: list[rotation.StepGate] = []
@@ -64,8 +66,7 @@ async def test_an_idle_ring_changes_keys_at_its_next_step(
 
     monkeypatch.setattr(rotation.StepGate, "knocked", wait)
     with structlog.testing.capture_logs() as logs:
-        ring = await make_bed(2)
-        await ring.deploy()
+        ring = kept_bed
         await ring.form()
         gateway = await ring.attach()
         row = changed = 0
@@ -82,11 +83,11 @@ async def test_an_idle_ring_changes_keys_at_its_next_step(
     assert {entry["at_step"] for entry in logs if entry["event"] == "link_keys_renewed"} >= {1}
 
 
-async def test_a_failed_change_of_keys_is_tried_again(make_bed: Any, quick: Any) -> None:
+@on_two
+async def test_a_failed_change_of_keys_is_tried_again(kept_bed: Any, quick: Any) -> None:
     quick(RENEW_SECONDS=0.05, RETRY_SECONDS=0.05)
     with structlog.testing.capture_logs() as logs:
-        ring = await make_bed(2)
-        await ring.deploy()
+        ring = kept_bed
         await ring.form()
         parties = [node.party for node in ring.nodes]
         envelope, newer = ring.cluster.roster(

@@ -42,7 +42,6 @@ def test_a_block_of_many_pieces() -> None:
     assert opened(place, sealed(place, content), len(content)) == content
 
 
-@settings(max_examples=1000)
 @given(PLACES, PLACES, st.binary(min_size=1, max_size=64), st.binary(min_size=32, max_size=32))
 def test_no_other_place_and_no_other_key_opens_it(
     one: Place, other: Place, content: bytes, key: bytes
@@ -54,7 +53,7 @@ def test_no_other_place_and_no_other_key_opens_it(
         assert opened(one, file, len(content), key) is None
 
 
-@settings(max_examples=4000)
+@settings(max_examples=400)
 @given(st.data())
 def test_whatever_was_done_to_a_file_it_is_the_block_or_a_miss(data: st.DataObject) -> None:
     place, content = Place(b"n" * 16, 256, 512), b"the keys and values of some tokens"

@@ -88,10 +88,12 @@ class Chat:
         return [token for token in tokens if token in self.ids]
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+templates = st.sampled_from(sorted(TEMPLATES))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=40)
-@given(written=st.lists(contents, min_size=1, max_size=3))
+@settings(max_examples=120)
+@given(template=templates, written=st.lists(contents, min_size=1, max_size=3))
 def test_no_content_makes_a_control_token(backend: str, template: str, written: list[str]) -> None:
     chat = Chat(backend, template)
     try:
@@ -124,9 +126,7 @@ def test_contents_arrive_as_they_were_written(template: str, written: list[str])
     assert decoded == chat.render(written)
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-@settings(max_examples=20)
-@given(written=st.lists(harmless, min_size=1, max_size=3))
+@given(template=templates, written=st.lists(harmless, min_size=1, max_size=3))
 def test_harmless_contents_are_encoded_whole(template: str, written: list[str]) -> None:
     chat = Chat("as it is", template)
     assert chat.tokens(written) == chat.encode(chat.render(written), add_special_tokens=False)
@@ -226,9 +226,8 @@ def test_of_a_prompt_that_fits_only_its_own_tokens_are_made_at_once() -> None:
     assert [size for size in encoded if size > ENCODED] == [len(text)]
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-@settings(max_examples=30)
-@given(written=st.lists(contents, min_size=1, max_size=3))
+@settings(max_examples=80)
+@given(template=templates, written=st.lists(contents, min_size=1, max_size=3))
 def test_nothing_changes_where_pieces_meet(template: str, written: list[str]) -> None:
     """A long prompt is looked at in pieces, which may meet in a name, at a mark, in the author's text."""
     chat = Chat("as it is", template)
