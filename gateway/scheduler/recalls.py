@@ -21,6 +21,9 @@ from sealring.v1 import control_pb2 as control
 LEAST_SECONDS = 1.0
 """The shortest patience with a disk: the scheduler looks at deadlines once a second."""
 
+RETRY_SECONDS = 600.0
+"""How long nothing is recalled after a disk was slower than prefill: it cost a row twice the time."""
+
 
 @dataclass(slots=True, eq=False)
 class _Recall:
@@ -39,6 +42,7 @@ class Recalls:
         self._waiting: dict[int, _Recall] = {}
         self._due: dict[int, RecallBlocks] = {}
         self._last = 0
+        self._not_before = 0.0
 
     @property
     def due(self) -> bool:
@@ -55,7 +59,7 @@ class Recalls:
         there is anything to wait for. Raises InvalidInput (BAD_PREFIXES)."""
         chain = Chain.unpack(stored).first(row.prompt_tokens - 1)
         possible = self._ring.recalls and self._ring.prefixes == control.PREFIX_SUPPORT_ANY
-        if not possible or not row.names or not self._worth(row, chain.tokens):
+        if not possible or not row.names or now < self._not_before or not self._worth(row, chain.tokens):
             return
         if not self._prefixes.reserve(row, chain.tokens):
             return
@@ -85,6 +89,7 @@ class Recalls:
         """Gives up what takes longer than prefill would."""
         for number, recall in list(self._waiting.items()):
             if recall.until <= now:
+                self._not_before = now + RETRY_SECONDS
                 yield from self._give_up(number)
 
     def yield_memory(self) -> Iterator[RecallBlocks]:

@@ -163,6 +163,7 @@ class Disk:
     # The thread that writes
 
     def _write_all(self) -> None:
+        self.store.look()
         while (prefix := self._behind.get()) is not None:
             if isinstance(prefix, list):
                 for each in prefix:

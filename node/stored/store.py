@@ -37,6 +37,9 @@ RETRY_SECONDS = 600.0
 LOOK_SECONDS = 60.0
 """How old the knowledge of other engines' files may be when something is written."""
 
+FIRST_SECONDS = 0.5
+"""How long the first prompts of a store wait until its folder is read. That takes some ms, or a slow disk."""
+
 _SPARE = 64
 """This part of the bound is freed beyond what is needed."""
 
@@ -75,7 +78,7 @@ class Store:
         steady: Clock = monotonic_clock,
     ) -> None:
         """`setting` bounds the bytes below `root`; None leaves that to the free disk. `model` is the model's
-        folder in it. Reads the folder."""
+        folder in it. Nothing is known to be there before `look`."""
         self._root = root
         self.key = key
         self._names_key = expand(key, b"sealring/v1 names of blocks")
@@ -93,12 +96,15 @@ class Store:
         self._off_until = 0.0
         self._warned: set[str] = set()
         self._looked = -LOOK_SECONDS
-        self._look()
+        self._known = threading.Event()
+        self._patient_until = steady() + FIRST_SECONDS
 
     # What is there
 
     def held(self, scope: bytes, places: Sequence[Place]) -> int:
-        """How many of the places, from the first on, are stored as far as is known."""
+        """How many of the places, from the first on, are stored as far as is known. May wait until that is
+        known for the first time."""
+        self._known.wait(max(0.0, self._patient_until - self._steady()))
         for count, place in enumerate(places):
             path = self._path(scope, place)
             with self._lock:
@@ -174,7 +180,7 @@ class Store:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._steady() - self._looked >= LOOK_SECONDS:
-                self._look()
+                self.look()
             if not self._make_room(size) or not self._budget.take(size):
                 return False
             path = self._path(scope, place)
@@ -216,8 +222,8 @@ class Store:
 
     # The folder
 
-    def _look(self) -> None:
-        """Counts what is there, of all engines."""
+    def look(self) -> None:
+        """Counts what is there, of all engines. As slow as the disk is."""
         self._looked = self._steady()
         found: dict[str, Entry] = {}
         try:
@@ -232,6 +238,7 @@ class Store:
             self._entries = found
             self._held = policy.total(found.values())
             self._oldest = min((entry.used for entry in found.values()), default=0.0)
+        self._known.set()
         self._remove(old)
 
     def _remove(self, paths: Sequence[str]) -> None:

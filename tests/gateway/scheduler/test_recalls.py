@@ -11,6 +11,7 @@ import pytest
 
 from sealring.gateway.scheduler.actions import Action, AnnounceStep, DiscardRow, OpenRow, RecallBlocks
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
+from sealring.gateway.scheduler.recalls import RETRY_SECONDS
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.errors import InvalidInput
@@ -68,9 +69,9 @@ class Desk:
                 ]
                 self.begun.update({chunk.row: chunk.start for chunk in step.chunks if chunk.first})
 
-    def ask(self, name: str, prompt: int, stored: int, token: bytes = bytes(4)) -> int:
+    def ask(self, name: str, prompt: int, stored: int, token: bytes = bytes(4), *, now: float = 0.0) -> int:
         """A request whose prompt, one token over and over, the head has on disk up to `stored` tokens."""
-        self.take(self.scheduler.submit(Request(name, "k", 4, inference.Envelope()), 0.0))
+        self.take(self.scheduler.submit(Request(name, "k", 4, inference.Envelope()), now))
         names = PrefixNames(bytes(32), b"ckey").extend(token * prompt)
         opened = control.RowOpened(
             row=self.rows[name],
@@ -181,6 +182,11 @@ def test_a_disk_that_takes_longer_than_prefill_is_not_waited_for() -> None:
     assert desk.cancelled == [1]
     desk.answer(1, 1024, 1024)
     assert not desk.restored, "it comes too late"
+    desk.finish()
+    other = desk.ask("next", 2000, 1024, token=b"next", now=60.0)
+    assert other in desk.begun, "the disk is left alone for a while"
+    desk.ask("later", 2000, 1024, token=b"late", now=60.0 + RETRY_SECONDS)
+    assert len(desk.recalls) == 3
 
 
 def test_later_rows_pass_one_that_waits_for_disks() -> None:

@@ -16,7 +16,7 @@ from sealring.node.engine.blocks import layout_of
 from sealring.node.engine.disk import Disk
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage
-from sealring.node.stored.codec import HEAD_BYTES, Head
+from sealring.node.stored.codec import HEAD_BYTES, Head, Place
 from sealring.node.stored.store import Store
 from sealring.v1 import control_pb2 as control
 
@@ -238,6 +238,50 @@ def test_a_damaged_block_is_written_again_when_its_prompt_is_kept_again(tmp_path
         assert disk.since(0)[0] >= expected_tokens
         disk.close()
         write("llama", 1, prompt, tmp_path, tokens=whole)
+
+
+class HungStore(Store):
+    """On a disk that answers nothing until it is released."""
+
+    def __init__(self, folder: Path, key: bytes) -> None:
+        super().__init__(folder, folder / "model", key, BUDGET)
+        self.released = threading.Event()
+
+    def look(self) -> None:
+        self.released.wait()
+        super().look()
+
+    def read(self, scope: bytes, place: Place, size: int) -> memoryview | None:
+        self.released.wait()
+        return super().read(scope, place, size)
+
+
+def test_a_disk_that_hangs_holds_up_no_step_and_no_epoch(tmp_path: Path) -> None:
+    prompt = prompt_of("llama", 0, LENGTH)
+    write("llama", 1, prompt, tmp_path)
+    stages, row, wanted = stages_of("llama", 1), row_of(prompt), chain(prompt)
+    layout = compute_thread(0).submit(layout_of, stages[0], "a release").result(PATIENCE_SECONDS)
+    assert layout is not None
+    store = HungStore(tmp_path / "0", layout.digest)
+    disk, found = Disk(layout, store), list[int]()
+    for number in (1, 2):
+        ring = Ring(stages, Prompts({number: (prompt, row)}), number=number)
+        ring.prefixes[0].disk = disk
+        begin = disk.recall(number, wanted, found.append)
+        assert begin is not None
+        begin()
+        steps = [*prefill(number, prompt, 0, len(params.encode(row))), *decoded(4)]
+        keep = control.Keep(prefix=1, row=number, tokens=STORED_BLOCK)
+        steps[-4].changes.add().keep.CopyFrom(keep)
+        steps[-4].changes.add().admit.row = number
+        try:
+            perform(ring, steps, len(steps))
+        finally:
+            ring.close()
+    assert found == []
+    store.released.set()
+    disk.close(PATIENCE_SECONDS)
+    assert found == [], "nobody waits any more"
 
 
 def test_what_another_release_has_stored_is_a_miss_until_that_runs_again(tmp_path: Path) -> None:

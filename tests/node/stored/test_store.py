@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,12 +35,14 @@ def content(prompt: int, index: int = 0, size: int = 2000) -> bytes:
 def store(
     root: Path, stage: StageIdentity = STAGE, setting: int | None = 1 << 20, signer: SoftwareSigner = SIGNER
 ) -> Store:
-    return Store(
+    made = Store(
         root,
         model_folder(root, stage.model_digest),
         stage_key(root, stage, f"org/{stage.model_digest[:2]}", signer),
         setting,
     )
+    made.look()
+    return made
 
 
 def write(target: Store, prompt: int, scope: bytes = SCOPE) -> None:
@@ -61,6 +64,20 @@ def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
     assert again.held(SCOPE, places(2)) == 0
     assert again.read(SCOPE, places(2)[0], 2000) is None
     assert (again.figures().blocks, again.figures().tokens_read) == (3, 768)
+
+
+def test_prompts_wait_for_the_first_look_at_the_folder_and_not_for_a_slow_one(tmp_path: Path) -> None:
+    write(store(tmp_path), 1)
+    now, key = 200.0, stage_key(tmp_path, STAGE, "org/ab", SIGNER)
+    folder = model_folder(tmp_path, STAGE.model_digest)
+    again, slow = (Store(tmp_path, folder, key, steady=lambda: now) for _ in range(2))
+    now = 0.0
+    looking = threading.Thread(target=again.look)
+    looking.start()
+    assert again.held(SCOPE, places(1)) == 3
+    looking.join()
+    now = 201.0
+    assert slow.held(SCOPE, places(1)) == 0
 
 
 def test_uses_count_across_restarts_and_decide_what_goes(tmp_path: Path) -> None:
