@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.crypto.identity import encode_public_key
+from sealring.mesh.system.backups import leave_out
 from sealring.mesh.system.files import create_exclusive, read_secret
 
 FOLDER = "prefixes"
@@ -86,6 +87,7 @@ def stage_key(root: Path, stage: StageIdentity, model: str, holder: SecretHolder
     """
     folder = model_folder(root, stage.model_digest)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    leave_out(root)
     file = folder / SEED
     if not file.exists():
         point = encode_public_key(ec.generate_private_key(ec.SECP256R1()).public_key())

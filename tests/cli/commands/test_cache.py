@@ -44,11 +44,11 @@ def test_one_model_or_all_is_destroyed_with_its_key(here: Any, home: Path, root:
     assert [one["model"] for one in here("cache", "list", "--json", *at).data] == ["org/two"]
     assert len(list(root.rglob("seed"))) == 1
     assert here("cache", "clear", *at).status == 0
-    assert list(root.iterdir()) == []
+    assert not [path for path in root.iterdir() if path.is_dir()]
     assert here("cache", "list", "--json", *at).data == []
 
 
 def test_a_node_that_leaves_takes_it_along(here: Any, home: Path, root: Path) -> None:
     (home / "member.json").write_text("{}")
     assert here("node", "leave", "--state-dir", str(home)).status == 0
-    assert list(root.iterdir()) == []
+    assert not [path for path in root.iterdir() if path.is_dir()]
