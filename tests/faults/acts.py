@@ -11,22 +11,27 @@ import contextlib
 import os
 import re
 import resource
+import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import foreign
 import psutil
 import scarce as engines
+import sharing
+import slow_disk
 from answering import Answer, Progress, ask_clear
 from harness import STANDBY, Lacking, Place
 from ringtest import LIMIT_SECONDS
 
 from sealring.cli.calls.operator import read_bundle
 from sealring.coordinator.standby.follow import promote
+from sealring.mesh.ring.prefix_names import STORED_BLOCK
 from sealring.v1 import membership_pb2
 
 ROOT = Path(__file__).parents[2]
@@ -303,6 +308,93 @@ async def readonly(place: Place, *words: str) -> str:
         await place.start(name)
 
 
+async def cache(place: Place, how: str, rank: str) -> str:
+    """The disk with a member's prefixes fails, and its memory is lost.
+
+    Meanwhile a prompt that is on it is asked for, and one that is to be written.
+    """
+    name, known, new = place.order[int(rank)], _long_prompt(), _long_prompt()
+    before = {node: len(_blocks(place, node)) for node in place.order}
+    cold = await sharing.ask(place.ring, known)
+    async with asyncio.timeout(LIMIT_SECONDS):  # it is written behind
+        while any(len(_blocks(place, node)) == count for node, count in before.items()):
+            await asyncio.sleep(0.1)
+    progress = Progress()
+    async with CACHES[how](place, name):
+        warm, fresh, _ = await asyncio.gather(
+            sharing.ask(place.ring, known),
+            sharing.ask(place.ring, new),
+            ask_clear(place.ring, "greedy", Answer(), progress),
+        )
+    (await place.process(("engine", rank))).kill()  # else it would leave a disk that failed alone for a while
+    again = await sharing.ask(place.ring, new)
+    assert (warm.text, again.text) == (cold.text, fresh.text)
+    assert warm.cached >= STORED_BLOCK or how in ("slow", "damaged"), warm
+    times = progress.times["greedy"]
+    pause = max((after - at for at, after in pairwise(times)), default=0.0)
+    return (
+        f"{warm.cached} of {cold.prompt_tokens} tokens from disk, {pause:.2f} s between two others beside it"
+    )
+
+
+def _long_prompt() -> list[dict[str, str]]:
+    """A prompt of several blocks that nobody has sent before."""
+    return [{"role": "user", "content": " ".join(secrets.token_hex(2) for _ in range(200))}]
+
+
+def _blocks(place: Place, name: str) -> list[Path]:
+    return list(place.disk(name).glob("prefixes/*/*/*.block"))
+
+
+@contextlib.asynccontextmanager
+async def _remounted(place: Place, name: str, failing: str, sound: str) -> AsyncIterator[None]:
+    """A disk with other options, and the engine anew on it."""
+    disk = place.disk(name) / "prefixes"
+    remount = ("mount", "-o")
+    subprocess.run([*remount, f"remount,{failing}", str(disk)], check=True)
+    try:
+        (await place.process(("engine", str(place.order.index(name))))).kill()
+        yield
+    finally:
+        subprocess.run([*remount, f"remount,{sound}", str(disk)], check=True)
+
+
+def _full(place: Place, name: str) -> contextlib.AbstractAsyncContextManager[None]:
+    """No file more can be made."""
+    there = os.statvfs(place.disk(name) / "prefixes")
+    return _remounted(place, name, f"nr_inodes={there.f_files - there.f_ffree}", f"nr_inodes={there.f_files}")
+
+
+def _readonly(place: Place, name: str) -> contextlib.AbstractAsyncContextManager[None]:
+    return _remounted(place, name, "ro", "rw")
+
+
+@contextlib.asynccontextmanager
+async def _slow(place: Place, name: str) -> AsyncIterator[None]:
+    own, place.cluster.build = place.cluster.build, slow_disk.__file__
+    await restarted(place, name)
+    try:
+        await place.ready()
+        yield
+    finally:
+        place.cluster.build = own
+        await restarted(place, name)
+
+
+@contextlib.asynccontextmanager
+async def _damaged(place: Place, name: str) -> AsyncIterator[None]:
+    """A byte of every block is another, or it has lost its end."""
+    for number, block in enumerate(_blocks(place, name)):
+        data = bytearray(block.read_bytes())
+        data[len(data) // 2] ^= 255
+        block.write_bytes(data[: -1 - number % 2] if number % 2 else data)
+    (await place.process(("engine", str(place.order.index(name))))).kill()
+    yield
+
+
+CACHES = {"full": _full, "readonly": _readonly, "slow": _slow, "damaged": _damaged}
+
+
 async def clock(place: Place, *words: str) -> None:
     """A component's wall clock jumps, and jumps back; it was started with a clock that can."""
     *part, step, seconds = words
@@ -451,6 +543,6 @@ ACTS: dict[str, Callable[..., Awaitable[str | None]]] = {
             flip,
             reset,
         ),
-        *(fill, readonly, clock, taken, double, copied, wrong, usurp),
+        *(fill, readonly, cache, clock, taken, double, copied, wrong, usurp),
     )
 }

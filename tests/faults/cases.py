@@ -66,6 +66,8 @@ DISK = [
     case("decode", "fill gateway 8", "roster"),
     *(case("decode", f"readonly {part} 8") for part in ("coordinator", "daemon 1", "gateway")),
 ]
+CACHE = [case("decode", f"cache {how} 1") for how in ("full", "readonly", "slow", "damaged")]
+"""The disk on which a member stores prefixes, as a prompt is asked for that is on it."""
 CLOCK = [
     case("decode", f"clock {part} {step} 8")
     for part in ("coordinator", "daemon 1", "gateway")
@@ -96,6 +98,7 @@ CASES = [
     *SCARCE,
     *NETWORK,
     *DISK,
+    *CACHE,
     *CLOCK,
     *STARTS,
     *SLEPT,

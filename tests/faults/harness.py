@@ -40,6 +40,8 @@ FEW = {"clear": ("greedy", "drawn", "long prompt"), "sealed": ("penalties",)}
 SETTLE_SECONDS = 20.0
 STANDBY = "10.77.0.7:7700"
 _DISK_BYTES = 16 << 20
+_CACHE_BYTES = 2 << 30
+"""Of a disk for prefixes, which takes no more than a tenth of it."""
 PREFILL_CHUNK = 64
 """Tokens, so that a long prompt is on its way for several steps."""
 _FAKETIME = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib/faketime/libfaketimeMT.so.1")
@@ -214,8 +216,9 @@ class Things:
             place = file.relative_to(cluster.state_dir)
             if place.parts[0] == "standby":
                 place = Path("coordinator", *place.parts[1:])
-            # `run` comes with a node's first carrier and stays
-            if place.parts[0] != "logs" and "mlx" not in place.parts and place.name != "run":
+            # `run` comes with a node's first carrier and stays, as prefixes do
+            stays = {"mlx", "prefixes"}.intersection(place.parts)
+            if place.parts[0] != "logs" and not stays and place.name != "run":
                 made.files[re.sub(r"-[a-z0-9_]{8}\b|-\d\b", "-*", str(place))] += 1
         return made
 
@@ -405,6 +408,8 @@ class SeparateCluster(LocalCluster):
         if name not in self._disks:
             self._disks.add(name)
             await asyncio.to_thread(_own_disk, self.state_dir / name)
+            if name in self.node_names:
+                await asyncio.to_thread(_mounted, self.state_dir / name / "prefixes", _CACHE_BYTES)
         self.children.command = (*self.entering(name), sys.executable, self.build)
         await super().start_one(name)
 
@@ -420,11 +425,15 @@ def _own_disk(folder: Path) -> None:
     """A small disk for a state folder, with all that it had."""
     aside = folder.with_name(f".{folder.name}")
     folder.rename(aside)
-    folder.mkdir(mode=0o700)
-    options = f"size={_DISK_BYTES},mode=700"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+    _mounted(folder, _DISK_BYTES)
     subprocess.run(["cp", "-a", f"{aside}/.", folder], check=True)
     subprocess.run(["rm", "-r", aside], check=True)
+
+
+def _mounted(folder: Path, size: int) -> None:
+    folder.mkdir(mode=0o700)
+    options = f"size={size},mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
 
 
 class SeparatePlace(Place):

@@ -8,6 +8,7 @@ also ask for models by turns.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from sealring.cli.__main__ import main as command
 from sealring.mesh.system.start import collect_seldom, hide_rich
@@ -15,7 +16,15 @@ from sealring.mesh.system.start import collect_seldom, hide_rich
 SECONDS = 0.5
 
 
-def main() -> None:
+def main(engine: str = "") -> None:
+    """`engine` is a module of this folder that a node runs in place of the engine's own."""
+    if engine:
+        from sealring.node.daemon import engine_process, supervisor
+
+        environment = supervisor.child_environment
+        found = {"PYTHONPATH": str(Path(__file__).parent)}
+        supervisor.child_environment = lambda extra: environment({**extra, **found})
+        engine_process.ENGINE_MODULE = engine
     if "coordinator" in sys.argv:
         collect_seldom()
         hide_rich()  # as the command does before its imports

@@ -41,15 +41,5 @@ def scarce() -> None:
     main.main()
 
 
-def main() -> None:
-    from sealring.node.daemon import engine_process, supervisor
-
-    environment = supervisor.child_environment
-    found = {"PYTHONPATH": str(Path(__file__).parent)}
-    supervisor.child_environment = lambda extra: environment({**extra, **found})
-    engine_process.ENGINE_MODULE = "scarce"
-    hasty.main()
-
-
 if __name__ == "__main__":
-    scarce() if "--control-fd" in sys.argv else main()
+    scarce() if "--control-fd" in sys.argv else hasty.main("scarce")
