@@ -147,7 +147,8 @@ class OneRing:
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
-        self.complete = True
+        self.complete = asyncio.Event()
+        self.complete.set()
 
     def deployments(self) -> list[str]:
         return ["bench"]

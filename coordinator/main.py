@@ -127,7 +127,7 @@ class Coordinator:
             clock=clock,
             device_root=self._device_root,
         )
-        sessions.listeners += [rings, challenges]
+        sessions.listeners += [rings, challenges, on_demand]
         publisher.listeners += [
             sessions.roster_published,
             watchers.roster_published,

@@ -18,7 +18,7 @@ from sealring.edge.metrics import Metrics
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
-from sealring.mesh.names import served_name
+from sealring.mesh.names import model_differs, served_name, split_pin
 from sealring.mesh.prompt.sealed import RequestInfo
 from sealring.mesh.prompt.validate import validate_request
 from sealring.mesh.ring.routing import SECRET_BYTES, routing_key
@@ -27,14 +27,19 @@ from sealring.v1 import inference_pb2 as inference
 MAX_KEY = 256
 MAX_RING = 64
 _RETRY_SECONDS = 5
+START_SECONDS = 5.0
+"""How long a request waits until a gateway that was just started has heard which models there are.
+
+Policy: longer than it takes to connect to a coordinator that runs, and shorter than clients' time limits.
+"""
 
 
 class Router(Protocol):
     """The rings, as the backend uses them."""
 
     @property
-    def complete(self) -> bool:
-        """Whether it is known which deployments there are."""
+    def complete(self) -> asyncio.Event:
+        """Set once it is known which deployments there are."""
 
     def deployments(self) -> list[str]: ...
 
@@ -56,9 +61,10 @@ class Router(Protocol):
 class RingBackend:
     """Answers prompts with the rings that this gateway schedules."""
 
-    def __init__(self, rings: Router, metrics: Metrics) -> None:
+    def __init__(self, rings: Router, metrics: Metrics, start_seconds: float = START_SECONDS) -> None:
         self._rings = rings
         self._metrics = metrics
+        self._start_seconds = start_seconds
         self._routing_secret = os.urandom(SECRET_BYTES)
         self._running: set[str] = set()
         self._idle = asyncio.Event()
@@ -71,7 +77,7 @@ class RingBackend:
             raise _stopping()
         timings = CURRENT.get() or Timings()
         validate_request(request)
-        model = self._model(request.model)
+        model = await self._model(request.model)
         _check_sealed_for(request.envelope, model)
         request_id = request.request_id or f"req-{secrets.token_hex(12)}"
         if request_id in self._running:
@@ -119,17 +125,19 @@ class RingBackend:
         return models
 
     async def get_model(self, name: str) -> inference.Model:
-        known = self._model(name)
+        known = await self._model(name)
         return next(model for model in await self.list_models() if model.name == known)
 
     async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
         if self._draining:
             raise _stopping()
-        known = self._model(name)
+        known = await self._model(name)
         await self._rings.load(known, keep_alive)
         return await self.get_model(known)
 
     async def get_roster(self) -> inference.GetRosterResponse:
+        """The roster, with all models once they are known: a client that seals looks for its model there."""
+        await self._until_complete()
         return self._rings.signed_roster()
 
     async def drain(self, seconds: float) -> None:
@@ -148,18 +156,36 @@ class RingBackend:
         key = request.prompt_cache_key if request.HasField("prompt_cache_key") else None
         return routing_key(self._routing_secret, tenant, key, request.envelope.clear)
 
-    def _model(self, name: str) -> str:
-        names = self._rings.deployments()
-        if (known := served_name(name, names, self._rings.aliases())) is not None:
+    async def _model(self, name: str) -> str:
+        """The deployment that a name means. Raises NotFound (MODEL_NOT_FOUND), Unavailable (RING_DOWN),
+        FailedPrecondition (MODEL_DIFFERS), InvalidInput (BAD_DIGEST)."""
+        name, digest = split_pin(name)
+        complete = self._rings.complete
+        if (known := self._known(name)) is None:
+            await self._until_complete()
+            known = self._known(name)
+        if known is not None:
+            if digest and all((one.name, one.digest) != (known, digest) for one in self._rings.models()):
+                raise model_differs(known)
             return known
-        if not self._rings.complete:
+        if not complete.is_set():
             raise Unavailable(
                 "the gateway does not know yet which models there are",
                 hint="try again later",
                 reason="RING_DOWN",
                 retry_after=_RETRY_SECONDS,
             )
-        raise model_not_found(name, names)
+        raise model_not_found(name, self._rings.deployments())
+
+    async def _until_complete(self) -> None:
+        """Waits for a while until it is known which models there are."""
+        if not self._rings.complete.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._start_seconds):
+                    await self._rings.complete.wait()
+
+    def _known(self, name: str) -> str | None:
+        return served_name(name, self._rings.deployments(), self._rings.aliases())
 
 
 def _stopping() -> Unavailable:

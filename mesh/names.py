@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from sealring.mesh.crypto.encoding import encode_base32
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import FailedPrecondition, InvalidInput
 
 MAX_DEPLOYMENT_NAME = 128
 
@@ -64,6 +64,32 @@ def served_name(name: str, names: Sequence[str], aliases: Mapping[str, str] | No
         return known[max(begun, key=len)]
     only = len(names) == 1 and (not name or _MAKERS.match(plain))
     return names[0] if only else None
+
+
+def split_pin(name: str) -> tuple[str, str]:
+    """A model's name, and the digest that its client demands behind it; "" if it demands none.
+
+    The digest is 64 hexadecimal digits behind an @. Raises InvalidInput (BAD_DIGEST).
+    """
+    plain, pinned, digest = name.partition("@")
+    if pinned and not is_sha256(digest):
+        raise InvalidInput(
+            "what follows @ in the model's name is no digest",
+            hint="give the 64 hexadecimal digits of the model's digest in lower case, or the name alone",
+            reason="BAD_DIGEST",
+            param="model",
+        )
+    return plain, digest
+
+
+def model_differs(name: str) -> FailedPrecondition:
+    """The refusal of a model whose digest is not the one that the client demands."""
+    return FailedPrecondition(
+        f"{name} has another digest than the one that is demanded",
+        hint="ask the operator which weights it has: sealring deployment list --json (plan.profile.digest)",
+        reason="MODEL_DIFFERS",
+        param="model",
+    )
 
 
 def check_name(name: str, what: str) -> str:

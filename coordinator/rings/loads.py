@@ -228,9 +228,18 @@ class Loads:
     def unloaded(self, name: str, now: float) -> None:
         """It has no rings any more."""
         self.models[name].enter(Phase.NOT_LOADED, now)
+        self.look_again(now)
+
+    def look_again(self, now: float) -> None:
+        """Has all models that wait look for room: there may be more."""
         for load in self.models.values():
             if load.phase is Phase.WAITING:
                 load.not_before = now
+
+    def awaits(self, name: str, whom: Sequence[str], now: float) -> None:
+        """It does not fit without nodes that should come back."""
+        load = self.models[name]
+        load.not_before, load.reason = now + LOOK_SECONDS, f"it waits for {_and(whom)}"
 
     def postponed(self, name: str, victims: Victims, now: float) -> None:
         """It fits once others may be unloaded that may not yet."""

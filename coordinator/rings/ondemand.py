@@ -24,6 +24,7 @@ from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.errors import Conflict, NotFound, SealringError
+from sealring.mesh.pki.certificates import Role
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import ModelGone, ModelState, WatchResponse
@@ -35,6 +36,10 @@ depends on it yet, so a shorter time than `replace_after` costs nothing but a lo
 
 _FAILURES = 2
 """Epochs in a row that end before they serve, after which a load begins anew."""
+
+ABSENT_SECONDS = 30.0
+"""How long a model without room waits for nodes that have just gone, or that a coordinator which has just
+started has not heard of: as long as a ring waits for a member by default (`replace_after`)."""
 
 _SHOWN_SECONDS = 10
 """Steps of the times that gateways are told: they change with every request and every second."""
@@ -68,6 +73,7 @@ class OnDemand:
     ) -> None:
         """`awake` counts seconds without those in which this machine slept: nobody could ask then."""
         self.loads = Loads()
+        self.absent_seconds = ABSENT_SECONDS
         self._store = store
         self._sessions = sessions
         self._watchers = watchers
@@ -82,6 +88,8 @@ class OnDemand:
         self._newest: dict[str, Outbox[WatchResponse]] = {}  # the stream of each model's newest request
         self._placed: dict[str, float] = {}  # since when a load of this run has missed no member
         self._sent: dict[str, ModelState] = {}
+        self._began = awake()
+        self._left: dict[str, float] = {}  # when nodes went that are not back
         self._work: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -105,6 +113,35 @@ class OnDemand:
         """Has `run` look again, at deployments that may have changed."""
         self._stale = True
         self._changed.set()
+
+    # Nodes that come and go (SessionListener)
+
+    def online(self, member: str) -> None:
+        """There may be room now."""
+        self._left.pop(member, None)
+        self.loads.look_again(self._awake())
+        self.changed()
+
+    def lost(self, member: str) -> None:
+        """It may come back."""
+        self._left[member] = self._awake()
+
+    def offline(self, member: str) -> None:
+        """It may come back, unless it was evicted."""
+        self._left[member] = self._awake()
+
+    def _awaited(self) -> list[str]:
+        """The names of nodes that have just gone, or have not come yet since this coordinator began."""
+        since = self._awake() - self.absent_seconds
+        members = {one.id: one for one in self._store.members.all(Role.MEMBER)}
+        self._left = {member: at for member, at in self._left.items() if member in members}
+        return [
+            one.name
+            for one in members.values()
+            if not one.draining
+            and self._sessions.find(one.id) is None
+            and self._left.get(one.id, self._began) > since
+        ]
 
     async def look(self) -> None:
         """Takes in what has happened, unloads idle models, and begins to place one that waits."""
@@ -202,12 +239,11 @@ class OnDemand:
             self._placed.pop(name, None)
             self.loads.serving(name, now)
             return
-        if name not in self._placed:
-            return
-        if not any(one.machine.awaited for one in running) and len(running) == len(rings):
+        complete = len(running) == len(rings) and not any(one.machine.awaited for one in running)
+        if name in self._placed and complete:
             self._placed[name] = now
         failed = next((one for one in running if one.machine.failures >= _FAILURES), None)
-        if failed is not None or now >= self._placed[name] + _LOST_SECONDS:
+        if failed is not None or now >= self._placed.get(name, math.inf) + _LOST_SECONDS:
             status = failed or next((one for one in running if one.machine.awaited), None)
             why = status.machine.reason if status else "a member of its rings has left"
             log.warning("model_not_loaded", deployment=name, why=why)
@@ -307,6 +343,9 @@ class OnDemand:
         return load is not None and load.phase is Phase.WAITING
 
     def _refuse(self, name: str, error: SealringError) -> None:
+        if self._waits(name) and (awaited := self._awaited()):
+            self.loads.awaits(name, awaited, self._awake())
+            return
         log.warning("model_refused", deployment=name, reason=error.reason, why=error.message)
         if name in self.loads.models:
             self.loads.refused(name, error, self._awake())

@@ -28,7 +28,11 @@ _AVAILABILITY = {
     membership.LOAD_PHASE_NOT_LOADED: inference.MODEL_AVAILABILITY_NOT_LOADED,
     membership.LOAD_PHASE_WAITING: inference.MODEL_AVAILABILITY_LOADING,
     membership.LOAD_PHASE_LOADING: inference.MODEL_AVAILABILITY_LOADING,
+    membership.LOAD_PHASE_LOADED: inference.MODEL_AVAILABILITY_LOADING,
+    membership.LOAD_PHASE_YIELDING: inference.MODEL_AVAILABILITY_NOT_LOADED,
 }
+"""Of a model on demand without a ring that serves. The last two have just lost theirs: it forms anew, or the
+coordinator is about to say that the model is not loaded."""
 
 
 class Models:
@@ -172,12 +176,13 @@ class Models:
             model.availability = inference.MODEL_AVAILABILITY_LOADED
         if state is None:
             return
+        if self.on_demand(model.name) and (self.absent(model.name) or not model.rings):
+            unknown = inference.MODEL_AVAILABILITY_UNSPECIFIED  # of a newer coordinator
+            model.availability = _AVAILABILITY.get(state.phase, unknown)
         model.aliases.extend(state.aliases)
         model.memory, model.reason, model.progress = state.memory, state.reason, state.progress
         model.digest = model.digest or state.digest
         model.context = model.context or state.context
         model.model_type = model.model_type or state.model_type
-        if self.absent(model.name):
-            model.availability = _AVAILABILITY[state.phase]
-        else:
+        if not self.absent(model.name):
             model.expires = state.expires

@@ -58,7 +58,7 @@ class Rings:
         self._make_ring = make_ring
         self._announced: set[str] = set()  # rings that the coordinator has named on this connection
         self._models_announced: set[str] = set()
-        self.complete = False  # it has named all rings
+        self.complete = asyncio.Event()  # it has named all rings
         self._table = RingTable(wall)
         self._models = self._table.models_named
         self._choice = Choice(self._table, metrics)
@@ -119,7 +119,7 @@ class Rings:
             if ring.name in signed:
                 continue
             kept = ring.name in self._table.states or self._models.on_demand(ring.deployment)
-            if roster is None or not self.complete or kept:
+            if roster is None or not self.complete.is_set() or kept:
                 ring.leave()
             else:
                 self._close(ring.name)
@@ -140,7 +140,7 @@ class Rings:
         """Begins a connection on which the coordinator names all rings again; until then, old states hold."""
         self._announced.clear()
         self._models_announced.clear()
-        self.complete = False
+        self.complete.clear()
         self._formable.run()
 
     def end_watch(self) -> None:
@@ -149,7 +149,7 @@ class Rings:
 
     def all_told(self) -> None:
         """The coordinator has named all rings: a ring that it did not name and no roster holds is gone."""
-        self.complete = True
+        self.complete.set()
         signed = {ring.id for ring in self._table.signed()}
         for name in {*self._table.states, *(ring.name for ring in self._table)} - signed - self._announced:
             self.ring_gone(name)

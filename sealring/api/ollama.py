@@ -293,7 +293,7 @@ class _LoadRenderer(OllamaRenderer):
 def tags(models: list[inference.Model]) -> _Object:
     """`GET /api/tags`: the models that can be asked for, loaded or not, each under all of its names, as
     Ollama lists a copy."""
-    named = ((one, name) for one in models for name in (one.name, *one.aliases))
+    named = ((one, name) for one in models for name in (one.name, *one.aliases) if not name.endswith("*"))
     return {"models": [_listed(one, name) | {"state": state_of(one)} for one, name in named]}
 
 

@@ -31,6 +31,7 @@ from sealring.client.question import Question, routing_key_of
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Delta, Model, RequestOptions, Ring
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
+from sealring.mesh.names import split_pin
 from sealring.mesh.prompt.numbers import request_of, validate_numbers
 from sealring.mesh.ring.routing import SECRET_BYTES
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
@@ -251,13 +252,15 @@ class AsyncClient(Asks[AsyncReply]):
         while True:
             try:
                 view = await self._view(fresh=attempts.retrying)
-                model = view.deployment(question.request.model)
+                model = view.deployment(split_pin(question.request.model)[0])
                 if view.absent(model):
                     asked = question.request
                     seconds = min(asked.deadline_ms / 1e3 or math.inf, attempts.seconds_left)
                     keep_alive = asked.keep_alive if asked.HasField("keep_alive") else None
                     await self.load(model, keep_alive=keep_alive, within=seconds)
                     view = await self._view(fresh=True)
+                    if view.absent(model):
+                        raise _unloaded(model)
             except SealringError as error:
                 await asyncio.sleep(attempts.pause_after(error))
                 continue
@@ -293,3 +296,8 @@ class AsyncClient(Asks[AsyncReply]):
         view = View(self._verifier.verify(response), response, Loads(response.serving))
         self._newest.set(view)
         return view
+
+
+def _unloaded(model: str) -> Unavailable:
+    """The error of a model that was loaded, and gone from the roster when that was fetched."""
+    return Unavailable(f"{model} was unloaded at once", hint="try again", reason="RING_GONE", retry_after=1)

@@ -28,6 +28,7 @@ from sealring.client.types import (
 )
 from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
 from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, SealringError, Unavailable
+from sealring.mesh.names import split_pin
 from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS, REQUEST_ID_BYTES, RequestInfo, seal_request
 from sealring.mesh.roster.model import Roster
 from sealring.v1 import inference_pb2 as inference
@@ -317,14 +318,16 @@ class Attempts:
         return self._failed > 0
 
     def next(self, roster: Roster, loads: Loads, model: str = "") -> Attempt:
-        """The next envelope, for a ring of `model` or else the question's; `ended` must follow.
+        """The next envelope, for a ring of the question's model, whose name in the roster is `model` if the
+        question has another one; `ended` must follow.
 
-        Raises NotFound, FailedPrecondition (TRUST_BELOW_FLOOR), InvalidInput.
+        Raises NotFound, FailedPrecondition (TRUST_BELOW_FLOOR, MODEL_DIFFERS), InvalidInput.
         """
         question = self._question
-        model = model or question.request.model
+        name, digest = split_pin(question.request.model)
+        model = model or name
         chosen = choose_ring(
-            roster, model, question.request.min_trust, loads, question.routing_key, self._avoid
+            roster, model, question.request.min_trust, loads, question.routing_key, self._avoid, digest
         )
         ring = Ring.from_roster(chosen, roster)
         self._on_ring(ring)

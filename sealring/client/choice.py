@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from operator import attrgetter
 
 from sealring.mesh.errors import FailedPrecondition, NotFound
-from sealring.mesh.names import served_name
+from sealring.mesh.names import model_differs, served_name
 from sealring.mesh.ring.routing import choose, ranked
 from sealring.mesh.roster.model import Ring, Roster, ring_min_trust
 from sealring.mesh.roster.rules import links_in_clear
@@ -61,15 +61,20 @@ def choose_ring(
     loads: Loads,
     routing_key: bytes,
     avoid: Collection[str] = (),
+    digest: str = "",
 ) -> Ring:
     """A ring of `model` whose weakest member scores at least `min_trust`: the one that `routing_key` prefers
     if it is not too busy, without one the least busy.
 
-    `loads` only chooses among rings that are trusted; rings named in `avoid` come last. Raises NotFound
-    (MODEL_NOT_FOUND), FailedPrecondition (TRUST_BELOW_FLOOR, LINKS_IN_CLEAR).
+    `loads` only chooses among rings that are trusted; rings named in `avoid` come last. With a `digest` the
+    ring's model has it by the roster. Raises NotFound (MODEL_NOT_FOUND), FailedPrecondition
+    (TRUST_BELOW_FLOOR, LINKS_IN_CLEAR, MODEL_DIFFERS).
     """
     name = _deployment(roster, model)
     rings = [ring for ring in roster.rings if ring.deployment == name]
+    rings = [ring for ring in rings if digest in ("", ring.model_digest.hex())]
+    if not rings:
+        raise model_differs(name)
     if all(ring.clear_links for ring in rings):
         raise links_in_clear(name)
     rings = [ring for ring in rings if not ring.clear_links]

@@ -66,6 +66,7 @@ class SealingBackend:
             models = await self._client.models()
         except Unavailable:
             return "other"
+        name = name.partition("@")[0]
         return served_name(name, [model.name for model in models], aliases_of(models)) or "other"
 
     async def list_models(self) -> list[inference.Model]:

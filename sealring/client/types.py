@@ -42,6 +42,8 @@ class Ring:
     roster_hash: bytes
     members: tuple[Member, ...]
     clear_links: bool
+    model_digest: str = ""
+    """In hex, of the model's configuration, tokenizer and weights' headers."""
 
     @classmethod
     def from_roster(cls, ring: rosters.Ring, roster: rosters.Roster) -> Ring:
@@ -54,6 +56,7 @@ class Ring:
             roster_hash=roster.hash,
             members=tuple(_member(one, roster.member(one.id)) for one in ring.members),
             clear_links=ring.clear_links,
+            model_digest=ring.model_digest.hex(),
         )
 
 

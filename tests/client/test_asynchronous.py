@@ -684,6 +684,39 @@ async def test_a_model_that_is_not_loaded_is_loaded_before_anything_is_sealed(st
     assert [request.keep_alive for request in stage.gateway.requests] == [60, 60, 60]
 
 
+async def test_a_model_that_is_unloaded_before_anything_is_sealed_is_loaded_again(stage: Stage) -> None:
+    unloaded(stage)
+    publish, loads = stage.gateway.on_load, list[int]()
+
+    def load() -> None:
+        loads.append(1)
+        if len(loads) == 2:
+            publish()
+
+    stage.gateway.on_load = load
+    async with stage.client() as client:
+        assert (await client.chat(QUESTION)).model == "demo"
+    assert len(loads) == 2
+
+
+async def test_a_digest_behind_a_name_is_held_against_the_verified_roster(stage: Stage) -> None:
+    """So a gateway that lies about an alias has nothing sealed for the model that it prefers."""
+    named = {"name": "demo", "aliases": ["big"], "availability": inference.MODEL_AVAILABILITY_LOADED}
+    stage.gateway.models = [inference.Model(**named, digest="ab" * 32)]
+    digest = stage.cluster.roster.rings[0].model_digest.hex()
+    async with stage.client() as client:
+        for name in ("demo", "big", ""):
+            done = await client.chat(QUESTION, model=f"{name}@{digest}")
+            assert (done.model, done.ring.model_digest) == ("demo", digest)
+            with pytest.raises(FailedPrecondition) as caught:
+                await client.chat(QUESTION, model=f"{name}@{'ab' * 32}")
+            assert caught.value.reason == "MODEL_DIFFERS"
+        with pytest.raises(InvalidInput) as bad:
+            await client.chat(QUESTION, model="demo@latest")
+        assert bad.value.reason == "BAD_DIGEST"
+    assert len(stage.gateway.requests) == 3
+
+
 async def test_who_has_no_time_for_a_load_hears_so(stage: Stage) -> None:
     unloaded(stage)
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 PARTS = ("engine 0", "engine 2", "carrier 1", "daemon 1", "gateway", "coordinator")
 MOMENTS = ("start", "handshake", "epoch", "prefill", "decode", "drain")
 """start: while the part itself starts. handshake, epoch: while a ring forms, before and after there are keys.
-prefill, decode: in the midst of 13 answers. drain: as rank 1 is drained and a spare takes over."""
+prefill, decode: in the midst of 13 answers. drain: as rank 1 is drained and a spare takes over. A further one
+is load: while a model on demand is loaded for these answers."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Case:
     """Seconds that the cluster's certificates live, where that is not as usual."""
     standby: bool = False
     """The coordinator has one. When the case is over, that is the coordinator."""
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether its model is on demand."""
+        return self.moment == "load"
 
     @property
     def again(self) -> bool:
@@ -89,6 +95,13 @@ SLEPT = [
 """Lids that are closed and opened, within the limits by which things are given up and beyond them."""
 RENEWED = [Case("decode", ("wait 330",), certificates=300)]
 USURPED = [Case("decode", (f"usurp {part} 8",), standby=True) for part in ("coordinator", "standby")]
+LOADING = [
+    *(case("load", f"kill {part}") for part in PARTS),
+    *(case("load", f"stop {part} 8") for part in ("engine 0", "daemon 1", "gateway", "coordinator")),
+    case("load", "cut daemon 1 both 8"),
+    case("load", "cut coordinator both 8"),
+    Case("load", ("usurp coordinator 8",), standby=True),
+]
 CASES = [
     *KILLED,
     *STOPPED,
@@ -104,6 +117,7 @@ CASES = [
     *SLEPT,
     *RENEWED,
     *USURPED,
+    *LOADING,
 ]
 SHORT = [
     case("decode", "kill engine 0"),

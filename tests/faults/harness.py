@@ -23,13 +23,13 @@ from cases import Case
 from following import follow
 from namespaces import joined
 from relay import led_through
-from ringtest import LIMIT_SECONDS, MODEL, Ring, started
+from ringtest import LIMIT_SECONDS, MODEL, Ring, chat, started
 
 from sealring.cli.local.cluster import LocalCluster
 from sealring.client import AsyncClient
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.errors import SealringError
-from sealring.v1 import admin_pb2, membership_pb2
+from sealring.v1 import admin_pb2, inference_pb2, membership_pb2
 
 ENGINE, CARRIER = "sealring.node.engine.main", "sealring.node.carrier.main"
 HELPER = "sealring.node.engine.text.template"
@@ -102,6 +102,9 @@ class Place:
     few = False
     """Only one of each kind of answer is asked for."""
 
+    on_demand = False
+    """Its model is loaded by the first request."""
+
     def __init__(self, ring: Ring, client: AsyncClient, expected: dict[str, Answer]) -> None:
         self.ring, self.client, self.expected = ring, client, expected
         self.order: list[str] = []
@@ -119,8 +122,10 @@ class Place:
         async with asyncio.timeout(LIMIT_SECONDS):
             while True:
                 with contextlib.suppress(SealringError):
+                    if self.on_demand:
+                        await self.ring.reply(chat("Hello!"), 1)
                     status = await self.ring.serving()
-                    await self._learn()
+                    await self.learn()
                     if await self._online() == len(self.cluster.node_names):
                         return status
                 await asyncio.sleep(0.1)
@@ -132,14 +137,23 @@ class Place:
             await self.ask()
             self._met = gateway
 
+    async def unload(self) -> None:
+        """Has the model on demand unloaded."""
+        request = inference_pb2.LoadModelRequest(model=self.ring.model, keep_alive=0)
+        await self.ring.stub.LoadModel(request, metadata=self.ring.metadata())
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while (await self.ring.status()).ring:
+                await asyncio.sleep(0.05)
+
     async def _online(self) -> int:
         answer = await self.cluster.admin.call("ListNodes")
         return sum(one.state == admin_pb2.NODE_STATE_ONLINE for one in answer.nodes)
 
-    async def _learn(self) -> None:
+    async def learn(self) -> None:
         answer = await self.cluster.admin.call("ListDeployments")
         (plan,) = (one.plan for one in answer.deployments if one.plan.spec.name == self.ring.model)
-        self.order = [self.ring.node_of(stage.member) for stage in plan.rings[0].stages]
+        if plan.rings:
+            self.order = [self.ring.node_of(stage.member) for stage in plan.rings[0].stages]
 
     async def spare(self) -> str:
         """The id of a node that is in no ring."""
@@ -247,6 +261,9 @@ async def suffer(place: Place, case: Case) -> Outcome:
     await place.ring.idle()
     place.woken = None
     before = Things.of(place.cluster)
+    if case.moment == "load":
+        await place.unload()
+        hit.set()
 
     async def happen() -> None:
         hit.set()
@@ -363,7 +380,13 @@ async def undo(place: Place, case: Case) -> None:
             await asyncio.sleep(0.2)
 
 
-MOMENTS = {"start": _starting, "handshake": _handshake, "epoch": _epoch, "drain": _drain}
+async def _load(place: Place, case: Case) -> None:
+    while (await place.ring.status()).phase != membership_pb2.RING_PHASE_FORMING:
+        await asyncio.sleep(0.005)
+    await place.learn()
+
+
+MOMENTS = {"start": _starting, "handshake": _handshake, "epoch": _epoch, "drain": _drain, "load": _load}
 
 
 class SeparateCluster(LocalCluster):
@@ -500,7 +523,7 @@ class SeparatePlace(Place):
         for each in case.acts:
             kind, *part = each.split()
             if kind == "clock":
-                await self._learn()
+                await self.learn()
                 name = str(self.component(part[:-2]))
                 if name not in self.cluster.clocks:
                     faketime()
@@ -511,7 +534,9 @@ class SeparatePlace(Place):
 
 
 @asynccontextmanager
-async def separate_place(folder: Path, **settings: dict[str, Any]) -> AsyncIterator[SeparatePlace]:
+async def separate_place(
+    folder: Path, *, on_demand: bool = False, **settings: dict[str, Any]
+) -> AsyncIterator[SeparatePlace]:
     """A new cluster that serves, and the answers that it gives undisturbed."""
     names = ("gateway", "coordinator", *(f"node-{number}" for number in range(4)), "standby")
     spaces = {name: "" if name == "gateway" else name for name in names}
@@ -519,9 +544,11 @@ async def separate_place(folder: Path, **settings: dict[str, Any]) -> AsyncItera
         stack.enter_context(joined(list(spaces.values())))
         stack.callback(_unmount, folder, names)
         cluster = await stack.enter_async_context(SeparateCluster(folder, spaces, **settings))
-        ring = await stack.enter_async_context(started(cluster, stages=3, prefill_chunk=PREFILL_CHUNK))
+        spec = {"stages": 3, "prefill_chunk": PREFILL_CHUNK, "on_demand": on_demand}
+        ring = await stack.enter_async_context(started(cluster, **spec))
         client = await stack.enter_async_context(ring.sealing(timeout=ASKED_SECONDS))
         place = SeparatePlace(ring, client, {})
+        place.on_demand = on_demand
         await place.ready()
         place.expected = await place.ask()
         assert not any(answer.error for answer in place.expected.values())

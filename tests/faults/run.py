@@ -72,7 +72,7 @@ class Clusters:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._place: SeparatePlace | None = None
-        self._made_for = (0, False)
+        self._made_for = (0, False, False)
 
     async def __aenter__(self) -> Clusters:
         return self
@@ -81,16 +81,17 @@ class Clusters:
         await self.discard()
 
     async def place(self, case: Case) -> SeparatePlace:
-        if self._made_for != (case.certificates, case.standby):
+        wanted = case.certificates, case.standby, case.on_demand
+        if self._made_for != wanted:
             await self.discard()
         if self._place is None:
-            self._made_for = case.certificates, case.standby
+            self._made_for = wanted
             settings: dict[str, Any] = {"standby": STANDBY} if case.standby else {}
             if case.certificates:
                 settings |= {"certificate_lifetime": case.certificates, "roster_lifetime": 60}
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-faults-"))
             self._place = await self._stack.enter_async_context(
-                separate_place(Path(folder) / "state", coordinator=settings)
+                separate_place(Path(folder) / "state", on_demand=case.on_demand, coordinator=settings)
             )
         return self._place
 

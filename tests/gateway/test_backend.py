@@ -17,13 +17,16 @@ from sealring.gateway.scheduler.request import Request
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput, SealringError, Unavailable
 from sealring.v1 import inference_pb2 as inference
 
+DIGEST = "ab" * 32
+
 
 class OneRing:
     def __init__(self, *names: str) -> None:
         self.requests: list[Request] = []
         self.names = list(names) or ["model"]
         self.cancelled: list[str] = []
-        self.complete = True
+        self.complete = asyncio.Event()
+        self.complete.set()
         self.absent = ""
         self.loads: list[tuple[str, int | None]] = []
 
@@ -40,7 +43,10 @@ class OneRing:
         self.loads.append((name, keep_alive))
 
     def models(self) -> list[inference.Model]:
-        return [inference.Model(name=name, rings=2) for name in self.names]
+        return [inference.Model(name=name, rings=2, digest=DIGEST) for name in self.names]
+
+    def signed_roster(self) -> inference.GetRosterResponse:
+        return inference.GetRosterResponse()
 
     def submit(self, request: Request, answer: Answer) -> None:
         self.requests.append(request)
@@ -105,15 +111,44 @@ async def test_what_is_told_of_models_that_are_not_there_is_short() -> None:
 
 async def test_no_model_is_unknown_before_all_are_known() -> None:
     rings = OneRing("model")
-    rings.complete = False
-    error = await refused(RingBackend(rings, Metrics()), model="other")  # type: ignore[arg-type]
+    rings.complete.clear()
+    backend = RingBackend(rings, Metrics(), start_seconds=0.01)  # type: ignore[arg-type]
+    error = await refused(backend, model="other")
     assert (error.reason, int(error.metadata["retry_after"]) > 0) == ("RING_DOWN", True)
-    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
     assert (await backend.get_model("model")).name == "model"
-    for rings.complete, reason in ((False, "RING_DOWN"), (True, "MODEL_NOT_FOUND")):
-        with pytest.raises(SealringError) as caught:
-            await backend.get_model("other")
-        assert caught.value.reason == reason
+    with pytest.raises(SealringError) as caught:
+        await backend.get_model("other")
+    assert caught.value.reason == "RING_DOWN"
+
+
+@pytest.mark.parametrize(("named", "reason"), [("other", "RING_DOWN"), ("none", "MODEL_NOT_FOUND")])
+async def test_a_request_waits_until_a_gateway_that_was_just_started_knows_all(
+    named: str, reason: str
+) -> None:
+    rings = OneRing("model")
+    rings.complete.clear()
+    backend = RingBackend(rings, Metrics(), start_seconds=200)  # type: ignore[arg-type]
+    asking = asyncio.create_task(refused(backend, model=named))
+    await asyncio.sleep(0)
+    roster = asyncio.create_task(backend.get_roster())
+    await asyncio.sleep(0)
+    assert not rings.requests
+    rings.names.append("other")
+    assert not roster.done()
+    rings.complete.set()
+    assert (await roster) == inference.GetRosterResponse()
+    assert (await asking).reason == reason
+    assert [one.deployment for one in rings.requests] == ["other"] * (named == "other")
+
+
+async def test_a_digest_behind_a_name_is_the_models_or_nobody_is_asked() -> None:
+    rings = OneRing("a", "b")
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    for name in ("a", "gpt-4o"):
+        assert (await refused(backend, model=f"{name}@{DIGEST}")).reason == "RING_DOWN"
+        assert (await refused(backend, model=f"{name}@{'0' * 64}")).reason == "MODEL_DIFFERS"
+        assert (await refused(backend, model=f"{name}@{DIGEST[1:]}")).reason == "BAD_DIGEST"
+    assert [one.deployment for one in rings.requests] == ["a", "a"]
 
 
 async def test_a_request_has_an_id_of_its_own_and_ends_with_it() -> None:

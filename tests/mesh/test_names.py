@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.names import check_deployment_name, check_name, is_alias, ring_id, served_name
+from sealring.mesh.names import (
+    check_deployment_name,
+    check_name,
+    is_alias,
+    ring_id,
+    served_name,
+    split_pin,
+)
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9._/-]{1,128}\Z")
 
@@ -86,3 +93,22 @@ def test_aliases(alias: str) -> None:
 @pytest.mark.parametrize("alias", ["", "*", "a*b", "a**", "a" * 129, "a" * 128 + "*", "a b", "a\n"])
 def test_no_aliases(alias: str) -> None:
     assert not is_alias(alias)
+
+
+def test_a_digest_may_follow_a_name() -> None:
+    digest = "0a" * 32
+    assert split_pin("") == ("", "")
+    assert split_pin("org/model:8b") == ("org/model:8b", "")
+    assert split_pin(f"org/model:8b@{digest}") == ("org/model:8b", digest)
+    assert split_pin(f"@{digest}") == ("", digest)
+    for wrong in (
+        "@",
+        f"{digest}@",
+        f"x@{digest[1:]}",
+        f"x@{digest}a",
+        f"x@{digest.upper()}",
+        f"x@@{digest}",
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            split_pin(wrong)
+        assert caught.value.reason == "BAD_DIGEST"

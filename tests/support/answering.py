@@ -107,7 +107,7 @@ async def ask_all(
     async with asyncio.timeout(ASKED_SECONDS):
         await asyncio.gather(
             *(ask_clear(ring, name, answer, progress, again=again) for name, answer in plain.items()),
-            *(ask_sealed(client, name, answer, progress) for name, answer in closed.items()),
+            *(ask_sealed(client, name, answer, progress, ring.model) for name, answer in closed.items()),
             _ended(lambda key: _http(ring, http, progress, key), http, again=again),
         )
     return plain | {f"{name}, sealed": answer for name, answer in closed.items()} | {"http": http}
@@ -122,10 +122,16 @@ async def ask_clear(
 
 
 async def ask_sealed(
-    client: AsyncClient, name: str, answer: Answer, progress: Progress, *, patient: bool = False
+    client: AsyncClient,
+    name: str,
+    answer: Answer,
+    progress: Progress,
+    model: str = "",
+    *,
+    patient: bool = False,
 ) -> None:
     """One prompt sealed, as `ask_clear`."""
-    await _ended(lambda key: _sealed(client, name, answer, progress), answer, patient=patient)
+    await _ended(lambda key: _sealed(client, name, answer, progress, model), answer, patient=patient)
 
 
 async def _ended(
@@ -191,8 +197,8 @@ async def _clear(ring: Ring, name: str, answer: Answer, progress: Progress, key:
     assert started == 1
 
 
-async def _sealed(client: AsyncClient, name: str, answer: Answer, progress: Progress) -> None:
-    reply = client.ask(PROMPTS[name], max_tokens=TOKENS, n=CHOICES.get(name, 1))
+async def _sealed(client: AsyncClient, name: str, answer: Answer, progress: Progress, model: str) -> None:
+    reply = client.ask(PROMPTS[name], model=model, max_tokens=TOKENS, n=CHOICES.get(name, 1))
     async for delta in reply:
         answer.texts[delta.choice] = answer.texts.get(delta.choice, "") + delta.text
         answer.logprobs += [(one.id, *(each.id for each in one.top)) for one in delta.logprobs]

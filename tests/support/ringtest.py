@@ -27,7 +27,7 @@ from sealring.cli.local.cluster import LocalCluster
 from sealring.client import AsyncClient
 from sealring.mesh.system.addresses import free_port
 from sealring.mesh.system.paths import state_root_of
-from sealring.v1 import inference_pb2, inference_pb2_grpc, membership_pb2
+from sealring.v1 import admin_pb2, inference_pb2, inference_pb2_grpc, membership_pb2
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
 LIMIT_SECONDS = 120.0
@@ -108,10 +108,10 @@ class Ring:
                     await asyncio.sleep(0.2)
 
     async def status(self) -> Any:
-        """The first ring, as the coordinator sees it."""
+        """The first ring, as the coordinator sees it; an empty status while the model is not loaded."""
         answer = await self.cluster.admin.call("ListDeployments")
         (found,) = (one for one in answer.deployments if one.plan.spec.name == self.model)
-        return found.rings[0]
+        return next(iter(found.rings), admin_pb2.RingStatus())
 
     async def serving(self) -> Any:
         """The status of the ring once it serves, its epoch told by every member and answering."""
@@ -204,9 +204,20 @@ async def started(cluster: LocalCluster, **spec: Any) -> AsyncIterator[Ring]:
     """Starts the cluster and deploys its model."""
     share_kernels(cluster.state_dir)
     await cluster.start()
-    deployment = await cluster.deploy(**spec)
+    if spec.get("on_demand"):
+        deployment = await on_demand(cluster, cluster.name, **spec)
+    else:
+        deployment = await cluster.deploy(**spec)
     async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
         yield Ring(cluster, deployment, inference_pb2_grpc.InferenceStub(channel))
+
+
+async def on_demand(cluster: LocalCluster, name: str, **spec: Any) -> Any:
+    """The deployment of the cluster's model under this name, on demand; it is loaded by the first request."""
+    wanted = {"name": name, "model": cluster.model, "on_demand": True} | spec
+    await cluster.admin.call("CreateDeployment", spec=wanted, seconds=LIMIT_SECONDS)
+    answer = await cluster.admin.call("ListDeployments")
+    return next(one for one in answer.deployments if one.plan.spec.name == name)
 
 
 PROXY_KEY = f"srk_{'a' * 16}_{'b' * 52}"

@@ -18,9 +18,10 @@ from sealring.coordinator.rings.running import RingTable
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.errors import AlreadyExists, ResourceExhausted
+from sealring.mesh.errors import AlreadyExists, EpochEnded, ResourceExhausted
 from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import Demand, FollowRequest, ModelDemand
 from sealring.v1.proof_pb2 import Release
@@ -79,6 +80,11 @@ class Gate:
     async def phase(self, name: str, phase: int) -> membership_pb2.ModelState:
         await self.until(lambda: name in self.models and self.models[name].phase == phase)
         return self.models[name]
+
+    async def reason(self, name: str) -> str:
+        """What a model waits for."""
+        await self.until(lambda: name in self.models and self.models[name].reason)
+        return self.models[name].reason
 
     async def refused(self, name: str) -> str:
         """The reason why a model could not be loaded."""
@@ -389,6 +395,7 @@ async def test_names_are_taken_by_names_and_aliases(cluster: Cluster) -> None:
 
 
 async def test_a_model_whose_nodes_have_left_fails_what_waits_for_it(cluster: Cluster) -> None:
+    cluster.coordinator.on_demand.absent_seconds = 0.0
     node = await cluster.node("alpha")
     await deploy(cluster, "one")
     gateway = await gate(cluster)
@@ -396,3 +403,62 @@ async def test_a_model_whose_nodes_have_left_fails_what_waits_for_it(cluster: Cl
     await gateway.want("one", waiting=1)
     assert await gateway.refused("one") == "NOT_ENOUGH_NODES"
     await gateway.close()
+
+
+async def test_nodes_that_have_just_gone_or_not_come_yet_are_waited_for(start_cluster: Any) -> None:
+    cluster = await start_cluster()
+    node = await cluster.node("alpha")
+    await deploy(cluster, "one")
+    gateway = await gate(cluster)
+    await node.stop()
+    await gateway.want("one", waiting=1)
+    assert await gateway.reason("one") == "it waits for alpha"
+    await cluster.back(node)
+    await gateway.phase("one", LOADED)
+    await gateway.want("one", keep_alive=0)
+    await gateway.phase("one", NOT_LOADED)
+    await gateway.close()
+    await cluster.close()
+    again = await start_cluster()
+    try:
+        gateway = await gate(again, join=False)
+        await gateway.want("one", waiting=1)
+        assert await gateway.reason("one") == "it waits for alpha"
+        assert (await deployments(again))["one"].load.phase == WAITING
+        await again.back(node)
+        await gateway.phase("one", LOADED)
+        await gateway.close()
+    finally:
+        await again.close()
+
+
+async def test_the_next_coordinator_gives_up_a_load_that_fails(start_cluster: Any) -> None:
+    cluster = await start_cluster()
+    node = await cluster.node("alpha", prepare=False)
+    await deploy(cluster, "one")
+    gateway = await gate(cluster)
+    await gateway.want("one", waiting=1)
+    await node.wait_for("prepare")
+    await gateway.close()
+    await cluster.close()
+    again = await start_cluster()
+    try:
+        node = await again.node("alpha", join=False, prepare=False)
+        gateway = await gate(again, join=False)
+        await gateway.want("one", waiting=1)
+        failing = asyncio.create_task(fail_every_epoch(node))
+        assert await gateway.refused("one") == "MODEL_NOT_LOADED"
+        failing.cancel()
+        await gateway.close()
+    finally:
+        await again.close()
+
+
+async def fail_every_epoch(node: Any) -> None:
+    epochs = set[int]()
+    while True:
+        place = await node.wait_for("prepare", lambda one: one.epoch not in epochs)
+        epochs.add(place.epoch)
+        problem = to_problem(EpochEnded("its engine is broken"))
+        fault = membership_pb2.EpochFault(ring=place.ring, epoch=place.epoch, problem=problem)
+        await node.send(fault=fault)

@@ -499,7 +499,7 @@ async def test_a_ring_is_gone_only_if_the_coordinator_has_named_all_and_not_this
     """Before that the roster alone does not say so: the ring may be being planned anew."""
     for named in (True, False):
         rings, ring = watched()
-        assert not rings.complete
+        assert not rings.complete.is_set()
         rings.begin_watch()
         rings.use_roster(roster_of())
         if named:
@@ -508,7 +508,7 @@ async def test_a_ring_is_gone_only_if_the_coordinator_has_named_all_and_not_this
         assert "close" not in ring.events
         rings.all_told()
         await settle()
-        assert rings.complete
+        assert rings.complete.is_set()
         assert ("close" in ring.events) is not named
 
 
@@ -691,6 +691,26 @@ async def test_a_request_for_a_model_that_is_not_loaded_waits_in_its_ring_and_is
     model = next(one for one in bed.rings.models() if one.name == "big")
     assert (model.availability, model.context) == (inference.MODEL_AVAILABILITY_NOT_LOADED, 512)
     assert model.digest == "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("phase", "attached", "availability"),
+    [
+        (NOT_LOADED, True, inference.MODEL_AVAILABILITY_NOT_LOADED),
+        (LOADING, False, inference.MODEL_AVAILABILITY_LOADING),
+        (LOADED, True, inference.MODEL_AVAILABILITY_LOADED),
+        (LOADED, False, inference.MODEL_AVAILABILITY_LOADING),
+        (YIELDING, True, inference.MODEL_AVAILABILITY_LOADED),
+        (YIELDING, False, inference.MODEL_AVAILABILITY_NOT_LOADED),
+        (99, False, inference.MODEL_AVAILABILITY_UNSPECIFIED),
+    ],
+)
+async def test_a_model_on_demand_is_never_down(phase: int, attached: bool, availability: int) -> None:
+    bed = Bed(1)
+    bed.rings.model_state(on_demand(phase))
+    big(bed).attached = attached
+    (model,) = (one for one in bed.rings.models() if one.name == "big")
+    assert model.availability == availability
 
 
 async def test_a_ring_whose_model_may_be_loaded_never_loses_its_patience() -> None:

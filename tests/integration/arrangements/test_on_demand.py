@@ -1,60 +1,192 @@
-"""Two models on demand on a node that holds one of them: each answers when it is asked for, by turns."""
+"""Two models on demand on a node that holds one of them: each answers when it is asked for, by turns.
+
+So they do whatever is killed while one is loaded, or makes room for the other.
+"""
 
 import asyncio
+import contextlib
+import dataclasses
+import signal
 import sys
 
 import grpc.aio
 import hasty
 import httpx
+import psutil
+import pytest
+import pytest_asyncio
+from answering import ask_all
+from following import follow
 from kernels import share_kernels
-from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, MODEL, Ring, chat
+from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, MODEL, Ring, chat, on_demand
 
+from sealring.cli.calls.operator import read_bundle
 from sealring.cli.local.cluster import LocalCluster
-from sealring.v1 import admin_pb2, inference_pb2, inference_pb2_grpc
+from sealring.coordinator.standby.follow import promote
+from sealring.mesh.system.addresses import free_port
+from sealring.v1 import inference_pb2, inference_pb2_grpc
+from sealring.v1.membership_pb2 import (
+    LOAD_PHASE_LOADED,
+    LOAD_PHASE_LOADING,
+    LOAD_PHASE_NOT_LOADED,
+    LOAD_PHASE_YIELDING,
+)
 
 pytestmark = CLUSTER
 QUESTION = "What is the capital of France?"
 ONE_FITS = "600MB"
 """A node's second engine alone is counted with half a GiB."""
 
+KINDS = {"clear": ("greedy", "drawn"), "sealed": ("penalties", "logprobs")}
+
+
+@dataclasses.dataclass
+class House:
+    """The cluster, its two models, a client that seals, and the answers of a ring that nothing happens to."""
+
+    cluster: LocalCluster
+    rings: list
+    client: object
+    standby: str
+    expected: dict = dataclasses.field(default_factory=dict)
+
+    async def load(self, name):
+        """The coordinator's word on a model."""
+        found = (await self.cluster.admin.call("ListDeployments", wait_for_ready=True)).deployments
+        return next(one for one in found if one.plan.spec.name == name)
+
+    async def phase(self, name, *wanted):
+        """Returns once a model is in one of these phases."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while (await self.load(name)).load.phase not in wanted:
+                await asyncio.sleep(0.01)
+
+    async def ask(self, ring):
+        """Answers of several kinds at once; clients that lose their gateway ask again."""
+        return await ask_all(ring, self.client, again=True, **KINDS)
+
+    async def unload(self):
+        """Unloads both models."""
+        for ring in self.rings:
+            request = inference_pb2.LoadModelRequest(model=ring.model, keep_alive=0)
+            await ring.stub.LoadModel(request, wait_for_ready=True)
+        for ring in self.rings:
+            await self.phase(ring.model, LOAD_PHASE_NOT_LOADED)
+
+    async def restart(self, name):
+        await self.cluster.children.kill_one(name)
+        await asyncio.sleep(0.5)
+        await self.cluster.start_one(name)
+
 
 async def states(cluster):
+    """The gateway's word on each model; nothing while it starts."""
     async with httpx.AsyncClient(base_url=cluster.http_url) as http:
-        return {one["id"]: one["state"] for one in (await http.get("/v1/models")).json()["data"]}
+        with contextlib.suppress(httpx.ConnectError):
+            return {one["id"]: one["state"] for one in (await http.get("/v1/models")).json()["data"]}
+    return {}
 
 
-async def test_models_that_do_not_fit_together_answer_by_turns_in_clear_and_sealed(tmp_path, reference):
-    expected = reference.reply([{"role": "user", "content": QUESTION}], 12).text
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def house(tmp_path_factory):
+    standby = f"127.0.0.1:{free_port()}"
     settings = HASTY | {"node": {"memory_limit": ONE_FITS}}
-    async with LocalCluster(tmp_path / "state", MODEL, nodes=1, settings=settings) as cluster:
+    settings["coordinator"] = HASTY["coordinator"] | {"standby": standby}
+    folder = tmp_path_factory.mktemp("on-demand") / "state"
+    async with LocalCluster(folder, MODEL, nodes=1, settings=settings) as cluster:
         cluster.children.command = (sys.executable, hasty.__file__)
         share_kernels(cluster.state_dir)
         await cluster.start()
-        for name in ("one", "two"):
-            spec = admin_pb2.DeploymentSpec(
-                name=name, model=str(MODEL), on_demand=True, max_rows=4, aliases=[f"{name}:latest-alias"]
-            )
-            await cluster.admin.call("CreateDeployment", spec=spec, seconds=LIMIT_SECONDS)
-        while set(await states(cluster)) != {"one", "two"}:
-            await asyncio.sleep(0.1)
-        assert set((await states(cluster)).values()) == {"not loaded"}
-        found = {one.plan.spec.name: one for one in (await cluster.admin.call("ListDeployments")).deployments}
+        found = {
+            name: await on_demand(cluster, name, max_rows=4, aliases=[f"{name}:latest-alias"])
+            for name in ("one", "two")
+        }
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while set(await states(cluster)) != {"one", "two"}:
+                await asyncio.sleep(0.1)
         async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
             rings = [Ring(cluster, found[name], stub) for name in ("one", "two")]
-            for ring in (*rings, rings[0]):
-                assert (await ring.ask(chat(QUESTION), 12)).text == expected
-            replies = await asyncio.gather(*(ring.ask(chat(QUESTION), 12) for ring in rings))
-            assert [one.text for one in replies] == [expected, expected]
-            async with rings[0].sealing() as client:
-                for name in ("one:latest-alias", "two", "one"):
-                    done = await client.chat(
-                        [{"role": "user", "content": QUESTION}], model=name, max_tokens=12
-                    )
-                    assert done.text == expected
-            loaded = await states(cluster)
-            assert sorted(loaded.values()) == ["loaded", "not loaded"], "never both"
-            assert loaded["one"] == "loaded"
-            await stub.LoadModel(inference_pb2.LoadModelRequest(model="one", keep_alive=0))
-            while (await states(cluster))["one"] != "not loaded":
-                await asyncio.sleep(0.1)
+            async with rings[0].sealing(timeout=3 * LIMIT_SECONDS) as client:
+                yield House(cluster, rings, client, standby)
+
+
+async def test_models_that_do_not_fit_together_answer_by_turns_in_clear_and_sealed(house, reference):
+    cluster, rings = house.cluster, house.rings
+    expected = reference.reply([{"role": "user", "content": QUESTION}], 12).text
+    assert set((await states(cluster)).values()) == {"not loaded"}
+    for ring in (*rings, rings[0]):
+        assert (await ring.ask(chat(QUESTION), 12)).text == expected
+    replies = await asyncio.gather(*(ring.ask(chat(QUESTION), 12) for ring in rings))
+    assert [one.text for one in replies] == [expected, expected]
+    for name in ("one:latest-alias", "two", "one"):
+        done = await house.client.chat([{"role": "user", "content": QUESTION}], model=name, max_tokens=12)
+        assert done.text == expected
+    loaded = await states(cluster)
+    assert sorted(loaded.values()) == ["loaded", "not loaded"], "never both"
+    assert loaded["one"] == "loaded"
+    await house.unload()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while set((await states(cluster)).values()) != {"not loaded"}:
+            await asyncio.sleep(0.1)
+
+
+SWEPT = pytest.mark.sweep
+
+
+@pytest.mark.parametrize("part", ["engine", "coordinator", "gateway", pytest.param("node-0", marks=SWEPT)])
+async def test_nothing_is_lost_when_a_part_is_killed_while_a_model_is_loaded(house, part):
+    ring = house.rings[0]
+    house.expected = house.expected or await house.ask(ring)
+    assert not any(answer.error for answer in house.expected.values())
+    await house.unload()
+    asked = asyncio.create_task(house.ask(ring))
+    await house.phase("one", LOAD_PHASE_LOADING)
+    if part == "engine":
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while not (engines := ring.parts("node-0", "engine.main")):
+                await asyncio.sleep(0.01)
+        engines[0].kill()
+    else:
+        await house.restart(part)
+    assert await asked == house.expected
+
+
+@pytest.mark.parametrize(
+    "part", ["coordinator", *(pytest.param(one, marks=SWEPT) for one in ("node-0", "gateway"))]
+)
+async def test_nothing_is_lost_when_a_part_is_killed_while_a_model_makes_room(house, part):
+    one, two = house.rings
+    stopped = asyncio.Event()
+
+    async def keep_busy():
+        while not stopped.is_set():
+            assert await house.ask(one) == house.expected
+
+    busy = [asyncio.create_task(keep_busy()) for _ in range(2)]
+    await house.phase("one", LOAD_PHASE_LOADED)
+    asked = asyncio.create_task(house.ask(two))
+    await house.phase("one", LOAD_PHASE_YIELDING)
+    stopped.set()
+    await house.restart(part)
+    assert await asked == house.expected
+    await asyncio.gather(*busy)
+
+
+async def test_a_standby_that_takes_over_goes_on_with_the_model_that_is_loaded(house):
+    """Afterwards it is the cluster's coordinator."""
+    assert await house.ask(house.rings[0]) == house.expected
+    standby = await follow(house.cluster, house.standby)
+    process = house.cluster.children.expect_end("coordinator")
+    deposed = psutil.Process(process.pid)
+    deposed.send_signal(signal.SIGSTOP)
+    asked = [asyncio.create_task(house.ask(ring)) for ring in house.rings]
+    promote(standby)
+    bundle = standby.state_dir / "operator"
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while read_bundle(bundle).coordinator != house.standby:
+            await asyncio.sleep(0.1)
+    await house.cluster.administer(bundle)
+    assert await asyncio.gather(*asked) == [house.expected] * 2
+    deposed.send_signal(signal.SIGCONT)
+    assert await process.wait() != 0
