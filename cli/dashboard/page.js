@@ -7,7 +7,8 @@ history.replaceState(null, "", location.pathname); // not into the history, nor 
 
 const element = (id) => document.getElementById(id);
 const names = new Map(); // of nodes, by id
-let rings = [];
+let rings = null; // not known yet
+let loadable = []; // models on demand, loaded or not
 let root = "";
 let gateways = [];
 
@@ -57,6 +58,7 @@ function showCluster(found) {
   names.clear();
   root = found.root;
   for (const one of [...found.nodes, ...found.gateways]) names.set(one.id, one.name);
+  loadable = found.deployments.filter((one) => one.load).map((one) => one.plan.spec.name);
   const signers = found.roster.signers.map((one) => one.slice(0, 16)).join(", ");
   element("cluster").textContent =
     `cluster ${found.roster.cluster}, roster version ${found.roster.version}, signed by ${signers}, ` +
@@ -81,7 +83,7 @@ function showCluster(found) {
       ]),
     ),
   );
-  showSeers();
+  showModels();
   element("gateways").replaceChildren(
     table(
       ["gateway", "state", "enrolled", ""],
@@ -93,14 +95,24 @@ function showCluster(found) {
   );
 }
 
-// A model on demand that is not loaded.
+// A deployment without a ring: its model is on demand, and not loaded.
 function loadCard(deployment) {
-  const load = deployment.load ?? { phase: "down", reason: "", waiting: 0 };
   const card = make("div", "", "ring");
-  const phase = load.phase.replace("_", " ");
-  card.append(make("strong", `${deployment.plan.spec.name} `), make("span", phase, "down"), make("span", ` ${load.reason}`));
-  if (load.waiting) card.append(make("div", `${load.waiting} requests wait for it`, "small"));
+  const load = deployment.load ?? { phase: "down", reason: "", waiting: 0 };
+  card.append(make("strong", `${deployment.plan.spec.name} `), make("span", words(load.phase), "down"), ...loadLines(load));
   return card;
+}
+
+const words = (phase) => phase.replace("_", " ");
+
+// What is to happen to a model on demand.
+function loadLines(load) {
+  const lines = [];
+  if (load.reason) lines.push(load.reason);
+  if (load.phase === "yielding") lines.push("it is unloaded once its requests are answered");
+  else if (load.expires) lines.push(`it is unloaded at ${moment(load.expires)} if nobody asks`);
+  if (load.waiting) lines.push(`${load.waiting} requests wait for it`);
+  return lines.map((one) => make("div", one, "small"));
 }
 
 function ringCard(deployment, ring) {
@@ -115,6 +127,8 @@ function ringCard(deployment, ring) {
   const phase = slowest ? `${ring.phase}, ${slowest.what} ${Math.floor(100 * slowest.fraction)} %` : ring.phase;
   card.append(title, make("span", phase, ring.phase), make("span", ` ${epoch} `));
   card.append(make("div", `ring ${ring.ring}${links ? `, links ${links}` : ""}`, "small"));
+  if (ring.drafted) card.append(make("div", `${ring.accepted} of ${ring.drafted} guessed tokens right`, "small"));
+  if (deployment.load) card.append(...loadLines(deployment.load));
   if (ring.phase === "serving" && ring.reason) card.append(make("div", `last change: ${ring.reason}`, "small"));
   const stages = make("div", "", "stages");
   for (const stage of planned?.stages ?? []) {
@@ -184,9 +198,19 @@ function showShares(members) {
 
 function showRings(found) {
   rings = found;
-  const models = [...new Set(found.map((one) => one.deployment))];
-  const chosen = element("model").value;
-  element("model").replaceChildren(...models.map((one) => new Option(one, one, false, one === chosen)));
+  showModels();
+}
+
+const models = () => [...new Set([...rings.map((one) => one.deployment), ...loadable])]; // what serves comes first
+
+function showModels() {
+  if (!rings) return;
+  const shown = models();
+  const before = [...element("model").options].map((one) => one.value);
+  if (shown.join(" ") !== before.join(" ")) { // else a list that is open would close
+    const chosen = element("model").value;
+    element("model").replaceChildren(...shown.map((one) => new Option(one, one, false, one === chosen)));
+  }
   showPrograms();
   showSeers();
 }
@@ -195,14 +219,14 @@ const PROXY = "http://127.0.0.1:8081";
 
 // What somebody types or enters elsewhere, each with a button that copies it.
 function showPrograms() {
-  const models = [...new Set(rings.map((one) => one.deployment))];
+  if (!rings) return;
   const named = gateways.map((one) => ` --gateway ${one}`).join("");
   const lines = [
     ["Start the proxy", `sealring proxy${named} --root-sha256 ${root}`],
     ["Set up a tool", "sealring connect claude --write"],
     ["Base URL of OpenAI clients", `${PROXY}/v1`],
     ["of Anthropic's and Ollama's", PROXY],
-    ...models.map((one) => ["Model", one]),
+    ...models().map((one) => ["Model", one]),
   ];
   const told = lines.map((one) => one.join(" ")).join("\n");
   if (element("programs").dataset.told === told) return; // else a selection would be lost every two seconds
@@ -224,8 +248,12 @@ function showPrograms() {
 }
 
 function showSeers() {
+  if (!rings) return;
   const serving = rings.filter((one) => one.deployment === element("model").value);
   element("seers").replaceChildren();
+  if (!serving.length && loadable.includes(element("model").value)) {
+    element("seers").append(make("div", "The model is loaded for the question. It is sealed for the ring that serves it then.", "small"));
+  }
   for (const ring of serving) {
     const members = ring.members.map((one) => `${name(one.id)} (${one.level})`);
     if (ring.clear_links) {
@@ -283,6 +311,7 @@ async function chat(question) {
       line.textContent += event.choices?.[0]?.delta?.content ?? "";
     }
     const ring = answer.headers.get("x-sealring-ring");
+    if (!rings?.some((one) => one.ring === ring)) showRings(await (await ask("/data/rings")).json());
     const trust = rings.find((one) => one.ring === ring)?.min_trust;
     element("talk").append(make("div", `answered by ring ${ring}, minimum trust ${trust}`, "small"));
   } catch (error) {
@@ -332,7 +361,7 @@ element("trace").addEventListener("click", async () => {
   element("trace").disabled = true;
   try {
     const members = [];
-    for (const ring of new Set(rings.map((one) => one.ring))) {
+    for (const ring of new Set((rings ?? []).map((one) => one.ring))) {
       members.push(...(await (await ask(`/data/trace?ring=${encodeURIComponent(ring)}`)).json()));
     }
     showShares(members);

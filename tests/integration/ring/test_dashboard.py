@@ -2,11 +2,15 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import sys
+import time
 
+import httpx
+import psutil
 import pytest
 from browser import CHROMIUM, browser
-from ringtest import CLUSTER, LIMIT_SECONDS
+from ringtest import CLUSTER, LIMIT_SECONDS, on_demand
 
 pytestmark = CLUSTER
 
@@ -29,8 +33,8 @@ async def dashboard(ring):
             assert await process.wait() == 0
 
 
-def look(address, folder):
-    """What a person does and sees."""
+def look(address, folder, later):
+    """What a person does and sees. `later` is a model on demand."""
     with browser(folder) as page:
         page.resize(1200, 900)
         page.open(address)
@@ -47,18 +51,55 @@ def look(address, folder):
         page.run("document.querySelector('#trace').click()")
         page.wait("document.querySelectorAll('#shares tbody tr').length == 3", LIMIT_SECONDS)
         assert page.run("document.querySelector('#trouble').hidden")
+        told = ask_later(page, later)
+        assert page.run("document.querySelector('#trouble').hidden")
         page.resize(390, 800, mobile=True)
         assert page.run("document.documentElement.scrollWidth") == 390
         assert "#" not in page.run("location.href")
         elsewhere = page.run("performance.getEntriesByType('resource').map((one) => new URL(one.name).host)")
         assert set(elsewhere) == {address.split("/")[2]}
-        return seers, answer
+        return seers, answer, told
+
+
+LATER = "[...document.querySelectorAll('.ring')].find((one) => one.textContent.startsWith('later '))"
+
+
+def ask_later(page, later):
+    """Asks a model that is not loaded, looks at it while it is loaded, and has it unloaded; the answer."""
+    node = later.node_of(later.deployment.plan.spec.members[0])
+    before = {one.pid for one in later.parts(node, "engine.main")}
+    page.wait(f"{LATER}?.textContent.includes('not loaded')")
+    page.run("document.querySelector('#model').value = 'later'")
+    page.run("document.querySelector('#question').value = 'What is the capital of Italy?'")
+    page.run("document.querySelector('#chat').requestSubmit()")
+    engines, end = [], time.monotonic() + LIMIT_SECONDS
+    while not engines:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+        with contextlib.suppress(psutil.NoSuchProcess):  # other children come and go
+            engines = [one for one in later.parts(node, "engine.main") if one.pid not in before]
+    engines[0].suspend()
+    page.wait(f"/forming, loading \\d+ %/.test({LATER}.textContent)", LIMIT_SECONDS)
+    engines[0].resume()
+    page.wait("document.querySelectorAll('#talk > .small').length == 2", LIMIT_SECONDS)
+    page.wait(f"{LATER}.textContent.includes('it is unloaded at')", LIMIT_SECONDS)
+    body = {"model": "later", "keep_alive": 0}
+    assert httpx.post(f"{later.cluster.http_url}/api/generate", json=body).is_success
+    page.wait(f"{LATER}.textContent.includes('not loaded')", LIMIT_SECONDS)
+    return page.run("[...document.querySelectorAll('#talk p:not(.user)')].at(-1).textContent")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 async def test_a_browser_shows_the_cluster_and_asks_sealed_questions(ring, tmp_path):
-    async with dashboard(ring) as address:
-        seers, answer = await asyncio.to_thread(look, address, tmp_path)
+    head = ring.deployment.plan.rings[0].stages[0].member
+    deployment = await on_demand(ring.cluster, "later", stages=1, max_rows=4, members=[head])
+    later = dataclasses.replace(ring, deployment=deployment)
+    try:
+        async with dashboard(ring) as address:
+            seers, answer, told = await asyncio.to_thread(look, address, tmp_path, later)
+    finally:
+        await ring.cluster.admin.call("DeleteDeployment", name="later")
     assert answer == "The capital of France is Paris."
+    assert told == "The capital of Italy is Rome."
     assert "sealed for node-" in seers
     assert "Minimum trust: software" in seers
