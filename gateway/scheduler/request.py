@@ -218,7 +218,6 @@ class Row:
     names: tuple[tuple[int, bytes], ...] = ()
     prefix: int = 0
     reused: int = 0
-    continues: bool = False  # the conversation that its prefix was kept of
     cuts: tuple[int, ...] = ()
     marks: tuple[tuple[int, bytes], ...] = ()
     recalling: int = 0  # the number under which members read its beginning from disk, which it waits for

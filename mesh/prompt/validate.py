@@ -27,6 +27,9 @@ MAX_TOKEN_ID = (1 << 31) - 1
 MAX_SCORED = 1 << 14
 """Log-probabilities in the answer for a prompt: its tokens times (1 + the alternatives of each)."""
 
+MAX_PREDICTION_BYTES = 256 << 10
+"""UTF-8 bytes of what an answer is expected to be: some 64,000 tokens, more than answers have."""
+
 MAX_ENVELOPE_BYTES = 8 << 20
 
 MAX_PROMPT_CACHE_KEY = 256
@@ -39,7 +42,7 @@ def validate_prompt(prompt: inference.Prompt) -> None:
     """Checks everything that can be checked without the model.
 
     Raises InvalidInput with `param` in its metadata: EMPTY_PROMPT, TOO_MANY_MESSAGES, BAD_ROLE,
-    CONTENT_TOO_LONG, BAD_SAMPLING, BAD_STOP, and those of mesh.prompt.tools.
+    CONTENT_TOO_LONG, PREDICTION_TOO_LONG, BAD_SAMPLING, BAD_STOP, and those of mesh.prompt.tools.
     """
     if prompt.HasField("chat"):
         _check_messages(prompt.chat)
@@ -51,6 +54,14 @@ def validate_prompt(prompt: inference.Prompt) -> None:
         raise InvalidInput("the prompt is empty", reason="EMPTY_PROMPT", param="prompt")
     if prompt.schema:
         check_schema(prompt.schema, "response_format")
+    if len(prompt.prediction.encode()) > MAX_PREDICTION_BYTES:
+        raise InvalidInput(
+            "the prediction is too long",
+            hint=f"predict at most {MAX_PREDICTION_BYTES >> 10} KiB of the answer",
+            reason="PREDICTION_TOO_LONG",
+            param="prediction",
+            limit=MAX_PREDICTION_BYTES,
+        )
     _check_sampling(prompt.sampling)
     _check_stops(prompt.stop)
 

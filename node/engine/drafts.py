@@ -35,6 +35,10 @@ _UNTRIED = 2.0
 _AT_ONCE = 256
 """Tokens of an answer that are looked up at once if no draft was needed for long: some milliseconds."""
 
+_EXPECTED = 4.0, 5.0
+"""Right guesses, and all, that an answer with a prediction begins with. Policy: most of it is meant to come.
+A dozen wrong guesses outweigh that."""
+
 _WORD = 4
 _BITS = 21
 """Bits of a token's id in a key. No vocabulary is larger; in one, some guesses would be wrong."""
@@ -47,7 +51,7 @@ class _Places:
     answer's, the newest are added token by token.
     """
 
-    def __init__(self, tokens: npt.NDArray[np.uint32], length: int) -> None:
+    def __init__(self, tokens: npt.NDArray[np.uint32], length: int, near: int = -1) -> None:
         self._length = length
         self._mask = (1 << _BITS * length) - 1
         self._last = 0
@@ -60,7 +64,7 @@ class _Places:
         order = np.argsort(keys, kind="stable")
         self._keys, self._order = keys[order], order
         self._newer: dict[int, int] = {}
-        self.before = self._find(self._last, -1)
+        self.before = self._find(self._last, near)
         self._note()
 
     def add(self, token: int, near: int) -> None:
@@ -127,14 +131,22 @@ class Lookup:
     An edit changes words of a text and keeps its order. So of several places the one counts that is nearest
     to the place that an unchanged repetition would have reached. Tokens that are new may go on from that
     place, or as after the last token alone. The way that has been right more often in this answer is taken.
+
+    The answer may repeat a client's prediction from its beginning on. So that is looked up as if it stood
+    before the prompt, behind the prompt's last tokens.
     """
 
-    def __init__(self, tokens: npt.NDArray[np.uint32]) -> None:
-        """`tokens`: the prompt, uint32."""
-        self._said = bytearray(tokens.tobytes())
-        self._places = [_Places(tokens, length) for length in _LENGTHS]
+    def __init__(self, tokens: npt.NDArray[np.uint32], predicted: Sequence[int] = ()) -> None:
+        """`tokens`: the prompt, uint32. `predicted`: tokens that the client expects of the answer."""
         self._near = -1
         self._tallies = [_Tally(), _Tally(), _Tally()]
+        if len(predicted):
+            begin = tokens[-_LENGTHS[0] :]
+            tokens = np.concatenate([begin, np.array(predicted, np.uint32), tokens])
+            self._near = len(begin)
+            self._tallies[:2] = [_Tally(*_EXPECTED), _Tally(*_EXPECTED)]
+        self._said = bytearray(tokens.tobytes())
+        self._places = [_Places(tokens, length, self._near) for length in _LENGTHS]
         self._unheard: deque[int] = deque()
 
     def add(self, token: int) -> None:

@@ -145,12 +145,16 @@ def call_id(request_id: str, choice: int, number: int, call: inference.ToolCall)
 
 
 def usage_of(finished: inference.Finished) -> dict[str, object]:
-    """In OpenAI's form."""
+    """In OpenAI's form. Tokens that were guessed wrong are among no others here: they cost nothing."""
     return {
         "prompt_tokens": finished.prompt_tokens,
         "completion_tokens": finished.completion_tokens,
         "total_tokens": finished.prompt_tokens + finished.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": finished.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": finished.accepted_tokens,
+            "rejected_prediction_tokens": finished.drafted_tokens - finished.accepted_tokens,
+        },
     }
 
 

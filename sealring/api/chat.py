@@ -23,6 +23,7 @@ from sealring.api.fields import (
     bad,
     check_body,
     only,
+    unsupported,
 )
 from sealring.api.logprobs import chat_logprobs
 from sealring.api.sampling import CommonBody, clean, make_request
@@ -167,6 +168,24 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
+class PredictedPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Body):
+    """What the answer will mostly be."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[PredictedPart], Field(fail_fast=True, max_length=1024)]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        return "".join(parts)
+
+
 class ChatBody(CommonBody):
     """docs/sampling.md tells which fields are not OpenAI's."""
 
@@ -183,6 +202,7 @@ class ChatBody(CommonBody):
     reasoning: Reasoning | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    prediction: Prediction | None = None
 
     @property
     def likeliest(self) -> int | None:
@@ -218,7 +238,9 @@ def chat_request(body: ChatBody, request_id: str) -> inference.GenerateRequest:
     prompt.schema = _schema(body.response_format)
     if arguments := _template_arguments(body):
         prompt.chat.template_arguments = json.dumps(arguments)
-    return make_request(body, prompt, max(limits, default=0), request_id)
+    request = make_request(body, prompt, max(limits, default=0), request_id)
+    request.envelope.clear.prediction = _predicted(body, request.choices)
+    return request
 
 
 def _text_of(content: str | list[_Part], param: str, *, asked: bool) -> str:
@@ -322,6 +344,19 @@ def _template_arguments(body: ChatBody) -> dict[str, Any]:
         if thinking is not None:
             arguments["enable_thinking"] = thinking
     return {**arguments, **(body.chat_template_kwargs or {})}
+
+
+def _predicted(body: ChatBody, choices: int) -> str:
+    """The prediction, which OpenAI does not take beside these either.
+
+    Raises InvalidInput (UNSUPPORTED_FIELD, BAD_UTF8).
+    """
+    if body.prediction is None:
+        return ""
+    for name, unsuited in (("tools", body.tools), ("n", choices > 1)):
+        if unsuited:
+            raise unsupported("prediction", f"leave out prediction or {name}: they do not go together")
+    return clean(body.prediction.text, "prediction")
 
 
 def ask_as_chat(chat: Translated, request_id: str, render: Callable[[inference.Started], Renderer]) -> Asked:

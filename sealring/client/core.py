@@ -136,6 +136,7 @@ class Asks(ABC, Generic[R]):
         return self._ask(text_prompt(text), options)
 
     def _ask(self, prompt: inference.Prompt, options: Options) -> R:
+        prompt.prediction = options.pop("prediction", "")
         request = {name: options[name] for name in options if name in RequestOptions.__annotations__}  # type: ignore[literal-required]
         sampling = {name: options[name] for name in options if name not in request}  # type: ignore[literal-required]
         set_sampling(prompt, cast("SamplingOptions", sampling))

@@ -209,3 +209,6 @@ class RequestOptions(RequestNumbers, total=False):
 
 class Options(RequestOptions, SamplingOptions, total=False):
     """All options of a chat or a completion."""
+
+    prediction: str
+    """What the answer will mostly be, at most 256 KiB: guesses, which make it faster and change nothing."""

@@ -318,10 +318,13 @@ class Prompt(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     SCHEMA_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """completed as it stands, without the chat template"""
     schema: _builtins.str
     """a JSON schema, an object of at most 64 KiB, that the answer is an instance of; empty: none"""
+    prediction: _builtins.str
+    """what the answer will mostly be, at most 256 KiB: guesses, which change no answer"""
     @_builtins.property
     def chat(self) -> Global___Chat: ...
     @_builtins.property
@@ -346,10 +349,11 @@ class Prompt(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         resume: Global___Resume | None = ...,
         schema: _builtins.str = ...,
+        prediction: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "schema", b"schema", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prediction", b"prediction", "resume", b"resume", "sampling", b"sampling", "schema", b"schema", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["chat", "text", "tokens"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015

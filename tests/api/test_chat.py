@@ -656,3 +656,32 @@ def test_an_image_that_the_user_has_just_sent_is_refused_by_name(after: list[Any
     with pytest.raises(InvalidInput) as caught:
         parse({**GOOD, "messages": [shown, *after]})
     assert caught.value.metadata["param"] == "messages[0].content[1]"
+
+
+@pytest.mark.parametrize(
+    "content", ["the answer", [{"type": "text", "text": "the "}, {"type": "text", "text": "answer"}]]
+)
+def test_a_prediction_is_a_text_or_its_parts(content: Any) -> None:
+    body = {**GOOD, "prediction": {"type": "content", "content": content}}
+    assert parse(body).envelope.clear.prediction == "the answer"
+    assert not parse({**GOOD, "prediction": None}).envelope.clear.prediction
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"n": 2}, "UNSUPPORTED_FIELD"),
+        ({"tools": [{"type": "function", "function": {"name": "look"}}]}, "UNSUPPORTED_FIELD"),
+        ({"prediction": "the answer"}, "BAD_FIELD"),
+        ({"prediction": {"type": "text", "content": "x"}}, "BAD_FIELD"),
+        ({"prediction": {"type": "content"}}, "MISSING_FIELD"),
+        ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "BAD_FIELD"),
+        ({"prediction": {"type": "content", "content": "x", "more": 1}}, "UNKNOWN_FIELD"),
+        ({"prediction": {"type": "content", "content": "\ud800"}}, "BAD_UTF8"),
+    ],
+)
+def test_other_predictions_are_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse({**GOOD, "prediction": {"type": "content", "content": "x"}, **change})
+    assert caught.value.reason == reason
+    assert caught.value.metadata["param"].startswith("prediction")

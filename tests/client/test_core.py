@@ -150,3 +150,16 @@ def test_an_address_at_which_nobody_answers_is_a_gateway_that_is_gone(code: str,
     none = grpc.aio.Metadata()
     failed = core.roster_failure(grpc.aio.AioRpcError(grpc.StatusCode[code], none, none))
     assert (failed.reason in GONE) is gone
+
+
+def test_a_prediction_goes_with_the_prompt_and_so_is_sealed_with_it() -> None:
+    class Asking(core.Asks[inference.Prompt]):
+        def ask(self, prompt: inference.Prompt, **options: Any) -> inference.Prompt:
+            assert options == {"n": 1}
+            return prompt
+
+    for prompt in (
+        Asking().chat([{"role": "user", "content": "x"}], prediction="it is y", n=1, temperature=0.5),
+        Asking().complete("x", prediction="it is y", n=1, temperature=0.5),
+    ):
+        assert (prompt.prediction, prompt.sampling.temperature) == ("it is y", 0.5)

@@ -37,6 +37,8 @@ class ScriptedBackend:
     pause: float = 0.0
     begins_with: int = 5
     cached: int = 0
+    drafted: int = 0
+    """Of which one was right."""
     held: asyncio.Event | None = None
     parsed: list[inference.Parsed | None] = field(default_factory=list)
     logprobs: list[list[inference.TokenLogprob]] = field(default_factory=list)
@@ -87,6 +89,8 @@ class ScriptedBackend:
                     prompt_tokens=5,
                     completion_tokens=len(self.texts),
                     cached_tokens=self.cached,
+                    drafted_tokens=self.drafted,
+                    accepted_tokens=self.drafted and 1,
                 )
             )
         finally:

@@ -8,6 +8,7 @@ read beside it, by turns of the clients, too: what a row says from a call on is 
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import threading
@@ -529,7 +530,7 @@ class Front:
             follower = None if matcher is None else Follower(matcher, tokenizer.end_tokens)
             return Answer(detokenizer, stops, ends, max_tokens, log, sections, follower)
 
-        lookup = Lookup(tokens) if opened.drafts else None
+        lookup = self._lookup(tokenizer, prompt, tokens, len(ids)) if opened.drafts else None
         scored = ids if scores else ()
         client = _client(command)
         row = OpenRow(tokens, record, answer(), names, lookup, chain, list(numbers[1:]), scored, client)
@@ -540,6 +541,24 @@ class Front:
             OpenRow(None, b"", answer(), None, lookup and lookup.copy(), client=client) for _ in row.copies
         )
         return opened, [row, *copies]
+
+    def _lookup(
+        self, tokenizer: Tokenizer, prompt: inference.Prompt, tokens: Tokens, prompt_tokens: int
+    ) -> Lookup:
+        """What guesses tokens, by the prompt, the answer so far and the client's prediction.
+
+        A prediction that cannot be guessed from is left out: it changes no answer.
+        """
+        predicted: list[int] = []
+        if prompt.prediction:
+            with contextlib.suppress(InvalidInput):
+                predicted = tokenizer.encode_answer(prompt.prediction)
+        if not predicted or max(predicted) >= self._vocabulary:
+            return Lookup(tokens)
+        lookup = Lookup(tokens[:prompt_tokens], predicted)
+        for token in tokens[prompt_tokens:].tolist():
+            lookup.add(token)
+        return lookup
 
     def _grammar(self, prompt: inference.Prompt, tokenizer: Tokenizer, said: str) -> tuple[str, Any]:
         """The grammar of the answer to a prompt, and what it is compiled to; empty and None where it is free.

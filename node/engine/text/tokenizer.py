@@ -76,6 +76,9 @@ class Tokenizer(Protocol):
 
         Raises InvalidInput: CONTEXT_TOO_LONG, PROMPT_UNUSABLE."""
 
+    def encode_answer(self, text: str) -> list[int]:
+        """Tokens of a text as an answer has them. Raises InvalidInput: CONTEXT_TOO_LONG, PROMPT_UNUSABLE."""
+
     def close(self) -> None:
         """No chat is to be encoded any more."""
 
@@ -146,6 +149,9 @@ class FileTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         return self._plain.encode(text, lambda write: write(text), add_special_tokens=True)
+
+    def encode_answer(self, text: str) -> list[int]:
+        return self._plain.encode(text, lambda write: write(text), add_special_tokens=False)
 
     def close(self) -> None:
         if self._template is not None:
@@ -236,6 +242,9 @@ class LoadedTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         return self._plain.encode(text, lambda write: write(text), add_special_tokens=True)
+
+    def encode_answer(self, text: str) -> list[int]:
+        return self._plain.encode(text, lambda write: write(text), add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         with self._encoding:

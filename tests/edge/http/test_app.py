@@ -63,6 +63,18 @@ async def test_chat_stream(client: openai.AsyncOpenAI, backend: Any) -> None:
     assert all(chunk.usage is None for chunk in chunks)
 
 
+async def test_guessed_tokens_are_told_as_openai_names_them(client: openai.AsyncOpenAI, backend: Any) -> None:
+    predicted: Any = {"type": "content", "content": [{"type": "text", "text": "Hello"}]}
+    for backend.drafted, rejected in ((0, 0), (3, 2)):
+        answer = await client.chat.completions.create(model="demo", messages=MESSAGES, prediction=predicted)
+        assert answer.usage is not None
+        details = answer.usage.completion_tokens_details
+        assert details is not None
+        assert details.accepted_prediction_tokens == (backend.drafted and 1)
+        assert details.rejected_prediction_tokens == rejected
+    assert [one.envelope.clear.prediction for one in backend.requests] == ["Hello", "Hello"]
+
+
 async def test_chat_stream_with_usage(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
         model="demo", messages=MESSAGES, stream=True, stream_options={"include_usage": True}

@@ -13,6 +13,7 @@ from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.validate import (
     MAX_CONTENT_BYTES,
     MAX_MESSAGES,
+    MAX_PREDICTION_BYTES,
     validate_prompt,
     validate_prompt_cache_key,
     validate_request,
@@ -61,6 +62,10 @@ def test_lengths_are_bytes_of_all_messages() -> None:
     validate_prompt(chat(("user", half), ("assistant", half)))
     assert refused(chat(("user", half), ("user", half + "x"))) == ("CONTENT_TOO_LONG", "messages[1].content")
     assert refused(inference.Prompt(text="x" * (MAX_CONTENT_BYTES + 1)))[0] == "CONTENT_TOO_LONG"
+    predicted = inference.Prompt(text="x", prediction="é" * (MAX_PREDICTION_BYTES // 2))
+    validate_prompt(predicted)
+    predicted.prediction += "x"
+    assert refused(predicted) == ("PREDICTION_TOO_LONG", "prediction")
     assert refused(chat(*[("user", "x")] * (MAX_MESSAGES + 1)))[0] == "TOO_MANY_MESSAGES"
 
 

@@ -108,6 +108,28 @@ def test_how_likely_a_guess_is_right_follows_from_those_before() -> None:
     assert lookup.likely() < 0.1
 
 
+@pytest.mark.parametrize("prompt", [[3], [7, 8, 9, 50, 51, 7, 8, 9]])
+def test_a_prediction_is_guessed_from_before_all_else_and_wherever_the_answer_comes_back(
+    prompt: list[int],
+) -> None:
+    """Also where the prompt's last tokens occurred before."""
+    predicted = list(range(100, 140))
+    lookup = Lookup(np.array(prompt, np.uint32), predicted)
+    assert lookup.likely() == 0.8
+    assert lookup.drafts(prompt[-1], 4) == predicted[:4]
+    for token in [*predicted[:10], 7777, *predicted[11:14]]:  # a word is another one
+        lookup.add(token)
+    assert lookup.drafts(predicted[13], 3) == predicted[14:17]
+    assert lookup.likely() > 0.7
+
+
+def test_a_prediction_that_is_wrong_is_soon_believed_no_more() -> None:
+    lookup = Lookup(np.arange(5, dtype=np.uint32), list(range(100, 140)))
+    for token in range(200, 212):
+        lookup.add(token)
+    assert lookup.likely() < 0.25
+
+
 def test_what_nobody_asked_for_is_looked_up_in_parts() -> None:
     lookup = Lookup(np.array([1, 2, 3], np.uint32))
     for token in (1, 2, 3) * 256:

@@ -151,6 +151,18 @@ def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: De
                 assert desk.front.drafts(row, ord("c"), 2) == list(b"zb")
 
 
+def test_a_clients_prediction_is_guessed_first_also_where_an_answer_goes_on(desk: Desk) -> None:
+    desk.front.begin_epoch([], speculate=True)
+    desk.open(1, text_prompt("abc ab", prediction="xyz!"))
+    assert desk.front.drafts(1, ord("b"), 3) == list(b"xyz")
+    resume = inference.Resume(tokens=b"xy")
+    desk.open(2, text_prompt("abc ab", prediction="xyz!", resume=resume))
+    assert desk.front.drafts(2, ord("y"), 2) == list(b"z!")
+    for row, unusable in ((3, ""), (4, "x" * CONTEXT)):
+        desk.open(row, text_prompt("abc ab", prediction=unusable))
+        assert desk.front.drafts(row, ord("b"), 1) == list(b"c")
+
+
 def test_the_longest_answer_is_the_requests_or_the_contexts(desk: Desk) -> None:
     assert desk.open(1, text_prompt("abc"), max_tokens=2).opened.max_tokens == 2
     assert desk.open(2, text_prompt("abc"), max_tokens=1000).opened.max_tokens == CONTEXT - 3
