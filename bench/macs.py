@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import math
 import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from statistics import mean
 
-from bench import agents
+from bench import agents, drafted
 from bench.clusters import restarted
 from bench.frame import Result, Table, numbers, progress
 from bench.mixed import figures as figures_of
@@ -27,12 +29,13 @@ from bench.mixed import rates
 from bench.models import SHAPES
 from bench.openai_client import Reply
 from bench.paced import check, loads
-from bench.paced.clusters import NAME, Cost, Macs, macs
+from bench.paced.clusters import NAME, TINY, Cost, Macs, macs
 from bench.paced.figures import StageTime, cluster, figures
 from bench.paced.node import Pace
 from bench.scaling import Requests
 from bench.summaries import summary
 from bench.verdict import Check, joined
+from sealring.cli.calls.gateway import inference
 from sealring.mesh.errors import FailedPrecondition, SealringError
 
 SIMULATED = "simulated"
@@ -48,6 +51,10 @@ SECTION_SECONDS = 480.0
 
 _WORDS, _TOKENS, _SOLO_TOKENS = 4, 4096, 1024
 _MOST_CHUNKS = 64
+_DRAFTED_LAYERS = 11
+"""Layers of the model that is computed, which a head and one or two others share as the large one's."""
+
+_DRAFTED_ROWS = 4
 _OPEN_ROWS = 16
 """Rows of a ring to which requests come by themselves."""
 _FAULTS = ("carrier", "engine")
@@ -85,7 +92,7 @@ async def _target(name: str) -> Result:
 
 async def _section(options: argparse.Namespace) -> Result:
     clusters = list(options.cluster)
-    if not options.no_alone:
+    if not (options.no_alone or options.list == "drafts"):  # one Mac alone guesses nothing
         clusters += [
             one for one in dict.fromkeys(cluster(text)[0] for text in clusters) if one not in clusters
         ]
@@ -102,7 +109,14 @@ async def _run(text: str, model: str, options: argparse.Namespace) -> Result:
     if options.prefill_chunk:
         spec["prefill_chunk"] = options.prefill_chunk
     found: Result = {"cluster": text, "model": model, "macs": len(cluster(text)), "loads": []}
-    async with macs(cluster(text), pace, spec) as ring:
+    computed = None
+    if options.list == "drafts":
+        pace = dataclasses.replace(pace, draft=options.draft)
+        computed, small = drafted.models(dataclasses.replace(TINY, layers=_DRAFTED_LAYERS), TINY)
+        split = layers_beside(text, model, options.draft)
+        spec = {"speculate": True, "draft": str(small), "split": split, "max_rows": _DRAFTED_ROWS}
+        found |= {"draft": options.draft, "split": split}
+    async with macs(cluster(text), pace, spec, computed) as ring:
         found["network"] = ring.network
         for load in _loads(text, model, options):
             before = ring.cost()
@@ -120,6 +134,9 @@ def _loads(
     """What measures each load of a list."""
     if options.list == "static":
         yield from (partial(_static, text, model, rows, options) for rows in options.rows)
+    elif options.list == "drafts":
+        yield from (partial(_drafts, right, options) for right in (options.right, 0.0))
+        yield partial(_drafts, options.right, options, rows=_DRAFTED_ROWS)
     elif options.list == "prompt":
         yield partial(_prompt, options)
     elif options.list == "agents":
@@ -151,6 +168,44 @@ async def _prompt(options: argparse.Namespace, ring: Macs) -> Result:
         "load": f"a prompt of {reply.prompt_tokens} tokens",
         "tokens_per_second": round(reply.prompt_tokens / reply.ttft, 2),
         "ttft_s": round(reply.ttft, 2),
+    }
+
+
+def layers_beside(text: str, model: str, draft: str) -> list[int]:
+    """The layers of each Mac where all hold as many bytes, the head with the draft model."""
+    known, count = figures().models, len(cluster(text))
+    small = known[draft].bytes_of(known[draft].active) / known[model].bytes_of(known[model].active)
+    head = max(1, round(_DRAFTED_LAYERS * ((1 + small) / count - small)))
+    others = _DRAFTED_LAYERS - head
+    return [head, *(others // (count - 1) + (rank < others % (count - 1)) for rank in range(count - 1))]
+
+
+async def _drafts(right: float, options: argparse.Namespace, ring: Macs, rows: int = 1) -> Result:
+    """Tokens per second of answers of which a draft model is right with a probability, against the same
+    without drafts, by turns; `rows` of them at once."""
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    counts = [0, 0]
+    same = True
+    async with inference(ring.made.grpc_address) as client:
+        for number in range(options.rounds + 1):  # the first one to learn
+            texts = set()
+            for drafts in (True, False) if number % 2 else (False, True):
+                asked = drafted.request(NAME, number, options.tokens, right, drafts=drafts)
+                got = await asyncio.gather(*(drafted.answer(client.stub, asked) for _ in range(rows)))
+                texts.add(got[0].text)
+                if number:
+                    rates[drafts].append(sum(one.rate for one in got) * options.slower)
+                    counts = [counts[0] + got[0].drafted, counts[1] + got[0].accepted]
+            same = same and len(texts) == 1
+    gains = [round(one / other, 3) for one, other in zip(rates[True], rates[False], strict=True)]
+    return {
+        "load": f"{rows} rows, drafts right with probability {right:g}",
+        "tokens_per_second": round(mean(rates[True]), 2),
+        "plain": round(mean(rates[False]), 2),
+        "gains": gains,
+        "drafted": counts[0],
+        "accepted": counts[1],
+        "same": same,
     }
 
 
@@ -309,6 +364,8 @@ def _section_tables(section: Result) -> list[Table]:
     )
     if given["list"] == "agents":
         title += f", tokens divided by {given['scale']:g}"
+    if given["list"] == "drafts":
+        return [_drafts_table(title, section)]
     rates = given["list"] in ("static", "prompt")
     made = [_static_table(title, section) if rates else _list_table(title, section)]
     if given["list"] == "agents":
@@ -362,6 +419,22 @@ def _static_table(title: str, section: Result) -> Table:
             )
     columns = ["cluster", "model", "load", "tok/s", "times one", "arithmetic", "published"]
     return Table(title, [*columns, "own share", "late ms", "machine load"], body)
+
+
+def _drafts_table(title: str, section: Result) -> Table:
+    body: list[list[object]] = []
+    for one in section["runs"]:
+        for load in one["loads"]:
+            gains, right = " ".join(map(str, load["gains"])), f"{load['accepted']}/{load['drafted']}"
+            body.append(
+                [
+                    *(one["cluster"], one["model"], one["draft"], ",".join(map(str, one["split"]))),
+                    *(load["load"], load["plain"], load["tokens_per_second"], gains, right, load["same"]),
+                    *(load[name] for name in ("own_share", "late_ms", "machine_load")),
+                ]
+            )
+    columns = ["cluster", "model", "draft", "layers", "load", "plain tok/s", "tok/s", "gains", "right"]
+    return Table(title, [*columns, "same", "own share", "late ms", "machine load"], body)
 
 
 def _list_table(title: str, section: Result) -> Table:
@@ -423,6 +496,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--faults", action="store_true", help="then kill a carrier, and an engine")
     parser.add_argument("--efficiency", action="store_true", help="of closed loops, by the ring's own rates")
+    parser.add_argument("--draft", choices=list(known.models), default="llama-3b-4bit", help="of drafts")
+    parser.add_argument("--right", type=float, default=0.7, help="of drafts: how often it is right")
+    parser.add_argument("--tokens", type=int, default=256, help="of drafts: of each answer")
+    parser.add_argument("--rounds", type=int, default=3, help="of drafts")
     parser.add_argument("--prompt-tokens", type=int, default=8192, help="of the list prompt")
     parser.add_argument("--turns", type=int, default=agents.TURNS, help="of each agent")
     parser.add_argument("--scale", type=float, default=1.0, help="agents' tokens are divided by this")

@@ -47,6 +47,8 @@ class Shape:
     """It says so many tokens in turn, over and over, and others by chance where it is drawn from; 0: whatever
     random weights say."""
 
+    said: float = SAID
+
 
 SHAPES = {
     "12x512-qwen2": Shape(kind="qwen2"),
@@ -176,7 +178,7 @@ def _write_weights(shape: Shape, folder: Path) -> None:
         known = known[: shape.says]
         embedded[:, 0] = shape.hidden**-0.5  # 1 behind the norm, so that no others are ever drawn
         head[:, 0] = -30.0
-        head[mx.roll(known, -1)] = embedded[known] * (SAID * shape.hidden**-0.5)
+        head[mx.roll(known, -1)] = embedded[known] * (shape.said * shape.hidden**-0.5)
     else:
         head[known] = random(len(known), hidden)
     weights = {

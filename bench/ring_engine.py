@@ -63,7 +63,9 @@ class Front:
 
     def close_rows(self) -> None: ...
 
-    def begin_epoch(self, origins: Sequence[Origin], *, speculate: bool, disk: None) -> dict[Origin, bytes]:
+    def begin_epoch(
+        self, origins: Sequence[Origin], *, speculate: bool, modelled: bool, disk: None
+    ) -> dict[Origin, bytes]:
         return {}
 
     def asking(self, rows: Sequence[int], *, first: bool) -> Asking:

@@ -1,10 +1,12 @@
-"""Requests on a ring of three with drafts verified several at a time, against one token per step.
+"""Requests on a ring with drafts verified several at a time, against one token per step.
 
 The model repeats a cycle of tokens (bench.models), and picks others by chance when it samples. A single
 request is one of three kinds: its answer repeats its prompt (a summary that quotes), or differs in every
 twelfth token (an edit), or is sampled uniformly from the cycle. The last prompt holds most pairs of these
 tokens, so drafts are offered and are wrong. Four requests take all rows of the ring, which then drafts
 nothing. The same requests take turns on one ring, with drafts and with `num_draft_tokens` 0.
+
+With `--draft` a small model guesses too, and nothing repeats (bench.drafted).
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import argparse
 import asyncio
 import dataclasses
 import random
-import time
 from typing import Any
 
+from bench import drafted
 from bench.clusters import Deployment, cluster
 from bench.frame import Result, Table, progress
 from bench.models import SAID, SHAPES, printable, random_model
@@ -29,6 +31,12 @@ QUICK_SECONDS = 120.0
 SAYS = 64
 ROWS = 4
 KINDS = ("quotes", "edits", "wrong", "full")
+DRAFTED = ("drafted", "wrong", "full")
+DRAFTED_SHOWN = {
+    "drafted": "drafts of a small model",
+    "wrong": "drafts of a small model that are wrong",
+    "full": "a small model, all rows taken",
+}
 SHOWN = {
     "quotes": "drafts, one answer that quotes",
     "edits": "drafts, one that edits",
@@ -36,34 +44,45 @@ SHOWN = {
     "full": "drafts, all rows taken",
 }
 TARGETS = {"quotes": 2.0, "edits": 2.0, "wrong": 0.97, "full": 0.99}
+GAINS = {2: 1.9, 3: 2.2}
+"""By stages, with a small model whose guesses are right with probability 0.7."""
 
 
 async def run(options: argparse.Namespace) -> Result:
     """Tokens a second of each round, by kind, with and without; tokens guessed and right; whether the answers
     were the same."""
-    shape = dataclasses.replace(SHAPES[options.model], says=SAYS)
-    deployment = Deployment("bench", random_model(shape), 3, spec={"speculate": True, "max_rows": ROWS})
-    found: dict[str, dict[str, list[float]]] = {kind: {"with": [], "without": []} for kind in KINDS}
-    counted: dict[str, list[list[int]]] = {kind: [] for kind in KINDS}
+    kinds = DRAFTED if options.draft else KINDS
+    spec: dict[str, Any] = {"speculate": True, "max_rows": ROWS}
+    if options.draft:
+        model, small = drafted.models(SHAPES[options.model], SHAPES[options.draft])
+        spec["draft"] = str(small)
+    else:
+        model = random_model(dataclasses.replace(SHAPES[options.model], says=SAYS))
+    deployment = Deployment("bench", model, options.stages, spec=spec)
+    found: dict[str, dict[str, list[float]]] = {kind: {"with": [], "without": []} for kind in kinds}
+    counted: dict[str, list[list[int]]] = {kind: [] for kind in kinds}
     same = True
     async with cluster([deployment]) as made, inference(made.grpc_address) as client:
         for number in range(options.rounds + 1):  # in the first one prompts are computed that are kept then
-            for kind in KINDS:
+            for kind in kinds:
                 answers = {}
                 for way in ("with", "without") if number % 2 else ("without", "with"):
-                    request = _request(kind, options.tokens, drafts=way == "with")
+                    request = _request(kind, options, number, drafts=way == "with")
                     rows = ROWS if kind == "full" else 1
-                    got = await asyncio.gather(*(_ask(client.stub, request) for _ in range(rows)))
-                    answers[way] = got[0][0]
-                    rate, drafts = sum(each[1] for each in got), got[0][2]
+                    got = await asyncio.gather(*(drafted.answer(client.stub, request) for _ in range(rows)))
+                    one, rate = got[0], sum(each.rate for each in got)
+                    answers[way] = one.text
                     if number:
                         found[kind][way].append(rate)
-                        progress(f"{kind}, {way} drafts: {rate:.1f}/s, {drafts[1]} of {drafts[0]} right")
+                        progress(f"{kind}, {way} drafts: {rate:.1f}/s, {one.accepted} of {one.drafted} right")
                     if number and way == "with":
-                        counted[kind].append(drafts)
+                        counted[kind].append([one.drafted, one.accepted])
                 same = same and answers["with"] == answers["without"]
     return {
         "model": options.model,
+        "draft": options.draft,
+        "right": options.right,
+        "stages": options.stages,
         "tokens": options.tokens,
         "kinds": found,
         "drafts": counted,
@@ -71,7 +90,12 @@ async def run(options: argparse.Namespace) -> Result:
     }
 
 
-def _request(kind: str, tokens: int, *, drafts: bool) -> inference_pb2.GenerateRequest:
+def _request(
+    kind: str, options: argparse.Namespace, number: int, *, drafts: bool
+) -> inference_pb2.GenerateRequest:
+    if options.draft:
+        right = 0.0 if kind == "wrong" else options.right
+        return drafted.request("bench", number, options.tokens, right, drafts=drafts)
     said = printable(SAYS)
     sampling = inference_pb2.Sampling(seed=1)
     ids = said * 2
@@ -84,20 +108,7 @@ def _request(kind: str, tokens: int, *, drafts: bool) -> inference_pb2.GenerateR
         sampling.num_draft_tokens = 0
     prompt = inference_pb2.Prompt(tokens=inference_pb2.TokenIds(ids=ids), sampling=sampling)
     envelope = inference_pb2.Envelope(clear=prompt)
-    return inference_pb2.GenerateRequest(model="bench", envelope=envelope, max_tokens=tokens)
-
-
-async def _ask(stub: Any, request: inference_pb2.GenerateRequest) -> tuple[str, float, list[int]]:
-    """The answer, tokens a second after its first piece, and tokens guessed and right."""
-    answer, first, counted, drafts = "", 0.0, 0, [0, 0]
-    async for event in stub.Generate(request):
-        if event.HasField("delta"):
-            answer += event.delta.text
-            if not first:
-                first, counted = time.perf_counter(), event.delta.tokens
-        elif event.HasField("finished"):
-            drafts = [event.finished.drafted_tokens, event.finished.accepted_tokens]
-    return answer, (request.max_tokens - counted) / (time.perf_counter() - first), drafts
+    return inference_pb2.GenerateRequest(model="bench", envelope=envelope, max_tokens=options.tokens)
 
 
 def _gains(result: Result, kind: str) -> list[float | None]:
@@ -105,7 +116,11 @@ def _gains(result: Result, kind: str) -> list[float | None]:
 
 
 def checks(result: Result) -> list[Check]:
-    return [Check(SHOWN[kind], _gains(result, kind), TARGETS[kind], True) for kind in KINDS]
+    targets, shown = TARGETS, SHOWN
+    if result.get("draft"):
+        targets = TARGETS | {"drafted": GAINS.get(result["stages"], 1.0), "wrong": 0.98}
+        shown = DRAFTED_SHOWN
+    return [Check(shown[kind], _gains(result, kind), targets[kind], True) for kind in result["kinds"]]
 
 
 def tables(result: Result) -> list[Table]:
@@ -120,5 +135,9 @@ def tables(result: Result) -> list[Table]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="12x256", choices=[name for name in SHAPES if "qwen" not in name])
+    small = [name for name, shape in SHAPES.items() if shape.kind == "llama"]
+    parser.add_argument("--draft", default="", choices=["", *small], help="a model that guesses, too")
+    parser.add_argument("--right", type=float, default=0.7, help="probability that its guesses are right")
+    parser.add_argument("--stages", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256, help="of each answer")

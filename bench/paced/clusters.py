@@ -136,7 +136,8 @@ async def macs(
         made = MacCluster(Path(folder) / "cluster", machines, pace, model, links)
         async with made:
             await made.start()
-            await made.deploy(stages=len(machines), replicas=1, **spec)
+            stages = {} if "split" in spec else {"stages": len(machines)}
+            await made.deploy(replicas=1, **stages, **spec)
             yield Macs(made, reports, links.words if links is not None else WITHOUT)
 
 

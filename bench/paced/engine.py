@@ -160,7 +160,9 @@ class PacedEngine(Hooked):
     def _times(self, spec: StageSpec) -> StageTime | StepTable:
         share = (spec.hi - spec.lo) / spec.layers
         if self._model is not None:
-            return StageTime(figures().machines[self.pace.machine], self._model, share, spec.is_tail)
+            drafts = self.pace.draft and spec.is_head and spec.is_tail
+            model = figures().models[self.pace.draft] if drafts else self._model
+            return StageTime(figures().machines[self.pace.machine], model, share, spec.is_tail)
         return self._tables[place_of(spec)]
 
     def launch(self) -> Launched:
@@ -182,7 +184,7 @@ class PacedEngine(Hooked):
             self._device = self._core
             for table in self._tables.values():
                 table.serves = True
-        if size:
+        if size and (serves() or not self.pace.draft):  # a draft model's guesses stay on this machine
             self._on_its_way = moment + self._completion, size
             self._cost.late += late
             self._cost.steps += 1

@@ -17,7 +17,7 @@ from bench.paced.clusters import NAME, MacCluster
 from bench.serve import arrivals, prompt, send
 from sealring.mesh.errors import DeadlineExceeded, Unavailable
 
-NAMES = ("static", "chat", "mixed", "long", "prompt", "agents")
+NAMES = ("static", "chat", "mixed", "long", "prompt", "agents", "drafts")
 
 _OF_MIXED = {"chat": "sharegpt", "mixed": "mixed", "long": "long"}
 _ANSWER_SECONDS = 1800.0

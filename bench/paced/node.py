@@ -28,8 +28,8 @@ class Pace:
 
     `shaped`: the network delays records itself. `records`: nothing is paced, and the times of steps are
     reported. `tables`: such times of "head" and "tail", as `timed.StepTimes.plain` has them, to go by if
-    `machine` and `model` are "". `namespaces`: each node has one of its own, `space`, if this machine allows
-    that.
+    `machine` and `model` are "". `draft` is the head's draft model, if any. `namespaces`: each node has one
+    of its own, `space`, if this machine allows that.
     """
 
     machine: str
@@ -41,6 +41,7 @@ class Pace:
     records: bool = False
     namespaces: bool = False
     space: str = ""
+    draft: str = ""
     tables: Mapping[str, Plain] = field(default_factory=dict)
 
 

@@ -134,6 +134,14 @@ Speculate = Annotated[
         rich_help_panel=_SHAPE,
     ),
 ]
+Draft = Annotated[
+    str,
+    typer.Option(
+        metavar="MODEL",
+        help="guess tokens also by this small model of the same tokenizer, at each ring's first node",
+        rich_help_panel=_SHAPE,
+    ),
+]
 Strategy = Annotated[
     str,
     typer.Option(
@@ -228,6 +236,7 @@ def make_spec(
     kv_bits: KvBits = 0,
     share_prefixes: SharePrefixes = False,
     speculate: Speculate = False,
+    draft: Draft = "",
     strategy: Strategy = "pipeline",
     clear_links: ClearLinks = False,
     backend: Backend = "",
@@ -240,9 +249,7 @@ def make_spec(
     """The deployment that the options describe. Raises InvalidInput (BAD_SPLIT)."""
     from sealring.v1 import admin_pb2
 
-    path = Path(model).expanduser()
-    if path.is_dir() and (model.startswith((".", "~")) or "/" in model):
-        model = str(path.resolve())
+    model = _named(model)
     return admin_pb2.DeploymentSpec(
         name=name if name is not None else default_name(model),
         model=model,
@@ -260,12 +267,21 @@ def make_spec(
         prefill_chunk=prefill_chunk,
         kv_bits=kv_bits,
         share_prefixes=share_prefixes,
-        speculate=speculate,
+        speculate=speculate or bool(draft),
+        draft=_named(draft),
         on_demand=on_demand,
         keep_alive=None if keep_alive is None else round(keep_alive),
         pinned=pin,
         aliases=alias or [],
     )
+
+
+def _named(model: str) -> str:
+    """A model as nodes know it: the whole path of a folder here, else as it is."""
+    path = Path(model).expanduser()
+    if path.is_dir() and (model.startswith((".", "~")) or "/" in model):
+        return str(path.resolve())
+    return model
 
 
 def describes_deployment(command: Callable[..., None], *, model_needed: bool = True) -> Callable[..., None]:
@@ -482,7 +498,8 @@ def print_plan(plan: Any) -> None:
                 stage.rank,
                 stage.member_name or stage.member[:16],
                 layers_of(ring, stage),
-                size(stage.weight_bytes),
+                size(stage.weight_bytes)
+                + (f" + {size(stage.draft_bytes)} draft" if stage.draft_bytes else ""),
                 size(stage.kv_bytes),
                 size(stage.memory_usable),
                 level_of(stage.trust),
@@ -549,7 +566,7 @@ def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
         where = [place["ring"] for place in places]
         if node["id"] in stages:
             ring, stage = stages[node["id"]]
-            new = stage.weight_bytes + stage.kv_budget + stage.logits_bytes
+            new = stage.weight_bytes + stage.kv_budget + stage.logits_bytes + stage.draft_bytes
             after = granted + overhead * bool(places) + new
             where.append(f"{ring.ring} {layers_of(ring, stage)}")
         free = size(max(0, usable - after))

@@ -38,17 +38,20 @@ class Profiles:
         self._questions = questions
         self._timeout = timeout
 
-    async def ask(self, model: str, members: Iterable[str], ranks: int = 0) -> dict[str, ProfileReply]:
+    async def ask(
+        self, model: str, members: Iterable[str], ranks: int = 0, draft: str = ""
+    ) -> dict[str, ProfileReply]:
         """Each member's reply, by its id. A member that is offline or silent for the timeout gets an error.
 
-        With several `ranks` a profile holds the part of each layer that one of them has.
+        With several `ranks` a profile holds the part of each layer that one of them has. With `draft` it has
+        the profile of that draft model, too, where the member has that model.
         """
-        answers = await asyncio.gather(*(self._ask_one(model, member, ranks) for member in members))
+        answers = await asyncio.gather(*(self._ask_one(model, member, ranks, draft) for member in members))
         return {answer.member: answer for answer in answers}
 
-    async def _ask_one(self, model: str, member: str, ranks: int) -> ProfileReply:
+    async def _ask_one(self, model: str, member: str, ranks: int, draft: str) -> ProfileReply:
         def question(number: int) -> CoordinatorMessage:
-            request = membership_pb2.ProfileRequest(id=number, model=model, ranks=ranks)
+            request = membership_pb2.ProfileRequest(id=number, model=model, ranks=ranks, draft=draft)
             return CoordinatorMessage(profile=request)
 
         try:

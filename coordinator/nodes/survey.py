@@ -20,7 +20,7 @@ from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
-from sealring.mesh.errors import Conflict
+from sealring.mesh.errors import Conflict, NotFound
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.roster.model import MAX_RINGS_OF_MEMBER, TENSOR
 from sealring.mesh.trust.levels import SCORES
@@ -84,7 +84,8 @@ class Survey:
             if member.id in able_ids and (not spec.members or member.id in spec.members)
         ]
         ranks = spec.stages if spec.strategy == TENSOR else 0
-        answers = await self._profiles.ask(spec.model, [member.id for member in able], ranks)
+        ids = [member.id for member in able]
+        answers = await self._profiles.ask(spec.model, ids, ranks, spec.draft)
         if answers and not any(answer.profile for answer in answers.values()):
             raise unknown_model(spec.model, answers.values(), {member.id: member.name for member in able})
         return answers
@@ -160,6 +161,7 @@ class Survey:
         weight = {one: sum(memory.get(member, 0) for member in groups[one]) for one in groups}
         digest = digest or max(weight, key=lambda one: (weight[one], one), default="")
         agreeing = _of_one_commit(groups.get(digest, {}), memory)
+        draft = _draft(spec, agreeing, memory)
         serving = self._serving(replacing)
         candidates = [
             Candidate(
@@ -173,13 +175,14 @@ class Survey:
                 longest_chunk=chunks.get(member.id, 0),
                 shares=tuple(one.ring for one in serving.get(member.id, ())),
                 taken=sum(one.memory + overhead.get(member.id, 0) for one in serving.get(member.id, ())),
+                drafts=draft is None or _drafts(member.id, draft, agreeing),
             )
             for member in self._store.members.all(Role.MEMBER)
         ]
         usable(spec, candidates)  # raises if no node agrees
         # Files that nodes lack are fetched at that commit, and compared by their hashes if these are known.
         known = max(agreeing.values(), key=lambda one: (bool(one.hub_files), bool(one.commit)))
-        return known, candidates
+        return _with_draft(known, draft), candidates
 
     def _obstacle(self, member: StoredMember, deployment: str, serving: Mapping[str, list[_Serves]]) -> str:
         session = self._sessions.find(member.id)
@@ -215,6 +218,51 @@ class Survey:
             async with asyncio.timeout(_FIRST_BEAT_SECONDS):
                 while any(session.heartbeat is None for session in self._sessions):
                     await self._sessions.next_beat()
+
+
+def _draft(
+    spec: admin_pb2.DeploymentSpec,
+    agreeing: Mapping[str, model_pb2.ModelProfile],
+    memory: Mapping[str, int],
+) -> model_pb2.ModelProfile | None:
+    """The profile of the draft model that most memory has; None if the deployment asks for none.
+
+    Raises NotFound (UNKNOWN_MODEL) if no node has it.
+    """
+    if not spec.draft:
+        return None
+    having = {member: one.draft for member, one in agreeing.items() if one.HasField("draft")}
+    if not having and agreeing:
+        raise NotFound(
+            f"no node that has {spec.model} has the draft model {spec.draft}",
+            hint=f"fetch it: sealring model pull {spec.draft}, or copy it to the node that is to be the head",
+            reason="UNKNOWN_MODEL",
+            param="draft",
+        )
+    weight = Counter[str]()
+    for member, one in having.items():
+        weight[one.digest] += memory.get(member, 0)
+    return max(having.values(), key=lambda one: (weight[one.digest], one.digest, one.hub_files), default=None)
+
+
+def _drafts(
+    member: str, draft: model_pb2.ModelProfile, agreeing: Mapping[str, model_pb2.ModelProfile]
+) -> bool:
+    """Whether a member could be the head: it has the draft model, or would fetch it."""
+    own = agreeing.get(member)
+    return own is None or own.fetches_draft or (own.HasField("draft") and own.draft.digest == draft.digest)
+
+
+def _with_draft(
+    profile: model_pb2.ModelProfile, draft: model_pb2.ModelProfile | None
+) -> model_pb2.ModelProfile:
+    """The model's profile with that of its draft model, or with none."""
+    made = model_pb2.ModelProfile()
+    made.CopyFrom(profile)
+    made.ClearField("draft")
+    if draft is not None:
+        made.draft.CopyFrom(draft)
+    return made
 
 
 def _of_one_commit(

@@ -24,7 +24,8 @@ class Candidate:
     """A member as the planner sees it.
 
     `obstacle` says why it cannot serve now; "" if it can. With `fetches` it gets the model from another
-    member first. `rate` is its measured speed with this model, if known. `shares` are the rings of other
+    member first. It `drafts` if it has the draft model that is asked for, or would get it: else it cannot be
+    a head. `rate` is its measured speed with this model, if known. `shares` are the rings of other
     deployments that it serves, and `taken` the bytes of these, with those that each further engine takes
     beside its weights and caches. `longest_chunk` are the tokens of a prompt's chunk by which its compute
     device gains, 0 where it does not say."""
@@ -39,6 +40,7 @@ class Candidate:
     shares: tuple[str, ...] = ()
     taken: int = 0
     longest_chunk: int = 0
+    drafts: bool = True
 
     @property
     def speed(self) -> float:
@@ -125,8 +127,15 @@ def _promising(demand: Demand, extras: Sequence[int], group: list[Candidate]) ->
     if max(head[one] + tail[other] for one in heads for other in tails if one != other) < missing:
         return
     for order in _orders(group):
+        if not may_lead(demand, order):
+            continue
         if head[order[0].id] + tail[order[-1].id] >= missing:
             yield order
+
+
+def may_lead(demand: Demand, order: Sequence[Candidate]) -> bool:
+    """Whether the first member can be the head: it needs the draft model, if there is one."""
+    return not demand.draft or order[0].drafts or len(order) == 1
 
 
 def _orders(group: list[Candidate]) -> Iterator[list[Candidate]]:
@@ -142,7 +151,15 @@ def _orders(group: list[Candidate]) -> Iterator[list[Candidate]]:
 
 
 def match(demand: Demand, split: Sequence[int], group: list[Candidate]) -> list[Candidate]:
-    """The members as given where that fits, else the strongest to the heaviest stage."""
+    """The members as given where that fits, else the strongest to the heaviest stage. If the first of them
+    cannot be the head, the strongest that can changes places with it."""
+    first = max(
+        group, key=lambda member: (may_lead(demand, [member, *group[1:]]), member is group[0], member.room)
+    )
+    if not may_lead(demand, group):
+        place = group.index(first)
+        group[0], group[place] = first, group[0]
+        return group
     if shortfall(demand, list(zip(group, split, strict=True))) is None:
         return group
     group = sorted(group, key=lambda member: -member.room)

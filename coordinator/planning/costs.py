@@ -221,7 +221,7 @@ def _parts(model: Model, shape: Shape) -> list[_Part]:
         demand = model.demand(ranks)
         found.append(
             _Part(
-                demand.weight_bytes(first, end, rank, len(shape)),
+                demand.weight_bytes(first, end, rank, len(shape)) + demand.draft_at(rank, len(shape)),
                 demand.row_bytes(first, end),
                 read_bytes(model.parts[ranks], first, end),
                 model.demand(ranks, max(1, model.context // 2)).row_bytes(first, end),

@@ -62,7 +62,8 @@ class Demand:
 
     `logits` are the bytes of a row's logits and their copies. `rows` is the number of rows whose logits have
     to fit, as all may be in one step. `drafts` are the bytes per layer that take one row's drafts back, and
-    `inputs` those that each stage keeps besides.
+    `inputs` those that each stage keeps besides. `draft` are those of the draft model with its caches, at the
+    head.
     """
 
     weights: tuple[int, ...]
@@ -74,6 +75,7 @@ class Demand:
     rows: int = 1
     drafts: tuple[int, ...] = ()
     inputs: int = 0
+    draft: int = 0
 
     @classmethod
     def of(
@@ -101,7 +103,8 @@ class Demand:
         )
         logits = LOGITS_COPIES * 4 * profile.vocab_size
         outer = profile.embed_bytes, profile.head_bytes, profile.tied
-        made = cls(tuple(profile.layer_bytes), row, *outer, logits, rows)
+        draft = draft_bytes(profile, context, kv_bits, chunk) if profile.HasField("draft") else 0
+        made = cls(tuple(profile.layer_bytes), row, *outer, logits, rows, draft=draft)
         if not (speculate and profile.trimmable):
             return made
         drafts = tuple(
@@ -155,14 +158,19 @@ class Demand:
         tail = self.head + (self.embedding if self.tied else 0)
         return [self.embedding, *[0] * (stages - 2), tail]
 
+    def draft_at(self, rank: int, stages: int) -> int:
+        """Bytes that the draft model takes at this rank. A ring of one has no use for it."""
+        return self.draft if rank == 0 and stages > 1 else 0
+
     def row_logits(self, rank: int, stages: int) -> int:
         """Bytes that a row's logits and their copies take at this rank: none before the tail."""
         return self.logits if rank == stages - 1 else 0
 
     def extras(self, stages: int) -> list[int]:
-        """Bytes besides layers per rank that have to fit: weights, the logits of `rows` rows, `inputs`."""
+        """Bytes besides layers per rank that have to fit: weights, the logits of `rows` rows, `inputs`, and
+        the draft model."""
         return [
-            weights + self.rows * self.row_logits(rank, stages) + self.inputs
+            weights + self.rows * self.row_logits(rank, stages) + self.inputs + self.draft_at(rank, stages)
             for rank, weights in enumerate(self.outer_weights(stages))
         ]
 
@@ -181,6 +189,23 @@ class Demand:
     def total(self, stages: int) -> int:
         """Everything that `stages` ranks hold together, one row included."""
         return sum(self.per_layer) + sum(self.extras(stages))
+
+
+def draft_context(profile: model_pb2.ModelProfile, context: int) -> int:
+    """Tokens that the caches of a profile's draft model hold, with rows of `context` tokens."""
+    return min(context, profile.draft.max_context or context)
+
+
+def draft_kv_bits(profile: model_pb2.ModelProfile, kv_bits: int) -> int:
+    """The bits of the draft model's caches: those of the large model, where it can keep them so."""
+    return kv_bits if any(one.bits == kv_bits for one in profile.draft.quantized) else 0
+
+
+def draft_bytes(profile: model_pb2.ModelProfile, context: int, kv_bits: int, chunk: int) -> int:
+    """Bytes of the whole draft model, with the caches of one row as long as any."""
+    bits = draft_kv_bits(profile, kv_bits)
+    whole = Demand.of(profile.draft, draft_context(profile, context), bits, chunk, LEAST_CHUNK)
+    return sum(whole.per_layer) + sum(whole.outer_weights(1))
 
 
 def longest_chunk_in(memory_usable: int, profile: model_pb2.ModelProfile, context: int, kv_bits: int) -> int:
@@ -248,6 +273,10 @@ def check_profile(profile: model_pb2.ModelProfile) -> None:
         raise _bad("commit")
     if profile.hub_files and not (profile.commit and is_sha256(profile.hub_files)):
         raise _bad("hash of the hub's files")
+    if profile.HasField("draft"):
+        if profile.draft.HasField("draft"):
+            raise _bad("draft model")
+        check_profile(profile.draft)
 
 
 def _bad(what: str) -> ModelError:

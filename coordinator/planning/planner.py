@@ -26,6 +26,7 @@ from sealring.coordinator.planning.arrangement import (
     PlannedRing,
     deal,
     match,
+    may_lead,
     preferred_places,
     shortfall,
     snake,
@@ -34,6 +35,7 @@ from sealring.coordinator.planning.demand import Demand, check_profile, longest_
 from sealring.coordinator.planning.reasons import of_members, reasons
 from sealring.coordinator.planning.refusals import (
     does_not_fit,
+    no_heads,
     size,
     split_does_not_fit,
     too_few_nodes,
@@ -67,12 +69,15 @@ def plan(
     """The rings of a deployment, with every default of the specification filled in.
 
     Raises InvalidInput (BAD_DEPLOYMENT), NotFound (UNKNOWN_NODE), ModelError (BAD_PROFILE,
-    KV_BITS_UNSUPPORTED), FailedPrecondition (NOT_ENOUGH_NODES, NODE_NOT_USABLE), ResourceExhausted
+    KV_BITS_UNSUPPORTED), FailedPrecondition (NOT_ENOUGH_NODES, NODE_NOT_USABLE, NO_DRAFT_MODEL),
+    ResourceExhausted
     (DOES_NOT_FIT).
     """
     asked, spec = spec, check_spec(spec)
     check_profile(profile)
     members = usable(spec, candidates)
+    if spec.draft and sum(member.drafts for member in members) < spec.replicas:
+        raise no_heads(spec, members)
     _check_shape(spec, profile)
     wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
     chunk = asked.prefill_chunk or max(longest_chunk(spec, profile, wanted, one) for one in members)
@@ -85,6 +90,8 @@ def plan(
     if spec.prefill_chunk < chunk:  # of which windowed caches hold less
         spec.context, spec.stages = asked.context, asked.stages
         rings = _arranged(spec, profile, wanted, members, candidates)
+    if not all(may_lead(_demand(spec, profile, spec.context), [one for one, _ in ring]) for ring in rings):
+        raise no_heads(spec, [ring[0][0] for ring in rings])
     made = _finish(spec, profile, rings)
     demand = _demand(made.spec, profile, made.spec.context)
     if spec.strategy == TENSOR:
@@ -133,7 +140,7 @@ def _left(made: admin_pb2.DeploymentPlan, rings: Sequence[PlannedRing]) -> str:
 
 def memory_of(stage: admin_pb2.StagePlan) -> int:
     """Bytes that a planned stage may take of its member."""
-    return stage.weight_bytes + stage.kv_budget + stage.logits_bytes
+    return stage.weight_bytes + stage.kv_budget + stage.logits_bytes + stage.draft_bytes
 
 
 def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile) -> None:
@@ -357,11 +364,12 @@ def _ring_plan(name: str, demand: Demand, ring: PlannedRing, whole: bool) -> adm
                 weight_bytes=demand.weight_bytes(first, end, *place),
                 kv_bytes=demand.row_bytes(first, end),
                 logits_bytes=demand.row_logits(*place),
+                draft_bytes=0 if whole else demand.draft_at(*place),
                 memory_usable=member.memory_usable,
                 trust=member.trust,
             )
         )
-        stages[-1].kv_budget = member.room - stages[-1].weight_bytes
+        stages[-1].kv_budget = member.room - stages[-1].weight_bytes - stages[-1].draft_bytes
         first = 0 if whole else end
     return admin_pb2.RingPlan(ring=name, stages=stages, min_trust=min(stage.trust for stage in stages))
 
@@ -394,6 +402,7 @@ def plan_hash(
         "prefill_chunk": spec.prefill_chunk,
         "kv_bits": spec.kv_bits,
         **({"backend": spec.backend} if spec.backend else {}),
+        **({"draft": profile.draft.digest} if spec.draft else {}),
         "rings": [
             {
                 "ring": ring.ring,

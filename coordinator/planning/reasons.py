@@ -44,6 +44,9 @@ def reasons(
         lines.append("no tokens are guessed: a ring of one node has no stages that are idle meanwhile")
     elif made.speculate and not trimmable:
         lines.append("no tokens are guessed: a wrong one could not be taken out of caches of this kind")
+    elif made.draft:
+        heads = ", ".join(ring[0][0].name for ring in rings)
+        lines.append(f"{made.draft} guesses at {heads}, with {size(demand.draft)} of weights and caches")
     if made.context < wanted:
         lines.append(
             f"a context of {made.context} tokens, for {wanted} do not fit (--kv-bits 8 or more nodes help)"

@@ -114,6 +114,17 @@ def too_few_nodes(
     )
 
 
+def no_heads(spec: admin_pb2.DeploymentSpec, members: Sequence[Usable]) -> FailedPrecondition:
+    """Members of which each ring's head would be one, and of which too few have the draft model."""
+    names = ", ".join(member.name for member in members[:_SHOWN])
+    return FailedPrecondition(
+        f"the head of each ring needs the draft model {spec.draft}, and not enough of {names} have it",
+        hint=f"fetch it there: sealring model pull {spec.draft} --node NODE",
+        reason="NO_DRAFT_MODEL",
+        param="draft",
+    )
+
+
 def does_not_fit(
     demand: Demand, context: int, members: Sequence[Usable], replicas: int, stages: int, largest: int
 ) -> ResourceExhausted:

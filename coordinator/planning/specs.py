@@ -39,7 +39,7 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
     checked = admin_pb2.DeploymentSpec()
     checked.CopyFrom(spec)
     check_deployment_name(spec.name)
-    if not 1 <= len(spec.model) <= _MAX_MODEL or any(ord(character) < 0x20 for character in spec.model):
+    if not _is_name(spec.model):
         raise _bad("model", f"model is empty, longer than {_MAX_MODEL} or has control characters")
     checked.strategy = spec.strategy or PIPELINE
     if checked.strategy == TENSOR:
@@ -55,6 +55,7 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
         raise _bad("strategy", "strategy is not one that is served", f"use {PIPELINE} or {TENSOR}")
     elif spec.clear_links or spec.backend or spec.or_pipeline:
         raise _bad("strategy", "a pipeline has no links in clear and no backend", f"use {TENSOR}")
+    _check_draft(checked)
     checked.replicas = spec.replicas or 1
     _at_most("context", spec.context, MAX_CONTEXT)
     _at_most("trust_floor", spec.trust_floor, MAX_SCORE)
@@ -93,6 +94,22 @@ def _check_tensor(spec: admin_pb2.DeploymentSpec) -> None:
         )
     if spec.speculate:
         raise _bad("speculate", "a tensor ring guesses no tokens", "leave speculate out")
+
+
+def _is_name(model: str) -> bool:
+    return 1 <= len(model) <= _MAX_MODEL and all(ord(character) >= 0x20 for character in model)
+
+
+def _check_draft(spec: admin_pb2.DeploymentSpec) -> None:
+    if not spec.draft:
+        return
+    if spec.strategy == TENSOR:
+        raise _bad("draft", "a tensor ring guesses no tokens", "leave draft out")
+    if not _is_name(spec.draft) or spec.draft == spec.model:
+        raise _bad(
+            "draft", f"draft is longer than {_MAX_MODEL}, has control characters, or is the model itself"
+        )
+    spec.speculate = True
 
 
 def _check_split(spec: admin_pb2.DeploymentSpec) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from sealring.coordinator.rings.driver import RingDriver
 from sealring.coordinator.rings.epochs import End, RingEpochs, Timeouts
-from sealring.coordinator.rings.running import RingTable, RunningRing, reported_links
+from sealring.coordinator.rings.running import RingTable, RunningRing, draft_plan, reported_links
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
@@ -110,6 +110,7 @@ class Rings:
             *(ring, plan.spec, plan.profile.digest, plan.profile.model_type, machine, self._table.patience),
             commit=plan.profile.commit,
             hub_files=plan.profile.hub_files,
+            draft=draft_plan(plan),
         )
         self._watchers.tell(WatchResponse(ring=running.state()))
         for stage in ring.stages:

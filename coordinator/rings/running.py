@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from sealring.coordinator.planning.demand import draft_context, draft_kv_bits
 from sealring.coordinator.rings.epochs import Phase, RingEpochs
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredDeployment
@@ -84,6 +85,9 @@ class RunningRing:
     """The hub's commit, from which members fetch files that no member has."""
 
     hub_files: str = ""
+
+    draft: membership_pb2.DraftPlan | None = None
+    """The draft model of its head."""
 
     step_times: StepTimes = field(default_factory=StepTimes)
     drafts: tuple[int, int, int] = (0, 0, 0)
@@ -169,6 +173,7 @@ class RunningRing:
             backend=self.backend,
             commit=self.commit,
             hub_files=self.hub_files,
+            draft=self.draft if stage.draft_bytes else None,
         )
 
     def name_of(self, member: str) -> str:
@@ -178,6 +183,21 @@ class RunningRing:
     def stage_of(self, member: str) -> admin_pb2.StagePlan:
         """A member's stage."""
         return next(stage for stage in self.plan.stages if stage.member == member)
+
+
+def draft_plan(plan: admin_pb2.DeploymentPlan) -> membership_pb2.DraftPlan | None:
+    """The draft model of a deployment's heads, as these are to load it; None if there is none."""
+    if not plan.spec.draft:
+        return None
+    draft, spec = plan.profile.draft, plan.spec
+    return membership_pb2.DraftPlan(
+        model=spec.draft,
+        digest=draft.digest,
+        commit=draft.commit,
+        hub_files=draft.hub_files,
+        kv_bits=draft_kv_bits(plan.profile, spec.kv_bits),
+        context=draft_context(plan.profile, spec.context),
+    )
 
 
 def reported_links(

@@ -480,6 +480,7 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         mark_bytes=loaded.mark_bytes,
         times=loaded.times,
         capabilities=loaded.capabilities,
+        draft_us=loaded.draft_us,
         kept=epoch.kept,
         recalls=epoch.recalls,
         draft_runs=epoch.draft_runs,

@@ -39,6 +39,16 @@ _ROW_EVENTS = frozenset({0x32, 0x3A, 0x42, 0x7A})
 
 
 @dataclass(frozen=True)
+class DraftKey:
+    """A draft model that the head's engine has loaded, or will load, beside its stage."""
+
+    path: str
+    digest: str
+    kv_bits: int
+    context: int
+
+
+@dataclass(frozen=True)
 class StageKey:
     """A stage that an engine has loaded, or will load."""
 
@@ -53,6 +63,7 @@ class StageKey:
     rank: int = 0
     ranks: int = 0
     """Above 1 in a tensor ring, where each rank loads its share of every layer."""
+    draft: DraftKey | None = None
 
 
 @dataclass(frozen=True)
@@ -143,10 +154,11 @@ class EngineProcess:
     def pid(self) -> int:
         return self._child.pid if self._child is not None else 0
 
-    async def profile(self, path: str, ranks: int = 0) -> model_pb2.ModelProfile:
-        """Measures a model folder. Raises ModelError, NotFound, EpochEnded, DeadlineExceeded."""
+    async def profile(self, path: str, ranks: int = 0, draft: str = "") -> model_pb2.ModelProfile:
+        """Measures a model folder. With `draft` it measures that folder instead, once it may guess for the
+        first one. Raises ModelError, NotFound, EpochEnded, DeadlineExceeded."""
         number = self._number()
-        asked = engine_pb2.ProfileModel(id=number, path=path, ranks=ranks)
+        asked = engine_pb2.ProfileModel(id=number, path=path, ranks=ranks, draft=draft)
         command = engine_pb2.EngineCommand(profile=asked)
         event = await self._ask(number, command, _PROFILE_SECONDS, "the profile of a model")
         return event.profiled.profile
@@ -269,7 +281,9 @@ class EngineProcess:
 
     async def _do_load(self, stage: StageKey) -> engine_pb2.StageLoaded:
         number = self._number()
-        load = engine_pb2.LoadStage(id=number, **vars(stage))
+        load = engine_pb2.LoadStage(id=number, **(vars(stage) | {"draft": None}))
+        if stage.draft is not None:
+            load.draft.CopyFrom(engine_pb2.DraftModel(**vars(stage.draft)))
         if self._liveness is not None:
             self._liveness.watch(interval=_LOADING[0], deadline=_LOADING[1])
         try:

@@ -77,7 +77,9 @@ class EngineKeeper:
         self._spare = _Place()
         self._turn = asyncio.Lock()
         self._profiling = asyncio.Lock()
-        self._profiles: OrderedDict[tuple[FolderState, int], model_pb2.ModelProfile] = OrderedDict()
+        self._profiles: OrderedDict[tuple[tuple[FolderState, ...], int], model_pb2.ModelProfile] = (
+            OrderedDict()
+        )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending: set[asyncio.Task[Any]] = set()
         self._spare_over: asyncio.TimerHandle | None = None
@@ -99,17 +101,36 @@ class EngineKeeper:
         engines = [seat.process for seat in self._seats if seat.process is not None]
         return [engine.figures.stored for engine in engines if engine.figures.stored is not None]
 
-    async def profile(self, name: str, ranks: int = 0) -> model_pb2.ModelProfile:
+    async def profile(self, name: str, ranks: int = 0, draft: str = "") -> model_pb2.ModelProfile:
         """Measures a model, or the share of it that one of `ranks` ranks holds; 0 means the whole. A folder
-        that has not changed is not measured again.
+        that has not changed is not measured again. With `draft` the profile of that draft model is in it,
+        unless the node lacks that.
 
-        Raises NotFound, InvalidInput, ModelError, EpochEnded, DeadlineExceeded.
+        Raises NotFound, InvalidInput, ModelError (also DRAFT_NOT_ALIKE), EpochEnded, DeadlineExceeded.
         """
         path = await self.find(name)
-        key = (await asyncio.to_thread(FolderState.read, path), ranks)
+        found = await self._profile(path, ranks)
+        if not draft:
+            return found
+        both = model_pb2.ModelProfile()
+        both.CopyFrom(found)
+        try:
+            both.draft.CopyFrom(await self._profile(await self.find(draft), 0, path))
+        except NotFound as error:
+            both.fetches_draft = error.metadata.get("fetchable") == "yes"
+        return both
+
+    async def _profile(self, path: Path, ranks: int, model: Path | None = None) -> model_pb2.ModelProfile:
+        """The profile of a folder; of a draft model for that at `model`, if one is given."""
+        states = [await asyncio.to_thread(FolderState.read, one) for one in (path, model) if one is not None]
+        key = (tuple(states), ranks)
         if key in self._profiles:
             return self._profiles[key]
-        profile = await self.shielded(self._measure(lambda engine: engine.profile(str(path), ranks)))
+
+        def measure(engine: EngineProcess) -> Coroutine[Any, Any, model_pb2.ModelProfile]:
+            return engine.profile(str(model or path), ranks, str(path) if model is not None else "")
+
+        profile = await self.shielded(self._measure(measure))
         note = await asyncio.to_thread(note_of, path)
         profile.commit = commit_of(path, note)
         profile.hub_files = await asyncio.to_thread(hub_files_of, path, note)

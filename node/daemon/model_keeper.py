@@ -44,7 +44,7 @@ class ModelKeeper:
 
     async def profile(self, request: membership_pb2.ProfileRequest) -> model_pb2.ModelProfile:
         """The profile of a model, or of one rank's share of it. Raises as `EngineKeeper.profile`."""
-        return await self._engines.profile(request.model, request.ranks)
+        return await self._engines.profile(request.model, request.ranks, request.draft)
 
     async def change(self, request: membership_pb2.ChangeModel) -> None:
         """Removes a model, or starts to fetch one, whose progress heartbeats report.
@@ -63,8 +63,11 @@ class ModelKeeper:
         stages = [seat.stage for seat in self._seats if seat.stage is not None]
         epochs = [seat.epoch for seat in self._seats if seat.epoch and seat.phase is not Phase.ENDED]
         names = {epoch.plan.model for epoch in epochs}
+        names |= {epoch.plan.draft.model for epoch in epochs if epoch.plan.draft is not None}
         names |= {name.rpartition("/")[2] for name in names if not name.startswith("/")}
-        return [*(Path(stage.path) for stage in stages), *map(self._fetcher.place, sorted(names))]
+        loaded = [Path(stage.path) for stage in stages]
+        loaded += [Path(stage.draft.path) for stage in stages if stage.draft is not None]
+        return [*loaded, *map(self._fetcher.place, sorted(names))]
 
     async def served(self) -> tuple[bytes, ...]:
         """The digests of the models of all rings that are up, sorted, from the files as they are now.

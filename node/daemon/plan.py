@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput
 from sealring.mesh.names import is_commit, is_sha256
-from sealring.mesh.ring.limits import BACKENDS, MAX_PREFILL_CHUNK, MAX_ROWS
+from sealring.mesh.ring.limits import BACKENDS, MAX_CONTEXT, MAX_PREFILL_CHUNK, MAX_ROWS
 from sealring.mesh.roster.model import Ring, RingMember, Roster
 from sealring.mesh.rpc.protocol import check_speaks
 from sealring.node.link.params import LinkParams
@@ -27,6 +27,19 @@ class LinkPlan:
     def receives(self) -> bool:
         """Whether records of this link arrive here."""
         return self.params.own_rank == self.params.to_rank
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """The draft model of a ring's head. `kv_bits` 0: its caches are not quantized. They hold `context`
+    tokens."""
+
+    model: str
+    digest: str
+    commit: str
+    hub_files: str
+    kv_bits: int
+    context: int
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,8 @@ class EpochPlan:
     """Hash of the names and hashes of the hub's files, which finds other commits with the same files."""
     speculate: bool = False
     """Whether steps may have drafts."""
+    draft: DraftPlan | None = None
+    """A model by which this member, the head, guesses tokens."""
     releases: tuple[bytes, ...] = ()
     """The hashes of its members' software, each once, in order."""
 
@@ -97,6 +112,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         commit=prepare.commit,
         hub_files=prepare.hub_files,
         speculate=prepare.speculate,
+        draft=_draft(prepare, own),
         releases=tuple(sorted({roster.member(each.id).manifest_hash for each in ring.members})),
     )
 
@@ -132,6 +148,24 @@ def _check_bounds(prepare: membership_pb2.PrepareEpoch) -> None:
         and (not prepare.hub_files or is_sha256(prepare.hub_files))
     ):
         raise InvalidInput("the epoch's limits are out of bounds", reason="BAD_EPOCH")
+
+
+def _draft(prepare: membership_pb2.PrepareEpoch, own: RingMember) -> DraftPlan | None:
+    """Raises InvalidInput (BAD_EPOCH)."""
+    if not prepare.HasField("draft"):
+        return None
+    draft = prepare.draft
+    if not (
+        prepare.speculate
+        and own.rank == 0
+        and is_sha256(draft.digest)
+        and (not draft.commit or is_commit(draft.commit))
+        and (not draft.hub_files or is_sha256(draft.hub_files))
+        and draft.kv_bits in KV_BITS
+        and 1 <= draft.context <= MAX_CONTEXT
+    ):
+        raise InvalidInput("the epoch's draft model is out of bounds", reason="BAD_EPOCH")
+    return DraftPlan(draft.model, draft.digest, draft.commit, draft.hub_files, draft.kv_bits, draft.context)
 
 
 def _check_ring(prepare: membership_pb2.PrepareEpoch, ring: Ring) -> None:

@@ -22,7 +22,7 @@ from sealring.mesh.system.addresses import free_port, listen_error
 from sealring.mesh.system.files import unwritable
 from sealring.node.carrier.neighbours import listen
 from sealring.node.daemon.carrier_process import CarrierProcess
-from sealring.node.daemon.engine_process import EngineProcess, StageKey
+from sealring.node.daemon.engine_process import DraftKey, EngineProcess, StageKey
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
 from sealring.node.daemon.link_setup import LinkSetup
@@ -156,6 +156,13 @@ class Seat:
         stage = StageKey(str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, *most)
         if plan.backend:
             stage = dataclasses.replace(stage, rank=plan.rank, ranks=plan.size)
+        if (draft := plan.draft) is not None:
+            whole = await self._around.engines.for_stage(
+                draft.model, None, draft.commit, draft.hub_files, progress
+            )
+            stage = dataclasses.replace(
+                stage, draft=DraftKey(str(whole), draft.digest, draft.kv_bits, draft.context)
+            )
         return await self._engine.with_stage(stage, progress)
 
     async def prefix_disk(self, plan: EpochPlan) -> engine_pb2.PrefixDisk | None:

@@ -29,6 +29,9 @@ one counts only if it has been right."""
 _KEPT = 0.93
 """Weight of a guess after each later one."""
 
+CAUGHT_UP = 16
+"""Tokens that a draft model computes along with a guess: as many as one run can bring."""
+
 _UNTRIED = 2.0
 """A tally's weight before anything was tried."""
 
@@ -247,6 +250,8 @@ class Guesses:
         self._refuted = 0
         self._sent = 0  # tokens, from the row's first, that steps compute or have computed
         self._run = 1  # tokens of the last step
+        self._probe = 0  # tokens of the row from which on a guess is made though no run has it
+        self._pause = 1  # tokens to the next such guess
         self._tally = _Tally()
         self._lock = threading.Lock()
 
@@ -268,8 +273,10 @@ class Guesses:
     @property
     def wanting(self) -> bool:
         """Whether to guess another token: there are to be as many as the last run had behind what steps
-        compute, so that the next run finds its drafts there. While there are no runs there is to be one, so
-        that it is known how often guesses are right."""
+        compute, so that the next run finds its drafts there. While there are no runs there is to be one now
+        and then, so that it is known how often guesses are right: more rarely with each that is wrong."""
+        if self._run == 1 and self.known < self._probe:
+            return False
         return self.known + len(self._ahead) < max(self.known, self._sent) + self._run
 
     def add(self, token: int) -> None:
@@ -277,7 +284,7 @@ class Guesses:
         with self._lock:
             if self._ahead:
                 right = self._ahead.pop(0) == token
-                self._tally.add(right)
+                self._count(right)
                 if not right:
                     self._ahead.clear()
                     self._refuted += 1
@@ -285,9 +292,21 @@ class Guesses:
                     self.held = min(self.held, self.known)
             self._text += _spelt(token)
 
+    def _count(self, right: bool) -> None:
+        self._tally.add(right)
+        self._pause = 1 if right else min(2 * self._pause, CAUGHT_UP)
+        self._probe = self.known + self._pause
+
     def likely(self) -> float:
-        """The probability that the next guess is right, by the last ones; 0 if none was made in time."""
-        return self._tally.rate if self._tally.tried > _UNTRIED else 0.0
+        """The probability that the next guess is right, by the last ones; 0 if there were none, and while the
+        model is further behind."""
+        tried = self._tally.tried > _UNTRIED and self.known - self.held <= CAUGHT_UP
+        return self._tally.rate if tried else 0.0
+
+    def begin(self, held: int) -> None:
+        """The model has computed the first `held` tokens of the row, and nothing else."""
+        with self._lock:
+            self.held = held
 
     def feed(self, most: int) -> Feed:
         """At most `most` tokens that the model is to compute next. They count as computed."""
@@ -305,7 +324,7 @@ class Guesses:
             if feed.refuted != self._refuted:
                 return
             if feed.end < self.known:
-                self._tally.add(self._text[feed.end * _WORD : (feed.end + 1) * _WORD] == _spelt(token))
+                self._count(self._text[feed.end * _WORD : (feed.end + 1) * _WORD] == _spelt(token))
             elif feed.end == self.known + len(self._ahead):
                 self._ahead.append(token)
 
@@ -313,11 +332,15 @@ class Guesses:
         """Notes a step of `drafts` guesses of the model."""
         self._run = 1 + drafts
 
-    def taken(self, first: int, count: int) -> list[int] | None:
-        """The tokens from place `first` on, as far as they are known, and guesses, for a run. None if there
-        are fewer."""
+    def send(self, end: int) -> None:
+        """Notes that steps compute the row's tokens and guesses before place `end`."""
         with self._lock:
-            self._sent = max(self._sent, first + count)
+            self._sent = max(self._sent, end)
+
+    def taken(self, first: int, count: int) -> list[int] | None:
+        """The tokens from place `first` on, as far as they are known, and guesses. None if there are
+        fewer."""
+        with self._lock:
             sure = np.frombuffer(bytes(self._text[first * _WORD : (first + count) * _WORD]), np.uint32)
             begin = max(0, first - self.known)
             found = [*sure.tolist(), *self._ahead[begin : begin + count - len(sure)]]

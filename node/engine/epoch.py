@@ -37,6 +37,7 @@ from sealring.mesh.ring.composition import (
 )
 from sealring.mesh.system.logging import name_with_mlx_message
 from sealring.node.engine.allowance import Account, Allowance
+from sealring.node.engine.drafter import Drafter
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Lanes, Row
 from sealring.node.engine.prefixes import Prefixes
@@ -78,10 +79,10 @@ InnocentVictim of another program's."""
 class StageEpoch:
     """One life of a ring, on one member: its rows, its lanes and its place on the links.
 
-    `channel` is None in a ring of one. `prompts` is given at the head only, `grammars` at the tail. Unless
-    the deployment has `speculate`, steps with drafts are refused, because drafts reveal what repeats. `runs`
-    is the number of runs of drafts that the stage can take back, as `staging.undo.runs_of` says. `times` are
-    those of the stage's steps.
+    `channel` is None in a ring of one. `prompts` is given at the head only, `grammars` at the tail, `drafter`
+    at a head that has a draft model. Unless the deployment has `speculate`, steps with drafts are refused,
+    because drafts reveal what repeats. `runs` is the number of runs of drafts that the stage can take back,
+    as `staging.undo.runs_of` says. `times` are those of the stage's steps.
     `on_fault` is called once, by any thread, when the epoch cannot go on, and never after `end`.
     """
 
@@ -100,6 +101,7 @@ class StageEpoch:
         speculate: bool = False,
         runs: int = 0,
         times: Sequence[control.StepTime] = (),
+        drafter: Drafter | None = None,
         on_fault: Callable[[BaseException], None],
         deadline: float = RECORD_DEADLINE,
     ) -> None:
@@ -122,7 +124,13 @@ class StageEpoch:
         self._over_lock = threading.Lock()
         self._waits_for_ranks = isinstance(stage.spec, ShardSpec)
         seat = seat_of(
-            stage, channel=channel, prompts=prompts, grammars=grammars, deadline=deadline, fail=self.fail
+            stage,
+            channel=channel,
+            prompts=prompts,
+            grammars=grammars,
+            drafter=drafter if speculate else None,
+            deadline=deadline,
+            fail=self.fail,
         )
         self._source, self._exit, self._results = seat.source, seat.exit, seat.results
         self._transfer = seat.transfer
@@ -287,6 +295,7 @@ class StageEpoch:
     def drop(self) -> None:
         """Frees all rows. Kept prefixes stay, unless computing has failed."""
         self._lanes.clear()
+        self._source.drop()
         if self._failed:
             self._prefixes.distrust()
         self._prefixes.end_epoch()
@@ -330,6 +339,10 @@ class StageEpoch:
             self.fail(error)
             self.drop()
 
+    def work(self) -> bool:
+        """Does something that can wait, while there is no step to compute; False if there is nothing."""
+        return not self._over and self._source.work()
+
     def _change(self, step: ResolvedStep) -> None:
         for change in step.changes:
             if isinstance(change, Settling):
@@ -357,7 +370,7 @@ class StageEpoch:
                 self._source.adopt(change)
                 self._prefixes.adopt(change)
             elif isinstance(change, Dropping):
-                self._source.drop(change.prefix)
+                self._source.drop_prefix(change.prefix)
                 self._prefixes.drop(change.prefix)
 
     def _decode(self, step: ResolvedStep) -> None:

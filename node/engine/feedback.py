@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -49,11 +49,13 @@ class LocalFeedback:
 class RingFeedback:
     """The last tokens of rows at the head of a longer ring.
 
-    `arrived` is called by the receiving thread, the rest by the compute loop.
+    `arrived` is called by the receiving thread, the rest by the compute loop. While it waits it does what
+    `meanwhile` does, as long as that has something to do.
     """
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, meanwhile: Callable[[], bool] = lambda: False) -> None:
         self._deadline = deadline
+        self._meanwhile = meanwhile
         self._changed = threading.Condition()
         self._rhythm = Rhythm()
         self._last: dict[int, int] = {}
@@ -84,6 +86,9 @@ class RingFeedback:
     def _wait(self, needed: int) -> None:
         def over_or_there() -> bool:
             return self._over or self._arrived_step >= needed
+
+        while not over_or_there() and self._meanwhile():
+            pass
 
         def sleep(seconds: float | None) -> bool:
             if seconds == 0:

@@ -18,13 +18,16 @@ from sealring.mesh.ring.composition import MAX_DRAFTS
 from sealring.mesh.ring.limits import MAX_RUNS
 from sealring.node.engine import device, sampling_kinds
 from sealring.node.engine.blocks import Layout, layout_of, provenance
+from sealring.node.engine.drafter import Drafter
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.profile import digest, measure, profile
 from sealring.node.engine.ranges import check_here, check_whole, needed
 from sealring.node.engine.staging import Stage
-from sealring.node.engine.staging.anatomy import dissect, not_runnable
+from sealring.node.engine.staging.anatomy import dissect, full_cache, not_runnable
+from sealring.node.engine.staging.caches import trimmable
 from sealring.node.engine.staging.rows import BLOCK, extra_bytes
+from sealring.node.engine.text.alike import check_alike, not_trimmable
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.transfer import shares_memory
@@ -44,6 +47,10 @@ Emit = Callable[[engine.EngineEvent], None]
 _LEAST_ROWS = 16
 """Rows up to which steps are timed whatever an epoch has: another may have more over the same stage."""
 
+_DRAFT_CHUNK, _DRAFT_SECONDS = 256, 1.0
+"""Tokens of a draft model's longest chunk: a head does not wait for longer ones. Seconds in which its steps
+are timed."""
+
 _PROGRESS_SECONDS = 0.5
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "qwen.tiktoken")
 
@@ -59,6 +66,7 @@ class Loaded:
     grammars: Grammars | None
     times: Sequence[control.StepTime] = ()
     layout: Layout | None = None
+    drafter: Drafter | None = None
     prefixes: Prefixes = field(init=False)
     stored_at: engine.PrefixDisk | None = None
 
@@ -68,7 +76,7 @@ class Loaded:
     def serves(self, command: engine.LoadStage) -> bool:
         """Whether `command` asks for what is loaded; chunks of another size change no weight."""
         mine, theirs = (
-            (one.path, one.digest, one.lo, one.hi, one.context, one.kv_bits, one.rank, one.ranks)
+            (one.path, one.digest, one.lo, one.hi, one.context, one.kv_bits, one.rank, one.ranks, one.draft)
             for one in (self.command, command)
         )
         return mine == theirs
@@ -114,6 +122,7 @@ class Loaded:
             metal=device.metal(),
             device=device.identity(),
             capabilities=self.front.capabilities if self.front is not None else (),
+            draft_us=round(1e6 * self.drafter.seconds) if self.drafter is not None else 0,
         )
 
     def open_disk(self, command: engine.OpenEngineEpoch) -> Disk | None:
@@ -152,6 +161,7 @@ class Loaded:
             self.grammars.close()
         self.close_disk()
         self.prefixes.clear()
+        self.drafter = None
         del self.stage
         gc.collect()
         mx.clear_cache()
@@ -160,12 +170,7 @@ class Loaded:
 def load(command: engine.LoadStage, emit: Emit) -> Loaded:
     """Loads what `command` asks for, with progress events. Raises ModelError, InvalidInput."""
     path = Path(command.path)
-    if command.digest and digest(path) != command.digest:
-        raise ModelError(
-            f"the folder {path.name} does not hold the model of this deployment",
-            reason="MODEL_DIGEST_MISMATCH",
-            hint="copy the same model to every member",
-        )
+    _check_digest(path, command.digest)
     lo, hi = command.lo, command.hi
     stage: Stage | None = None
     if command.ranks > 1:
@@ -194,6 +199,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             warm_up(stage, longest)
             sampling_kinds.warm_up(stage)
             times = timed(stage, longest, max(_LEAST_ROWS, command.max_rows))
+            drafter = _drafter(path, command, words) if is_head and command.draft.path else None
         except (RuntimeError, ValueError) as error:
             raise not_runnable(stage.spec.model_type, error) from error
         if front is not None:
@@ -207,7 +213,42 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             grammars.close()
         raise
     log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
-    return Loaded(stage, front, command, measured, grammars, times, _layout(stage, path))
+    return Loaded(stage, front, command, measured, grammars, times, _layout(stage, path), drafter)
+
+
+def _drafter(path: Path, command: engine.LoadStage, words: int) -> Drafter:
+    """The draft model of the model at `path`, which has `words` tokens.
+
+    Raises ModelError (also MODEL_DIGEST_MISMATCH, DRAFT_NOT_ALIKE, DRAFT_NOT_TRIMMABLE).
+    """
+    asked = command.draft
+    folder = Path(asked.path)
+    _check_digest(folder, asked.digest)
+    check_alike(path, folder)
+    model, config = load_lazily(folder)
+    anatomy = dissect(model, config["model_type"])
+    measured = with_kv_bits(measure(folder, model, config, anatomy), asked.kv_bits)
+    layers = len(anatomy.layers)
+    stage = cut_stage(model, anatomy, 0, layers, asked.kv_bits)
+    if not trimmable(stage.make_cache()):
+        raise not_trimmable(folder.name)
+    read_weights(stage, folder, lambda part: None)
+    warm_up(stage, _DRAFT_CHUNK)
+    times = timed(stage, _DRAFT_CHUNK, 1, _DRAFT_SECONDS)
+    per_token, per_row = kv_bytes(measured, 0, layers, asked.context, _DRAFT_CHUNK)
+    memory = stage.weight_bytes + per_row + per_token * asked.context
+    made = Drafter(stage, words, asked.context, times, memory)
+    log.info("draft_model_loaded", weight_bytes=stage.weight_bytes, guess_ms=round(1e3 * made.seconds, 2))
+    return made
+
+
+def _check_digest(path: Path, wanted: str) -> None:
+    if wanted and digest(path) != wanted:
+        raise ModelError(
+            f"the folder {path.name} does not hold the model of this deployment",
+            reason="MODEL_DIGEST_MISMATCH",
+            hint="copy the same model to every member",
+        )
 
 
 def _layout(stage: Stage, path: Path) -> Layout | None:
@@ -295,6 +336,18 @@ def profile_message(path: str, ranks: int = 1) -> model.ModelProfile:
     measured["max_context"] = measured["max_context"] or 0
     measured["quantized"] = [model.QuantizedCaches(**one) for one in measured["quantized"]]
     return model.ModelProfile(**measured)
+
+
+def draft_message(path: str, draft: str) -> model.ModelProfile:
+    """The profile of the folder `draft`, whose model is to guess for that at `path`.
+
+    Raises ModelError (also DRAFT_NOT_ALIKE, DRAFT_NOT_TRIMMABLE).
+    """
+    check_alike(Path(path), Path(draft))
+    model_of_it, _ = load_lazily(Path(draft), parts=True)
+    if not trimmable(full_cache(model_of_it)):
+        raise not_trimmable(Path(draft).name)
+    return profile_message(draft)
 
 
 def ranges_message(path: str, lo: int, hi: int) -> list[engine.FileRange]:

@@ -38,7 +38,7 @@ from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine import device, metal, nvidia
 from sealring.node.engine.allowance import Allowance
 from sealring.node.engine.epoch import StageEpoch
-from sealring.node.engine.folder import Loaded, load, profile_message, ranges_message
+from sealring.node.engine.folder import Loaded, draft_message, load, profile_message, ranges_message
 from sealring.node.engine.group import form
 from sealring.node.engine.staging import Shard
 from sealring.node.engine.text.front import StoredNames, refusal
@@ -61,6 +61,9 @@ and a result or a record passes several threads on its way."""
 _HINTS = {"device_stuck": "the GPU does not finish a step; if it happens again, restart the machine"}
 
 
+def _nothing() -> None: ...
+
+
 def hung(loaded: Loaded, epoch: StageEpoch | None) -> str | None:
     """The reason why a thread will never go on: a prompt or the device; None while all go on."""
     if loaded.front is not None and loaded.front.stuck:
@@ -70,10 +73,19 @@ def hung(loaded: Loaded, epoch: StageEpoch | None) -> str | None:
     return None
 
 
-def compute(tasks: SimpleQueue[Callable[[], None]], *, idle: Callable[[], None], after: float) -> NoReturn:
-    """Does tasks for ever, and calls `idle` once when there was none for `after` seconds since the last."""
+def compute(
+    tasks: SimpleQueue[Callable[[], None]],
+    *,
+    idle: Callable[[], None],
+    after: float,
+    work: Callable[[], bool] = lambda: False,
+) -> NoReturn:
+    """Does tasks for ever. While there is none it does what `work` does, as long as that has something to do,
+    and calls `idle` once when there was none for `after` seconds since the last."""
     worked = False
     while True:
+        while tasks.empty() and work():
+            pass
         try:
             task = tasks.get(timeout=after if worked else None)
         except Empty:
@@ -112,7 +124,10 @@ class Engine:
         self._emit(engine.EngineEvent(ready=limits))
         threading.Thread(target=self._read, name="commands", daemon=True).start()
         device.compute_in_batches()  # this thread, not those beside it
-        compute(self._tasks, idle=device.give_back, after=device.idle_seconds())
+        compute(self._tasks, idle=device.give_back, after=device.idle_seconds(), work=self._work)
+
+    def _work(self) -> bool:
+        return self._epoch is not None and self._epoch.work()
 
     def _emit(self, event: engine.EngineEvent) -> None:
         try:
@@ -251,7 +266,8 @@ class Engine:
 
     def _open_epoch(self, command: engine.OpenEngineEpoch) -> None:
         loaded = self._stage_for(command)
-        device.wire(loaded.stage.weight_bytes + command.kv_budget)
+        draft = loaded.drafter.memory if loaded.drafter is not None else 0
+        device.wire(loaded.stage.weight_bytes + command.kv_budget + draft)
         channel = EngineChannel(*self._receive_channel(command.epoch)) if command.size > 1 else None
         origins = loaded.prefixes.turn_over(command.ring)
         front = loaded.front
@@ -262,7 +278,8 @@ class Engine:
         names = {}
         if front is not None:
             named = StoredNames(names_key(disk.store.key), disk.held) if disk is not None else None
-            names = front.begin_epoch(origins, speculate=command.speculate, disk=named)
+            modelled = loaded.drafter is not None
+            names = front.begin_epoch(origins, speculate=command.speculate, modelled=modelled, disk=named)
         self._epoch = StageEpoch(
             command.epoch,
             loaded.stage,
@@ -276,6 +293,7 @@ class Engine:
             speculate=command.speculate,
             runs=runs,
             times=loaded.times,
+            drafter=loaded.drafter,
             on_fault=partial(self._fault, command.epoch),
         )
         kept = []
@@ -349,6 +367,8 @@ class Engine:
         with self._profiling:
             if command.hi:
                 profiled.ranges.extend(ranges_message(command.path, command.lo, command.hi))
+            elif command.draft:
+                profiled.profile.CopyFrom(draft_message(command.path, command.draft))
             else:
                 profiled.profile.CopyFrom(profile_message(command.path, command.ranks))
         self._emit(engine.EngineEvent(profiled=profiled))
@@ -385,6 +405,8 @@ class Engine:
             self._loaded.free()
             self._loaded = None
         self._loaded = load(command, self._emit)
+        if self._loaded.drafter is not None:
+            self._loaded.drafter.wake = lambda: self._tasks.put(_nothing)
 
     def _closed(self, number: int, epoch: StageEpoch | None) -> None:
         if epoch is not None:

@@ -697,6 +697,7 @@ class DeploymentSpec(_message.Message):
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
     SHARE_PREFIXES_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     KV_BITS_FIELD_NUMBER: _builtins.int
     CLEAR_LINKS_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
@@ -727,6 +728,10 @@ class DeploymentSpec(_message.Message):
     """Prompts in clear may begin with a kept prefix of another API key's prompt; who asks can tell by the time."""
     speculate: _builtins.bool
     """a request that is alone on its ring gets several tokens a step, where the head guesses them"""
+    draft: _builtins.str
+    """With `speculate`, which it implies: a small model of the same tokenizer, named as `model`, by which each ring's head
+    guesses tokens too.
+    """
     kv_bits: _builtins.int
     """of keys and values in the caches: 8 or 4; 0: the model's own precision"""
     clear_links: _builtins.bool
@@ -769,6 +774,7 @@ class DeploymentSpec(_message.Message):
         prefill_chunk: _builtins.int = ...,
         share_prefixes: _builtins.bool = ...,
         speculate: _builtins.bool = ...,
+        draft: _builtins.str = ...,
         kv_bits: _builtins.int = ...,
         clear_links: _builtins.bool = ...,
         backend: _builtins.str = ...,
@@ -780,7 +786,7 @@ class DeploymentSpec(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "keep_alive", b"keep_alive"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "aliases", b"aliases", "backend", b"backend", "clear_links", b"clear_links", "context", b"context", "keep_alive", b"keep_alive", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "on_demand", b"on_demand", "or_pipeline", b"or_pipeline", "pinned", b"pinned", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "share_prefixes", b"share_prefixes", "speculate", b"speculate", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "aliases", b"aliases", "backend", b"backend", "clear_links", b"clear_links", "context", b"context", "draft", b"draft", "keep_alive", b"keep_alive", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "on_demand", b"on_demand", "or_pipeline", b"or_pipeline", "pinned", b"pinned", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "share_prefixes", b"share_prefixes", "speculate", b"speculate", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_alive: _TypeAlias = _typing.Literal["keep_alive"]  # noqa: Y015
     _WhichOneofArgType__keep_alive: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive"]  # noqa: Y015
@@ -803,6 +809,7 @@ class StagePlan(_message.Message):
     TRUST_FIELD_NUMBER: _builtins.int
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     LOGITS_BYTES_FIELD_NUMBER: _builtins.int
+    DRAFT_BYTES_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     member_name: _builtins.str
     rank: _builtins.int
@@ -818,6 +825,8 @@ class StagePlan(_message.Message):
     """bytes that it may spend on KV caches: of max_rows rows at the deployment's context"""
     logits_bytes: _builtins.int
     """at the tail: logits of max_rows rows, and the copies that sampling makes of them"""
+    draft_bytes: _builtins.int
+    """at the head: weights and caches of the draft model"""
     def __init__(
         self,
         *,
@@ -832,10 +841,11 @@ class StagePlan(_message.Message):
         trust: _builtins.int = ...,
         kv_budget: _builtins.int = ...,
         logits_bytes: _builtins.int = ...,
+        draft_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "first_layer", b"first_layer", "kv_budget", b"kv_budget", "kv_bytes", b"kv_bytes", "logits_bytes", b"logits_bytes", "member", b"member", "member_name", b"member_name", "memory_usable", b"memory_usable", "rank", b"rank", "trust", b"trust", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_bytes", b"draft_bytes", "end_layer", b"end_layer", "first_layer", b"first_layer", "kv_budget", b"kv_budget", "kv_bytes", b"kv_bytes", "logits_bytes", b"logits_bytes", "member", b"member", "member_name", b"member_name", "memory_usable", b"memory_usable", "rank", b"rank", "trust", b"trust", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

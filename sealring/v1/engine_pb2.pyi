@@ -221,6 +221,7 @@ class ProfileModel(_message.Message):
     LO_FIELD_NUMBER: _builtins.int
     HI_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
     lo: _builtins.int
@@ -228,6 +229,8 @@ class ProfileModel(_message.Message):
     """not 0: which bytes the layers [lo, hi) are made of, and nothing else"""
     ranks: _builtins.int
     """above 1: of what one of so many ranks holds of every layer"""
+    draft: _builtins.str
+    """the folder of a draft model for the one at `path`: that is profiled instead"""
     def __init__(
         self,
         *,
@@ -236,10 +239,11 @@ class ProfileModel(_message.Message):
         lo: _builtins.int = ...,
         hi: _builtins.int = ...,
         ranks: _builtins.int = ...,
+        draft: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hi", b"hi", "id", b"id", "lo", b"lo", "path", b"path", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "hi", b"hi", "id", b"id", "lo", b"lo", "path", b"path", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -313,6 +317,7 @@ class LoadStage(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
     lo: _builtins.int
@@ -330,6 +335,10 @@ class LoadStage(_message.Message):
     """above 1: of every layer what this rank holds"""
     max_rows: _builtins.int
     """at once; steps of more are not timed"""
+    @_builtins.property
+    def draft(self) -> Global___DraftModel:
+        """at a head that is to guess by a draft model"""
+
     def __init__(
         self,
         *,
@@ -344,14 +353,48 @@ class LoadStage(_message.Message):
         rank: _builtins.int = ...,
         ranks: _builtins.int = ...,
         max_rows: _builtins.int = ...,
+        draft: Global___DraftModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "path", b"path", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "draft", b"draft", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "path", b"path", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadStage: _TypeAlias = LoadStage  # noqa: Y015
+
+@_typing.final
+class DraftModel(_message.Message):
+    """A small model with the tokens of the large one, which the head computes whole."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    KV_BITS_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    digest: _builtins.str
+    """the folder must have this one"""
+    kv_bits: _builtins.int
+    """as in LoadStage"""
+    context: _builtins.int
+    """tokens for whose caches there is memory"""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        kv_bits: _builtins.int = ...,
+        context: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "kv_bits", b"kv_bits", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftModel: _TypeAlias = DraftModel  # noqa: Y015
 
 @_typing.final
 class LoadProgress(_message.Message):
@@ -389,6 +432,7 @@ class StageLoaded(_message.Message):
     METAL_FIELD_NUMBER: _builtins.int
     MARK_BYTES_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    DRAFT_US_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     weight_bytes: _builtins.int
     kv_bytes_per_token: _builtins.int
@@ -400,6 +444,8 @@ class StageLoaded(_message.Message):
     """as in Attached"""
     device: _builtins.bytes
     """names the GPU that computes; empty: none does"""
+    draft_us: _builtins.int
+    """microseconds in which the draft model guesses a token; 0: there is none"""
     @_builtins.property
     def times(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.StepTime]: ...
     @_builtins.property
@@ -419,10 +465,11 @@ class StageLoaded(_message.Message):
         metal: _builtins.bool = ...,
         mark_bytes: _builtins.int = ...,
         device: _builtins.bytes = ...,
+        draft_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_us", b"draft_us", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1080,21 +1080,25 @@ class ProfileRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     model: _builtins.str
     """a name in the node's model folders, an absolute path, or a hub id"""
     ranks: _builtins.int
     """above 1: of what one of so many ranks holds of every layer"""
+    draft: _builtins.str
+    """a draft model for it, named likewise; the profile is to have that model's too"""
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         model: _builtins.str = ...,
         ranks: _builtins.int = ...,
+        draft: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "id", b"id", "model", b"model", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1151,6 +1155,7 @@ class PrepareEpoch(_message.Message):
     COMMIT_FIELD_NUMBER: _builtins.int
     HUB_FILES_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     """of this ring, rising"""
@@ -1178,6 +1183,10 @@ class PrepareEpoch(_message.Message):
     """as in ModelProfile"""
     speculate: _builtins.bool
     """steps may have drafts; else every member refuses them"""
+    @_builtins.property
+    def draft(self) -> Global___DraftPlan:
+        """of the ring's head: a draft model guesses"""
+
     def __init__(
         self,
         *,
@@ -1197,14 +1206,54 @@ class PrepareEpoch(_message.Message):
         commit: _builtins.str = ...,
         hub_files: _builtins.str = ...,
         speculate: _builtins.bool = ...,
+        draft: Global___DraftPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "commit", b"commit", "context", b"context", "epoch", b"epoch", "hub_files", b"hub_files", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version", "speculate", b"speculate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "commit", b"commit", "context", b"context", "draft", b"draft", "epoch", b"epoch", "hub_files", b"hub_files", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version", "speculate", b"speculate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrepareEpoch: _TypeAlias = PrepareEpoch  # noqa: Y015
+
+@_typing.final
+class DraftPlan(_message.Message):
+    """The head's draft model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    HUB_FILES_FIELD_NUMBER: _builtins.int
+    KV_BITS_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    digest: _builtins.str
+    """as in ModelProfile, and the next two likewise"""
+    commit: _builtins.str
+    hub_files: _builtins.str
+    kv_bits: _builtins.int
+    """8 or 4; 0: caches are not quantized"""
+    context: _builtins.int
+    """tokens that its caches hold"""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        commit: _builtins.str = ...,
+        hub_files: _builtins.str = ...,
+        kv_bits: _builtins.int = ...,
+        context: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "context", b"context", "digest", b"digest", "hub_files", b"hub_files", "kv_bits", b"kv_bits", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftPlan: _TypeAlias = DraftPlan  # noqa: Y015
 
 @_typing.final
 class EpochProgress(_message.Message):

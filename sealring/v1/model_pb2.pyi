@@ -42,6 +42,8 @@ class ModelProfile(_message.Message):
     TRIMMABLE_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
     HUB_FILES_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
+    FETCHES_DRAFT_FIELD_NUMBER: _builtins.int
     model_type: _builtins.str
     layers: _builtins.int
     embed_bytes: _builtins.int
@@ -68,6 +70,8 @@ class ModelProfile(_message.Message):
     """SHA-256 in hex over the names, sizes and the hub's hashes of the model's files at that commit; empty where they are
     not known. Commits that have the same are the same model.
     """
+    fetches_draft: _builtins.bool
+    """the node lacks that model and would fetch it"""
     @_builtins.property
     def layer_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """weights, per layer"""
@@ -87,6 +91,10 @@ class ModelProfile(_message.Message):
     @_builtins.property
     def quantized(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedCaches]:
         """one per number of bits that the caches can be kept in"""
+
+    @_builtins.property
+    def draft(self) -> Global___ModelProfile:
+        """of the draft model that was asked for with this one, and that may guess for it"""
 
     def __init__(
         self,
@@ -111,10 +119,12 @@ class ModelProfile(_message.Message):
         trimmable: _builtins.bool = ...,
         commit: _builtins.str = ...,
         hub_files: _builtins.str = ...,
+        draft: Global___ModelProfile | None = ...,
+        fetches_draft: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "digest", b"digest", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "not_quantizable", b"not_quantizable", "quantized", b"quantized", "state_bytes", b"state_bytes", "tied", b"tied", "trimmable", b"trimmable", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "digest", b"digest", "draft", b"draft", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "fetches_draft", b"fetches_draft", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "not_quantizable", b"not_quantizable", "quantized", b"quantized", "state_bytes", b"state_bytes", "tied", b"tied", "trimmable", b"trimmable", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -178,6 +178,7 @@ class DraftedRing:
             self._chained = self._guesses.known
         first = self._chained + self._runs.at(self._row) * step.continues
         if self._guesses.taken(first, step.drafts + step.continues) is not None:
+            self._guesses.send(first + step.drafts + step.continues)
             return True
         self._guess()
         return False

@@ -25,6 +25,8 @@ from sealring.mesh.errors import EpochEnded
 from sealring.mesh.ring.composition import Adopting, Chunk, Composition, Keeping, ResolvedStep, Restoring
 from sealring.node.engine import device, params
 from sealring.node.engine.allowance import Allowance
+from sealring.node.engine.drafter import Drafter
+from sealring.node.engine.drafts import Guesses
 from sealring.node.engine.epoch import StageEpoch
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
@@ -199,9 +201,15 @@ class Prompts:
         self.reused: list[int] = []
         self.delivered = threading.Condition()
         self.guess: Callable[[int, int], list[int]] = lambda last, count: [last] * count
+        self.modelled = {
+            row: Guesses(np.array(prompt, np.uint32), b"scope") for row, (prompt, _) in rows.items()
+        }
 
     def drafts(self, row: int, last: int, count: int) -> list[int]:
         return self.guess(last, count)
+
+    def guesses(self, row: int) -> Guesses | None:
+        return self.modelled.get(row)
 
     def prompt(self, row: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
         return np.array(self._rows[row][0], np.uint32)
@@ -243,6 +251,7 @@ class Prompts:
             (self.steps if step.sampled or step.drafts else self.without_tokens).append(step.number)
             for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
                 self.answers[row].append(token)
+                self.modelled[row].add(token)
                 if index in logprobs:
                     self.logprobs[row].append(logprobs[index])
             self.delivered.notify_all()
@@ -262,6 +271,7 @@ class Ring:
         prefixes: list[Prefixes] | None = None,
         grammars: Grammars | None = None,
         speculate: bool = True,
+        drafter: Drafter | None = None,
     ) -> None:
         size = len(stages)
         links = [Link() for _ in stages]
@@ -287,6 +297,7 @@ class Ring:
                 speculate=speculate,
                 runs=compute_thread(rank).submit(runs_in, stage, size).result(PATIENCE_SECONDS),
                 times=FREE_PLACES if rank % 2 else (),
+                drafter=drafter if rank == 0 else None,
                 on_fault=self._fault,
                 deadline=deadline,
             )

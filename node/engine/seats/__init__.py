@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sealring.node.engine.drafter import Drafter
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.transfer import Transfer, transfer
@@ -44,6 +45,7 @@ def seat_of(
     channel: EngineChannel | None,
     prompts: Prompts | None,
     grammars: Grammars | None,
+    drafter: Drafter | None,
     deadline: float,
     fail: Callable[[BaseException], None],
 ) -> Seat:
@@ -65,7 +67,7 @@ def seat_of(
             source = ShardNeighbour(spec, channel, moves, deadline, link)
     elif spec.is_head:
         assert prompts is not None
-        source = Head(spec, prompts, channel, moves, deadline, fail)
+        source = Head(spec, prompts, channel, moves, deadline, fail, drafter)
     else:
         source = Neighbour(spec, channel, moves, deadline)
     if spec.is_tail:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, ResolvedStep, Restoring
 from sealring.node.engine import records
+from sealring.node.engine.drafts import Guesses
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
 from sealring.node.engine.threads import DeviceWaits, Outbox, StepTimes
 from sealring.node.engine.transfer import SendBuffer, SharedSendBuffer
@@ -31,6 +32,9 @@ class Prompts(Protocol):
     def drafts(self, row: int, last: int, count: int) -> list[int]:
         """Up to `count` tokens that may follow the row's `last` one. Raises InvalidInput (BAD_STEP) for a row
         that was opened without drafts."""
+
+    def guesses(self, row: int) -> Guesses | None:
+        """The draft model's guesses of the row; None if it is to make none."""
 
     def prefilled(self, row: int) -> None:
         """Forgets the row's prompt, which is computed."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +25,7 @@ from sealring.mesh.ring.composition import (
     Settling,
 )
 from sealring.node.engine import records
+from sealring.node.engine.drafter import Drafter
 from sealring.node.engine.drafts import Runs
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 from sealring.node.engine.logprobs import unpack
@@ -34,6 +38,9 @@ from sealring.node.wire.channel import EngineChannel, Kind
 from sealring.node.wire.timelog import TimeLog
 
 from .exits import LinkExit, Prompts
+
+_ROUNDS = 8
+"""Rounds of which the shortest says how long the head will wait for its tokens."""
 
 
 def _nothing() -> None: ...
@@ -86,6 +93,13 @@ class Source(ABC):
     def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:  # noqa: B027
         """Notes a launched step; `tokens` are the sampled ones if this member samples."""
 
+    def work(self) -> bool:
+        """Does something that can wait; False if there is nothing."""
+        return False
+
+    def drop(self) -> None:  # noqa: B027
+        """All rows of the epoch are gone."""
+
     def executed(self, step: ResolvedStep) -> None:  # noqa: B027
         """Notes the end of a step that samples no tokens."""
 
@@ -104,7 +118,7 @@ class Source(ABC):
     def reuse(self, chunk: Chunk) -> None:  # noqa: B027
         """As `Prompts.reuse`."""
 
-    def drop(self, prefix: int) -> None:  # noqa: B027
+    def drop_prefix(self, prefix: int) -> None:  # noqa: B027
         """As `Prompts.drop`."""
 
     def forget(self, row: int) -> None:  # noqa: B027
@@ -161,7 +175,7 @@ class _Opened(Source):
     def reuse(self, chunk: Chunk) -> None:
         self._prompts.reuse(chunk)
 
-    def drop(self, prefix: int) -> None:
+    def drop_prefix(self, prefix: int) -> None:
         self._prompts.drop(prefix)
 
     def forget(self, row: int) -> None:
@@ -203,12 +217,16 @@ class Head(_Opened):
         moves: Transfer,
         deadline: float,
         fail: Callable[[BaseException], None],
+        drafter: Drafter | None = None,
     ) -> None:
         super().__init__(prompts)
         self._spec = spec
         self._transfer = moves
-        self._feedback = RingFeedback(deadline)
+        self._feedback = RingFeedback(deadline, self.work)
         self._inbox = Inbox(channel, self._unpack, fail)
+        self._drafter = drafter
+        self._rounds: deque[float] = deque(maxlen=_ROUNDS)
+        self._launched: dict[int, float] = {}  # step under way that samples -> when it was launched
 
     def announce(self, step: ResolvedStep) -> None:
         asking = self._prompts.asking(step.sampled, first=not step.rows)
@@ -219,24 +237,69 @@ class Head(_Opened):
         return self._inbox.copied
 
     def decode(self, step: ResolvedStep) -> Input:
+        if step.asks:
+            self._follow(step.rows[0])
+        elif self._drafter is not None:
+            self._drafter.rest()
         buffer = self._transfer.receive_buffer(self._spec.receives, len(step.rows), 1)
         return Input(buffer.arrays, buffer, lambda: buffer.fill(memoryview(self._last(step))))
 
     def _last(self, step: ResolvedStep) -> bytes:
         return self._feedback.last(step.rows)
 
+    def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:
+        if self._drafter is not None:
+            if self._drafter.row in (0, chunk.row):
+                self._follow(chunk.row)
+            else:
+                self._drafter.rest()
+        return super().chunk(step, chunk)
+
     def verify(self, step: ResolvedStep) -> Input:
+        self._follow(step.rows[0], step.drafts * step.modelled)
         return Input([mx.array([self._drafted(step)], mx.uint32)])
 
+    def _follow(self, row: int, drafts: int = 0) -> None:
+        """Has the draft model guess for a row that is alone."""
+        guesses = self._prompts.guesses(row) if self._drafter is not None else None
+        if self._drafter is None or guesses is None:
+            return
+        guesses.step(drafts)
+        self._drafter.follow(row, guesses, lambda: self._prompts.parameters(row))
+
     def _drafted(self, step: ResolvedStep) -> list[int]:
+        (row,) = step.rows
         if step.continues:
             return self._runs.go_on(step)
-        (row,) = step.rows
         last = int(np.frombuffer(self._feedback.last([row]), np.uint32)[0])
-        return self._runs.begin(step, last, self._prompts.drafts(row, last, MAX_UNSETTLED))
+        if not step.modelled:
+            return self._runs.begin(step, last, self._prompts.drafts(row, last, MAX_UNSETTLED))
+        guesses, drafter = self._prompts.guesses(row), self._drafter
+        if guesses is None or drafter is None:
+            raise no_draft_model(row)
+        begun = guesses.known
+        return self._runs.begin(
+            step,
+            last,
+            (),
+            lambda at, count: drafter.taken(row, begun + at, count, lambda: not self._runs.broken(row)),
+        )
 
     def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
         self._feedback.launched(step, tokens)
+        if self._drafter is not None and step.rows:
+            self._launched[step.number] = time.perf_counter()
+
+    def work(self) -> bool:
+        """Lets the draft model guess, if it is done before the tokens are there that the head waits for."""
+        return self._drafter is not None and self._drafter.work(self._spare())
+
+    def _spare(self) -> float:
+        """Seconds until tokens come, by the shortest of the last rounds."""
+        under_way = list(self._launched.values())
+        if not under_way or not self._rounds:
+            return math.inf
+        return min(under_way) + min(self._rounds) - time.perf_counter()
 
     def settle(self, change: Settling) -> None:
         super().settle(change)
@@ -245,6 +308,12 @@ class Head(_Opened):
     def forget(self, row: int) -> None:
         self._feedback.forget(row)
         super().forget(row)
+        if self._drafter is not None:
+            self._drafter.gone(row)
+
+    def drop(self) -> None:
+        if self._drafter is not None:
+            self._drafter.leave()
 
     def end(self) -> None:
         self._inbox.end()
@@ -257,6 +326,9 @@ class Head(_Opened):
         """Passes a record of tokens on to the next step and to the prompts. The inbox's thread."""
         words = np.frombuffer(data, np.uint32)
         step, tokens = record.step, words[: record.rows].tolist()
+        launched = self._launched.pop(step.number, None)
+        if launched is not None:
+            self._rounds.append(time.perf_counter() - launched)
         refuted = False
         if step.drafts:
             tokens = self._runs.came(step, tokens)
@@ -265,6 +337,8 @@ class Head(_Opened):
         self._feedback.arrived(step, tokens)
         logprobs = unpack(record.asking, words[record.rows :]) if record.asking else {}
         self._prompts.deliver(step, tokens, logprobs, refuted=refuted)
+        if self._drafter is not None and self._drafter.following:
+            self._drafter.wake()
 
 
 class Neighbour(Source):
@@ -394,6 +468,11 @@ def _pass_prompt_on(link: LinkExit, step: ResolvedStep, chunk: Chunk, tokens: by
 def _pass_last_on(link: LinkExit, shard: ShardSpec, step: ResolvedStep, tokens: bytes) -> None:
     if shard.rank + 2 < shard.ranks:  # the tail has sampled them
         link.pass_on(records.state_record(step, [TOKENS], len(step.rows), 1), tokens)
+
+
+def no_draft_model(row: int) -> InvalidInput:
+    """The error of a step with a draft model's guesses, where there are none."""
+    return InvalidInput(f"no draft model guesses for row {row}", reason="BAD_STEP")
 
 
 def no_drafts() -> InvalidInput:

@@ -53,7 +53,7 @@ from sealring.mesh.ring.prefix_names import (
 )
 from sealring.mesh.rpc.problem import to_problem
 from sealring.node.engine import params
-from sealring.node.engine.drafts import Lookup
+from sealring.node.engine.drafts import Guesses, Lookup
 from sealring.node.engine.grammar import Follower, Grammars, left_its_grammar
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.text.calls import AT_ONCE, CallReader
@@ -244,7 +244,8 @@ class OpenRow:
     """A row between RowOpened and its eviction; the prompt goes once it is prefilled.
 
     `copies` are rows that will be once it is, and go with it until then. `scored` are the prompt's tokens
-    until their log-probabilities are sent. A row of which nothing is guessed has no `lookup`. `chain` names
+    until their log-probabilities are sent. A row of which nothing is guessed has no `lookup`, and `guesses`
+    only where a draft model makes some. `chain` names
     the blocks of its prompt that may be stored.
 
     `untold` is what is to be sent as soon as a call has been read. A row has `ended` once the gateway has its
@@ -256,6 +257,7 @@ class OpenRow:
     answer: Answer
     names: PrefixNames | None
     lookup: Lookup | None
+    guesses: Guesses | None = None
     chain: Chain = NO_CHAIN
     copies: list[int] = field(default_factory=list)
     scored: Sequence[int] = ()
@@ -298,6 +300,7 @@ class Front:
         self._discarded: set[int] = set()  # of these
         self._generation = 0
         self._speculate = False
+        self._modelled = False
         self._lock = threading.Lock()
         self._telling = threading.Lock()  # outputs leave in their order; taken before the other lock
         self._unread_calls: Turns[tuple[int, OpenRow, int]] = Turns()
@@ -390,18 +393,24 @@ class Front:
             self._asking.clear()
 
     def begin_epoch(
-        self, origins: Sequence[Origin], *, speculate: bool, disk: StoredNames | None = None
+        self,
+        origins: Sequence[Origin],
+        *,
+        speculate: bool,
+        modelled: bool = False,
+        disk: StoredNames | None = None,
     ) -> dict[Origin, tuple[bytes, bytes]]:
         """An epoch opens: all rows are forgotten, and names are made under another key from now on.
 
         Returns the new names of kept prefixes (PrefixNames.told), so that nobody can tell by names what two
         epochs have in common but for what goes on. Nothing is guessed, and nobody told what repeats, unless
-        the deployment wants it to `speculate`. `disk` names the blocks of prompts in clear.
+        the deployment wants it to `speculate`. With `modelled` a draft model guesses, too. `disk` names the
+        blocks of prompts in clear.
         """
         self.close_rows()
         self._recalled.clear()
         self._disk = disk
-        self._speculate = speculate
+        self._speculate, self._modelled = speculate, modelled
         self._prefix_key = os.urandom(KEY_BYTES)
         earlier = self._earlier | dict(self._kept.values())
         self._kept.clear()
@@ -531,14 +540,19 @@ class Front:
             return Answer(detokenizer, stops, ends, max_tokens, log, sections, follower)
 
         lookup = self._lookup(tokenizer, prompt, tokens, len(ids)) if opened.drafts else None
+        guesses = Guesses(tokens, command.prefix_scope) if opened.drafts and self._modelled else None
         scored = ids if scores else ()
         client = _client(command)
-        row = OpenRow(tokens, record, answer(), names, lookup, chain, list(numbers[1:]), scored, client)
+        copied = list(numbers[1:])
+        row = OpenRow(tokens, record, answer(), names, lookup, guesses, chain, copied, scored, client)
         if row.answer.tools and self._calls is not None:
             self._calls.prepare()
         row.answer.resume(resume)
         copies = (
-            OpenRow(None, b"", answer(), None, lookup and lookup.copy(), client=client) for _ in row.copies
+            OpenRow(
+                None, b"", answer(), None, lookup and lookup.copy(), guesses and guesses.copy(), client=client
+            )
+            for _ in row.copies
         )
         return opened, [row, *copies]
 
@@ -627,6 +641,10 @@ class Front:
         if opened.lookup is None:  # what is right would tell the gateway what it is not to know
             raise InvalidInput(f"row {row} is to have no drafts", reason="BAD_STEP")
         return opened.lookup.drafts(last, count)
+
+    def guesses(self, row: int) -> Guesses | None:
+        opened = self._rows.get(row)
+        return opened.guesses if opened is not None else None
 
     def prefilled(self, row: int) -> None:
         if (opened := self._rows.get(row)) is not None:
@@ -739,6 +757,7 @@ class Front:
         done = control.StepDone(step=step.number, outputs=rest, refuted=refuted)
         if step.asks and outputs and opened is not None and opened.lookup is not None:
             done.likely = round(100 * opened.lookup.likely())
+            done.modelled = round(100 * opened.guesses.likely()) if opened.guesses is not None else 0
         for event in failed:  # first, for a row whose last step is done must have ended
             self._emit(event)
         self._emit(engine.EngineEvent(done=done))
@@ -769,6 +788,8 @@ class Front:
             output.parsed.CopyFrom(parsed)
         if opened.lookup is not None:
             opened.lookup.add(token)
+        if opened.guesses is not None:
+            opened.guesses.add(token)
         output.token = token
         output.tokens, output.finish = answer.tokens, answer.finish
         if opened.names is not None:

@@ -91,6 +91,9 @@ class Tokenizer(Protocol):
     def vocabulary(self) -> str | None:
         """The content of a `tokenizer.json`, for grammars; None for a model without one."""
 
+    def names(self) -> Mapping[str, int]:
+        """All tokens as the model's files name them, and their ids."""
+
 
 def load_tokenizer(path: Path, *, context: int = sys.maxsize, chats: bool = True) -> Tokenizer:
     """The tokenizer of the model folder `path`, whose files are files. Raises ModelError.
@@ -172,6 +175,10 @@ class FileTokenizer:
     def vocabulary(self) -> str | None:
         text: str = self._backend.to_str()
         return text
+
+    def names(self) -> Mapping[str, int]:
+        found: Mapping[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return found
 
 
 class LoadedTokenizer:
@@ -284,6 +291,10 @@ class LoadedTokenizer:
 
     def vocabulary(self) -> str | None:
         return None if self._backend is None else str(self._backend.to_str())
+
+    def names(self) -> Mapping[str, int]:
+        found: Mapping[str, int] = self._wrapper.get_vocab()
+        return found
 
 
 class Spelling:

@@ -88,7 +88,7 @@ def make(
     )
     asked: list[list[str]] = []
 
-    async def ask(model: str, members: list[str], ranks: int) -> dict[str, ProfileReply]:
+    async def ask(model: str, members: list[str], ranks: int, draft: str = "") -> dict[str, ProfileReply]:
         asked.append(members)
         made.ranks = ranks
         return made.answers
@@ -196,7 +196,7 @@ async def test_a_node_with_the_model_profiles_the_parts_of_ranks() -> None:
     answers = answer(2, "cd" * 32) | {IDS[0]: ProfileReply(IDS[0], None, lacks)} | answer(1)
     asked: list[tuple[str, int]] = []
 
-    async def ask(model: str, members: list[str], ranks: int) -> dict[str, ProfileReply]:
+    async def ask(model: str, members: list[str], ranks: int, draft: str = "") -> dict[str, ProfileReply]:
         asked.append((members[0], ranks))
         return {members[0]: ProfileReply(members[0], None, Unavailable("3 heads are not for 2 ranks"))}
 
@@ -307,3 +307,36 @@ async def test_a_plan_over_who_has_gone_meanwhile_is_made_again_a_few_times(
     with pytest.raises(Conflict) as caught:
         await made.plan(SPEC, answer(0) | answer(1))
     assert (caught.value.reason, len(plans)) == ("NODES_CHANGED", 3)
+
+
+def drafting(number: int, digest: str = "", *, fetches: bool = False) -> dict[str, ProfileReply]:
+    """The reply of a node that has a draft model with this digest, or none."""
+    profile = small_profile("ab" * 32)
+    profile.fetches_draft, profile.trimmable = fetches, True
+    if digest:
+        profile.draft.CopyFrom(small_profile(digest))
+    return {IDS[number]: ProfileReply(IDS[number], profile, None)}
+
+
+async def test_a_ring_begins_at_a_node_with_the_draft_model() -> None:
+    """The version with most memory counts."""
+    spec = admin_pb2.DeploymentSpec(name="demo", model="demo", draft="small", stages=2, speculate=True)
+    made = make([member(one) for one in range(3)], [session(one, 2 * GIB) for one in range(3)])
+    replies = drafting(0) | drafting(1, "cd" * 32)
+    planned = await made.plan(spec, replies)
+    head, tail = planned.rings[0].stages
+    assert (head.member, tail.member) == (IDS[1], IDS[0])
+    assert head.draft_bytes > 0 == tail.draft_bytes
+    assert planned.profile.draft.digest == "cd" * 32
+    assert any("small guesses at" in reason for reason in planned.reasons)
+    replies = drafting(0, fetches=True) | drafting(1, "cd" * 32)
+    assert (await made.plan(spec, replies)).rings[0].stages[0].member in (IDS[0], IDS[1])
+    with pytest.raises(NotFound) as caught:
+        await made.plan(spec, drafting(0) | drafting(1))
+    assert "draft model small" in caught.value.message
+    spec.members.extend([IDS[0], IDS[1]])
+    spec.split.extend([1, small_profile("ab" * 32).layers - 1])
+    spec.stages = 0
+    with pytest.raises(FailedPrecondition) as refused:
+        await made.plan(spec, drafting(0) | drafting(1, "cd" * 32))
+    assert refused.value.reason == "NO_DRAFT_MODEL"

@@ -547,3 +547,25 @@ def test_windows_hold_the_chunk_that_is_planned() -> None:
     found = plan(spec(stages=2, max_rows=1), windows, [gains(1, 8 * GIB, 2048), gains(2, 8 * GIB, 512)])
     kv_bytes = [[stage.kv_bytes for stage in made.rings[0].stages] for made in (short, long, found)]
     assert kv_bytes[2] == kv_bytes[0] != kv_bytes[1]
+
+
+def test_the_head_has_fewer_layers_by_as_much_as_a_draft_model_takes() -> None:
+    small = profile(layers=6, digest="cd" * 32, quantized=[{"bits": 8, "kv_bytes_per_token": [300] * 6}])
+    large = profile(draft=small)
+    asked = spec(stages=3, draft="small", kv_bits=0)
+    plain, made = plan(spec(stages=3), profile(), THREE), plan(asked, large, THREE)
+    assert [end - first for first, end in ranges(plain)] == [3, 3, 3]
+    assert ranges(made)[0][1] < 3
+    head, *others = made.rings[0].stages
+    assert head.draft_bytes > 700 * MIB
+    assert not any(stage.draft_bytes for stage in others)
+    for stage in made.rings[0].stages:
+        assert memory_of(stage) <= capacity(2 * GIB)
+    assert made.spec.speculate
+    assert made.plan_hash != plan(spec(stages=3, speculate=True), profile(), THREE).plan_hash
+
+
+def test_a_ring_of_one_has_no_draft_model() -> None:
+    made = plan(spec(draft="small"), profile(draft=profile(layers=2)), THREE)
+    assert [stage.draft_bytes for stage in made.rings[0].stages] == [0]
+    assert any("a ring of one node" in reason for reason in made.reasons)

@@ -1,9 +1,10 @@
 """Greedy output of real rings is token for token that of mlx_lm on the whole model, kept prefixes or not."""
 
 import asyncio
+import shutil
 
 import pytest
-from ringtest import CLUSTER, chat
+from ringtest import CLUSTER, MODEL, chat
 from sharing import ask, dialogue
 
 from sealring.v1 import inference_pb2 as inference
@@ -30,7 +31,7 @@ QUESTIONS = ["What is the capital of France?", "What is the opposite of hot?", "
 async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(
     arrangements, reference, stages, kv_bits
 ):
-    ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64, speculate=True)
+    ring = await shaped(arrangements, stages, kv_bits)
     assert ring.deployment.plan.spec.kv_bits == kv_bits
 
     await rows_come_and_go(ring, reference, kv_bits)
@@ -38,7 +39,7 @@ async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(
 
 @SHAPES
 async def test_prompts_that_begin_alike_are_computed_once(arrangements, reference, stages, kv_bits):
-    ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64, speculate=True)
+    ring = await shaped(arrangements, stages, kv_bits)
     hits = await ring.counted("prefix_cache_hits_total")
     queries = await ring.counted("prefix_cache_queries_total")
     total = 0
@@ -65,7 +66,7 @@ async def test_prompts_that_begin_alike_are_computed_once(arrangements, referenc
 async def test_an_answer_that_is_alone_gets_the_tokens_of_the_whole_model_by_drafts(
     arrangements, reference, stages, kv_bits
 ):
-    ring = await arrangements.have(stages=stages, kv_bits=kv_bits, prefill_chunk=64, speculate=True)
+    ring = await shaped(arrangements, stages, kv_bits)
     messages = dialogue("The capital of France is Paris. " * 3 + "What is the capital of France?")
     answer = await checked(ring, reference, messages, kv_bits, max_tokens=50)
     assert answer.drafts[1] <= answer.drafts[0]  # whether there are any depends on how long steps take here
@@ -76,6 +77,20 @@ async def test_an_answer_that_is_alone_gets_the_tokens_of_the_whole_model_by_dra
     ]
     assert answers[0].text == answers[1].text
     assert answers[1].drafts == (0, 0)
+
+
+async def shaped(arrangements, stages, kv_bits):
+    """A ring that guesses tokens, by a draft model, too, if it has two stages: a copy of its own model."""
+    draft = ""
+    if stages == 2:
+        draft = str(arrangements.cluster.state_dir / "small")
+        shutil.copytree(MODEL, draft, dirs_exist_ok=True)
+    spec = {"stages": stages, "kv_bits": kv_bits, "prefill_chunk": 64, "speculate": True, "draft": draft}
+    ring = await arrangements.have(**spec)
+    head, *others = ring.deployment.plan.rings[0].stages
+    assert (head.draft_bytes > 0) == bool(draft)
+    assert not any(stage.draft_bytes for stage in others)
+    return ring
 
 
 async def checked(ring, reference, messages, kv_bits, max_tokens=24):

@@ -12,10 +12,10 @@ import pytest
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, ModelError, SealringError
 from sealring.mesh.rpc.problem import to_problem
 from sealring.node.daemon import engine_process
-from sealring.node.daemon.engine_process import EngineFigures, EngineProcess, StageKey
+from sealring.node.daemon.engine_process import DraftKey, EngineFigures, EngineProcess, StageKey
 from sealring.v1 import control_pb2, engine_pb2
 
-STAGE = StageKey("/models/a", "d", 0, 4, 256)
+STAGE = StageKey("/models/a", "d", 0, 4, 256, draft=DraftKey("/models/small", "e", 8, 128))
 BUSY, QUIET, LOADING = (1.0, 8.0), (5.0, 8.0), (10.0, 120.0)
 
 
@@ -138,6 +138,8 @@ async def test_a_stage_is_loaded_once_for_all_who_wait_and_no_other_after_it(ben
     fractions: list[float] = []
     first, command = await bench.asked(bench.engine.load(STAGE, fractions.append))
     assert (command.load.path, command.load.digest, command.load.hi) == ("/models/a", "d", 4)
+    draft = command.load.draft
+    assert (draft.path, draft.digest, draft.kv_bits, draft.context) == ("/models/small", "e", 8, 128)
     assert bench.script.pings == [LOADING]
     bench.says(progress=engine_pb2.LoadProgress(fraction=0.5))
     first.cancel()

@@ -35,8 +35,8 @@ class ScriptedEngine:
         self.ends.set()
         self.started.append(self)
 
-    async def profile(self, path: str, ranks: int) -> model_pb2.ModelProfile:
-        self.profiled.append(path)
+    async def profile(self, path: str, ranks: int, draft: str) -> model_pb2.ModelProfile:
+        self.profiled.append(f"{path} {draft}" if draft else path)
         if self.hangs:
             raise DeadlineExceeded("the profile of a model took longer than 120 s")
         return model_pb2.ModelProfile(digest="profile")
@@ -133,6 +133,20 @@ async def test_what_was_measured_is_known_until_it_changes_and_so_many_are(
     await keeper.stop()
 
 
+async def test_a_draft_model_is_measured_with_the_model_for_which_it_guesses(
+    keeper: EngineKeeper, tmp_path: Path
+) -> None:
+    both = await keeper.profile("one", draft="two")
+    assert (both.digest, both.draft.digest, both.fetches_draft) == ("profile", "profile", False)
+    (spare,) = ScriptedEngine.started
+    assert spare.profiled == [str(tmp_path / "one"), f"{tmp_path / 'one'} {tmp_path / 'two'}"]
+    lacking = await keeper.profile("one", draft="four")
+    assert not lacking.HasField("draft")
+    assert not (await keeper.profile("one")).HasField("draft")
+    assert len(spare.profiled) == 2
+    await keeper.stop()
+
+
 @pytest.mark.parametrize(("name", "reason"), [("", "BAD_MODEL_NAME"), ("x" * 1025, "BAD_MODEL_NAME")])
 async def test_a_model_has_a_name(keeper: EngineKeeper, name: str, reason: str) -> None:
     with pytest.raises(InvalidInput) as raised:
@@ -193,6 +207,7 @@ async def test_an_epoch_that_does_not_close_holds_up_no_other_seat(
     seat: Any = Seat("demo-0", SimpleNamespace(engines=keeper))  # type: ignore[arg-type]
     seat.epoch = epoch = SimpleNamespace(closed=closed.wait)
     plan: Any = SimpleNamespace(
+        draft=None,
         **{"model": "one", "commit": "", "hub_files": "", "model_digest": "", "layers": (0, 2)},
         **{"size": 1, "backend": "", "context": 1, "kv_bits": 0, "prefill_chunk": 1, "max_rows": 1},
     )

@@ -62,6 +62,25 @@ def test_a_ring_of_one_has_no_links(cluster) -> None:
     assert (plan.kv_bits, plan.speculate) == (4, True)
 
 
+DRAFT = {"model": "small", "digest": "ab" * 32, "kv_bits": 8, "context": 4096}
+
+
+def test_the_head_has_a_draft_model(cluster) -> None:
+    parties = [cluster.party() for _ in range(2)]
+    _, roster = cluster.roster(parties)
+    asked = prepare(roster, speculate=True, draft=DRAFT)
+    draft = plan_epoch(asked, roster, parties[0].id).draft
+    assert draft is not None
+    assert (draft.model, draft.digest, draft.kv_bits, draft.context) == ("small", "ab" * 32, 8, 4096)
+    assert plan_epoch(prepare(roster), roster, parties[0].id).draft is None
+    bad = [{"digest": "x"}, {"kv_bits": 3}, {"context": 0}, {"commit": "x"}, {"hub_files": "x"}]
+    wrong = [prepare(roster, speculate=True, draft=DRAFT | change) for change in bad]
+    for one, party in [*((each, parties[0]) for each in wrong), (asked, parties[1])]:
+        with pytest.raises(SealringError) as caught:
+            plan_epoch(one, roster, party.id)
+        assert caught.value.reason == "BAD_EPOCH"
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

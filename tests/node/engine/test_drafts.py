@@ -283,6 +283,8 @@ def test_guesses_are_as_many_as_the_next_run_needs() -> None:
     guesses.step(2)
     assert made() == 2
     assert guesses.taken(2, 2) == [7, 7]
+    assert made() == 0
+    guesses.send(4)
     assert made() == 2
     guesses.add(7)
     assert made() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ from mlx_lm.models.cache import ArraysCache
 from small_models import tiny
 from stagering import (
     CHUNK,
+    PATIENCE_SECONDS,
+    SEED,
     Prompts,
     Ring,
     combinations,
+    compute_thread,
+    config_of,
     expected,
+    kv_bits_of,
     made_stages,
     prompt_of,
     setting,
@@ -23,8 +29,10 @@ from stagering import (
 )
 
 from sealring.mesh.errors import InvalidInput
+from sealring.node.engine.drafter import Drafter
 from sealring.node.engine.params import RowParameters
-from sealring.node.engine.staging import Stage, build_skeleton
+from sealring.node.engine.staging import Stage, build_skeleton, random_stage
+from sealring.node.engine.warm_up import timed, warm_up
 from sealring.v1 import control_pb2 as control
 
 TOKENS = 14
@@ -69,18 +77,21 @@ class Gateway:
         chunk = control.Chunk(row=row, end=prompt, prompt_tokens=prompt, params_bytes=record)
         self.step(prefill=control.Prefill(chunks=[chunk]))
 
-    def decode(self, *changes: control.Change, drafts: int = 0, runs: int = 1, at_once: int = 1) -> None:
+    def decode(
+        self, *changes: control.Change, drafts: int = 0, runs: int = 1, at_once: int = 1, **asked: bool
+    ) -> None:
         """Announces `runs` steps, at most `at_once` before one is back; ends when one of them brings fewer
-        tokens than it computes."""
+        tokens than it computes, or when the head says that what is guessed behind it is wrong."""
         before, first = len(self.answer), self._number + 1
         for number in range(runs + at_once):
             if number >= at_once:
                 done = number - at_once
                 self._ring.wait_for(first + done)
-                if len(self.answer) < before + (done + 1) * (1 + drafts):
+                few = len(self.answer) < before + (done + 1) * (1 + drafts)
+                if few or first + done in self._ring.prompts.refuted:
                     return
             if number < runs:
-                decode = control.Decode(lane=0, drafts=drafts)
+                decode = control.Decode(lane=0, drafts=drafts, **asked)
                 self.announce(*(() if number else changes), decode=decode)
 
     def settle(self) -> control.Change:
@@ -304,6 +315,76 @@ def test_a_gateway_that_miscounts_ends_the_epoch() -> None:
         wrong.settle.tokens += -1 if right == 4 else 1
         with pytest.raises(AssertionError):
             gateway.decode(wrong)
+    finally:
+        ring.close()
+    assert isinstance(ring.faults[0], InvalidInput)
+    assert ring.faults[0].reason == "BAD_STEP"
+
+
+DRAFT_ROOM = 1 << 12
+
+
+@cache
+def drafter(family: str, seed: int = SEED) -> Drafter:
+    """A whole model at the head: of the ring's own seed it guesses what the ring will say."""
+    bits = kv_bits_of(family)[1]
+
+    def make() -> Drafter:
+        config = config_of(family)
+        stage = random_stage(config, 0, setting(family, "num_hidden_layers"), seed=seed, kv_bits=bits)
+        warm_up(stage, 512)
+        return Drafter(stage, setting(family, "vocab_size"), DRAFT_ROOM, timed(stage, 64, 1, 0.1))
+
+    return compute_thread(0).submit(make).result(PATIENCE_SECONDS)
+
+
+def modelled(family: str, size: int, row: RowParameters, seed: int) -> Prompts:
+    """An answer to the prompt of `answered` by chains of runs that a draft model makes."""
+    chance, words = random.Random(1), setting(family, "vocab_size")
+    prompt = [chance.randrange(words) for _ in range(CHUNK - 1)]
+    prompts = Prompts({1: (prompt, row)})
+    ring = Ring(stages_of(family, size), prompts, drafter=drafter(family, seed))
+    gateway, choices = Gateway(ring), random.Random(3)
+    try:
+        gateway.prefill()
+        gateway.decode(ADMIT, asks=True)
+        settling: list[control.Change] = []
+        while len(gateway.answer) < TOKENS:
+            many = choices.choice([0, 1, 1, 3])
+            runs = choices.choice([1, 2, 3]) if many else 1
+            at_once, ways = min(runs, size), {"modelled": many > 0, "asks": True}
+            gateway.decode(*settling, drafts=many, runs=runs, at_once=at_once, **ways)
+            settling = [gateway.settle()] if many else []
+    finally:
+        ring.close()
+    assert not ring.faults
+    return prompts
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "name"), [*(("llama", 3, name) for name in PARAMETERS), ("qwen3:8", 2, "drawn")]
+)
+def test_answers_are_the_same_with_a_draft_model(family: str, size: int, name: str) -> None:
+    """One that is right nearly always, since it is the same model, and one that is hardly ever."""
+    row = PARAMETERS[name]
+    plain = answered(stages_of(family, size), row, None, 0)
+    same, other = (modelled(family, size, row, seed) for seed in (SEED, SEED + 1))
+    for prompts in (same, other):
+        assert prompts.answers[1][:TOKENS] == plain.answers[1][:TOKENS]
+        assert not drafter(family, SEED).failed
+    assert len(same.steps) < 0.75 * len(plain.steps)
+    assert len(same.refuted) < len(other.refuted)
+    assert same.modelled[1].likely() > other.modelled[1].likely()
+
+
+def test_a_head_without_a_draft_model_refuses_its_guesses() -> None:
+    ring = Ring(stages_of("llama", 2), Prompts({1: ([1, 2, 3], RowParameters())}))
+    try:
+        gateway = Gateway(ring)
+        gateway.prefill()
+        gateway.decode(ADMIT)
+        gateway.announce(decode=control.Decode(drafts=1, modelled=True))
+        ring.wait_for_fault()
     finally:
         ring.close()
     assert isinstance(ring.faults[0], InvalidInput)

@@ -461,6 +461,7 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
     loaded: Any = SimpleNamespace(
         stage=SimpleNamespace(weight_bytes=1000, spec=spec),
         front=None,
+        drafter=SimpleNamespace(memory=70),
         kv_bytes=(1, 1),
         prefixes=SimpleNamespace(turn_over=lambda ring: []),
     )
@@ -468,14 +469,14 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
     with ours, contextlib.closing(FrameSocket(theirs)) as frames:
         command = engine.OpenEngineEpoch(id=1, epoch=1, rank=0, size=1, kv_budget=500)
         main.Engine(frames, None, loaded).dispatch(engine.EngineCommand(open_epoch=command))
-    assert wired == [1500]
+    assert wired == [1570]
 
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_an_epoch_whose_channel_does_not_come_is_refused(gone: bool) -> None:
     """Its daemon is too busy, or has ended."""
     stage = SimpleNamespace(weight_bytes=0, spec=SimpleNamespace(is_head=True, is_tail=False))
-    loaded: Any = SimpleNamespace(stage=stage)
+    loaded: Any = SimpleNamespace(stage=stage, drafter=None)
     command = engine.OpenEngineEpoch(id=1, epoch=3, rank=0, size=2)
     (ours, theirs), (daemon, handoff) = socket.socketpair(), socket.socketpair()
     with (

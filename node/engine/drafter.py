@@ -1,0 +1,279 @@
+"""The draft model at the head: a small model of the same tokenizer that guesses what a row will say next.
+
+It is a stage of one, with caches of its own. It computes one row at a time, between the steps of the head's
+stage: while these wait for tokens, and when a run of guesses is to be computed that is not complete yet. The
+prompt of a row is computed in parts that fit into such a wait. Guesses begin when it is through.
+
+The caches of rows that are gone are kept, newest first, as far as they fit. A row that begins with the same
+tokens goes on from there, so that an agent's conversation is not computed again with every turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from sealring.node.engine import params
+from sealring.node.engine.drafts import CAUGHT_UP, Guesses
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.sampling import Sampler
+from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.staging.layout import TOKENS
+from sealring.node.engine.transfer import Transfer, through_record, transfer
+from sealring.v1 import control_pb2 as control
+
+log = structlog.get_logger()
+
+_UNIT = 0.05
+"""Seconds of a part of a prompt, where nobody knows how long the head will wait."""
+
+_TRIALS = 8
+"""Guesses that are timed when the model is loaded."""
+
+_MOVED = 0.9
+"""A row takes a kept cache over if it has this part of its tokens. Else it gets a copy of that part."""
+
+Tokens = npt.NDArray[np.uint32]
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """The caches of the first tokens of a row that is gone."""
+
+    scope: bytes
+    tokens: Tokens
+    cache: Cache
+
+
+class Drafter:
+    """One draft model. Used by the compute thread only."""
+
+    def __init__(
+        self, stage: Stage, vocabulary: int, room: int, times: Sequence[control.StepTime], memory: int = 0
+    ) -> None:
+        """`stage` is the whole model, warmed up. `vocabulary` is the number of tokens that the large model
+        may sample, and `room` the number of tokens for whose caches there is memory. `times` are those of
+        `warm_up.timed`, and `memory` the bytes of weights and caches together.
+        """
+        self.memory = memory
+        self._stage = stage
+        self._vocabulary = min(vocabulary, stage.spec.hands_on[0].tail[0])
+        self._room = min(room, stage.positions)
+        first = (one for one in times if one.rows == 1 and not one.context)
+        self._chunks = [(one.tokens, one.microseconds / 1e6) for one in first]
+        self._moves: Transfer = transfer()
+        self._kept: list[_Kept] = []
+        self.row = 0
+        """The row that it guesses for; 0 for none."""
+        self.wake: Callable[[], None] = lambda: None
+        """Wakes the compute loop, which may have something to guess now; any thread."""
+        self._guesses: Guesses | None = None
+        self._parameters = RowParameters()
+        self._begun = 0  # tokens of the row's prompt
+        self._cache: Cache = []
+        self._computed = 0  # tokens in the cache
+        self._resting = True
+        self.failed = False
+        """Whether the model's own code has failed. It guesses nothing any more; answers go on without."""
+        self.seconds = self._timed()
+        """How long a guess takes."""
+
+    def follow(self, row: int, guesses: Guesses, parameters: Callable[[], bytes]) -> None:
+        """Guesses for this row from now on. `parameters` gives its parameter record."""
+        self._resting = self.failed
+        if row == self.row or self.failed:
+            return
+        self.leave()
+        self.row, self._guesses = row, guesses
+        self._parameters = dataclasses.replace(params.decode(parameters()), logprobs=None, scored=())
+        text = guesses.text
+        self._begun = len(text)
+        self._computed = self._start(guesses.scope, text[:-1])
+        guesses.begin(self._computed)
+
+    @property
+    def following(self) -> bool:
+        """Whether it guesses for a row; any thread."""
+        return not self._resting and self.row > 0
+
+    def rest(self) -> None:
+        """Guesses nothing until `follow` is called again."""
+        self._resting = True
+
+    def leave(self) -> None:
+        """Keeps what was computed of the row, which is gone."""
+        guesses, cache, computed = self._guesses, self._cache, self._computed
+        self.row, self._guesses, self._cache, self._computed = 0, None, [], 0
+        if guesses is None or not guesses.scope:
+            return
+        tokens = guesses.text[: min(computed, guesses.held)]
+        if len(tokens):
+            caches.trim(cache, computed - len(tokens))
+            self._kept.insert(0, _Kept(guesses.scope, tokens, cache))
+            self._make_room(0)
+
+    def gone(self, row: int) -> None:
+        """Notes that a row was evicted."""
+        if row == self.row:
+            self.leave()
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self.row, self._guesses, self._cache, self._computed = 0, None, [], 0
+        self._kept.clear()
+
+    def work(self, spare: float = math.inf) -> bool:
+        """Computes a guess, or a part of the row's prompt that takes at most `spare` seconds; False if there
+        is nothing to do."""
+        guesses = self._guesses
+        if guesses is None or self._resting:
+            return False
+        behind = guesses.known - guesses.held
+        if behind > CAUGHT_UP:
+            return self._fill(guesses, min(behind - 1, self._fitting(min(spare, _UNIT))))
+        return guesses.wanting and self._guess(guesses)
+
+    def taken(self, row: int, first: int, count: int, alive: Callable[[], bool]) -> list[int]:
+        """The row's guesses of `count` tokens from place `first` on, made now as far as they are missing.
+
+        If the chain is not `alive` any more, and if the model does not follow the row, they are any tokens.
+        """
+        while row == self.row and self._guesses is not None and alive():
+            found = self._guesses.taken(first, count)
+            if found is not None:
+                self._guesses.send(first + count)
+                return found
+            if not self._guess(self._guesses):
+                break
+        return [0] * count
+
+    def _fitting(self, seconds: float) -> int:
+        """Tokens of the longest chunk that takes no longer."""
+        return max((tokens for tokens, took in self._chunks if took <= seconds), default=0)
+
+    def _fill(self, guesses: Guesses, tokens: int) -> bool:
+        if not tokens or not self._reserve(guesses, tokens):
+            return False
+
+        def compute() -> None:
+            feed = guesses.feed(tokens)
+            buffer = self._moves.receive_buffer(self._stage.spec.receives, 1, len(feed.tokens))
+            buffer.fill(memoryview(self._fed(feed.tokens)))
+            self._cut(feed.start)
+            self._stage(buffer.arrays, self._cache)
+            self._computed = feed.end
+            mx.eval([part.state for entry in self._cache for part in caches.parts_of(entry)])
+            self._moves.settle()
+
+        return self._try(compute)
+
+    def _guess(self, guesses: Guesses) -> bool:
+        """Guesses the next token behind all that is known or guessed."""
+        if guesses.known - guesses.held > CAUGHT_UP or not self._reserve(guesses, CAUGHT_UP):
+            return False
+
+        def compute() -> None:
+            feed = guesses.feed(2 * CAUGHT_UP)
+            self._cut(feed.start)
+            guesses.guess(feed, self._next(feed.tokens, feed.end))
+            self._computed = feed.end
+
+        return self._try(compute)
+
+    def _next(self, tokens: Tokens, end: int) -> int:
+        """The guess of the token number `end` of the row; `tokens` are those before that are not computed."""
+        buffer = self._moves.receive_buffer(self._stage.spec.receives, 1, len(tokens))
+        buffer.fill(memoryview(self._fed(tokens)))
+        logits = self._stage.last_logits(buffer.arrays, self._cache)[:, : self._vocabulary]
+        token = self._sampler(end)(logits)
+        return int(np.frombuffer(through_record(self._moves, [token], [TOKENS], 1, 1), np.uint32)[0])
+
+    def _sampler(self, end: int) -> Sampler:
+        """The tail's sampler of the same token, with its random number and its penalties: what comes out is
+        the likeliest to be sampled there."""
+        row, position = self._parameters, self._parameters.position + end - self._begun
+        if row.adjusts and self._guesses is not None:
+            said = tuple(self._guesses.taken(self._begun, end - self._begun) or ())
+            tail = (*row.prompt_tail, *said)[-row.repetition_context_size :] if row.repeats else ()
+            answered = (*row.answered, *said) if row.counts else ()
+            row = dataclasses.replace(row, prompt_tail=tail, answered=answered)
+        return Sampler([row], [position])
+
+    def _fed(self, tokens: Tokens) -> bytes:
+        """Tokens as the model reads them; an id that it lacks, as padding has, would read other memory."""
+        return np.where(tokens < self._vocabulary, tokens, 0).astype(np.uint32).tobytes()
+
+    def _cut(self, tokens: int) -> None:
+        """Cuts the row's caches to its first tokens."""
+        if self._computed > tokens:
+            caches.trim(self._cache, self._computed - tokens)
+            self._computed = tokens
+
+    def _reserve(self, guesses: Guesses, tokens: int) -> bool:
+        """Whether the row may have more tokens in its caches; drops what is kept for that."""
+        wanted = self._computed + tokens
+        if wanted > self._room:
+            return False
+        self._make_room(wanted)
+        return True
+
+    def _make_room(self, wanted: int) -> None:
+        while self._kept and sum(len(one.tokens) for one in self._kept) + wanted > self._room:
+            self._kept.pop()
+
+    def _start(self, scope: bytes, tokens: Tokens) -> int:
+        """Begins the row's caches with the longest kept beginning of these tokens; the length of that."""
+        found, length = None, 0
+        for one in self._kept if scope else ():
+            same = _common(one.tokens, tokens)
+            if one.scope == scope and same > length:
+                found, length = one, same
+        if found is None:
+            self._cache = self._stage.make_cache()
+            return 0
+        if length >= _MOVED * len(found.tokens):
+            self._kept.remove(found)
+            self._cache = found.cache
+            caches.trim(self._cache, len(found.tokens) - length)
+        else:
+            self._make_room(length)
+            self._cache = caches.first_tokens(found.cache, length)
+        return length
+
+    def _try(self, compute: Callable[[], None]) -> bool:
+        try:
+            compute()
+        except Exception as error:  # a model's own code may raise anything; answers need no guesses
+            log.error("draft_model_failed", model_type=self._stage.spec.model_type, exc_info=error)
+            self.failed = self._resting = True
+            self.clear()
+            return False
+        return True
+
+    def _timed(self) -> float:
+        """Median seconds of a guess behind a short prompt."""
+        self._cache = self._stage.make_cache()
+        took = []
+        for place in range(_TRIALS):
+            begun = time.perf_counter()
+            self._next(np.zeros(1, np.uint32), place)
+            took.append(time.perf_counter() - begun)
+        self._cache = []
+        return median(took)
+
+
+def _common(one: Tokens, other: Tokens) -> int:
+    """The number of first tokens that are the same."""
+    length = min(len(one), len(other))
+    differ = np.flatnonzero(one[:length] != other[:length])
+    return int(differ[0]) if len(differ) else length

@@ -1,0 +1,49 @@
+"""Whether a small model may guess for a large one: the tokens of both have to be the same, to the id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from sealring.mesh.errors import ModelError
+from sealring.node.engine.text.tokenizer import load_tokenizer
+
+_HINT = "take a small model of the same family, or leave the draft model out"
+
+
+def check_alike(model: Path, draft: Path) -> None:
+    """Raises ModelError (DRAFT_NOT_ALIKE) unless every id that both tokenizers have is the same token.
+
+    One may have more ids than the other: vocabularies are padded, and later models of a family have more
+    special tokens. Also raises what reading a tokenizer raises.
+    """
+    if _same_files(model, draft):
+        return
+    one, other = (_by_id(load_tokenizer(path, chats=False).names()) for path in (model, draft))
+    both = one.keys() & other.keys()
+    differing = [number for number in both if one[number] != other[number]]
+    if differing or not both:
+        raise ModelError(
+            f"{draft.name} cannot guess for {model.name}: of {len(both)} token ids that both have, "
+            f"{len(differing)} are other tokens",
+            reason="DRAFT_NOT_ALIKE",
+            hint=_HINT,
+        )
+
+
+def not_trimmable(name: str) -> ModelError:
+    """The error of a draft model whose caches cannot be cut behind a wrong guess."""
+    return ModelError(
+        f"{name} cannot guess: its caches cannot be cut back behind a wrong guess",
+        reason="DRAFT_NOT_TRIMMABLE",
+        hint="take a small model without sliding windows and recurrent states",
+    )
+
+
+def _same_files(model: Path, draft: Path) -> bool:
+    files = [path / "tokenizer.json" for path in (model, draft)]
+    return all(file.is_file() for file in files) and files[0].read_bytes() == files[1].read_bytes()
+
+
+def _by_id(names: Mapping[str, int]) -> dict[int, str]:
+    return {number: name for name, number in names.items()}

@@ -1,0 +1,189 @@
+"""The draft model at the head: what it keeps, when it works, and what becomes of its failures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from stagering import SEED, compute_thread, config_of, expected, prompt_of, setting
+
+from sealring.node.engine import params
+from sealring.node.engine.drafter import Drafter
+from sealring.node.engine.drafts import Guesses
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.staging import Stage, random_stage
+from sealring.node.engine.warm_up import warm_up
+from sealring.v1 import control_pb2 as control
+
+FAMILY, ROOM, MANY = "llama", 400, 100
+PROMPT = prompt_of(FAMILY, 1, MANY)
+
+
+@cache
+def stage() -> Stage:
+    made = random_stage(config_of(FAMILY), 0, setting(FAMILY, "num_hidden_layers"), seed=SEED)
+    warm_up(made, 64)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def on_the_compute_thread() -> Iterator[None]:
+    """mlx's arrays belong to a thread: all of a test runs in one."""
+    yield
+    compute_thread(0).submit(mx.synchronize).result()
+
+
+def drafter(room: int = ROOM) -> Drafter:
+    times = [control.StepTime(rows=1, tokens=tokens, microseconds=1000 * tokens) for tokens in (1, 8, 64)]
+    return Drafter(stage(), setting(FAMILY, "vocab_size"), room, times)
+
+
+def row(tokens: list[int], scope: bytes = b"mine") -> Guesses:
+    return Guesses(np.array(tokens, np.uint32), scope)
+
+
+def follow(made: Drafter, number: int, guesses: Guesses, parameters: RowParameters | None = None) -> None:
+    made.follow(number, guesses, lambda: params.encode(parameters or RowParameters()))
+
+
+def run(made: Drafter, spare: float = 1.0) -> int:
+    """How many parts it computes before it has nothing to do."""
+    count = 0
+    while made.work(spare):
+        count += 1
+    return count
+
+
+@cache
+def said(prompt: tuple[int, ...], tokens: int) -> list[int]:
+    return compute_thread(0).submit(expected, FAMILY, prompt, tokens).result()
+
+
+def in_compute_thread(test: Any) -> None:
+    compute_thread(0).submit(test).result()
+
+
+def test_a_prompt_is_computed_in_parts_that_fit_and_then_guessed_on() -> None:
+    def test() -> None:
+        made, guesses = drafter(), row(PROMPT)
+        follow(made, 1, guesses)
+        assert not made.work(0.0005)  # no part of the prompt is as short
+        assert made.work(0.01)
+        assert guesses.held == 8
+        run(made)
+        assert guesses.held >= MANY
+        guesses.step(3)
+        run(made)
+        assert guesses.taken(MANY, 4) == answer[:4]
+        made.rest()
+        guesses.add(answer[0])
+        assert not made.work()
+        assert made.taken(1, MANY + 4, 3, lambda: True) == answer[4:7]
+        assert made.taken(2, MANY, 2, lambda: True) == [0, 0]
+        assert made.taken(1, MANY + 9, 2, lambda: False) == [0, 0]
+
+    answer = said(tuple(PROMPT), 8)
+    in_compute_thread(test)
+
+
+def test_a_row_goes_on_from_what_was_computed_of_rows_before() -> None:
+    """As far as it begins with the same tokens, and in the same scope only."""
+
+    def test() -> None:
+        made, first = drafter(), row(PROMPT)
+        follow(made, 1, first)
+        run(made)
+        made.gone(1)
+        turn = PROMPT + prompt_of(FAMILY, 2, 20)
+        for scope, prompt, held in (
+            (b"other", turn, 0),
+            (b"", turn, 0),
+            (b"mine", turn, MANY),
+            (b"mine", [*PROMPT[:60], 5, 6], 60),
+            (b"mine", turn, MANY + 20),
+        ):
+            guesses = row(prompt, scope)
+            follow(made, 2, guesses)
+            assert held - 1 <= guesses.held <= held
+            run(made)
+            guesses.step(1)
+            run(made)
+            found = guesses.taken(len(prompt), 2)
+            made.leave()
+            alone = row(prompt, b"")
+            follow(made, 3, alone)
+            run(made)
+            alone.step(1)
+            run(made)
+            assert alone.taken(len(prompt), 2) == found
+            made.leave()
+
+    in_compute_thread(test)
+
+
+def test_what_is_kept_and_what_is_computed_have_a_limit_together() -> None:
+    def test() -> None:
+        made = drafter(room=250)
+        for number in range(1, 4):
+            guesses = row(prompt_of(FAMILY, number, MANY))
+            follow(made, number, guesses)
+            run(made)
+            made.leave()
+        for number, held in ((1, 0), (3, MANY)):
+            guesses = row(prompt_of(FAMILY, number, MANY))
+            follow(made, 9 + number, guesses)
+            assert held - 1 <= guesses.held <= held
+            made.leave()
+        long = row(prompt_of(FAMILY, 5, 300))
+        follow(made, 20, long)
+        run(made)
+        assert long.held <= 250
+        assert long.likely() == 0
+
+    in_compute_thread(test)
+
+
+def test_guesses_are_drawn_as_the_tail_draws() -> None:
+    """With the same random numbers: the same model guesses what is sampled."""
+    drawn = RowParameters(temperature=1.0, seed=3, repetition_penalty=1.3, repetition_context_size=8)
+
+    def test() -> None:
+        made, guesses = drafter(), row(PROMPT)
+        follow(made, 1, guesses, drawn)
+        guesses.step(3)
+        run(made)
+        ahead = guesses.taken(MANY, 4)
+        assert ahead is not None
+        again = row([*PROMPT, *ahead[:2]])
+        goes_on = dataclasses.replace(drawn, position=2, prompt_tail=tuple(ahead[:2]))
+        follow(made, 2, again, goes_on)
+        again.step(1)
+        run(made)
+        assert again.taken(MANY + 2, 2) == ahead[2:]
+
+    in_compute_thread(test)
+
+
+def test_a_draft_model_that_fails_guesses_no_more() -> None:
+    """The epoch goes on: runs that wait for it get any tokens."""
+
+    def test() -> None:
+        made, guesses = drafter(), row([1, 2, 3])
+        follow(made, 1, guesses)
+        whole = stage().model
+        stage().model = None  # type: ignore[assignment]
+        try:
+            assert not made.work()
+        finally:
+            stage().model = whole
+        assert made.failed
+        follow(made, 1, guesses)
+        assert not made.work()
+        assert made.taken(1, 3, 2, lambda: True) == [0, 0]
+
+    in_compute_thread(test)
