@@ -1,54 +1,156 @@
-"""A prompt's beginning outlives every process on the disks of members; broken disks cost nothing."""
+"""Prompts' beginnings on the disks of members outlive engines and restarts, and tell a thief nothing.
+
+The tests share a cluster of two nodes, and leave it serving.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import shutil
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, started
-from sharing import ask
+import hasty
+import numpy as np
+import pytest
+import pytest_asyncio
+from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, MODEL, Ring, started
+from sharing import Answered, ask
+from tokenizers import Tokenizer
 
 from sealring.cli.local.cluster import LocalCluster
+from sealring.edge.access.keyfile import KeyFile
+from sealring.edge.access.keys import Scope
+from sealring.mesh.errors import SealringError
 
 pytestmark = CLUSTER
 
 WORDS = ("river", "stone", "garden", "winter", "market", "silver", "window", "bridge", "letter", "candle")
-SYSTEM = " ".join(random.Random(5).choice(WORDS) for _ in range(300)) + " marigold"
+HEAD_BYTES = 20
+"""At the front of a block, in clear."""
 
 
-def messages(*more: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": SYSTEM}, *({"role": "user", "content": text} for text in more)]
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def ring(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ring]:
+    state = tmp_path_factory.mktemp("disks") / "state"
+    async with LocalCluster(state, MODEL, nodes=2, settings=HASTY) as cluster:
+        cluster.children.command = (sys.executable, hasty.__file__)
+        async with started(cluster, stages=2) as ring:
+            ring.key, _ = KeyFile(state / "gateway").create([Scope.INFERENCE, Scope.READ])
+            yield ring
 
 
-def blocks(state: Path) -> list[Path]:
-    return sorted(state.glob("node-*/prefixes/*/*/*.block"))
+def text_of(name: str) -> str:
+    """A long text that no other test sends."""
+    words = random.Random(name)
+    return " ".join(words.choice(WORDS) for _ in range(300)) + f" marigold {name}"
 
 
-async def test_a_prompt_is_found_after_everything_was_restarted(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    async with LocalCluster(state, str(MODEL), nodes=2) as cluster, started(cluster, stages=2) as ring:
-        cold = await ask(ring, messages("Hello!"))
-        assert cold.cached == 0
-        assert cold.prompt_tokens > 300
-        async with asyncio.timeout(LIMIT_SECONDS):  # they are written behind
-            while len({path.parents[2] for path in blocks(state)}) < 2:
-                await asyncio.sleep(0.2)
-    stolen = b"".join(
-        path.read_bytes() for path in (*blocks(state), *state.glob("node-*/prefixes/*/*")) if path.is_file()
-    )
-    assert b"marigold" not in stolen
-    async with LocalCluster(state, str(MODEL), nodes=2) as cluster, started(cluster) as ring:
-        warm = await ask(ring, messages("Hello!"))
-        assert warm.cached >= 256
-        assert warm.text == cold.text
-        other = await ask(ring, messages("Something else!"))
-        assert other.cached >= 256
-        assert await ring.counted("prefix_cache_disk_tokens_total") >= 256
-    shutil.rmtree(state / "node-1" / "prefixes")
-    (state / "node-1" / "prefixes").write_bytes(b"")
-    async with LocalCluster(state, str(MODEL), nodes=2) as cluster, started(cluster) as ring:
-        without = await ask(ring, messages("Hello!"))
+def messages(name: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": text_of(name)}, {"role": "user", "content": "Hello!"}]
+
+
+async def members(ring: Ring) -> list[str]:
+    """The names of the ring's nodes, by rank."""
+    answer = await ring.cluster.admin.call("ListDeployments")
+    return [ring.node_of(stage.member) for stage in answer.deployments[0].plan.rings[0].stages]
+
+
+def blocks(ring: Ring, node: str) -> set[tuple[Path, int]]:
+    """Paths and inodes: a block that is written again has another."""
+    return {
+        (path, path.stat().st_ino)
+        for path in (ring.cluster.state_dir / node / "prefixes").glob("*/*/*.block")
+    }
+
+
+async def stored(ring: Ring, name: str, key: str = "") -> Answered:
+    """Asks, and waits until all members have more blocks than before: they are written behind."""
+    before = {node: len(blocks(ring, node)) for node in await members(ring)}
+    answer = await ask(ring, messages(name), key=key)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while any(len(blocks(ring, node)) == count for node, count in before.items()):
+            await asyncio.sleep(0.1)
+    return answer
+
+
+async def restart(ring: Ring, *names: str) -> None:
+    children = ring.cluster.children
+    for name in names:
+        await children.kill_one(name)
+    for name in names:
+        await ring.cluster.start_one(name)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while True:
+            with contextlib.suppress(SealringError):
+                await ring.cluster.admin.call("ListNodes")
+                return
+            await asyncio.sleep(0.1)
+
+
+async def test_a_killed_engine_reads_again_what_it_had_stored(ring: Ring) -> None:
+    await ring.serving()
+    cold = await stored(ring, "killed")
+    assert (cold.cached, cold.prompt_tokens > 300) == (0, True)
+    read = await ring.counted("prefix_cache_disk_tokens_total")
+    for node in await members(ring):
+        ring.part(node, "engine.main").kill()
+        warm = await ask(ring, messages("killed"))
+        assert (warm.cached >= 256, warm.text) == (True, cold.text)
+        before, read = read, await ring.counted("prefix_cache_disk_tokens_total")
+        assert read >= before + 256
+        assert (await ask(ring, messages("killed"))).cached >= 256
+        assert await ring.counted("prefix_cache_disk_tokens_total") == read, "it is one of memory now"
+
+
+async def test_everything_may_be_restarted(ring: Ring) -> None:
+    await ring.serving()
+    cold = await stored(ring, "restarted")
+    everything = "coordinator", "gateway", *ring.cluster.node_names
+    await restart(ring, *everything)
+    await ring.serving()
+    warm = await ask(ring, messages("restarted"))
+    assert (warm.cached >= 256, warm.text) == (True, cold.text)
+
+
+async def test_a_member_without_its_folder_costs_a_miss(ring: Ring) -> None:
+    await ring.serving()
+    cold = await stored(ring, "folder")
+    node = (await members(ring))[1]
+    folder = ring.cluster.state_dir / node / "prefixes"
+    await ring.cluster.children.kill_one(node)
+    shutil.rmtree(folder)
+    folder.write_bytes(b"")
+    try:
+        await ring.cluster.start_one(node)
+        await ring.serving()
+        without = await ask(ring, messages("folder"))
         assert (without.cached, without.text) == (0, cold.text)
-        assert (await ask(ring, messages("Hello!"))).cached >= 256, "memory serves as ever"
+        assert (await ask(ring, messages("folder"))).cached >= 256, "memory serves as ever"
+    finally:
+        folder.unlink()
+        await restart(ring, node)
+
+
+async def test_who_steals_the_folders_finds_no_text_no_tokens_and_nothing_equal(ring: Ring) -> None:
+    """Two API keys send the same prompt, so that each has its blocks."""
+    await ring.serving()
+    other, _ = KeyFile(ring.cluster.state_dir / "gateway").create([Scope.INFERENCE])
+    own = await stored(ring, "stolen")
+    assert (await stored(ring, "stolen", key=other)).text == own.text
+    ids = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(text_of("stolen")).ids
+    assert len(ids) > 256
+    for node in await members(ring):
+        folder = ring.cluster.state_dir / node / "prefixes"
+        found = [path for path in folder.rglob("*") if path.is_file()]
+        stolen = b"".join(path.read_bytes() + str(path.relative_to(folder)).encode() for path in found)
+        assert b"marigold" not in stolen
+        for form in ("<u2", ">u2", "<u4", ">u4", "<u8", ">u8"):
+            assert np.array(ids[64:72], form).tobytes() not in stolen
+        sealed = [path.read_bytes()[HEAD_BYTES:] for path in found if path.suffix == ".block"]
+        assert len({path.name for path in found if path.suffix == ".block"}) == len(sealed) >= 2
+        pieces = [data[at : at + 16] for data in sealed for at in range(0, len(data) - 16, 16)]
+        assert len(set(pieces)) == len(pieces), "two blocks have bytes in common"
