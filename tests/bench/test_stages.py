@@ -35,6 +35,7 @@ def test_all_configurations_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
         "adapter": False,
         "rows_together": True,
         "kv_bits": [],
+        "drafts": True,
         "prefixes": "any",
     }
     assert (found["two"]["outcome"], found["two"]["reason"]) == ("refused", "MODEL_TYPE_UNKNOWN")
