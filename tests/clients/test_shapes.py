@@ -47,7 +47,11 @@ async def test_every_request_of_a_program_is_taken(
             answer = await http.post(sent["path"], json=body, headers=sent.get("headers"))
             assert answer.status_code == 200, answer.text
             assert '"error": {' not in answer.text
-            chat = backend.requests[-1].envelope.clear.chat
+            prompt = backend.requests[-1].envelope.clear
+            if "prompt" in body:
+                assert prompt.text == body["prompt"]
+                continue
+            chat = prompt.chat
             said = body.get("messages") or body["input"]
             longest = max((text for text in _texts(said)), key=len)
             assert any(longest[:200] in message.content for message in chat.messages), "a text is lost"

@@ -112,7 +112,8 @@ def main() -> None:
     titles[OPEN_WEBUI] = f"Open WebUI {pins[OPEN_WEBUI]}"
     for name, title in titles.items():
         recorded = [json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
-        kept = {"program": title, "requests": compact(recorded)}
+        served = [one for one in recorded if one["path"].startswith(("/v1/", "/api/"))]
+        kept = {"program": title, "requests": compact(served)}
         (FOLDER / f"{name}.json").write_text(json.dumps(kept, separators=(",", ":")) + "\n")
 
 
