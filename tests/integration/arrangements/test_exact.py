@@ -77,6 +77,13 @@ async def test_an_answer_that_is_alone_gets_the_tokens_of_the_whole_model_by_dra
     ]
     assert answers[0].text == answers[1].text
     assert answers[1].drafts == (0, 0)
+    question = [{"role": "user", "content": "Name three colours."}]
+    plain = await checked(ring, reference, question, kv_bits, max_tokens=50)
+    async with ring.sealing() as client:
+        for prediction in (plain.text, f"{plain.text[:20]} or {plain.text[20:]}", "something else " * 9):
+            told = await client.chat(question, max_tokens=50, prediction=prediction)
+            assert told.text == plain.text
+            assert told.usage.accepted_tokens <= told.usage.drafted_tokens
 
 
 async def shaped(arrangements, stages, kv_bits):
