@@ -45,7 +45,7 @@ class Page:
         return answer.json()
 
     async def log_in(self) -> None:
-        """As the first user, who is the administrator."""
+        """Signs up as the first user, which makes an administrator."""
         user = {"name": "A", "email": "a@home.example", "password": "A-password-1"}
         await self.call("/api/v1/auths/signup", user)
         token = (await self.call("/api/v1/auths/signin", user))["token"]

@@ -46,7 +46,7 @@ class Machine:
         return between(self.stairs, tokens) if self.stairs else 1 + (self.eight - 1) * (tokens - 1) / 7
 
     def share(self, stage: int) -> float:
-        """Of a stage, of what one of equal stages would take."""
+        """A stage's time over that of one of equal stages."""
         return self.head if stage == 0 else (self.stages - self.head) / (self.stages - 1)
 
     @property

@@ -6,7 +6,7 @@ import pytest
 
 
 def on(nodes: int) -> Any:
-    """A test on the kept bed of so many nodes."""
+    """A test on the kept bed with this number of nodes."""
     loop = pytest.mark.asyncio(loop_scope="module")
     bed = pytest.mark.parametrize("_kept_bed", [nodes], indirect=True, scope="module")
     return lambda test: loop(bed(test))

@@ -247,7 +247,7 @@ def scenes(name: str, work: Path) -> list[Scene]:
 
 
 def long_scenes(name: str, work: Path) -> list[Scene]:
-    """What the model says to a program in a session that is disturbed: first it reads, then gives LONG."""
+    """The model's turns in a session that is disturbed: first it reads a file, then it answers LONG."""
     (read, _), (written, check, ended) = (scene.steps for scene in scenes(name, work))
     return [
         Scene(cue(name, 3), PROGRAMS[name].read[0], [read, Step(LONG, after="three plums")]),

@@ -24,7 +24,7 @@ LIMIT_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Served:
-    """Where programs find the ring, and the folder below which they work.
+    """The ring's addresses for programs, and the folder below which they work.
 
     `relay` keeps what they send in clear.
     """

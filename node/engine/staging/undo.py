@@ -27,10 +27,10 @@ from .latents import ENTRIES
 
 
 def runs_of(cache: Cache, stages: int, adapter: Adapter) -> int:
-    """The number of runs that a row with caches like this empty one can take back, in a ring of `stages`
-    stages.
+    """The number of runs in flight that can be taken out of caches of this kind; `cache` is an empty one.
 
-    0 for a kind of cache that is not known, and for a model that takes no drafts.
+    The ring has `stages` stages. The number is 0 for an unknown kind of cache and for a model that takes no
+    drafts.
     """
     kinds = [_kind(part) for part in _parts(cache)]
     if None in kinds or not adapter.steps_alike:

@@ -98,8 +98,8 @@ def test_an_answer_takes_the_place_of_its_prompt() -> None:
 
 @pytest.mark.parametrize("length", [100, 30_000])
 def test_of_a_turn_nothing_is_computed_again(length: int) -> None:
-    """Whatever its place: neither the prompt before, nor its answer, nor either where templates open answers
-    otherwise when they are history."""
+    """The prompt before and its answer are found at any length, also where a template renders the opening of
+    an answer otherwise once it is history."""
     desk = Desk(tokens=1 << 20)
     row, _ = desk.prefill("a" * length + "<think>")
     desk.finish(row, "b" * 100 + ".")

@@ -18,7 +18,7 @@ def spelt(text: str) -> bytes:
 
 
 def named(known: Ends, text: str, scope: bytes = b"me", key: bytes = KEY) -> tuple[PrefixNames, Names]:
-    """The names of a sequence, and what a gateway makes of those that it is told."""
+    """The names of a sequence, and what a gateway makes of those that it receives."""
     names = PrefixNames(key, scope)
     regular, more = known.extend(names, spelt(text))
     return names, split(regular, len(text), ends=more)

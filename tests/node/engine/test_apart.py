@@ -1,4 +1,4 @@
-"""A model's code runs in a process of its own, whose end is told in words."""
+"""A model's code runs in a process of its own; if it ends, an error says how."""
 
 from __future__ import annotations
 

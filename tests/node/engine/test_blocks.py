@@ -27,7 +27,7 @@ def bytes_of(array: mx.array) -> bytes:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3:8", "deepseek_v3"])
 def test_a_block_is_what_its_format_says(family: str) -> None:
-    """Whoever changes this raises `node.stored.keys.FORMAT`: older blocks would be read as something else."""
+    """A change of this needs a higher `node.stored.keys.FORMAT`, or older blocks would be misread."""
     prompt = prompt_of(family, 0, TOKENS)
 
     def stored() -> bytes:

@@ -220,7 +220,7 @@ def test_a_chain_takes_further_drafts_when_a_run_needs_them() -> None:
 def test_a_draft_model_computes_the_row_and_its_guesses_in_order(
     prompt: list[int], acts: list[str], choices: random.Random
 ) -> None:
-    """Whatever comes while it computes; what it has computed is cut where a guess was wrong."""
+    """Tokens may arrive while it computes; a wrong guess is cut from what it has computed."""
 
     def guess_of(tokens: list[int]) -> int:
         return sum(place * token for place, token in enumerate(tokens, start=1)) % 3

@@ -367,7 +367,7 @@ def store_prompt(member: EngineProcess) -> bytes:
 
 
 def test_recalls_beyond_the_memory_of_the_plan_end_the_epoch(process: EngineProcess, tmp_path: Path) -> None:
-    """What a gateway has read from disk counts beside what is kept, whether or not it is restored."""
+    """Recalled blocks count beside kept prefixes, whether or not they are restored."""
     begin_with_disk(process, MODEL, tmp_path, context=4 * STORED_BLOCK)
     chain = store_prompt(process)
     for row in range(1001, 1005):

@@ -1,4 +1,4 @@
-"""What runs of drafts changed in caches that cannot be cut is taken back, to the last bit."""
+"""Caches that cannot be cut are restored to the last bit after runs of drafts."""
 
 from __future__ import annotations
 
