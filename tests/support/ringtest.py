@@ -154,9 +154,13 @@ class Ring:
         return self.parts(node, word)[0] if word else psutil.Process(self.cluster.processes[node])
 
     def parts(self, node: str, word: str) -> list[psutil.Process]:
-        """The children of a node's daemon whose command has the word."""
-        children = psutil.Process(self.cluster.processes[node]).children(recursive=True)
-        return [one for one in children if word in " ".join(one.cmdline())]
+        """The children of a node's daemon whose command has the word and that have not ended meanwhile."""
+        found = []
+        for child in psutil.Process(self.cluster.processes[node]).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if word in " ".join(child.cmdline()):
+                    found.append(child)
+        return found
 
     def node_of(self, member: str) -> str:
         """The name of the node with this id."""
