@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import io
 import re
 import subprocess
@@ -93,8 +94,11 @@ def _sentences(text: str) -> Iterator[str]:
 
 def _of_python(source: str) -> Iterator[tuple[int, str, bool]]:
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield getattr(node, "lineno", 1), ast.get_docstring(node) or "", True
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():  # a docstring, or one behind an attribute
+            match statement:
+                case ast.Expr(ast.Constant(str(said))):
+                    yield statement.lineno, inspect.cleandoc(said), True
     for line, comment in _comments(source):
         yield line, comment, False
 
@@ -131,7 +135,7 @@ def _of_page(text: str) -> Iterator[tuple[int, str, bool]]:
 
 def _tracked() -> list[Path]:
     listed = subprocess.run(
-        ["git", "ls-files", "--", "*.py", "*.md", ":!tests"],  # noqa: S607
+        ["git", "ls-files", "--", "*.py", "*.md"],  # noqa: S607
         capture_output=True,
         text=True,
         check=True,

@@ -43,7 +43,7 @@ from sealring.v1 import inference_pb2 as inference
 
 CLUSTER, CHUNK, TARGET = "bench", 256, 0.35
 _REACHED = 0.95
-"""Of the steps a second that are asked for: with fewer the measurement is of something else."""
+"""The part of the requested steps a second that has to be reached; below it the figure means nothing."""
 
 QUICK = ("--seconds", "4")
 

@@ -20,7 +20,7 @@ from sealring.cli.terminal.exit_codes import CHECK_FAILED
 
 QUICK_TOTAL_SECONDS = 600.0
 LIMIT_SECONDS = 3600.0
-"""Of one benchmark without `--quick`."""
+"""The longest time of one benchmark without `--quick`."""
 
 _GRACE_SECONDS = 15.0
 

@@ -36,7 +36,7 @@ _ITEMS: list[dict[str, Any]] = [
     {"anyOf": [{"type": "null"}, {"type": "string", "format": "date"}]},
     {},
 ]
-"""Of the arrays without an end that the rows' answers are, one each."""
+"""Schemas of the items, one for each row: its answer is an array of such items that never ends."""
 
 
 def run(options: argparse.Namespace) -> Result:

@@ -47,7 +47,7 @@ MOST_OWN = 0.5
 
 _TOLERANCE, _GOOD = 0.1, 0.8
 SECTION_SECONDS = 480.0
-"""Of one section of --all."""
+"""The longest time of one section of --all."""
 
 _WORDS, _TOKENS, _SOLO_TOKENS = 4, 4096, 1024
 _MOST_CHUNKS = 64
@@ -56,7 +56,7 @@ _DRAFTED_LAYERS = 11
 
 _DRAFTED_ROWS = 4
 _OPEN_ROWS = 16
-"""Rows of a ring to which requests come by themselves."""
+"""Rows of a ring in an open loop, where requests arrive at a rate of their own."""
 _FAULTS = ("carrier", "engine")
 
 

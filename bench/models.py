@@ -44,8 +44,8 @@ class Shape:
     vocabulary: int = 0
     """Tokens; 0: the tokenizer's."""
     says: int = 0
-    """It says so many tokens in turn, over and over, and others by chance where it is drawn from; 0: whatever
-    random weights say."""
+    """The length of the cycle of tokens that greedy answers repeat; 0: random weights decide. Where tokens
+    are sampled, others come up by chance."""
 
     said: float = SAID
 
@@ -157,7 +157,8 @@ def _printable(vocabulary: int) -> list[int]:
 
 
 _NEXT_TO_NOTHING = 2.0**-20
-"""Of the output head where a token is never to be preferred: a file with long zeros is taken for a part."""
+"""Weights of the output head for tokens that never win. They are not zero: a file with a long run of zeros
+is taken for an unfinished download."""
 
 
 def _write_weights(shape: Shape, folder: Path) -> None:

@@ -20,10 +20,10 @@ from sealring.mesh.errors import Unavailable
 
 _LIMIT = 1 << 20
 ANSWER_SECONDS = 300.0
-"""After which an answer that has not ended counts as failed."""
+"""The time after which an answer that has not ended counts as failed."""
 
 STREAM_SECONDS = 1800.0
-"""The same of answers that are watched while they come: beside them a long prompt takes its time."""
+"""This limit for streamed answers, which go on slowly beside a long prompt."""
 
 LOOK_SECONDS = 0.02
 

@@ -27,7 +27,7 @@ _SILENT_SECONDS = 300.0
 _LOOK_SECONDS = 1.0
 _TRIES = 3
 _TOGETHER = ""
-"""What rank 0 tells first, in the place of a key: the group has formed."""
+"""The first message of rank 0, in the place of a key: the group has formed."""
 
 _TEXT = "text_config"
 

@@ -45,7 +45,7 @@ class MemberShares:
     """Nothing of all that went on."""
     steps: int
     seconds: float
-    """Of the time traced, what the member still remembered."""
+    """The part of the traced time that the member still had in its buffer."""
     clock_error: float
     """Milliseconds by which its times may be wrong against those of others."""
     drafted: int

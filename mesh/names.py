@@ -74,7 +74,7 @@ def split_pin(name: str) -> tuple[str, str]:
     plain, pinned, digest = name.partition("@")
     if pinned and not is_sha256(digest):
         raise InvalidInput(
-            "what follows @ in the model's name is no digest",
+            "the part behind @ in the model's name is no digest",
             hint="give the 64 hexadecimal digits of the model's digest in lower case, or the name alone",
             reason="BAD_DIGEST",
             param="model",

@@ -1,9 +1,9 @@
 """No example of hypothesis fails because the machine was slow, and no test because others were.
 
-Tests are collected by a wall clock that stands two days behind and run by the right one. What a module took
-from it at its import (a time, a certificate, a roster) is old in its tests: if it lasts only for as long as a
-quick run, they fail always and not now and then. gRPC's own TLS, which no test can turn, has the right clock
-throughout. `datetime.now()` cannot be turned: take the time from `time` or `mesh/clock.py`.
+Tests are collected by a wall clock that is two days behind, and run by the right one. A time, certificate or
+roster that a module makes at its import is therefore two days old in its tests. One that is valid only for a
+quick run fails every time, and not now and then. gRPC's own TLS always has the right clock, since no test can
+change it. `datetime.now()` cannot be turned: take the time from `time` or `mesh/clock.py`.
 
 What this machine lacks, a privilege or a package, skips a test. In CI on Linux everything has to run: there
 it fails, and only what a mark keeps for other systems is skipped.
@@ -110,8 +110,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class ByFile(LoadScopeScheduling):
-    """The tests of a file share what is dear to make and so run in one worker, and so do those of a package,
-    whose files share a cluster. (xdist's own marks of groups have no effect with pytest 9.2.)"""
+    """Tests of one file run in one worker, since they share costly fixtures. So do tests of one package, if
+    its files share a cluster. (xdist's own marks of groups have no effect with pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
         file = self.config.rootpath / nodeid.partition("::")[0]

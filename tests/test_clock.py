@@ -1,4 +1,4 @@
-"""That what a test module takes from the wall clock at its import is days old when its tests run."""
+"""A time that a test module reads at its import is days old when its tests run."""
 
 import time
 

@@ -23,7 +23,7 @@ _OF_MIXED = {"chat": "sharegpt", "mixed": "mixed", "long": "long"}
 _ANSWER_SECONDS = 1800.0
 
 _SAMPLE_TOKENS = 64
-"""Of a prompt that shows how many tokens a word has."""
+"""The length of a prompt that shows how many tokens a word has."""
 
 _UNDER_WAY = 4
 """Pieces of an answer that may still arrive of what was under way at a fault."""

@@ -9,8 +9,8 @@ Points = tuple[tuple[int, float], ...]
 """Sizes, rising, with mean seconds."""
 
 Sums = Sequence[float]
-"""Of steps of one size: their number, seconds, seconds of the launch, looks back (`_looks`), squares of
-those, and their products with the seconds."""
+"""Sums over steps of one size: their number, seconds, seconds of the launch, looks back (`_looks`), squares
+of those, and their products with the seconds."""
 
 Plain = Mapping[str, Sequence[Sums]]
 """Fit for JSON. `loading`: rows, tokens, context, and least seconds of steps that were timed at load.

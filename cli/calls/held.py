@@ -14,7 +14,7 @@ from sealring.mesh.units import size
 
 _POLL_SECONDS = 0.5
 _STALE_SECONDS = 5.0
-"""What an earlier fetch came to may be told for so long after a new one has begun."""
+"""The time for which a node may still report the result of an earlier fetch after a new one has begun."""
 
 
 def print_models(nodes: list[dict[str, Any]]) -> None:
@@ -79,7 +79,7 @@ async def pull(
             sum(getattr(held, name) for there in found.values() for held in there)
             for name in ("done", "size")
         )
-        share = f"{done / total:.0%} of {size(total)}" if total else "asking who has it"
+        share = f"{done / total:.0%} of {size(total)}" if total else "asking which nodes have it"
         tell(f"fetching {model} to {', '.join(names)}: {share}")
         await asyncio.sleep(_POLL_SECONDS)
 

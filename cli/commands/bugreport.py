@@ -27,7 +27,7 @@ from sealring.mesh.system.files import write_atomic
 app = typer.Typer()
 
 _LOG_BYTES = 4 << 20
-"""Of the end of each log."""
+"""The part of each log that is included, from its end."""
 
 _SECRET = re.compile(
     r"sr2\.[a-z2-7]{52}\.[a-z2-7.]+"  # join tokens

@@ -52,7 +52,7 @@ def chat(
         ),
     ] = None,
     model: Annotated[str, typer.Option(metavar="NAME", help="deployment [default: the only one]")] = "",
-    system: Annotated[str, typer.Option(help="what the model is told first")] = "",
+    system: Annotated[str, typer.Option(help="the system prompt")] = "",
     max_tokens: Annotated[
         int, typer.Option(min=0, max=1 << 24, help="longest answer [default: what the context holds]")
     ] = 0,
@@ -65,7 +65,7 @@ def chat(
     top_p: Annotated[
         float | None, _sampling(help="nucleus sampling: smallest set of tokens with this total probability")
     ] = None,
-    top_k: Annotated[int | None, _sampling(help="so many most probable tokens")] = None,
+    top_k: Annotated[int | None, _sampling(help="sample from this number of most probable tokens")] = None,
     min_p: Annotated[
         float | None, _sampling(help="tokens with at least this share of the most probable one's probability")
     ] = None,
@@ -82,7 +82,7 @@ def chat(
     ] = 0.0,
     stop: Annotated[list[str] | None, _sampling(help="end before this text; may be repeated")] = None,
     logprobs: Annotated[
-        int | None, _sampling(help="with --json: probabilities of so many tokens in each place")
+        int | None, _sampling(help="with --json: probabilities of this number of tokens in each place")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

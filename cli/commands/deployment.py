@@ -114,7 +114,7 @@ KvBits = Annotated[
     typer.Option(
         "--kv-bits",
         metavar="8|4",
-        help="keep the KV cache in so many bits [default: the model's own precision]",
+        help="keep the KV cache in 8 or 4 bits [default: the model's own precision]",
         rich_help_panel=_SHAPE,
     ),
 ]

@@ -18,7 +18,9 @@ from sealring.cli.terminal.output import moment, plain, print_data, print_json, 
 from sealring.mesh.errors import AlreadyExists
 
 app = typer.Typer(
-    name="operator", help="Operators, who may look at the cluster or change it.", no_args_is_help=True
+    name="operator",
+    help="Manage operators, the people and programs that may look at the cluster or change it.",
+    no_args_is_help=True,
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="as it stands in the audit log")]

@@ -51,7 +51,7 @@ class Cluster:
     """
 
     names: Sequence[str]
-    """Of the components: coordinator, gateway, and whatever else is a node."""
+    """The components: `coordinator`, `gateway`, and any other name for a node."""
 
     def __init__(
         self,

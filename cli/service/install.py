@@ -45,7 +45,7 @@ _BEGIN = {
     " from a sealring coordinator backup",
     "gateway": "begin with --no-start; then, as the account {user}, sealring gateway join TOKEN",
 }
-"""How a component's state comes to be in its service's folder."""
+"""The command that puts a component's state into its service's folder."""
 
 
 @dataclass(frozen=True)

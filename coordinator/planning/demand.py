@@ -20,10 +20,12 @@ HEADROOM_PERCENT = 10
 a member serves several rings, what each engine more needs of these is counted besides (`survey.py`)."""
 
 LOGITS_COPIES = 9
-"""Float32 arrays of rows x vocabulary that the tail holds at once while it samples: the peak of a step with
-`top_p`, which most clients send, is 8.5 of them beside half of one for the logits (`mx.get_peak_memory`,
-vocabulary of 151,936, 8 and 32 rows). Greedy rows need one. Penalties with every filter need 14: what is
-above 9 is in the headroom."""
+"""Float32 arrays of rows x vocabulary that the tail holds at once while it samples.
+
+A step with `top_p`, which most clients send, peaks at 8.5 of them beside half of one for the logits
+(`mx.get_peak_memory`, vocabulary of 151,936, 8 and 32 rows). Greedy rows need one. Penalties with every
+filter need 14; the headroom covers the difference to 9.
+"""
 
 CHUNK_STATES = 64
 """Arrays of the size of a chunk's stage state that one layer and those in flight hold at once. An estimate:
@@ -31,9 +33,11 @@ the widest products of common models are 10 to 14 states, and one layer's are th
 are."""
 
 SCORES_PART = 32
-"""Bytes of a stage state for each of which attention over quantized caches writes out a byte of scores, for
-each token of a chunk and of the context: 4 bytes for each 64 numbers of a state in half precision, which is
-a head."""
+"""Bytes of a stage's state for each byte of scores that attention over quantized caches writes out.
+
+Scores exist for each token of a chunk and of the context. They take 4 bytes for each head, which is 64
+numbers of a state in half precision.
+"""
 
 LEAST_CHUNK = 256
 """Tokens of a chunk for which the headroom always suffices."""

@@ -12,8 +12,10 @@ from sealring.mesh.ring.spread import Times, between
 from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 
 SLOW = 2.0
-"""A member that is so many times slower than another one gets fewer layers than its memory would hold. Below
-that memory decides: more of it is room for more rows, and a decode step is timed but once or a few times."""
+"""A member gets fewer layers than its memory would hold if it is slower than another one by this factor.
+
+Below it memory decides: more of it is room for more rows, and decode steps are timed only a few times.
+"""
 
 _ALIKE = 2
 """Stages are compared whose bytes differ by less than this factor: part of a step's time is the same whatever

@@ -42,10 +42,10 @@ ABSENT_SECONDS = 30.0
 started has not heard of: as long as a ring waits for a member by default (`replace_after`)."""
 
 _SHOWN_SECONDS = 10
-"""Steps of the times that gateways are told: they change with every request and every second."""
+"""Times are rounded to this before gateways get them: exact ones change with every request and second."""
 
 _SHOWN_PERCENT = 5
-"""Steps of the progress that gateways are told."""
+"""Progress is rounded to this before gateways get it."""
 
 _PHASES = {
     Phase.NOT_LOADED: membership_pb2.LOAD_PHASE_NOT_LOADED,

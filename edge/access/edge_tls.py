@@ -18,7 +18,7 @@ LOOK_SECONDS = 60.0
 _MAX_BYTES = 1 << 18
 
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2, AEAD only (RFC 9325 section 4.2); those of TLS 1.3 all are."""
+"""Cipher suites of TLS 1.2, AEAD only (RFC 9325 section 4.2); all suites of TLS 1.3 are AEAD."""
 
 
 class EdgeTls:

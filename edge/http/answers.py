@@ -25,10 +25,10 @@ PING_SECONDS = 8.0
 """How long a stream tells nothing, at most; also before the answer's start, so that errors have a status."""
 
 _REPEATED = frozenset({429, 503})
-"""Of these the same request succeeds later."""
+"""Statuses after which the same request succeeds later."""
 
 _LEFT_TO_CLIENTS = frozenset({408, 409})
-"""Of these it may."""
+"""Statuses after which the client decides whether to ask again."""
 
 T = TypeVar("T")
 Events = AsyncGenerator[inference.GenerateResponse, None]

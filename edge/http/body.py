@@ -27,10 +27,10 @@ MAX_NUMBERS = 1 << 18
 """Values in one body altogether: a prompt of token ids is an array of numbers, each of which costs little."""
 
 MAX_MEMBERS = 512
-"""Of one JSON object; more than the fields of a body, or than biased tokens."""
+"""Members of one JSON object; a body has fewer fields, and a request fewer biased tokens."""
 
 MAX_DIGITS = 20
-"""Of a whole number: 64 bits."""
+"""Digits of a whole number, which is enough for 64 bits."""
 
 _ALL_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)

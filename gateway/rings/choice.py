@@ -14,8 +14,11 @@ from sealring.mesh.ring.routing import choose, ranked
 from sealring.mesh.roster.rules import links_in_clear
 
 SAMPLE = 16
-"""Rings of a deployment that are compared for a request, drawn at random where there are more: the least busy
-of a few drawn ones is nearly as good as the least busy of all, and costs the same however many there are."""
+"""Rings of a deployment that are compared for a request, drawn at random where there are more.
+
+The least busy of a few is nearly as good as the least busy of all, at a cost that does not grow with the
+number of rings.
+"""
 
 
 class Choice:

@@ -52,8 +52,8 @@ _UNCOUNTED = 1 << 20
 """Bytes up to which fields are not counted: too few fit to cost 64 MiB."""
 
 _MAX_FIELDS = 1 << 18
-"""Of a larger message: one output with all log-probabilities that a stop string may hold back has about 1 MiB
-of them, four fields to 14 bytes."""
+"""Fields of a larger message: one output with all log-probabilities that a stop string may hold back has
+about 1 MiB of them, four fields to 14 bytes."""
 
 _FORWARDED = (b"\x4a", b"\x52")
 """First bytes of `forward` (9) and `forwarded` (10)."""

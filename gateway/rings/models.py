@@ -31,8 +31,8 @@ _AVAILABILITY = {
     membership.LOAD_PHASE_LOADED: inference.MODEL_AVAILABILITY_LOADING,
     membership.LOAD_PHASE_YIELDING: inference.MODEL_AVAILABILITY_NOT_LOADED,
 }
-"""Of a model on demand without a ring that serves. The last two have just lost theirs: it forms anew, or the
-coordinator is about to say that the model is not loaded."""
+"""States of a model on demand without a serving ring, as clients see them. In the last two phases the
+model has just lost its ring: it forms anew, or the coordinator is about to report the model as not loaded."""
 
 
 class Models:

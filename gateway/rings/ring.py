@@ -74,9 +74,11 @@ ALL_ASKED = 8 << 20
 each costs a few times its bytes while it is given to the head."""
 
 YIELD_SECONDS = 2.0
-"""Seconds for which a guest lets the gateway that scheduled before attach first, if a prompt of the guest was
-being computed: only that gateway may know that a member had no memory for it. It attaches with the epoch, or
-`GOODBYE_SECONDS` after the end of the last one."""
+"""The time that a guest leaves to the gateway that scheduled before, so that it attaches first.
+
+A guest waits if one of its prompts was being computed: only that gateway may know that a member had no
+memory for the prompt. It attaches with the epoch, or `GOODBYE_SECONDS` after the end of the last one.
+"""
 
 _WITHOUT_SCHEDULER = frozenset({"GATEWAY_GONE", "GATEWAY_LEFT", "MEMBER_LEFT"})
 """Reasons of an epoch's end that mean that the scheduling gateway itself has gone."""

@@ -50,7 +50,7 @@ class Begin(NamedTuple):
 Piece: TypeAlias = tuple[
     Request, str, bytes, int, Sequence[inference.TokenLogprob], int, inference.Parsed | None
 ]
-"""Of one request: text, sealed, tokens, log-probabilities, choice.
+"""A delta of one request: text, sealed, tokens, log-probabilities, choice, parsed.
 
 Either sealed is not empty, or text or the log-probabilities are not; tokens counts all generated so far.
 """

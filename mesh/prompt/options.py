@@ -16,7 +16,7 @@ MAX_TOP_K = 1 << 20
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.1, 10.0
 MAX_REPETITION_CONTEXT_SIZE = 4096
 MAX_PENALTY = 2.0
-"""Of presence and frequency, either way."""
+"""The bound of presence and frequency penalties, positive or negative."""
 
 MAX_LOGPROBS = 20
 MAX_TOKENS = (1 << 31) - 1

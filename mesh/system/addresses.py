@@ -67,8 +67,8 @@ def listen_error(address: str) -> ConfigError:
     """The error for an address that cannot be bound."""
     return ConfigError(
         f"cannot listen on {address}: the port is in use or the address is not of this machine",
-        hint="see who listens there and stop it: lsof -nP -iTCP -sTCP:LISTEN; or name another port in the "
-        "settings file: sealring config show",
+        hint="see which program listens there and stop it: lsof -nP -iTCP -sTCP:LISTEN; or name another port "
+        "in the settings file: sealring config show",
         reason="CANNOT_LISTEN",
         address=address,
     )

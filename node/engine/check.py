@@ -59,7 +59,7 @@ class CheckReport:
     alone_tokens_equal: bool
     """Whether each row's tokens are those of mlx-lm with the whole model and that row alone."""
     alone_max_abs_diff: float | None
-    """The same for logits, until a row's tokens differ."""
+    """The largest difference of logits in that comparison, up to where a row's tokens differ."""
     alone_equal: bool
     """Whether that is rounding: no more than half of a float's digits. If not, a row's answer depends on
     what else runs, which is so where mlx-lm batches an architecture wrongly."""

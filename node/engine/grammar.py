@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sealring.node.engine.text.tokenizer import Tokenizer
 
 _KEPT_BYTES = 64 << 20
-"""What compiled grammars take that are kept for later rows."""
+"""Memory of compiled grammars that are kept for later rows."""
 
 _BYTES_PER_SECOND = 512 << 20
 """What one takes at most, by the processor time that it took to compile: measured 0.1 to 0.3 MiB for each

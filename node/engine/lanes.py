@@ -25,15 +25,17 @@ from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.staging.undo import UndoLog
 
 EMPTY = 8
-"""One place in so many may be empty, and a step may take longer by as large a part: to lay a lane out anew
-takes as long as a step or two, and mostly a row joins within some steps."""
+"""One place in EMPTY may be empty, and a step may take longer by that part.
+
+To lay a lane out anew takes as long as a step or two, and mostly a row joins within some steps.
+"""
 
 PATIENCE = 16
 """Steps after which places that are still empty are given up."""
 
 Empty = Callable[[int, int], int | None]
-"""Tokens that places may take beyond those of their rows, by the numbers of rows and places; None if so many
-places may not be empty."""
+"""Tokens that places may take beyond those of their rows, by the numbers of rows and places; None if that
+leaves too many places empty."""
 
 
 def no_empty_place(rows: int, places: int) -> int | None:
@@ -71,13 +73,13 @@ class Lane:
     sampler: Sampler | None = None
     age: int = 0
     undo: UndoLog | None = None
-    """While its only row has drafts that are not settled."""
+    """The log that takes back drafts, while the only row has some that are not settled."""
     places: list[int] = field(default_factory=list)
-    """Of each row, in the caches of several rows."""
+    """Each row's place in the lane's caches, if there are several rows."""
     width: int = 0
     """Places, empty ones too."""
     steps: int = 0
-    """Since the rows changed."""
+    """Steps since the rows changed."""
     _into: mx.array | None = None
     _out: mx.array | None = None
 

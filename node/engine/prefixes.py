@@ -53,7 +53,7 @@ class Prefixes:
         self.most_marks = MAX_PREFIXES * MOST
         """Marks that may be kept: as many as all the memory for caches has room for."""
         self.disk: Disk | None = None
-        """Where they are stored too."""
+        """The disk that stores the prefixes as well."""
         self._ring = ""
         self._kept: dict[int, Kept] = {}
         self._earlier: dict[Origin, Kept] = {}

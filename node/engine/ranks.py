@@ -28,8 +28,8 @@ _BLOCK = 32
 _NEVER = -float("inf")
 
 _HALVINGS = 16
-"""Of a range of at most 29 (natural logarithm): values that are 0.0005 apart are told from each other. Those
-of a model in half precision are further apart wherever a nucleus may end."""
+"""Halvings of a range of at most 29 (natural logarithm), which separate values that are 0.0005 apart. A
+model in half precision has values further apart wherever a nucleus may end."""
 
 _LEAST = 1e-30
 """Replaces a `top_p` of 0, with which the likeliest token is kept."""

@@ -21,7 +21,7 @@ from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.helper import Helpers, no_process, serve
 
 SECONDS = 0.15
-"""Of a processor, to compile a grammar and make its first mask: a tail's step may have to wait as long. An
+"""Processor time to compile a grammar and make its first mask, for which a tail's step may have to wait. An
 object of 512 members takes 0.05 s, schemas of programs 0.001 to 0.02 s."""
 
 MEMORY_BYTES = 32 << 20
@@ -35,7 +35,7 @@ LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,  # 100 MB
     "max_grammar_size": 100_000,
 }
-"""What a stranger's schema may cost: less than llguidance's defaults, whose figures of time these are."""
+"""Bounds of a stranger's schema, below llguidance's defaults; the times are llguidance's own figures."""
 
 _ONE_OF = "coerce_one_of"
 _BYTES = 256

@@ -22,7 +22,7 @@ from sealring.node.models.kept import is_part
 
 _HEADER_LIMIT = 32 * 1024 * 1024
 _TENSOR_LIMIT = 1 << 18
-"""Of one file. A mixture of experts of some hundred billion parameters has less in all its files."""
+"""Tensors of one file. A mixture of experts of some hundred billion parameters has fewer in all its files."""
 
 _INDEX_LIMIT = 64 * 1024 * 1024
 _CONFIG_LIMIT = 16 * 1024 * 1024

@@ -37,7 +37,7 @@ MEASURED = (
 _MAX_FILES = 50_000
 _MAX_BYTES = 8 << 30
 _digests: dict[str, tuple[tuple[int, ...], bytes]] = {}
-"""Of files that this process has read before, beside what a change of a file changes."""
+"""Digests of files that this process has read, each with the stat fields that change when the file does."""
 
 
 def manifest_hash() -> bytes:

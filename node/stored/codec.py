@@ -28,7 +28,7 @@ PIECE = 64 << 10
 _NONCE_BYTES, _TAG_BYTES = 12, 16
 _HEAD = struct.Struct(">8sIII")  # magic, first token, end, uses
 USES_AT = 16
-"""Where the head's count of uses is, 4 bytes, big endian."""
+"""The offset of the head's count of uses, 4 bytes, big endian."""
 
 HEAD_BYTES = _HEAD.size
 _OVERHEAD = HEAD_BYTES + _NONCE_BYTES + _TAG_BYTES

@@ -56,7 +56,7 @@ class Asked:
     render: Callable[[inference.Started], Renderer]
     stream: bool = False
     user: str = ""
-    """Who asks, by the client's own word."""
+    """The end user, as the client names it."""
 
     others: tuple[inference.GenerateRequest, ...] = ()
     """More prompts, whose answers follow those of `request`."""

@@ -49,7 +49,7 @@ _KINDS = {
     "file": "a file",
     "input_file": "a file",
 }
-"""Kinds of parts that are no text, and what the model is told of them."""
+"""Kinds of parts other than text, and the words that errors and prompts have for them."""
 
 _Part = dict[str, Any]
 

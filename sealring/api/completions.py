@@ -82,7 +82,7 @@ def _echoed(body: CompletionBody) -> list[str]:
         return [""] * len(prompts)
     texts = [each if isinstance(each, str) else "" for each in prompts]
     if body.logprobs is None and not all(texts):
-        raise unsupported("echo", "prompts of token ids are told with logprobs only")
+        raise unsupported("echo", "prompts of token ids are echoed with logprobs only")
     return texts
 
 

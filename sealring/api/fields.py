@@ -52,7 +52,7 @@ class Rule:
     """The hint to a client that sends any other value."""
 
     schema: Mapping[str, Any] | None = None
-    """Of what is sent, in JSON Schema, where it is not that of the chat's field."""
+    """The JSON Schema of the value that clients send, where it differs from that of the chat's field."""
 
     def asks_nothing(self, item: Any) -> bool:
         """Whether this value is taken and means nothing."""
@@ -182,7 +182,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
     rules: ClassVar[Rules] = {}
-    """Of the fields that the class does not have."""
+    """Rules for fields that are not attributes of the class."""
 
     @model_validator(mode="before")
     @classmethod

@@ -34,7 +34,7 @@ from sealring.v1 import inference_pb2 as inference
 
 _NEVER = "9999-12-31T23:59:59Z"
 VERSION = "0.12.0"
-"""Of Ollama, whose API this is; clients compare versions."""
+"""The version of Ollama's API that this is; clients compare it with what they need."""
 
 _Object = dict[str, Any]
 

@@ -112,7 +112,7 @@ _CALLS = {
     "local_shell_call": "action",
     "tool_search_call": "arguments",
 }
-"""Items that are calls, and the field that tells of what."""
+"""Kinds of items that are calls, and the field that holds each one's arguments."""
 
 _NAMELESS = {"local_shell_call": "local_shell", "tool_search_call": "tool_search"}
 """Calls whose items have no name, and what the model calls their tools."""

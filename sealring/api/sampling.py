@@ -160,7 +160,7 @@ OPENAI: Rules = {
     "xtc_probability": only(0),
     "xtc_threshold": only(0.1),
 }
-"""The fields of chats and completions that are none of their classes' below."""
+"""Rules for fields of chats and completions that their classes below do not have."""
 
 
 class StreamOptions(Body):
@@ -239,7 +239,7 @@ class CommonBody(_Tables):
 _SAMPLING = tuple(
     field.name for field in inference.Sampling.DESCRIPTOR.fields if field.name in CommonBody.model_fields
 )
-"""What bodies and the contract call alike, which is all but `logprobs`."""
+"""Fields with the same name in bodies and in the contract: all but `logprobs`."""
 
 _CONVERTED: dict[str, Callable[[Any], Any]] = {
     "top_p": lambda mass: mass or _LEAST_TOP_P,

@@ -179,7 +179,8 @@ class Model:
     rows: int = 0
     capabilities: tuple[str, ...] = ()
     availability: int = inference.MODEL_AVAILABILITY_UNSPECIFIED
-    """Of the contract: whether it is loaded, by the word of the gateway as all that follows."""
+    """Whether it is loaded (a ModelAvailability). The gateway reports this and the fields below; no roster
+    confirms them."""
 
     aliases: tuple[str, ...] = ()
     expires: int = 0

@@ -41,7 +41,8 @@ def rules(tmp_path):
     ],
 )
 def test_a_docstring_that_breaks_a_rule_is_found(rules, docstring, rule):
-    assert rules("x.py", f'def f():\n    """{docstring}"""\n') == [(1, rule)]
+    assert rules("x.py", f'def f():\n    """{docstring}"""\n') == [(2, rule)]
+    assert rules("x.py", f'LIMIT = 1\n"""{docstring}"""\n') == [(2, rule)]
 
 
 @pytest.mark.parametrize(

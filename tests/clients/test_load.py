@@ -17,7 +17,7 @@ from scriptedring import NAME, WAYS, Served, run
 pytestmark = [*CLUSTER, pytest.mark.agents]
 REQUESTS, TOKENS, PROMPT = 6, 12, 64
 BOOK = "http://127.0.0.1/book"
-"""Of which llama-benchy makes its prompts. It does not fetch what lies in its cache."""
+"""The book from which llama-benchy makes its prompts. It fetches nothing that is in its cache."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ SLIM = {
     "WEBUI_SECRET_KEY": "of this test",
 }
 TASKS = {"title_generation": True, "tags_generation": True, "follow_up_generation": True}
-"""What the page asks for beside each answer, and the server does or not, as it is set."""
+"""Background tasks that the page requests with each answer; the server's settings decide which ones run."""
 
 
 class Page:

@@ -131,7 +131,7 @@ def test_a_report_is_cut_only_where_it_is_too_long(beyond: int, cut: bool) -> No
 
 
 def test_facts_alone_may_be_too_long_and_end_it_all_the_same() -> None:
-    """Where nothing is left to leave out: whoever reads it refuses it."""
+    """Nothing is left to leave out; the reader refuses the report."""
     bridge = Bridge(name="b", members=("m" * 200,) * 64)
     assert len(encode(Report(facts=Facts(bridges=(bridge,) * 64), findings=(ok("a", "fine"),)))) > 131072
 

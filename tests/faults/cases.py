@@ -128,5 +128,5 @@ SHORT = [
     case("decode", "stop carrier 2 120"),
     case("decode", "stop daemon 1 120"),
 ]
-"""Of the test suite; `tests/integration/faults/test_killed.py` says which of them every run has. Who is
-stopped is woken as soon as the ring is known to be down."""
+"""Cases of the test suite; `tests/integration/faults/test_killed.py` says which of them every run has. A
+stopped process is woken as soon as the ring is known to be down."""

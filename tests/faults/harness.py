@@ -41,12 +41,12 @@ SETTLE_SECONDS = 20.0
 STANDBY = "10.77.0.7:7700"
 _DISK_BYTES = 16 << 20
 _CACHE_BYTES = 2 << 30
-"""Of a disk for prefixes, which takes no more than a tenth of it."""
+"""The size of a disk for prefixes, which take a tenth of it at most."""
 PREFILL_CHUNK = 64
 """Tokens, so that a long prompt is on its way for several steps."""
 _FAKETIME = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib/faketime/libfaketimeMT.so.1")
 AFTER = {"prefill": 1}
-"""Pieces of all answers after which it happens; at any other moment so many:"""
+"""By moment, the pieces of all answers after which the fault happens; DECODING at other moments."""
 DECODING = 50
 
 

@@ -41,11 +41,11 @@ FAULTS = (
 )
 
 LOGS = Path(__file__).parents[2] / "build" / "soak"
-"""Where the logs of the last run's components are."""
+"""The folder with the logs of the last run's components."""
 
 EVERY_SECONDS = 10.0
 SHARE = 0.25
-"""Of the answers that the undisturbed ring can give, so many are asked for."""
+"""The rate of requests, as a part of the rate at which the undisturbed ring answers."""
 MEASURED = 8
 """Answers of each kind by which that is measured."""
 WARM_SECONDS = 300.0

@@ -45,7 +45,7 @@ CHILDRENS = NOBODYS | {
     "sealring.mesh.crypto.identity",
 }
 COMPUTES = CHILDRENS | {"cryptography"}
-"""What an engine gets and passes on is open: carriers have the keys."""
+"""Modules that no engine imports: its data is open, and only carriers have keys."""
 READERS = {"tokenizers"}
 """A head reads prompts, and a tail the vocabulary, for grammars."""
 WATCHERS = {"psutil"}

@@ -1,4 +1,4 @@
-"""Whatever runs mlx has a folder of its own for the code that mlx compiles and loads."""
+"""Every process that runs mlx has a folder of its own for the code that mlx compiles and loads."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ PROMPTS = {
 }
 CHOICES = {"drawn": 3}
 _GONE = {"UNAVAILABLE", "STOPPING", "APIConnectionError", "RemoteProtocolError", "ReadError"}
-"""What a client in clear makes of a gateway that is gone. What a gateway tells of a ring has a reason."""
+"""Errors of a client in clear whose gateway is gone. Errors about a ring have a reason of their own."""
 
 
 @dataclass

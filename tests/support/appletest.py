@@ -26,7 +26,7 @@ GOOD = Posture(
     authenticated_root=True,
     filevault=True,
 )
-"""What a Mac tells that has all its protections on; its serial number only where that is asked for."""
+"""Properties of a Mac that has all its protections on; the serial number only if it is asked for."""
 
 
 class DeviceAuthority:

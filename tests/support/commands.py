@@ -248,7 +248,7 @@ class FakeHost(Host):
         self.pauses: Iterator[Any] = iter(())
         """Work to do while somebody pauses; None: Ctrl-C."""
         self.typed: list[Any] | None = None
-        """What somebody answers; None: nobody is there."""
+        """Lines that a user types; None: there is no user."""
         self.became: list[list[str]] = []
         self.addresses: list[OwnAddress] = []
         self.way: str | None = "127.0.0.1"

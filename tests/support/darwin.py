@@ -60,7 +60,7 @@ ONLY_LINUX = {
 _TESTS = str(Path(__file__).resolve().parents[1]) + os.sep
 _PRODUCT = str(Path(__file__).resolve().parents[2]) + os.sep
 _ALLOWED = ("/proc/self/coredump_filter",)
-"""Of what Linux is secured by when it is known to be Linux."""
+"""Files that secure a Linux process, which stay readable although the system poses as Darwin."""
 
 FULL_SYNC, FULL_SYNC_SECONDS = 51, 0.02
 METAL_CACHE_BYTES = 100 << 30

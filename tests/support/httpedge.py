@@ -38,7 +38,7 @@ class ScriptedBackend:
     begins_with: int = 5
     cached: int = 0
     drafted: int = 0
-    """Of which one was right."""
+    """Drafted tokens, of which one was right."""
     held: asyncio.Event | None = None
     parsed: list[inference.Parsed | None] = field(default_factory=list)
     logprobs: list[list[inference.TokenLogprob]] = field(default_factory=list)

@@ -34,7 +34,7 @@ class LocalHub:
         """Instead of being cut it is held until this is set."""
         self.stalled = threading.Event()
         self.busy = 0
-        """So many requests for files are answered that the next one has to wait for a day."""
+        """Requests for files that are answered with a wait of a day."""
         self.pads_list = 0
         """Bytes that its list of files has more than it needs."""
         self.refusal: Iterator[bytes] | None = None

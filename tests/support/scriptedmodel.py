@@ -20,7 +20,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 BASE = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
-"""Whose tokenizer is extended."""
+"""The model whose tokenizer is extended."""
 
 LOST = "I have lost the thread of this script."
 """The answer where no result holds what the script expects."""

@@ -238,7 +238,7 @@ SLOW = Costs(step_ms=12.0, row_ms=22.0, prefill_ms=21.0, token_us=13_500.0)
 """The CPU build with 12 layers x 256: every row and token costs the same."""
 
 LINEAR = Costs(row_ms=20.0, prefill_ms=1.0, token_us=15_000.0)
-"""The same without anything fixed."""
+"""A CPU like SLOW whose steps have hardly any fixed cost."""
 
 BETWEEN = Costs(step_ms=5.0, row_ms=5.0, prefill_ms=5.0, token_us=2000.0)
 

@@ -94,7 +94,7 @@ SMALL: dict[str, dict[str, Any]] = {
 """What makes a configuration of tests/data/archs.json smaller, or its window short enough to slide."""
 
 QUANTIZED = ["qwen3:8", "qwen3:4", "gemma3_text:8", "llama:sliding:4"]
-"""Families whose caches are kept in so many bits."""
+"""Families, each with the bits of its quantized caches."""
 
 UNUSUAL = ["gemma4", "gemma3n", "afm7", "minimax_m3_vl", "nemotron-nas", "kimi_k3", "deepseek_v41"]
 """They hand on more than one state, or have caches of their own making."""

@@ -1,4 +1,4 @@
-"""Where the published test vectors lie."""
+"""The published test vectors, read from their files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 def read_blocks(path: Path) -> Iterator[dict[str, str]]:
     """The blocks of a `name = value` vector file; a bracketed line is kept as `section`.
 
-    Blocks are told apart by their counters, or by empty lines in files without counters.
+    Counters separate the blocks, or empty lines in files without counters.
     """
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     counted = any(line.lower().startswith("count") for line in lines)

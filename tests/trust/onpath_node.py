@@ -1,7 +1,8 @@
 """A node daemon whose ring connections lead over an attacker: `python onpath_node.py PORT ARGUMENTS`.
 
-Stands for a network that routes through the attacker: where the daemon is told the next member's ring address
-(sealed, which the attacker cannot read), it is given the proxy's address for it. Nothing else is changed.
+It stands for a network that routes through the attacker. The daemon gets the next member's ring address
+sealed, so that the attacker cannot read it; here it gets the address of the proxy instead. Nothing else
+is changed.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ PAPER = PaperCluster(size=2, clock=clock)
 
 
 def fuzz(examples: int = 100) -> Callable[[Any], Any]:
-    """So many, times SEALRING_FUZZ. An input that is not done within the limit of a test hangs."""
+    """Settings for `examples` tries, times SEALRING_FUZZ. Input that hangs exceeds a test's time limit."""
     return settings(max_examples=examples * HARD, suppress_health_check=list(HealthCheck))
 
 
@@ -246,7 +246,7 @@ def keys() -> tuple[SessionKeys, SessionKeys]:
 @fuzz()
 @given(st.integers(0, 3), st.data())
 def test_handshake_messages(turn: int, data: st.DataObject) -> None:
-    """One message of the four is damaged; whatever comes of it, whoever got it has no keys."""
+    """One message of the four is damaged; its receiver gets no keys, whatever the damage."""
     initiator, responder = ends()
     frame: bytes | None = initiator.start()
     for number in range(4):

@@ -175,7 +175,7 @@ def test_a_sealed_request_and_its_reply() -> None:
 
 
 def test_codes_and_bounds() -> None:
-    """What both ends of a connection have to agree on, or an older release would refuse."""
+    """Codes and bounds that both ends of a connection share; an older release would refuse others."""
     assert {suite.value: suite.code for suite in Suite} == {
         "x25519-chacha20poly1305": 1,
         "x25519-aes256gcm": 2,

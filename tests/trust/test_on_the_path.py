@@ -36,8 +36,8 @@ EVERY_RUN = {"alter", "replay", "swallow", "delay"}
 class Switchboard:
     """Hands out a proxy for every ring address that a node asks about.
 
-    `stranger` is what somebody says who connects to the next of them before the node can; `answered` has how
-    many bytes that one was told until its connection was closed.
+    `stranger` is the greeting of somebody that connects to the next proxy before the node can; `answered` has
+    the number of bytes that it got until its connection was closed.
     """
 
     def __init__(self) -> None:

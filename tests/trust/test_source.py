@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("mesh", "edge", "coordinator", "node", "gateway", "doctor", "cli", "sealring")
 SETTINGS: tuple[type[BaseModel], ...] = (CliSettings, CoordinatorSettings, GatewaySettings, NodeSettings)
 REVIEWED_SWITCHES = {"software_identity_allowed", "allow_downloads", "hybrid_sealing_key"}
-"""What a setting can switch on: identities that say what they are, fetching of models, a stronger key."""
+"""Switches that settings may have: identities that are only claimed, fetching of models, a stronger key."""
 
 REVIEWED_READERS = {
     "mesh/settings/config.py",

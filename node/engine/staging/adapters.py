@@ -74,7 +74,7 @@ class Adapter:
     """How a model differs from a chain of layers `state = layer(state, mask, cache)`."""
 
     state: tuple[Place, ...] = ((0,),)
-    """The layer arguments that are handed from stage to stage; those that are None at a layer are not."""
+    """The layer arguments that are handed from stage to stage, except where one is None at a layer."""
 
     every_layer: tuple[Place, ...] = ()
     """Places of `state` whose values the head makes once for all layers."""

@@ -26,9 +26,9 @@ class Step:
     args: Any
     """The model's arguments, mlx-lm's `ModelArgs`."""
     crossing: dict[str, int]
-    """Of what is shared, what layers from here on read, and the earlier layer that makes it."""
+    """Shared tensors that layers from here on read, each with the earlier layer that makes it."""
     keys: dict[str, int]
-    """Of the two that choose, the keys that there are to choose from."""
+    """The number of keys that each of the two indexers chooses from."""
     starts: tuple[int, ...]
     shared: dict[str, mx.array | None]
     shape: tuple[int, int]

@@ -22,8 +22,8 @@ from sealring.node.engine.text.parsers import PARSERS
 from sealring.v1 import inference_pb2 as inference
 
 SECONDS = 2
-"""Of a processor, for each call; the costliest parser takes 0.65 s for a file of 7 KB, and most take a
-millisecond. A call that takes more is text, as one that cannot be read."""
+"""Processor time for each call. The costliest parser takes 0.65 s for a file of 7 KB, and most take a
+millisecond. A call that takes longer is passed on as text, like one that cannot be read."""
 
 AT_ONCE = 3
 """Calls that are read at once, each of another client: of whoever writes costly ones one is."""

@@ -72,8 +72,10 @@ from sealring.v1 import inference_pb2 as inference
 
 MAX_UNREAD_BYTES = 96 << 20
 MAX_UNSTARTED = 1024
-"""What the head holds of prompts that wait to be read, and how many that are not prefilled: a gateway opens
-16 ahead, of 4 MiB at most, and is not trusted to."""
+"""Bounds of prompts at the head: bytes that wait to be read, and prompts that are not prefilled.
+
+A gateway opens 16 ahead, of 4 MiB at most; the head does not trust it to.
+"""
 
 READERS = 3
 """Threads that read prompts: one may have a long prompt, one a costly chat, and one is left."""
@@ -82,20 +84,21 @@ LONG_BYTES = 256 << 10
 """A prompt is long from here on: to read it takes a tenth of a second and more."""
 
 MAX_TOLD_BYTES = 900 << 10
-"""What one message tells of a prompt's log-probabilities: a sealed one holds 1 MiB."""
+"""Log-probabilities of a prompt in one message, of which a sealed one holds 1 MiB."""
 
 MAX_OUTPUT_BYTES = 960 << 10
-"""What one output tells at once: a sealed one has 1 MiB with its padding. A tool call is told when it
-ends, and a model may go on with one for as long as it likes."""
+"""The largest output in one message, of which a sealed one holds 1 MiB with its padding. A tool call is
+sent when it ends, and nothing else bounds how long a model makes it."""
 
 MAX_WITHHELD = 4 * MAX_STOP_CHARACTERS
-"""Tokens with log-probabilities that wait for whether a stop string goes on, four for each of its characters.
-Tokens that have no text, as special ones, could be any number, and all of them are told with each further
-one."""
+"""Tokens with log-probabilities that are held back while a stop string may go on, four for each character.
+
+Tokens without text, such as special ones, could be any number, and all are sent with the next one.
+"""
 
 MAX_TRIED_TOOLS = 8
-"""Whose schemas are tried one by one, in the thread that reads prompts: each takes up to node.engine.trial's
-SECONDS."""
+"""Tools whose schemas are tried one by one, in the thread that reads prompts: each takes up to
+node.engine.trial's SECONDS."""
 
 LOAD_SECONDS = 120.0
 STUCK_SECONDS = 240.0
@@ -132,7 +135,7 @@ class Answer:
         self._detokenizer = detokenizer
         self._stops = stops
         self._end_tokens = end_tokens
-        """These end the answer; none is told."""
+        """Tokens that end the answer and are not part of it."""
 
         self._max_tokens = max_tokens
         self._log = log
@@ -1001,7 +1004,7 @@ def _check_scored(tokens: int, sampling: inference.Sampling) -> None:
 
 def _too_long_to_tell() -> ResourceExhausted:
     return ResourceExhausted(
-        "the prompt's tokens are too long to tell their log-probabilities at once",
+        "the log-probabilities of the prompt's tokens are too long for one message",
         hint="send a shorter prompt, or ask for fewer likely tokens beside each",
         reason="TOO_MANY_LOGPROBS",
         param="logprobs",
@@ -1010,7 +1013,7 @@ def _too_long_to_tell() -> ResourceExhausted:
 
 def _too_large() -> ResourceExhausted:
     return ResourceExhausted(
-        "the answer has a tool call that is too long to be told at once",
+        "the answer has a tool call that is too long for one message",
         hint="send the request again, or with a lower max_tokens",
         reason="OUTPUT_TOO_LARGE",
         param="max_tokens",
@@ -1019,7 +1022,7 @@ def _too_large() -> ResourceExhausted:
 
 def _too_much_withheld() -> ResourceExhausted:
     return ResourceExhausted(
-        "too many tokens without text come where a stop string may go on, to tell their log-probabilities",
+        "too many tokens without text come where a stop string may go on; their log-probabilities do not fit",
         hint="leave the stop strings out, or the log-probabilities",
         reason="TOO_MANY_LOGPROBS",
         param="logprobs",

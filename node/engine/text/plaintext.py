@@ -211,7 +211,7 @@ def too_long(tokens: int, context: int, param: str, *, more: bool = False) -> In
 
 def _unusable() -> InvalidInput:
     return InvalidInput(
-        "the prompt holds names of control tokens that cannot be told from the template's",
+        "the prompt holds names of control tokens that look like the template's own",
         reason="PROMPT_UNUSABLE",
         hint="leave them out",
     )

@@ -18,7 +18,7 @@ Tools = Sequence[Mapping[str, Any]]
 """As OpenAI's, but that a call's arguments are an object."""
 
 SECONDS = 2
-"""Of a processor, for each chat; one of 4 MB takes 0.1 s."""
+"""Processor time for each chat; one of 4 MB takes 0.1 s."""
 
 MOST = 8
 """Chats that are rendered at once: more than threads read prompts, so none waits for another."""
@@ -57,7 +57,7 @@ class RenderingProcess:
         Unavailable (NO_PROCESS)."""
         text = self._ask({"messages": messages, "tools": tools, "arguments": arguments})
         if text is None:
-            raise refused(f"it has {SECONDS} s for them, and so much memory")
+            raise refused(f"rendering took more than {SECONDS} s or more than its memory")
         return text
 
     def close(self) -> None:

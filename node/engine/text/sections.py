@@ -60,7 +60,7 @@ class Format:
     thinking: tuple[str, str] | None = None
     call: tuple[str, str] | None = None
     name: str = ""
-    """Of the parser (node.engine.text.calls), by which node.engine.text.constraints knows how calls are
+    """The parser's name (node.engine.text.calls); node.engine.text.constraints finds by it how calls are
     written."""
     final: str = ""
     """The header of a message that is text, where answers are of messages (Harmony)."""

@@ -1,4 +1,4 @@
-"""Questions of the terminal, at gateways that play a part: what they get, and what comes of it."""
+"""Questions from the terminal to scripted gateways: requests that they get and answers that are shown."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TOO_LONG = InvalidInput("too long", reason="CONTEXT_TOO_LONG")
 
 
 class Talk:
-    """What each question comes to: pieces that are shown, then an end or an error."""
+    """A scripted ring: for each question, pieces that are shown and then an end or an error."""
 
     def __init__(self, runner: asyncio.Runner) -> None:
         self.script: list[tuple[list[str], Any]] = []

@@ -61,7 +61,7 @@ def test_a_model_is_fetched_by_the_node_with_most_memory_and_waited_for() -> Non
     assert admin.ordered == [("PullModel", "b", MODEL)]
     assert admin.to_plan is False
     assert said == [
-        f"fetching {MODEL} to big: asking who has it",
+        f"fetching {MODEL} to big: asking which nodes have it",
         f"fetching {MODEL} to big: 50% of 10 B",
     ]
 
@@ -70,7 +70,7 @@ def test_a_model_whose_size_is_not_known_is_not_there() -> None:
     admin = Admin([Held(name=MODEL)], [Held(name=MODEL)], [Held(name="other", size=1, done=1)], ONE)
     said: list[str] = []
     quickly(held.pull(admin, MODEL, ["big"], said.append))  # type: ignore[arg-type]
-    assert said == [f"fetching {MODEL} to big: asking who has it"] * 2
+    assert said == [f"fetching {MODEL} to big: asking which nodes have it"] * 2
     assert quickly(held.pull(Admin(HALF), MODEL, [], said.append, wait=False)) == ["big"]  # type: ignore[arg-type]
     assert len(said) == 2
 
@@ -99,7 +99,7 @@ def test_a_node_that_leaves_while_it_fetches_has_not_fetched() -> None:
 
 
 class Nodes:
-    """A coordinator that only tells of nodes: their models by name, those beginning with o offline."""
+    """A coordinator that lists nodes with their models; nodes whose name begins with o are offline."""
 
     def __init__(self, **nodes: list[Held]) -> None:
         self.removed: list[str] = []

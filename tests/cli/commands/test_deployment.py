@@ -1,4 +1,4 @@
-"""`sealring deployment` and `sealring deploy`: what is asked for, and what is told of it."""
+"""`sealring deployment` and `sealring deploy`: requests to the coordinator, and output."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_shapes_are_told_with_what_they_would_bring(told: Any) -> None:
 
 
 def test_what_nodes_hold_before_and_after(told: Any) -> None:
-    """Of those that are there; what a deployment brings is rows of weights and caches."""
+    """Memory of nodes that are online. A deployment adds weights and caches."""
     plan = admin_pb2.DeploymentPlan(
         rings=[admin_pb2.RingPlan(ring="m-0", stages=[make_stage(one, 0, 9) for one in "ab"])]
     )

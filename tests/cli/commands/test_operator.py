@@ -1,4 +1,4 @@
-"""`sealring operator`: bundles for others, and who has one."""
+"""`sealring operator`: making bundles for other operators, and listing them."""
 
 from __future__ import annotations
 

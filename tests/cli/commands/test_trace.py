@@ -12,7 +12,7 @@ PROBLEM = membership_pb2.Problem(reason="MEMBER_OFFLINE", message="node-1 is not
 
 
 def traced(*, told: bool = True, problem: bool = False) -> admin_pb2.TraceRingResponse:
-    """Of a ring of which one member told what it did, and one could not."""
+    """The trace of a ring in which one member reported its activities and one could not."""
     span = trace_pb2.Span(activity=trace_pb2.ACTIVITY_COMPUTE, step=1, start=0, duration=250_000_000)
     members = []
     if told:

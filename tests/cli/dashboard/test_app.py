@@ -1,4 +1,4 @@
-"""The dashboard's pages and data: who may see them, and what of other sites may not."""
+"""The dashboard's pages and data: users that may see them, and requests of other sites that are refused."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from bench.clients import LOOK, connected
 
 COUNT = 100
 KIB_EACH = 32
-"""Of Python's memory, for both ends of a connection; measured: 9."""
+"""The bound of Python's memory for both ends of a connection; measured: 9."""
 
 
 async def test_idle_connections_cost_little_and_leave_nothing(port: int) -> None:

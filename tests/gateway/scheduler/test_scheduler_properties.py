@@ -56,7 +56,7 @@ def token_of(request: str, choice: int, position: int) -> int:
 
 
 TOLD_AT_ONCE = 3
-"""Tokens that are told together where log-probabilities are asked for; before that they are held."""
+"""Tokens that are held back and then sent together, if a request asks for log-probabilities."""
 
 
 class ModelRing:

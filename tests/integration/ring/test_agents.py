@@ -8,7 +8,7 @@ pytestmark = [*CLUSTER, pytest.mark.agents]
 ANSWER = "It is 21 degrees and sunny in Paris."
 WELCOME = "You are welcome! Is there anything else you would like to know?"
 WHOLE = {"instructor": ["Paris"], "mini_swe_agent": ["Submitted"]}
-"""Of those that make one call and are done."""
+"""Answers of agents that make one call and are done."""
 
 CONVERSATIONS = {"llm": 1, "litellm": 3}
 """How many they hold with a server; others two."""

@@ -1,4 +1,4 @@
-"""Who comes to the port where the previous member is awaited."""
+"""Connections to the port at which a member waits for the previous one."""
 
 from __future__ import annotations
 

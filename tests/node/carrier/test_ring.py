@@ -16,9 +16,12 @@ from sealring.node.carrier.ring import RingGroup, bytes_received
 from sealring.node.wire.arena import SLOT_BYTES
 
 DARWIN_INFO = struct.Struct("<BBBx13I7Q")
-"""XNU, bsd/netinet/tcp.h, struct tcp_connection_info: state and window scales; options, flags, rto, maxseg,
-ssthresh, cwnd, send window, bytes to send, receive window, three times, fast open; then packets and bytes
-sent, bytes sent again, packets and bytes received, bytes out of order, packets sent again."""
+"""struct tcp_connection_info of XNU (bsd/netinet/tcp.h), in this order.
+
+State and window scales; options, flags, rto, maxseg, ssthresh, cwnd, send window, bytes to send, receive
+window, three times, fast open. Then packets and bytes sent, bytes sent again, packets and bytes received,
+bytes out of order, packets sent again.
+"""
 
 
 @pytest.fixture

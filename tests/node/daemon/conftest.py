@@ -403,7 +403,7 @@ def time_for_goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def make_bed(cluster, tmp_path: Path):
-    """Starts a coordinator and so many daemons; at the end nothing of them may be left."""
+    """Starts a coordinator and `size` daemons; at the end nothing of them may be left."""
     beds: list[Bed] = []
 
     async def make(size: int, *, processes: bool = False, **settings: Any) -> Bed:
@@ -429,8 +429,10 @@ async def _kept_bed(request, create_cluster, tmp_path_factory):
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def kept_bed(_kept_bed):
-    """A bed of as many daemons as its parameter says, with the demo model, for all tests of a module that ask
-    for so many: all daemons run and know a roster of now, and at the end of a test no epoch is left."""
+    """A bed with the demo model, shared by the tests of a module; the parameter is its number of daemons.
+
+    All daemons run and know a current roster. At the end of a test no epoch is left.
+    """
     await _kept_bed.settle()
     yield _kept_bed
     await _kept_bed.end()

@@ -15,7 +15,7 @@ from sealring.node.daemon.awake import Awake
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """Stays until it is told to end."""
+    """A program that runs until it is ended."""
     path = tmp_path / "caffeinate"
     path.write_text("#!/bin/sh\nexec /bin/sleep 100000\n")
     path.chmod(0o700)

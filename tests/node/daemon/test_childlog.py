@@ -1,4 +1,4 @@
-"""What of a child's standard error is logged: events and places, nothing that could hold a prompt."""
+"""The log of a child's standard error: events and places, and nothing that could hold a prompt."""
 
 from __future__ import annotations
 

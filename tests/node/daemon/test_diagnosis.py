@@ -1,4 +1,4 @@
-"""Whom a daemon reaches: the roster's addresses alone, few at once, and only for the node itself."""
+"""Addresses that a daemon tries: only the roster's, few at once, and only for the node itself."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_errors_are_named(error: Exception, named: str, monkeypatch: pytes
 
 
 async def test_it_is_no_scanner(cluster: Any, make: Make, clock: Times) -> None:
-    """Few at once, not more than so many, and not again at once."""
+    """It tries few addresses at once, a bounded number in all, and none again at once."""
     _, roster = cluster.roster([cluster.party() for _ in range(2)])
     roster = with_addresses(roster, (), tuple(f"10.0.0.1:{port}" for port in range(1, 301)))
     tried: list[str] = []

@@ -61,7 +61,7 @@ class Script:
 
 
 class Sink:
-    """The epoch: what it was told."""
+    """An epoch that keeps the events that it gets."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []

@@ -34,7 +34,7 @@ from sealring.node.models.partial_model import PartialModel
 
 
 class Members:
-    """Members that have one model, or do not answer before they are told to."""
+    """Members that have one model, or that wait with their answer until `may` is set."""
 
     def __init__(self, *names: str) -> None:
         self.names = names

@@ -1,4 +1,4 @@
-"""What a neighbour says of where it is found."""
+"""The address that a neighbour claims to have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes out of a control stream for a sealed row is sealed or nothing, whatever the gateway does."""
+"""A control stream carries sealed output or none for a sealed row, whatever the gateway does."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_log_probabilities_are_sealed_and_their_lengths_do_not_tell() -> None:
         sizes.add(delta.ByteSize())
     assert sizes == {22 * CHUNK_BYTES}
     (output,) = outputs(rows.seal(done(4, control.RowOutput(row=1, tokens=4, logprobs=logged(0)))))
-    assert opener.open(output.sealed)  # a token without text is told, too
+    assert opener.open(output.sealed)  # a token without text is sent, too
 
 
 events = st.lists(

@@ -62,7 +62,7 @@ class Coordinator(membership_pb2_grpc.MembershipServicer):
             reader.cancel()
 
     async def offered(self, times: int) -> None:
-        """Returns when so many more streams have begun."""
+        """Returns when `times` more streams have begun."""
         while self.offers.locked() is False:
             await self.offers.acquire()
         for _ in range(times):

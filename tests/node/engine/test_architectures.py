@@ -53,8 +53,11 @@ LACKS = (
     "Last dimension of first input with shape (1,2,128)",
     "Hadamard packs require 2-bit",
 )
-"""What MLX has not: on a CPU, mixtures of experts of another type; in mlx-lm itself, AFM 7 in few bits, a
-tied head of Seed-OSS in few bits (it multiplies by the packed words), Hadamard packs in other bits than 2."""
+"""Types and packs that MLX or mlx-lm lacks.
+
+MLX on a CPU has no mixtures of experts of another type. The library itself has no AFM 7 in few bits, no tied
+head of Seed-OSS in few bits (it multiplies by the packed words), and no Hadamard packs in other bits than 2.
+"""
 
 _REFUSED = ("MODEL_NOT_RUNNABLE", "BAD_MODEL_CONFIG")
 

@@ -1,4 +1,4 @@
-"""What a machine says of itself, by tools that are processes and answer as those of macOS do."""
+"""A machine's own statement, from tools that run as processes and answer as those of macOS do."""
 
 import plistlib
 import sys

@@ -232,7 +232,7 @@ async def test_a_handshake_that_breaks_off_is_tried_again(cluster, attack: str, 
 async def both_ends(
     nodes: list[Daemon], roster: Roster, epoch: int, **seconds: float
 ) -> tuple[LinkSecrets, LinkSecrets]:
-    """What the carriers of both have when both have reported that they are prepared."""
+    """The secrets of both carriers when both nodes have reported that they are prepared."""
     repeated: list[LinkSecrets] = []
     plans = [plan(roster, node, epoch) for node in nodes]
     setups = [
@@ -245,7 +245,7 @@ async def both_ends(
         for setup in setups:
             setup.close()
         await asyncio.sleep(0)
-    for secrets in repeated:  # it is the responder that is told
+    for secrets in repeated:  # the responder gets them
         other = other.renewed(secrets)
     return own, other
 

@@ -214,7 +214,7 @@ def test_claiming_the_expected_key_without_having_it_is_refused(pair: Any) -> No
 
 
 def test_key_compromise_impersonation(pair: Any) -> None:
-    """Whoever stole the initiator's key still cannot pose as the responder towards it."""
+    """A thief of the initiator's key still cannot pose as the responder towards it."""
     initiator = pair.initiator()
     thief = Thief(pair.signers[1].public_key, pair.signers[0])
     impostor = Responder(pair.params[1], thief, EphemeralLedger(), clock=pair.clock)

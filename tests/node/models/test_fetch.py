@@ -186,7 +186,7 @@ def test_a_hub_that_sends_next_to_nothing_is_given_up(monkeypatch: pytest.Monkey
 
 
 def test_a_part_comes_at_its_commit_and_the_rest_later(hub: LocalHub, tmp_path: Path) -> None:
-    """Of what is a part the hub knows no hash; of the whole it does."""
+    """The hub knows the hash of a whole file and none of its parts."""
     run(hub, tmp_path, "org/model", "--part")
     assert hub.sent("GET", "/storage/") == [f"bytes=0-{PART - 1}"]
     (folder(tmp_path) / WANTED).write_text(json.dumps([["model.safetensors", 2 * PART + 5, 2 * PART + 9]]))
@@ -209,7 +209,7 @@ def test_a_part_comes_at_its_commit_and_the_rest_later(hub: LocalHub, tmp_path: 
 def test_what_the_hub_has_not_confirmed_is_never_noted_as_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the process is killed before the hash of the last file has been looked at."""
+    """The process is killed before it has checked the hash of the last file."""
     monkeypatch.setattr(fetch, "KEEP_SECONDS", 0.0)
     contents = [FILES["config.json"], WEIGHTS]
 

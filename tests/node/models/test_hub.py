@@ -1,4 +1,4 @@
-"""By what of huggingface_hub the hub is asked; what it is asked is in test_fetch.py."""
+"""Functions of huggingface_hub that ask the hub; test_fetch.py has the requests themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hub, or whoever answers in its place, lists is checked before anything is fetched."""
+"""The hub's list of files is checked before anything is fetched: somebody may answer in the hub's place."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_more_than_can_be_passed_on() -> None:
 
 
 def test_a_list_without_an_end() -> None:
-    """What has come when it is too long is all that was read."""
+    """Reading stops once the list is too long."""
     came = 0
 
     def pieces() -> Any:

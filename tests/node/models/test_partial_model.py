@@ -1,4 +1,4 @@
-"""Where a model lands: what is kept, what is counted, and when there is room for it."""
+"""The folder that a model is fetched to: kept files, counted bytes, and room on the disk."""
 
 from __future__ import annotations
 

@@ -536,7 +536,7 @@ def give_and_stall(pipe: Any, material: TlsMaterial, folder: Path, caller: str) 
 
 
 async def test_a_member_that_is_killed_while_it_gives(world: World) -> None:
-    """By kill -9. What has come of it is kept, and another one gives only the rest."""
+    """The member ends by SIGKILL. Parts that arrived are kept, and another member gives only the rest."""
     make_model(world.tmp_path / "a" / "model")
     ours, theirs = multiprocessing.Pipe()
     killed = world.cluster.party()

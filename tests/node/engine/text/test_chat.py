@@ -1,4 +1,4 @@
-"""What a chat of the contract is to a model's template, and how an answer that has to be a call begins."""
+"""Chats as a model's template gets them, and the beginning of an answer that has to be a call."""
 
 from __future__ import annotations
 

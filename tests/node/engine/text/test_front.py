@@ -91,7 +91,7 @@ class Desk:
         return problem
 
     def likely(self, row: int, token: int) -> int:
-        """What a step that asks is told of a guess of the row's next token, after this one: of 100."""
+        """The percentage that a step which asks gets for a guess of the row's next token, after this one."""
         self._step += 1
         step = ResolvedStep(self._step, bytes(32), (), (), 0, (row,), (row,), asks=True)
         self.front.deliver(step, [token], {})
@@ -361,7 +361,7 @@ def test_prefixes_are_named_by_scope_and_not_across(long_desk: Desk) -> None:
 
 
 def test_the_head_refuses_a_prefix_that_is_not_the_rows_own(long_desk: Desk) -> None:
-    """Whatever a gateway commands: a row of another scope, or with other tokens, never begins with it."""
+    """A row of another scope, or with other tokens, never begins with it, whatever a gateway commands."""
     front = long_desk.front
     long_desk.open(1, text_prompt("a" * 140), scope=b"me")
     front.keep(Keeping(1, Origin(1, 1, 128), 140, None, 0))
@@ -483,7 +483,7 @@ def test_only_named_lengths_of_named_rows_are_kept(long_desk: Desk) -> None:
 
 
 def test_an_answer_goes_on_with_its_prompts_names(long_desk: Desk) -> None:
-    """Of the last token no cache knows, so 64 tokens are named only once there is a 65th."""
+    """No cache has the last token yet, so 64 tokens are named only once there is a 65th."""
     front = long_desk.front
     long_desk.open(1, text_prompt("a" * 60), 6, scope=b"me")
     step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
@@ -512,7 +512,7 @@ def spelt(entries: list[inference.TokenLogprob]) -> bytes:
 
 
 def logged(stops: list[str], content: bytes, max_tokens: int = 100) -> list[tuple[str, bytes]]:
-    """What is told with each token: text, and the tokens beside it."""
+    """The output for each token: text, and the tokens that are sent with it."""
     spelling = BytesDetokenizer(lambda token: bytes([token]), strip_space=False)
     log = TokenLog(lambda token: bytes([token]))
     made = Answer(spelling, StopStrings(stops), frozenset({0}), max_tokens, log)
