@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Find sentences in docstrings, comments and pages that a stranger has to read twice.
 
-    .ci/prose.py [--most N] [FILE or FOLDER ...]    default: every tracked .py and .md file
+    .ci/prose.py [--most N] [FILE or FOLDER ...]    default: every tracked .py, .md and .proto file
 
 Prints `PLACE: rule: text` for each finding and exits with 1 when there are more than N (default 0). A rule is
 an approximation: rewrite the sentence when the finding is right, and the rule when it is not. The aim is
@@ -61,9 +61,9 @@ class Finding(NamedTuple):
 
 
 def findings(path: Path) -> list[Finding]:
-    """The sentences of a Python or Markdown file that break a rule; raises OSError, SyntaxError."""
+    """The sentences of a Python, Markdown or .proto file that break a rule; raises OSError, SyntaxError."""
     text = path.read_text()
-    pieces = _of_python(text) if path.suffix == ".py" else _of_page(text)
+    pieces = _READERS[path.suffix](text)
     return [
         Finding(path, line, rule, " ".join(said.split())[:110])
         for line, piece, is_docstring in pieces
@@ -133,9 +133,19 @@ def _of_page(text: str) -> Iterator[tuple[int, str, bool]]:
         line += paragraph.count("\n")
 
 
+def _of_protocol(text: str) -> Iterator[tuple[int, str, bool]]:
+    """Comments of a .proto file: those that fill lines as one text, and those behind a field."""
+    for found in re.finditer(r"(?:^[ \t]*//.*\n)+|//.*$", text, re.MULTILINE):
+        said = re.sub(r"^[ \t]*//[ \t]?", "", found[0], flags=re.MULTILINE)
+        yield text.count("\n", 0, found.start()) + 1, said, True
+
+
+_READERS = {".py": _of_python, ".md": _of_page, ".proto": _of_protocol}
+
+
 def _tracked() -> list[Path]:
     listed = subprocess.run(
-        ["git", "ls-files", "--", "*.py", "*.md"],  # noqa: S607
+        ["git", "ls-files", "--", "*.py", "*.md", "*.proto"],  # noqa: S607
         capture_output=True,
         text=True,
         check=True,
@@ -146,7 +156,7 @@ def _tracked() -> list[Path]:
 def _chosen(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths or _tracked():
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.suffix in (".py", ".md") and file.is_file() and not _UNREAD.search(str(file)):
+            if file.suffix in _READERS and file.is_file() and not _UNREAD.search(str(file)):
                 yield file
 
 

@@ -58,6 +58,11 @@ def test_plain_docstrings_are_left_alone(rules, docstring):
     assert rules("x.py", f'"""{docstring}"""\n') == []
 
 
+def test_comments_of_a_protocol_are_read(rules):
+    text = "message M {\n  // A row is told\n  // so.\n  uint32 rows = 1; // so many\n}\n"
+    assert rules("x.proto", text) == [(2, "'told' for a message"), (4, "'so many' for a number")]
+
+
 def test_comments_are_read_as_the_block_that_they_are(rules):
     half = " ".join(["word"] * (prose.MOST_WORDS // 2 + 1))
     (found,) = rules("x.py", f"x = 1\n# {half}\n# {half}\ny = 2\n")

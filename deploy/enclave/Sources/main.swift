@@ -1,6 +1,6 @@
 // The Secure Enclave helper: holds a node's identity key and signs under sealring's labels.
 //
-// Frames on standard input and output: a length (4 bytes, big endian) and so many bytes. Requests: 1 = public
+// Frames on standard input and output: a length (4 bytes, big endian) and its bytes. Requests: 1 = public
 // key; 2 = sign, then the label's length (1 byte), the label, the content; 3 = derive a secret, then a point.
 // Responses: status (0 = done, 1 = failed), then the key as an uncompressed point, a DER signature, a secret of
 // 32 bytes, or an error in ASCII. What is signed is
