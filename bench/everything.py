@@ -40,8 +40,8 @@ class Outcome:
 
 
 def benchmarks() -> list[Benchmark]:
-    """Those that need nothing from outside (`serve` wants an address), short ones first: if time runs out,
-    few are missing."""
+    """Benchmarks that need nothing from outside (`serve` wants an address), short ones first: if time runs
+    out, few are missing."""
     return sorted((find(name) for name in MODULES if name != "serve"), key=lambda one: one.quick_seconds)
 
 

@@ -52,7 +52,7 @@ class Party:
         self.material = TlsMaterial(leaf.private_pem(), certificate, (ca.certificate,))
 
     def context(self, folder: Path, *, server: bool) -> ssl.SSLContext:
-        """For the plain stream, with the same certificates."""
+        """The TLS context of the plain stream, with the same certificates."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         made.check_hostname, made.verify_mode = False, ssl.CERT_REQUIRED
         made.load_verify_locations(cadata=to_pem(*self.material.authorities).decode())

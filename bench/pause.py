@@ -41,7 +41,7 @@ async def run(options: argparse.Namespace) -> Result:
 
 
 async def _kill(made: LocalCluster, node: str, part: str) -> float:
-    """From the kill to the last stream's next token."""
+    """Kills a part of a node; returns the seconds until every stream has a further token."""
     arrived: list[list[float]] = [[] for _ in range(_STREAMS)]
     begun = asyncio.Barrier(_STREAMS + 1)
     async with asyncio.TaskGroup() as group, inference(made.grpc_address) as client:

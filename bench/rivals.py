@@ -153,7 +153,7 @@ def _is_rank(process: psutil.Process) -> bool:
 
 
 async def _wait(running: Server, process: subprocess.Popen[bytes], model: Path) -> None:
-    """Until it has answered once. Raises Unavailable (COMPONENT_ENDED, NOT_READY)."""
+    """Waits until the server has answered once. Raises Unavailable (COMPONENT_ENDED, NOT_READY)."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _START_SECONDS
     body = {"model": str(model), "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}

@@ -23,7 +23,7 @@ from bench.serve import prompt
 from bench.verdict import Check, ratios
 
 _GAPS = 3
-"""Between pieces of each row that a measurement has at least, however slow the rows are."""
+"""The least number of gaps between pieces that a measurement has for each row, however slow rows are."""
 
 _STRETCH = 4.0
 """Times --seconds that a measurement takes at most for that."""
@@ -50,7 +50,7 @@ async def run(options: argparse.Namespace) -> Result:
 
 
 class Requests:
-    """Those of all measurements, each with a prompt of its own."""
+    """The requests of all measurements, each with a prompt of its own."""
 
     def __init__(self, options: argparse.Namespace, generator: random.Random | None = None) -> None:
         self._options = options

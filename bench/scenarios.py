@@ -31,7 +31,7 @@ from bench.verdict import Check
 ROWS = 4
 CONTEXT = 8192
 HEAVY_MODEL = "2x64"
-"""For prompts of 10,240 bytes, about 3,000 tokens, of which the CPU build does no more than 150 a second with
+"""The model for prompts of 10,240 bytes, about 3,000 tokens, of which a CPU prefills only 150 a second with
 the demo model. Random weights; every answer has max_tokens."""
 
 SEGMENTS = (
@@ -61,7 +61,7 @@ class Scenario:
     prompt_bytes: int = 0
 
     def shared(self, share: float) -> Scenario:
-        """With only a share of its requests, at least as many as run at once on its rings."""
+        """This scenario with a share of its requests, but at least those that its rings run at once."""
         least = min(self.requests, ROWS * sum(self.rings))
         return dataclasses.replace(self, requests=max(least, round(self.requests * share)))
 

@@ -1,4 +1,4 @@
-"""Which architectures compute the same in parts of every layer.
+"""Architectures that compute the same in parts of every layer.
 
 `python -m bench.shards FILE.json > found.json`
 

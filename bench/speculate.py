@@ -45,7 +45,7 @@ SHOWN = {
 }
 TARGETS = {"quotes": 2.0, "edits": 2.0, "wrong": 0.97, "full": 0.99}
 GAINS = {2: 1.9, 3: 2.2}
-"""By stages, with a small model whose guesses are right with probability 0.7."""
+"""The wanted gain by stages, with a draft model whose guesses are right with probability 0.7."""
 
 
 async def run(options: argparse.Namespace) -> Result:

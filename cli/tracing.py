@@ -147,7 +147,7 @@ def _complete(rank: int, span: trace_pb2.Span, start: int) -> dict[str, Any]:
 
 
 def _arrows(member: admin_pb2.MemberTrace, trace: admin_pb2.TraceRingResponse) -> Iterator[dict[str, Any]]:
-    """From each send to the receive of the same record at the next member, where both were recorded."""
+    """Arrows from each send to the receive of the same record at the next member, if both were recorded."""
     following = next(
         (one for one in trace.members if one.rank == (member.rank + 1) % len(trace.members)), None
     )

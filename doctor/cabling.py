@@ -49,7 +49,7 @@ def find_cables(hosts: Mapping[str, Facts]) -> list[Cable]:
 
 
 def rdma_devices(hosts: Mapping[str, Facts], order: Sequence[str]) -> list[list[str | None]]:
-    """By rank, each member's devices that lead to the others; None for a pair without a cable."""
+    """Each member's devices that lead to the others, by rank; None for a pair without a cable."""
     owners = {port.uuid: member for member in order for port in hosts[member].ports if port.uuid}
 
     def device(one: str, other: str) -> str | None:

@@ -24,7 +24,7 @@ def parse_state(text: str) -> int | None:
 
 
 def parse_block_all(text: str) -> bool | None:
-    """From `--getblockall`, in its older and newer words."""
+    """Whether all connections are blocked, by `--getblockall` in its older and newer words."""
     lowered = text.lower()
     if re.search(r"block all (state set to )?disabled", lowered):
         return False

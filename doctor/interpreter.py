@@ -31,7 +31,7 @@ class Signature:
 
 
 def parse_codesign(text: str) -> Signature | None:
-    """From `codesign -dv`, which writes to standard error. None for output without a signature."""
+    """The signature by `codesign -dv`, which writes to standard error. None for output without one."""
     if "code object is not signed at all" in text:
         return Signature(signed=False)
     found = {match[1]: match[2].strip() for match in _LINE.finditer(text)}

@@ -33,7 +33,7 @@ def parse_thermal(text: str) -> bool | None:
 
 
 def parse_filevault(text: str) -> bool | None:
-    """From `fdesetup status`; while it encrypts or decrypts, what it says first counts."""
+    """Whether FileVault is on, by `fdesetup status`; while it encrypts or decrypts, its first line counts."""
     first = text.strip().partition("\n")[0]
     return {"FileVault is On": True, "FileVault is Off": False}.get(first.partition(".")[0].partition(",")[0])
 

@@ -22,12 +22,12 @@ _DEVICE = re.compile(r"^\s*(rdma_[a-z0-9]{1,15})\s+[0-9a-f]{1,32}\s*$", re.MULTI
 
 
 def parse_status(text: str) -> bool | None:
-    """From `rdma_ctl status`."""
+    """Whether RDMA is on, by `rdma_ctl status`."""
     return {"enabled": True, "disabled": False}.get(text.strip().rpartition(" ")[2].rstrip(".").lower())
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """From `ibv_devices`."""
+    """Names of RDMA devices, by `ibv_devices`."""
     return tuple(_DEVICE.findall(text))
 
 

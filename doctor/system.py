@@ -126,7 +126,7 @@ class System:
         return None
 
     def folder(self, path: Path) -> Folder | None:
-        """None where there is no such folder."""
+        """The folder's properties; None if it does not exist."""
         owner, open_to_others, count, why = -1, False, 0, ""
         try:
             found = path.stat()

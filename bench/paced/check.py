@@ -92,7 +92,7 @@ def _tables(reports: Path) -> dict[str, Any]:
 
 
 def _scenarios(options: argparse.Namespace) -> dict[str, Callable[[Macs, int], Awaitable[Result]]]:
-    """By name, what measures a ring's figures. A seed is used once: kept prefixes would be found again."""
+    """Measurements of a ring's figures, by name. A seed is used once: kept prefixes would be found again."""
 
     async def steady(rows: int, ring: Macs, seed: int) -> Result:
         given = argparse.Namespace(words=_WORDS, tokens=_TOKENS, seconds=options.seconds)

@@ -147,9 +147,9 @@ class Figures:
     """Seconds between a GPU's end of a step and the thread that waits for it."""
     published: tuple[Mapping[str, Any], ...]
     targets: Mapping[str, Mapping[str, str]]
-    """By name: `arguments` of `bench macs`, and what is `wanted`."""
+    """Targets by name, each with `arguments` of `bench macs` and the figure that is `wanted`."""
     sources: Mapping[str, str]
-    """By `machines.NAME` and so on: mark and source."""
+    """The mark and source of each entry, by `machines.NAME` and so on."""
 
 
 @cache

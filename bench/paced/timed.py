@@ -126,7 +126,8 @@ def _beyond(points: Points, more: Sequence[tuple[int, Sums]], look: float) -> Po
 
 
 def _at(points: Points, size: int) -> float:
-    """On the line between the two next points; beyond the last, in proportion to it."""
+    """The value at `size`, on the line between its neighbours; beyond the last point, in proportion to
+    that."""
     low, least = points[0]
     if size <= low:
         return least

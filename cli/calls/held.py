@@ -1,4 +1,4 @@
-"""Which nodes have which models: shown as a matrix, and changed."""
+"""The models that nodes have: shown as a matrix, and changed."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def enrolled_gateways(known: Any) -> list[Any]:
 
 
 def revoked(role: str) -> Find:
-    """Those of a role that were evicted or banned."""
+    """Members of a role that were evicted or banned."""
     from sealring.v1 import membership_pb2
 
     number = membership_pb2.Role.Value(role)
@@ -151,7 +151,7 @@ def _print_trouble(members: list[dict[str, Any]]) -> None:
 
 
 def print_revoked(members: list[dict[str, Any]], role: str) -> None:
-    """Those of a role that were evicted or banned, a line each."""
+    """Prints the members of a role that were evicted or banned, a line each."""
     for one in members:
         if one["role"] == role:
             done = "banned" if one["banned"] else "evicted"

@@ -36,7 +36,7 @@ _SECRET = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-"""None of these is ever written to a log or told in a status. They are looked for all the same."""
+"""Secrets to look for in a report, although none of them is ever written to a log or shown in a status."""
 
 
 @command(

@@ -547,7 +547,7 @@ def _rate(rate: float) -> str:
 
 
 def layers_of(ring: Any, stage: Any) -> str:
-    """Which layers a planned stage holds, and of a tensor ring how much of each."""
+    """The layers that a planned stage holds, and its share of each in a tensor ring."""
     whole = len(ring.stages) > 1 and all(one.first_layer == 0 for one in ring.stages)
     return f"{stage.first_layer}-{stage.end_layer - 1}" + (f", 1/{len(ring.stages)} of each" if whole else "")
 

@@ -102,7 +102,7 @@ def create_dashboard(
 
 
 def new_token() -> str:
-    """For one run of the dashboard."""
+    """A random token for one run of the dashboard."""
     return secrets.token_urlsafe(32)
 
 

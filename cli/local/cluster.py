@@ -291,7 +291,7 @@ class LocalCluster(Cluster):
         self._extra = settings or {}
         self._gpus = gpus
         self.ports: dict[str, int] = {}
-        """By component, from `choose_ports` on; `join` and `gateway-http` are ports of their own."""
+        """Ports by component, set by `choose_ports`; `join` and `gateway-http` are ports of their own."""
 
     async def deploy(self, **spec: Any) -> Any:
         """Deploys the model and waits until the gateway offers it; the deployment as Admin describes it.

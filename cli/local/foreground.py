@@ -20,7 +20,8 @@ C = TypeVar("C", bound="Cluster")
 
 
 def signals_as_exceptions() -> None:
-    """Until the event loop takes the signals over, so that what was begun is cleaned up."""
+    """Raises an exception for a signal until the event loop takes signals over, so that cleaning up is not
+    skipped."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)

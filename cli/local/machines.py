@@ -49,7 +49,7 @@ class FirstMachine(Machine):
     """Coordinator, gateway and a node, called node."""
 
     def write_configs(self) -> None:
-        """And where `sealring chat` finds the gateway."""
+        """Also writes the gateway's port, which `sealring chat` reads."""
         super().write_configs()
         ports = {"gateway": parse_address(self.grpc_address)[1]}
         write_atomic(self.state_dir / PORTS, json.dumps(ports).encode())
@@ -88,7 +88,7 @@ class OtherMachine(Machine):
         await self.children.or_failure(self.wait_until_it_listens())
 
     def look(self) -> tuple[str, str]:
-        """In words whether the coordinator answers (empty at first), and what the node serves. Blocks."""
+        """Words on whether the coordinator answers (empty at first), and on what the node serves. Blocks."""
         folder = self._state_dir("node")
         doing = read_doing(folder)
         try:

@@ -70,10 +70,11 @@ def add_run_command(app: typer.Typer, component: str, fields: Sequence[str], *, 
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """For the imports of a process that runs for long: hardly anything of what they make is ever garbage.
+    """Turns garbage collection off while a long-lived process imports its modules, which make hardly any
+    garbage.
 
-    Nothing is collected meanwhile. Later collections leave out what there is now: each full one would stop
-    the event loop for tens of milliseconds to look through it.
+    Later collections leave these objects out: to look through them would stop the event loop for tens of
+    milliseconds each time.
     """
     gc.disable()
     try:

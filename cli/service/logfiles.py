@@ -78,5 +78,5 @@ class Tail:
 
 
 def _printable(line: bytes) -> str:
-    """Without what could steer the terminal."""
+    """The line without characters that could steer the terminal."""
     return printable(line.decode("utf-8", "replace").rstrip("\r"), keep="\t")

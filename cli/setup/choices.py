@@ -69,7 +69,8 @@ class Wishes:
 
 
 def choose_first(host: Host, root: Path, file: Path | None, wishes: Wishes, ask: Ask) -> Choices:
-    """For the machine with coordinator, gateway and a node. Makes the node's identity key if there is none.
+    """Choices for the machine with coordinator, gateway and a node. Makes the node's identity key if it is
+    missing.
 
     `root` is the folder of all state, `file` the user's settings file, `ask` chooses one of several
     addresses. Raises ConfigError, PermissionDenied (SOFTWARE_IDENTITY), InvalidInput (BAD_ADDRESS).
@@ -106,7 +107,7 @@ def choose_other(
     *,
     joined: bool = False,
 ) -> Choices:
-    """For a machine with a node alone, whose coordinator is at one of `coordinators` (host:port).
+    """Choices for a machine with a node alone, whose coordinator is at one of `coordinators` (host:port).
 
     `said` is what the user's settings say of a node. One that has `joined` keeps its address for as long as
     this machine has it. Raises as `choose_first`, and ConfigError (NO_ADDRESS).

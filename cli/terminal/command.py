@@ -71,7 +71,7 @@ class Command(TyperCommand):
     fields: ClassVar[tuple[str, ...]] = ()
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its own arguments and options, then its settings."""
+        """The command's own arguments and options, then its settings."""
         own = super().get_params(ctx)
         settings = _options(self.section, self.fields) if self.fields else []
         return [*own[:-1], *settings, own[-1]]  # the last is --help

@@ -1,1 +1,1 @@
-"""Which members hold which layers of a model."""
+"""Plans: the layers of a model that each member holds."""

@@ -63,7 +63,7 @@ SEALED = 1.9e9
 
 @dataclass(frozen=True)
 class Link:
-    """Between two machines: seconds one way for a small message, and bytes a second."""
+    """A link between two machines: seconds one way for a small message, and bytes a second."""
 
     latency: float
     bytes_per_second: float
@@ -167,7 +167,7 @@ class _Part:
 
 
 def estimate(model: Model, shape: Shape, network: Network, most_rows: int) -> Estimate | None:
-    """None where the shape does not hold one row. `most_rows` at once at most."""
+    """Speeds of a shape with `most_rows` rows at most; None if it does not hold one row."""
     parts = _parts(model, shape)
     rows = min(
         (machine.room - part.weights) // max(1, part.row + part.logits)

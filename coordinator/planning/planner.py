@@ -1,4 +1,4 @@
-"""Which members hold which layers. Pure: specification, profile and candidates in, plan or refusal out.
+"""Chooses the layers that members hold. Pure: specification, profile and candidates in, plan or refusal out.
 
 How it chooses, when the operator leaves it open:
 - context first: the model's own context if any number of members holds it, else the largest that fits;
@@ -224,8 +224,8 @@ def _by_memory(
 
 
 def _pools(spec: admin_pb2.DeploymentSpec, members: list[Candidate]) -> list[list[Candidate]]:
-    """Over whom rings are dealt, in turn until they hold the model: those that serve nothing else, then all,
-    those with most memory left first."""
+    """Pools of members for rings, to try in turn until one holds the model: members that serve nothing else,
+    then all, those with most memory left first."""
     free = [member for member in members if not member.shares]
     if spec.members or len(free) == len(members):
         return [members]

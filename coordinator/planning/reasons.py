@@ -67,7 +67,7 @@ def reasons(
 def of_members(
     asked: admin_pb2.DeploymentSpec, rings: Sequence[PlannedRing], able: Sequence[Candidate]
 ) -> list[str]:
-    """Which of a plan's members serve other rings, and which have to get the model first."""
+    """Remarks on a plan's members that serve other rings, and on those that have to get the model first."""
     free = any(not member.shares for member in able)
     why = "as asked" if asked.members else ("the free nodes do not hold it" if free else "no node is free")
     lines = [

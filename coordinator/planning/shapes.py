@@ -72,7 +72,7 @@ def shape_table(
 
 
 def _one_request(one: Estimate) -> tuple[float, int]:
-    """On a tie, the fewest machines."""
+    """The order of shapes for one request: on a tie, the fewest machines."""
     return one.one_request, -len(one.memory)
 
 

@@ -91,7 +91,7 @@ class WireFile(_Part):
 
 
 class LinkFile(WireFile):
-    """Between every two of these machines."""
+    """A link of the file, between every two of these machines."""
 
     between: Annotated[list[_Name], Field(min_length=2, max_length=MAX_MACHINES)]
 

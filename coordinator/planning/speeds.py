@@ -80,7 +80,8 @@ class Speeds:
             self._known.popitem(last=False)
 
     def of(self, member: str, digest: str) -> Rate | None:
-        """None where it is not known, or of a stage much smaller than another member's."""
+        """A member's rate for a model; None if it is unknown, or was timed on a stage much smaller than
+        another's."""
         largest = max((read for (_, of), (read, _) in self._known.items() if of == digest), default=0)
         known = self._known.get((member, digest))
         return known[1] if known is not None and _ALIKE * known[0] > largest else None

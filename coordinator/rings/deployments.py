@@ -172,7 +172,7 @@ class DeploymentService:
                 self._store.audit.append(self._clock(), "coordinator", "fall_back", ring, details)
 
     async def delete(self, name: str, actor: str) -> None:
-        """Its rings end and its members are free. Raises NotFound (UNKNOWN_DEPLOYMENT)."""
+        """Ends a deployment's rings and frees its members. Raises NotFound (UNKNOWN_DEPLOYMENT)."""
         async with self.changing:
             self._store.deployments.get(name)
             with self._publisher.change():

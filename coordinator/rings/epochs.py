@@ -314,7 +314,8 @@ class RingEpochs:
         self._missing |= dict.fromkeys(members, now + self._timeouts.grace)
 
     def _adopt(self, number: int, now: float) -> list[Action]:
-        """By the word of the first member that comes: it serves until another does not confirm it."""
+        """Adopts the epoch that the first member reports; it serves until another member does not confirm
+        it."""
         self._epoch = _EpochProgress(number, now, serving_since=now)
         self._last_number = number
         self.phase, self.undecided = Phase.SERVING, False

@@ -266,7 +266,7 @@ class Loads:
             load.enter(Phase.LOADED, now)
 
     def stuck(self, name: str, why: str, now: float) -> None:
-        """Its rings did not form, and it was unloaded: it is placed anew, or given up after TRIES."""
+        """The rings did not form, and the model was unloaded: it is placed anew, or given up after TRIES."""
         load = self.models[name]
         load.tries += 1
         if load.tries < TRIES:

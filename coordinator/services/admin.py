@@ -44,7 +44,7 @@ _OPERATOR_ROLES = {number: role for role, number in _PROTO_OPERATOR_ROLES.items(
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """For operators whose role allows what a handler `needs`."""
+    """The operators' RPCs. Each handler states the role that it `needs`."""
 
     def __init__(
         self,
@@ -246,7 +246,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def BanNode(  # noqa: N802
         self, request: admin_pb2.BanNodeRequest, actor: str
     ) -> admin_pb2.BanNodeResponse:
-        """Also one that was evicted. Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
+        """Bans a node, also one that was evicted. Raises NotFound (UNKNOWN_NODE), InvalidInput
+        (BAD_MEMBER_ID)."""
         identifier = _member_id(request.id)
         members = self._store.members
         self._expulsion.ban(members.find_revocation(identifier) or members.get(identifier), actor)
@@ -300,7 +301,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListDeployments(  # noqa: N802
         self, request: admin_pb2.ListDeploymentsRequest, actor: str
     ) -> admin_pb2.ListDeploymentsResponse:
-        """With the state of every ring."""
+        """Deployments with the state of every ring."""
         return admin_pb2.ListDeploymentsResponse(deployments=self._deployments.list())
 
     @needs(OperatorRole.ADMIN)
@@ -357,7 +358,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListOperators(  # noqa: N802
         self, request: admin_pb2.ListOperatorsRequest, actor: str
     ) -> admin_pb2.ListOperatorsResponse:
-        """By name. Revoked operators stand in the audit log alone."""
+        """Operators by name. Those that were revoked stand in the audit log alone."""
         return admin_pb2.ListOperatorsResponse(
             operators=[
                 admin_pb2.Operator(
@@ -398,7 +399,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def RevokeOperator(  # noqa: N802
         self, request: admin_pb2.RevokeOperatorRequest, actor: str
     ) -> admin_pb2.RevokeOperatorResponse:
-        """Also itself, and the coordinator's own. Raises NotFound (UNKNOWN_OPERATOR)."""
+        """Revokes any operator: also the caller, and the coordinator's own. Raises NotFound
+        (UNKNOWN_OPERATOR)."""
         self.operators.revoke(request.name, actor)
         return admin_pb2.RevokeOperatorResponse()
 

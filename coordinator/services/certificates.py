@@ -62,7 +62,7 @@ log = structlog.get_logger()
 
 
 class CertificatesService(membership_pb2_grpc.CertificatesServicer):
-    """Over mTLS, for certificates that are still valid."""
+    """Renewal over mTLS, for certificates that are still valid."""
 
     def __init__(self, access: Access, store: Store, issuer: Issuer) -> None:
         self._access = access
@@ -81,7 +81,8 @@ class CertificatesService(membership_pb2_grpc.CertificatesServicer):
 
 
 class RenewalService(membership_pb2_grpc.RenewalServicer):
-    """Without a client certificate, for machines whose own has expired: the identity key alone counts.
+    """Renewal without a client certificate, for machines whose own has expired: the identity key alone
+    counts.
 
     A caller without the identity key of an enrolled machine learns nothing, not even which machines are
     enrolled.

@@ -33,11 +33,11 @@ class EdgeTls:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """For asyncio servers; handshakes use the newest certificate."""
+        """A context for asyncio servers; handshakes use the newest certificate."""
         return self._context
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For gRPC servers; handshakes use the newest certificate."""
+        """Credentials for gRPC servers; handshakes use the newest certificate."""
         served = [self._read]
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:

@@ -266,7 +266,7 @@ class _Writer:
 
 
 def error_response(error: SealringError, path: str = "") -> Response:
-    """In the form of the API whose path was asked for.
+    """The error in the form of the API that `path` belongs to.
 
     `x-should-retry` is the word that OpenAI's and Anthropic's SDKs obey before any rule of their own.
     """

@@ -173,7 +173,7 @@ def known_error(error: Exception, path: str, usable: Sequence[str] = ()) -> Seal
 
 
 def _authorization(request: Request) -> str | None:
-    """From the header, and from Anthropic's own."""
+    """The key by the standard header, or by Anthropic's own."""
     found = request.headers.getlist("authorization")
     return presented([*found, *(f"Bearer {key}" for key in request.headers.getlist("x-api-key"))])
 

@@ -30,7 +30,7 @@ class Path(Generic[Edge]):
     handler: Callable[[Edge, Request], Awaitable[Response]]
     scopes: Collection[Scope] | None
     operation: Operation | None = None
-    """None: the path is for people, and openapi.json leaves it out."""
+    """The operation in openapi.json; None for a page for people, which it leaves out."""
 
     def route(self, edge: Edge) -> Route:
         """The path with its handler bound to `edge`."""

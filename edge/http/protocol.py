@@ -16,14 +16,14 @@ from sealring.edge.http.answers import error_response
 from sealring.mesh.errors import InvalidInput
 
 HEADER_SECONDS = 10.0
-"""From connecting, or from the first byte of a further request, to the end of its headers; and from an answer
-to the end of a body that was not read."""
+"""The time from connecting, or from the first byte of a further request, to the end of its headers. It also
+bounds the time from an answer to the end of a body that was not read."""
 
 MAX_HEADER_BYTES = 16 << 10
 MAX_HEADERS = 100
 MIN_CHUNK_BYTES = 64
-"""On the average of a chunked body, after as many chunks: parsing a chunk of one byte costs a thousand times
-what the byte does."""
+"""The least average size of the chunks of a body, once it has this number of them: to parse a chunk of one
+byte costs a thousand times what the byte does."""
 
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 300, "TCP_KEEPALIVE": 300, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 10}
 """The machine of a client has ten minutes to show that it is there, about as long as TCP tries to send. A

@@ -100,7 +100,8 @@ def joined(files: list[Path]) -> Rows:
 
 
 def batches(data: list[Rows], size: int, generator: np.random.Generator) -> Iterator[tuple[int, np.ndarray]]:
-    """Which of the lengths, and rows of about `size` tokens in all; each row once before any comes again.
+    """Batches: the index of a length, and rows of about `size` tokens in all. Each row comes once before any
+    repeats.
 
     The first batches are one of each length: the network is compiled for both before the clock starts.
     """

@@ -175,7 +175,8 @@ class Ring:
         self.perform(self.scheduler.hold(holding))
 
     def awaited(self) -> None:
-        """Its model is being loaded or can be: it takes new requests as if it had gone down just now."""
+        """The model is being loaded or can be: the ring takes new requests as if it had gone down just
+        now."""
         self._down_since = self._formable()
 
     @property
@@ -667,5 +668,6 @@ def epoch_ended(reason: str) -> EpochEnded:
 
 
 def ring_down(message: str) -> Unavailable:
-    """For requests that found no ring; a member may come back, or the operator place the model anew."""
+    """The error for requests that found no ring; a member may come back, or the operator place the model
+    anew."""
     return Unavailable(message, hint="try again later", reason="RING_DOWN", retry_after=RETRY_SECONDS)

@@ -25,11 +25,11 @@ from sealring.mesh.rpc.limits import peer_name
 
 QUIET_SECONDS = 1.0
 BUSY_SECONDS = 0.1
-"""Between two looks, while no address exceeds its share and while one does. A look costs about 10 us per
-descriptor. A port's 2,048 connections cannot be opened again within the shorter time."""
+"""The time between two looks, while no address exceeds its share and while one does. A look costs about 10 us
+per descriptor. A port's 2,048 connections cannot be opened again within the shorter time."""
 
 LATE_SECONDS = 3.0
-"""By then an honest caller has finished its handshake and a call, on a slow machine too."""
+"""The time after which an honest caller has finished its handshake and a call, on a slow machine too."""
 
 _DESCRIPTORS = "/dev/fd"
 """Lists a process's own descriptors, on Linux and on macOS."""

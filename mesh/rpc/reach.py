@@ -26,8 +26,8 @@ APART_SECONDS = 0.25
 
 _FIRST_SECONDS = 0.2
 _LAST_SECONDS = 4.0
-"""With the spread, every machine is back within 6 s of a coordinator's return, and a thousand machines try at
-most 250 times a second while it is away."""
+"""The longest pause between tries. With the spread, every machine is back within 6 s of a coordinator's
+return, and a thousand machines try at most 250 times a second while it is away."""
 
 _STEADY_SECONDS = 5.0
 _SPREAD = 0.5

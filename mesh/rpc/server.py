@@ -65,7 +65,7 @@ JOINING = Port(share=16, streams=4, message=1 << 18, counting=True, idle=10.0, a
 INFERENCE = Port(
     connections=4096, share=1024, streams=256, message=MAX_ENVELOPE_BYTES + (1 << 16), counting=True
 )
-"""For clients with many requests at once."""
+"""The port for clients with many requests at once."""
 
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE),

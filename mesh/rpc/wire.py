@@ -12,7 +12,8 @@ from typing import Any
 from sealring.mesh.errors import InvalidInput
 
 MAX_FIELDS = 1 << 14
-"""In one message, including those of nested messages. The longest conversation has 4096 messages of two."""
+"""Fields of one message, including those of nested messages. The longest conversation has 4096 messages of
+two."""
 
 _LEAST_BYTES = 2
 """The size of the smallest field."""

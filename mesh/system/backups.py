@@ -35,8 +35,8 @@ def leave_out(folder: Path, attribute: str = EXCLUDED) -> None:
 
 
 def _set_attribute(path: Path, name: str, value: bytes) -> None:
-    """By the C library, since Python has `os.setxattr` on Linux only. Position and options are 0: Linux's
-    function has flags in their place (setxattr(2) of macOS and of Linux). Raises OSError."""
+    """Calls setxattr(2) of the C library, since Python has `os.setxattr` on Linux only. Position and options
+    are 0: Linux's function has flags in their place. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
     zero = ctypes.c_uint32(0)
     size = ctypes.c_size_t(len(value))

@@ -35,7 +35,7 @@ _TRACE_SECONDS = 5.0
 _REAP_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 _OWN_NUMBERS = 1 << 32
-"""Above all numbers of `Liveness`'s pings, so that answers do not mix."""
+"""The first number of the daemon's own pings, above those of `Liveness`, so that answers do not mix."""
 
 
 @dataclass(frozen=True)

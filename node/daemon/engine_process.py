@@ -62,7 +62,7 @@ class StageKey:
     max_rows: int = 0
     rank: int = 0
     ranks: int = 0
-    """Above 1 in a tensor ring, where each rank loads its share of every layer."""
+    """The number of ranks: above 1 in a tensor ring, where each loads its share of every layer."""
     draft: DraftKey | None = None
 
 

@@ -116,7 +116,7 @@ class LinkSecrets:
     infos: list[membership_pb2.LinkInfo] = field(default_factory=list)
 
     def renewed(self, newer: LinkSecrets) -> LinkSecrets:
-        """These secrets with the fields that `newer` has in place of the own ones."""
+        """A copy of these secrets in which the fields that `newer` has replace the own ones."""
         return LinkSecrets(
             outgoing_keys=newer.outgoing_keys or self.outgoing_keys,
             incoming_keys=newer.incoming_keys or self.incoming_keys,

@@ -80,7 +80,8 @@ class ModelKeeper:
         return tuple(sorted(digest for digest in digests if digest is not None))
 
     async def _digest(self, path: str) -> bytes | None:
-        """None while the folder cannot be read: the weights are in memory, and the ring goes on."""
+        """The folder's digest. None while it cannot be read: the weights are in memory, and the ring goes
+        on."""
         try:
             return bytes.fromhex((await self._engines.profile(path)).digest)
         except (NotFound, ModelError):

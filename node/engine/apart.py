@@ -13,8 +13,8 @@ from typing import Any, TextIO
 from sealring.mesh.errors import Internal, ModelError, SealringError
 
 EXACT = {"MLX_ENABLE_TF32": "0"}
-"""For MLX, which reads it when it is imported: rows in a batch are compared with rows alone, and an M5's GPU
-multiplies float32 matrices of more than a few rows with 10 bits of mantissa otherwise."""
+"""Variables that MLX reads when it is imported. An M5's GPU would multiply float32 matrices of more than a
+few rows with 10 bits of mantissa, and rows in a batch are compared with rows alone."""
 
 
 def ask_apart(module: str, arguments: Sequence[str]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class CheckReport:
     weights: str
     exact: bool
     max_abs_diff: float | None
-    """None where a logit was not a number."""
+    """The largest difference of logits; None if one was not a number."""
     tokens_equal: bool
     tokens_compared: int
     alone_tokens_equal: bool

@@ -98,7 +98,7 @@ class Disk:
         self._writer.start()
 
     def figures(self) -> engine.StoredFigures:
-        """For the daemon; any thread."""
+        """Figures for the daemon; any thread."""
         found = self.store.figures()
         return engine.StoredFigures(
             bytes=found.bytes,

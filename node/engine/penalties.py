@@ -166,7 +166,7 @@ class Penalties:
         return logits
 
     def _seen(self, recent: mx.array) -> mx.array:
-        """Which tokens are among a row's last, bool [rows, vocabulary]."""
+        """Marks the tokens that are among a row's last, bool [rows, vocabulary]."""
         nothing = self._vocabulary  # one more column, for what has no logit
         tokens = mx.minimum(mx.where(self._within, recent, nothing), nothing)
         seen = mx.zeros((recent.shape[0], nothing + 1), mx.bool_)

@@ -1,4 +1,4 @@
-"""Which bytes of a model's weight files a stage is made of, and whether they are here.
+"""The bytes of a model's weight files that a stage is made of, and whether they are here.
 
 mlx-lm renames, stacks and converts weights while it loads them, for each architecture in its own way. So the
 graph of the stage's own parameters is followed back to the tensors that were loaded: nothing is evaluated.
@@ -133,7 +133,8 @@ def _recorded() -> Iterator[list[tuple[str, str, mx.array]]]:
 
 
 def _sources(made: Sequence[mx.array], loaded: Sequence[mx.array]) -> list[int]:
-    """Which of `loaded` the arrays are made of. Raises ModelError where something else was read."""
+    """Indices of the arrays of `loaded` that `made` consists of. Raises ModelError if something else was
+    read."""
     own = {f"L{index}": array for index, array in enumerate(loaded)}
     ends = {f"E{index}": mx.stop_gradient(array) for index, array in enumerate(made)}  # a node of its own
     with tempfile.NamedTemporaryFile("r", suffix=".dot") as file:

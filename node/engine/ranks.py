@@ -159,7 +159,8 @@ def lowest_of_nucleus(logprobs: mx.array, top_p: mx.array, width: mx.array) -> m
 
 @cache
 def _compiled() -> Callable[..., mx.array]:
-    """For a GPU, whose time goes by the number of operations. A CPU takes longer than without."""
+    """The compiled function for a GPU, whose time depends on the number of operations. It slows a CPU
+    down."""
     compiled: Callable[..., mx.array] = mx.compile(lowest_of_nucleus)
     return compiled
 

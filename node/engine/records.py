@@ -1,4 +1,4 @@
-"""Which records a step puts on the links beside one member, and arrays to and from their payloads."""
+"""The records that a step puts on the links beside one member, and arrays to and from their payloads."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ class StepTimes:
     step: int
     started: float
     built: float = 0.0
-    """Its graph is complete: before its input arrives, unless the stage awaits it."""
+    """The time at which its graph is complete: before its input arrives, unless the stage awaits it."""
     fed: float = 0.0
-    """Its input has arrived."""
+    """The time at which its input has arrived."""
     launched: float = 0.0
     ready: float = 0.0
     sent: float = 0.0

@@ -25,7 +25,7 @@ SECONDS = 0.15
 object of 512 members takes 0.05 s, schemas of programs 0.001 to 0.02 s."""
 
 MEMORY_BYTES = 32 << 20
-"""By which a grammar may make a process grow; schemas of programs take 1 to 6 MiB."""
+"""The memory that a grammar may take of a process; schemas of programs take 1 to 6 MiB."""
 
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 200_000,  # 4 ms

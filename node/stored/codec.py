@@ -48,7 +48,7 @@ class Head(tuple[int, int, int]):
 
     @classmethod
     def parse(cls, data: bytes) -> Head | None:
-        """None for anything but a block of this format."""
+        """The head of a block; None for data of any other format."""
         if len(data) != HEAD_BYTES:
             return None
         magic, first, end, uses = _HEAD.unpack(data)

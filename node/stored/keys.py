@@ -27,7 +27,7 @@ from sealring.mesh.system.backups import leave_out
 from sealring.mesh.system.files import create_exclusive, read_secret
 
 FOLDER = "prefixes"
-"""In the node's state folder."""
+"""The folder of prefixes in the node's state folder."""
 
 KEY_BYTES = 32
 FORMAT = 1

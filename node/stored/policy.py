@@ -1,4 +1,4 @@
-"""Which stored blocks are worth their bytes. Pure; times are seconds of the wall clock."""
+"""Chooses the stored blocks that are worth their bytes. Pure; times are seconds of the wall clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST_FREE = 1 << 30
 
 MOST = 20 << 30
 SHARE = 10
-"""Without a setting the bound is the lesser of MOST and this part of the free disk."""
+"""The part of the free disk that bounds prefixes, as MOST does, if no setting says otherwise."""
 
 WRITE_RATE = 2 << 20
 BURST = 8 << 30

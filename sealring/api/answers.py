@@ -145,7 +145,7 @@ def call_id(request_id: str, choice: int, number: int, call: inference.ToolCall)
 
 
 def usage_of(finished: inference.Finished) -> dict[str, object]:
-    """In OpenAI's form. Tokens that were guessed wrong are among no others here: they cost nothing."""
+    """Usage in OpenAI's form. Tokens that were guessed wrong are not among the others: they cost nothing."""
     return {
         "prompt_tokens": finished.prompt_tokens,
         "completion_tokens": finished.completion_tokens,

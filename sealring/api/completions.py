@@ -18,7 +18,7 @@ from sealring.mesh.prompt.validate import MAX_CONTENT_BYTES, MAX_TOKEN_ID
 from sealring.v1 import inference_pb2 as inference
 
 MAX_PROMPTS = 64
-"""In one body; each is a row of its own."""
+"""Prompts of one body; each is a row of its own."""
 
 _Id = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 _Ids = Annotated[list[_Id], Field(fail_fast=True, min_length=1, max_length=MAX_CONTENT_BYTES // 4)]
@@ -71,7 +71,7 @@ def _prompt(given: str | list[int]) -> inference.Prompt:
 
 
 def _echoed(body: CompletionBody) -> list[str]:
-    """With `echo`, the text of each prompt; else nothing. The text of token ids comes with log-probabilities.
+    """The text of each prompt for `echo`, else nothing. The text of token ids comes with log-probabilities.
 
     Raises InvalidInput (UNSUPPORTED_FIELD, BAD_FIELD).
     """

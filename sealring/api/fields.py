@@ -204,7 +204,7 @@ class Body(BaseModel):
 
     @classmethod
     def names(cls, value: dict[str, Any]) -> dict[str, str]:
-        """Which fields of a body are taken as others: by the others' names."""
+        """Fields of a body that stand for others, by the names of those others."""
         found: dict[str, str] = {}
         for name, item in value.items():
             rule = cls.rules.get(name)

@@ -49,7 +49,7 @@ def _form(item: Any, param: str) -> _Object:
 
 
 def _most(item: Any, param: str) -> Any:
-    """Below 0: as many as there is room for."""
+    """The limit of tokens; None, for a number below 0, is all that there is room for."""
     return None if isinstance(item, int) and item < 0 else item
 
 
@@ -124,7 +124,8 @@ class _Load(Body):
 
 
 def ask_ollama_chat(value: _Object, request_id: str) -> Asked:
-    """Without messages it loads the model. Raises InvalidInput with `param`, which names the field."""
+    """The request of `/api/chat`; one without messages loads the model. Raises InvalidInput with `param`,
+    which names the field."""
     chat = translate(value, CHAT)
     messages = as_list(value.get("messages") or [], "messages")
     if not messages:
@@ -213,8 +214,8 @@ class OllamaRenderer(Renderer):
     media_type = "application/x-ndjson"
 
     ping = b" "
-    """Before a line's object: clients parse each line as JSON, which may begin with spaces and is never
-    empty."""
+    """A space before a line's object: clients parse each line as JSON, which may begin with spaces and is
+    never empty."""
 
     def __init__(self, started: inference.Started, field: str, asked: int) -> None:
         """`asked` is when, in nanoseconds of the monotonic clock."""

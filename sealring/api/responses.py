@@ -238,7 +238,7 @@ def _custom(pattern: str) -> _Object:
 
 
 def _whole_tool(tool: _Object) -> _Object:
-    """With the fields that functions always have in answers."""
+    """The tool with the fields that functions always have in answers."""
     if tool.get("type") != "function":
         return tool
     return {"description": None, "parameters": None, "strict": None, **tool}

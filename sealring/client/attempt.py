@@ -42,7 +42,7 @@ GONE = frozenset({"UNAVAILABLE", "STOPPING", "NO_ROSTER", "ROSTER_EXPIRED", "ROS
 """Reasons why a gateway is of no use just now; another one may be."""
 
 _DIGITS = 4
-"""In what a gateway counts."""
+"""The most digits of a number that a gateway counts."""
 
 _NO_RING = frozenset({"RING_GONE", "RING_DOWN"})
 _RETRIED = _NO_RING | {"EPOCH_ENDED"}
@@ -105,7 +105,7 @@ class Attempt:
         self.ring = ring
         self.delivered = False
         self.prompt_tokens = 0
-        """By the word of the head; 0 before its first piece."""
+        """The number that the head reports; 0 before its first piece."""
 
         self._question = question
         self._started = self._finished = False

@@ -1,4 +1,4 @@
-"""Which ring gets a prompt: trusted enough by the verified roster first, then the one that has its prefix.
+"""Chooses the ring for a prompt: by trust in the verified roster first, then by the prefix that it has.
 
 The choice is made here, by a key that stays here (mesh.prompt.routing); the gateway sees what was chosen.
 """

@@ -81,13 +81,14 @@ class _Exchange(httpx2.AsyncByteStream):
 
 
 def _headers(request: httpx2.Request) -> list[tuple[bytes, bytes]]:
-    """Without the address, which is nobody's, and without keys: the gateway's is the connection's."""
+    """Headers without the address, which is a placeholder, and without keys: the connection has the
+    gateway's."""
     dropped = (b"host", b"authorization")
     return [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in dropped]
 
 
 class AsyncSealingTransport(httpx2.AsyncBaseTransport):
-    """For one event loop."""
+    """A transport for httpx2 that seals requests; it belongs to one event loop."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

@@ -43,7 +43,7 @@ class Ring:
     members: tuple[Member, ...]
     clear_links: bool
     model_digest: str = ""
-    """In hex, of the model's configuration, tokenizer and weights' headers."""
+    """The digest in hex of the model's configuration, tokenizer and weights' headers."""
 
     @classmethod
     def from_roster(cls, ring: rosters.Ring, roster: rosters.Roster) -> Ring:
@@ -188,8 +188,8 @@ class Model:
     reason: str = ""
     progress: int = 0
     digest: str = ""
-    """In hex, of its configuration, tokenizer and weights' headers: by the verified roster if it holds the
-    model, and otherwise by the word of the gateway."""
+    """The digest in hex of its configuration, tokenizer and weights' headers. It is from the verified roster
+    if that holds the model, and otherwise from the gateway."""
 
 
 def _member(place: rosters.RingMember, member: rosters.RosterMember) -> Member:

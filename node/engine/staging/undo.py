@@ -148,7 +148,7 @@ def _kind(part: Any) -> Any:
 
 
 Mark: TypeAlias = Mapping[int, Any]
-"""Those caches of a row that cannot be cut, as they were at one length; by their place."""
+"""Copies of a row's caches that cannot be cut, as they were at one length; by their place."""
 
 
 def mark(cache: Cache) -> Mark:

@@ -63,7 +63,8 @@ def sections_of(tokenizer: Tokenizer, prompt: inference.Prompt, ids: Sequence[in
 
 
 def _required_call(tokenizer: Tokenizer, chat: inference.Chat) -> str:
-    """With what a call begins, where the answer has to be one. Raises InvalidInput (NO_TOOL_CALLS)."""
+    """The beginning of a call, if the answer has to be one; else nothing. Raises InvalidInput
+    (NO_TOOL_CALLS)."""
     if not chat.call_required:
         return ""
     if tokenizer.format.call is None:

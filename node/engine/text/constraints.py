@@ -29,8 +29,9 @@ _SYNTAX = {
     "kimi_k2": ("<|tool_call_begin|>functions.%s:#<|tool_call_argument_begin|>", "<|tool_call_end|>", True),
     "deepseek": ("<｜tool▁call▁begin｜>%s<｜tool▁sep｜>", "<｜tool▁call▁end｜>", True),
 }
-"""By parser: what stands around a call's arguments (# is a number), and whether one pair of markers holds
-several calls. Those that write arguments one by one are in node.engine.text.piecewise."""
+"""The notation of calls by parser: text before and after a call's arguments (# is a number), and whether one
+pair of markers holds several calls. node.engine.text.piecewise has parsers that write arguments one by
+one."""
 
 
 def may_be_held(chat: inference.Chat) -> frozenset[int]:

@@ -1,7 +1,7 @@
-"""From tokens to text, one token at a time: incremental decoding and stop strings.
+"""Incremental decoding of tokens to text, and stop strings.
 
-Not `tokenizers.DecodeStream`: where the bytes of tokens are no valid text, which a model may well sample, it
-raises (byte fallback) or loses the rest, and for byte-level vocabularies it takes twice the time.
+`tokenizers.DecodeStream` is not used. Where the bytes of tokens are no valid text, which a model may well
+sample, it raises (byte fallback) or loses the rest. For byte-level vocabularies it takes twice the time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class ApartDetokenizer:
 
 
 class BytesDetokenizer:
-    """For vocabularies of byte strings, the same whatever stands beside them (byte-level, SentencePiece)."""
+    """Decodes vocabularies of byte strings that do not depend on their neighbours (byte-level,
+    SentencePiece)."""
 
     def __init__(self, token_bytes: Callable[[int], bytes], *, strip_space: bool) -> None:
         self._token_bytes = token_bytes
@@ -73,7 +74,7 @@ class BytesDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other vocabulary: decodes the last few tokens twice, with and without the new one.
+    """Decodes any other vocabulary: the last few tokens twice, with and without the new one.
 
     The tokens before the new one give decoders that look at neighbours (spaces between words) what they need;
     text-generation-inference and vLLM do the same. The window is bounded: a sampled answer may end in half a

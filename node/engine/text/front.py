@@ -205,7 +205,7 @@ class Answer:
 
     @property
     def tools(self) -> Sequence[Any]:
-        """Those that its calls may be of, as OpenAI's."""
+        """The tools that its calls may name, in OpenAI's form."""
         return () if self._sections is None else self._sections.tools
 
     def read(self, calls: Sequence[inference.ToolCall] | None) -> tuple[str, inference.Parsed | None]:

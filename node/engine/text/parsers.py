@@ -54,7 +54,7 @@ PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "deepseek": parse_deepseek,
     "dsml": parse_dsml,
 }
-"""By name."""
+"""Parsers of tool calls, by name."""
 
 
 def deepseek_format(source: str, vocabulary: Collection[str]) -> tuple[str, tuple[str, str]] | None:

@@ -77,7 +77,7 @@ PIECES = {
         several=True,
     ),
 }
-"""By mlx-lm's names of parsers, as the models' chat templates write calls."""
+"""Notations of calls, as the models' chat templates write them, by mlx-lm's names of parsers."""
 
 _FLAT = frozenset({"gemma4", "function_gemma"})
 """They have a notation of their own for what is in an array or an object."""

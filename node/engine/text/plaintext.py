@@ -39,7 +39,7 @@ _OVERLAP = 1 << 12
 """Characters in which a name has to fit, however it is spelt before it is normalized."""
 
 _CUT_TOKENS = 16
-"""By which a cut may change the count of tokens, at most."""
+"""The most tokens by which a cut may change the count."""
 
 _LAST_TURN = 16
 """Tokens with which a template opens an answer, at most."""
@@ -183,7 +183,7 @@ class PlainText:
 
 
 def _characters(text: str) -> set[str]:
-    """Those that occur. In pieces: a set of millions is made without letting another thread go on."""
+    """The characters that occur in the text. It is read in pieces, so that other threads can go on."""
     found: set[str] = set()
     for start in range(0, len(text), PIECE):
         found.update(text[start : start + PIECE])

@@ -65,7 +65,7 @@ class RenderingProcess:
         self._children.close()
 
     def _ask(self, chat: Mapping[str, Any]) -> str | None:
-        """None where the child came to its limits."""
+        """The child's answer; None if it came to its limits."""
         answer = self._children.ask(chat)
         if answer is None:
             return None

@@ -83,7 +83,8 @@ _HARMONY = Format(
 
 
 def format_of(source: str, vocabulary: Collection[str], parser: str = "") -> Format:
-    """By a model's chat template and its tokens; `parser` where the folder names mlx-lm's."""
+    """The format by a model's chat template and its tokens; `parser` is mlx-lm's name, if the folder has
+    one."""
     if vocabulary_has(vocabulary, *HARMONY_TOKENS):
         return _HARMONY
     thinking = next((pair for pair in THINKING if vocabulary_has(vocabulary, *pair)), None)
