@@ -27,7 +27,9 @@ MAX_PREFIXES = 1024
 MAX_CHOICES = 8
 MAX_CHANGES = 8192
 MAX_DRAFTS = 15
-"""Draft tokens in one step."""
+"""Draft tokens of a row in one step."""
+MAX_DRAFTED = 16
+"""Tokens that a step with drafts computes, of all its rows: memory for their logits is reserved."""
 MAX_GAPS = 16_384
 """Gaps between the numbers of rows that have begun: a row whose prompt is read for long begins after later
 ones, and a row that is refused never begins. With more a gateway could fill the members' memory. A ring
@@ -169,9 +171,9 @@ class ResolvedStep:
 
     `changes` are in order: adoptions, settled rows, keeps and drops, all others. At most one of `chunks` and
     `rows` is non-empty. `sampled` are the rows that get a token, in the order of the token record on the
-    closing edge (uint32 [len(sampled)]); a row with `drafts` appears once more for each. A step that
-    `continues` computes a draft in place of the row's last token. With `asks`, the gateway requests the
-    likelihood that the head guesses its one row's next token. Where it is `modelled`, the head's draft model
+    closing edge (uint32 [len(sampled)]); a row with `drafts` appears once more for each, row by row. A step
+    that `continues` computes a draft in place of its one row's last token. With `asks`, the gateway requests
+    the likelihood that the head guesses the rows' next tokens. Where it is `modelled`, the head's draft model
     makes the drafts: no other member needs to know. `digest` is 32 bytes over the composition after the
     changes and this step's work.
     """
@@ -297,13 +299,13 @@ class Composition:
             rows = self.lane_rows(lane)
             if not rows:
                 raise _bad(f"lane {lane} has no rows to decode")
-            drafts, asks = step.decode.drafts, step.decode.asks and len(rows) == 1
+            drafts, asks = step.decode.drafts, step.decode.asks
             if drafts:
                 continues = rows[0] in self._drafted
                 sampled = self._draft(rows, drafts)
             else:
                 sampled = rows
-                self._check_settled(rows[0])
+                self._check_settled(rows)
             self._lane_steps[lane] = self._lane_steps.get(lane, 0) + 1 + drafts
         else:
             sampled = ()
@@ -323,17 +325,21 @@ class Composition:
         )
 
     def _draft(self, rows: tuple[int, ...], drafts: int) -> tuple[int, ...]:
-        if len(rows) != 1 or drafts > MAX_DRAFTS:
+        if len(rows) * (1 + drafts) > MAX_DRAFTED:
             raise _bad(f"{drafts} drafts for {len(rows)} rows are too many")
-        unsettled = self._drafted.get(rows[0], 0) + 1 + drafts
-        if unsettled > MAX_UNSETTLED:
-            raise _bad(f"row {rows[0]} has {unsettled} tokens that are not settled")
-        self._drafted[rows[0]] = unsettled
-        return rows * (1 + drafts)
+        if len(rows) > 1:
+            self._check_settled(rows)
+        for row in rows:
+            unsettled = self._drafted.get(row, 0) + 1 + drafts
+            if unsettled > MAX_UNSETTLED:
+                raise _bad(f"row {row} has {unsettled} tokens that are not settled")
+            self._drafted[row] = unsettled
+        return tuple(row for row in rows for _ in range(1 + drafts))
 
-    def _check_settled(self, row: int) -> None:
-        if row in self._drafted:
-            raise _bad(f"row {row} has drafts that are not settled")
+    def _check_settled(self, rows: Sequence[int]) -> None:
+        for row in rows if self._drafted else ():
+            if row in self._drafted:
+                raise _bad(f"row {row} has drafts that are not settled")
 
     def _settle(self, row: int, tokens: int) -> Settling:
         computed = self._drafted.pop(row, 0)
@@ -419,8 +425,7 @@ class Composition:
             raise _bad(f"row {row} is not ready to be admitted")
         if lane >= MAX_LANES:
             raise _bad(f"lane {lane} is above {MAX_LANES - 1}")
-        for other in self._lanes.get(lane, ()):
-            self._check_settled(other)
+        self._check_settled(self._lanes.get(lane, ()))
         self._lanes.setdefault(lane, []).append(row)
         self._lane_of[row] = lane
         self._lane_base[row] = place[1] - self._lane_steps.get(lane, 0)

@@ -378,17 +378,17 @@ class Runs:
 
     def __init__(self) -> None:
         self._chains: dict[int, _Chain] = {}
-        self._runs: dict[int, tuple[_Chain, list[int]]] = {}
+        self._runs: dict[int, list[tuple[_Chain, list[int]]]] = {}
         self.drafted = self.accepted = 0
         """Drafts of the runs that came back, and the accepted ones among them."""
         self._log = TimeLog(3)
 
     def begin(
-        self, step: ResolvedStep, last: int, guessed: Sequence[int], more: Take | None = None
+        self, step: ResolvedStep, row: int, last: int, guessed: Sequence[int], more: Take | None = None
     ) -> list[int]:
-        """The tokens to compute: the row's last, and the first of the drafts `guessed`, and of what `more`
-        gives if these are too few."""
-        chain = self._chains[step.rows[0]] = _Chain(list(guessed), more)
+        """The tokens to compute of a row: its last, and the first of the drafts `guessed`, and of what `more`
+        gives if these are too few. To be called for a step's rows in order."""
+        chain = self._chains[row] = _Chain(list(guessed), more)
         return self._sent(step, chain, [last, *self._next(chain, step.drafts)])
 
     def go_on(self, step: ResolvedStep) -> list[int]:
@@ -415,16 +415,20 @@ class Runs:
         return chain is None or chain.broken
 
     def _sent(self, step: ResolvedStep, chain: _Chain, run: list[int]) -> list[int]:
-        self._runs[step.number] = chain, run
+        self._runs.setdefault(step.number, []).append((chain, run))
         return run
 
     def came(self, step: ResolvedStep, sampled: Sequence[int]) -> list[int]:
-        """The sampled tokens that count: at least the first, unless a draft of an earlier run was wrong."""
-        chain, run = self._runs.pop(step.number)
-        first = not (chain.accepted or chain.broken)
-        counted = self._counted(chain, run, sampled)
-        self._note(len(run) - first, len(counted) - first)
-        return counted
+        """The places of the sampled tokens that count: at least the first of each row, unless a draft of an
+        earlier run was wrong."""
+        places: list[int] = []
+        for row, (chain, run) in enumerate(self._runs.pop(step.number)):
+            begin = row * len(run)
+            first = not (chain.accepted or chain.broken)
+            count = self._counted(chain, run, sampled[begin : begin + len(run)])
+            self._note(len(run) - first, count - first)
+            places += range(begin, begin + count)
+        return places
 
     def since(self, moment: int) -> tuple[int, int]:
         """Drafts, and accepted ones, of the runs that came back since `moment`; any thread.
@@ -440,16 +444,16 @@ class Runs:
         self._log.add(now(), drafted, accepted)
 
     @staticmethod
-    def _counted(chain: _Chain, run: Sequence[int], sampled: Sequence[int]) -> list[int]:
+    def _counted(chain: _Chain, run: Sequence[int], sampled: Sequence[int]) -> int:
         if chain.broken:
-            return []
+            return 0
         count = 1
         while count < len(run) and run[count] == sampled[count - 1]:
             count += 1
         chain.accepted += count
         chain.last = sampled[count - 1]
         chain.broken = count < len(run) or chain.refuted
-        return list(sampled[:count])
+        return count
 
     def settle(self, change: Settling) -> None:
         """Ends a row's chain. Raises InvalidInput (BAD_STEP) if the gateway counts other tokens."""

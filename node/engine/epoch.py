@@ -35,6 +35,7 @@ from sealring.mesh.ring.composition import (
     Restoring,
     Settling,
 )
+from sealring.mesh.ring.limits import MAX_RUNS
 from sealring.mesh.system.logging import name_with_mlx_message
 from sealring.node.engine.allowance import Account, Allowance
 from sealring.node.engine.drafter import Drafter
@@ -185,7 +186,7 @@ class StageEpoch:
         try:
             resolved = self._composition.apply(step)
             if resolved.drafts or step.decode.asks:
-                self._check_drafts()
+                self._check_drafts(resolved)
             self._account.announced(resolved, self._composition, self.steps)
             self._check_ahead(resolved.number)
             self._source.announce(resolved)
@@ -202,7 +203,7 @@ class StageEpoch:
     def give_up_recall(self, number: int) -> None:
         self._account.give_up(number)
 
-    def _check_drafts(self) -> None:
+    def _check_drafts(self, step: ResolvedStep) -> None:
         """Checks the gateway, which is not trusted: drafts reveal how far an answer repeats its prompt."""
         if not self._speculate:
             raise InvalidInput(
@@ -212,9 +213,12 @@ class StageEpoch:
             )
         if not self._source.guesses:
             raise no_drafts()
-        if not self._runs:
+        together = step.drafts and len(step.rows) > 1
+        if not self._runs or (together and self._runs <= MAX_RUNS):
+            several = "several rows" if together else "rows"
             raise InvalidInput(
-                f"the gateway wants drafts, and no caches of {self._stage.spec.model_type} can be taken back",
+                f"the gateway wants drafts, and caches of {several} of {self._stage.spec.model_type} cannot "
+                "be taken back",
                 reason="BAD_STEP",
                 hint="a gateway that is not ours may be asking; this member said so when it attached",
             )
@@ -344,11 +348,14 @@ class StageEpoch:
         return not self._over and self._source.work()
 
     def _change(self, step: ResolvedStep) -> None:
+        settled: dict[int, list[Settling]] = {}
         for change in step.changes:
             if isinstance(change, Settling):
                 self._source.settle(change)
-                if again := self._lanes.settle(change, self._stage):
-                    launch(behind(states(again)))  # while the step's input is on its way
+                settled.setdefault(change.lane, []).append(change)
+        for changes in settled.values():
+            if again := self._lanes.settle(changes, self._stage):
+                launch(behind(states(again)))  # while the step's input is on its way
         self._keep_and_drop(step)
         self._lanes.apply(change for change in step.changes if isinstance(change, Admission | Eviction))
         for change in step.changes:
@@ -385,11 +392,13 @@ class StageEpoch:
     def _verify(self, step: ResolvedStep) -> None:
         times = StepTimes(step.number, time.perf_counter(), decode=True)
         lane, given = self._lane(step), self._source.verify(step)
-        if lane.undo is None:
+        if lane.undo is None and len(lane.rows) == 1:
             lane.undo = UndoLog(lane.cache, self._runs)
-        lane.undo.begin(given.arrays)
+        if lane.undo is not None:
+            lane.undo.begin(given.arrays)
         call, outputs = self._call(step, lane, given, times)
-        lane.undo.end()
+        if lane.undo is not None:
+            lane.undo.end()
         self._results.verify(call, lane, outputs)
 
     def _lane(self, step: ResolvedStep) -> Lane:

@@ -10,7 +10,7 @@ for all changes of a step. Places are each member's own: on the ring rows travel
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -128,6 +128,13 @@ class Lane:
             return caches.extract(self.cache, keep[0])
         return caches.recompose(self.cache, keep, arriving)
 
+    def take_back(self, surplus: Mapping[int, int]) -> None:
+        """Takes the last `surplus` tokens of each row out of the caches."""
+        counts = [min(surplus.values())] * self.width
+        for row, place in zip(self.rows, self.places, strict=True):
+            counts[place] = surplus.get(row, 0)
+        caches.take_back(self.cache, counts)
+
     def spread(self, arrays: list[mx.array]) -> list[mx.array]:
         """Arrays [rows, ...] as [places, ...]. In an empty place is what the first row has."""
         return arrays if self._into is None else [array[self._into] for array in arrays]
@@ -162,17 +169,23 @@ class Lanes:
         lane = self._lanes[keeping.lane]
         return lane.cache if lane.width == 1 else caches.look_at(lane.cache, lane.places[keeping.index])
 
-    def settle(self, change: Settling, stage: Stage) -> Cache:
-        """Takes the caches of a lane's only row back to its last accepted token.
+    def settle(self, changes: Sequence[Settling], stage: Stage) -> Cache:
+        """Takes the caches of one lane's rows back to the last accepted token of each.
 
-        Returns them if tokens were computed again, lazily, else []. Raises InvalidInput (BAD_STEP), as
-        `UndoLog.settle`.
+        Rows that are not among them leave the lane with the same step. Returns the caches if tokens were
+        computed again, lazily, else []. Raises InvalidInput (BAD_STEP), as `UndoLog.settle`.
         """
-        lane = self._lanes[change.lane]
+        lane = self._lanes[changes[0].lane]
         undo, lane.undo = lane.undo, None
-        again = undo is not None and undo.settle(change.surplus, lambda inputs: stage(inputs, lane.cache))
+        if undo is not None:
+            (change,) = changes
+            again = undo.settle(change.surplus, lambda inputs: stage(inputs, lane.cache))
+        else:
+            lane.take_back({change.row: change.surplus for change in changes})
+            again = False
         if lane.sampler is not None:
-            lane.sampler.settle(change.accepted)
+            accepted = {change.row: change.accepted for change in changes}
+            lane.sampler.settle([accepted.get(row, 1) for row in lane.rows])
         return lane.cache if again else []
 
     def apply(self, changes: Iterable[Admission | Eviction]) -> None:

@@ -86,13 +86,16 @@ class History:
         if self.counts is not None:
             self.counts = self.counts.at[mx.arange(self.rows), tokens].add(1.0)
 
-    def add_all(self, tokens: mx.array) -> None:
-        """Generated tokens of the only row, uint32 [tokens], one after the other."""
+    def add_all(self, tokens: mx.array, first: Sequence[int]) -> None:
+        """Adds the `first` tokens of each row, one after the other; uint32 [rows, tokens] are generated."""
+        kept = mx.array(list(first))[:, None]
         if self.recent is not None:
-            recent = mx.concatenate([self.recent, tokens[None].astype(mx.uint32)], axis=1)
-            self.recent = recent[:, tokens.shape[0] :]
+            recent = mx.concatenate([self.recent, tokens.astype(mx.uint32)], axis=1)
+            places = kept + mx.arange(self.recent.shape[1])
+            self.recent = mx.take_along_axis(recent, places, axis=1)
         if self.counts is not None:
-            self.counts = self.counts.at[mx.zeros_like(tokens), tokens].add(1.0)
+            counted = (mx.arange(tokens.shape[1]) < kept).astype(mx.float32)
+            self.counts = self.counts.at[mx.arange(self.rows)[:, None], tokens].add(counted)
 
 
 class Endings:

@@ -36,13 +36,13 @@ _AHEAD = 64
 
 @dataclass(slots=True)
 class _Run:
-    """Tokens of one row that may not count. The first always does, and only the history behind it is kept,
-    because a history is as long as the vocabulary.
+    """Tokens of rows that may not count. The first of a row always does, and only the history behind it is
+    kept, because a history is as long as the vocabulary.
 
-    `first`: its position. `sampled`: uint32 [tokens] of each run, for penalties.
+    `first`: their positions. `sampled`: uint32 [rows with penalties, tokens] of each run.
     """
 
-    first: int
+    first: Words
     behind: History | None = None
     sampled: list[mx.array] = field(default_factory=list)
 
@@ -94,41 +94,44 @@ class Sampler:
         return one
 
     def run(self, logits: mx.array) -> tuple[mx.array, mx.array | None, Asking]:
-        """Samples one row's tokens behind a token and each of its drafts, as if all before were right.
+        """Samples each row's tokens behind a token and each of its drafts, as if all before were right.
 
-        `logits`: [tokens, vocabulary]. Returns the tokens, their log-probabilities' words (None if the row
-        does not ask) and which tokens have them. Further runs go on behind all tokens of this one. `settle`
-        has to be called before anything else is sampled. Raises InvalidInput (BAD_STEP) for a row with a
-        grammar.
+        `logits`: [rows, tokens, vocabulary]. Returns the tokens, uint32 [rows * tokens], their
+        log-probabilities' words (None if no row asks) and which tokens have them. Further runs go on behind
+        all tokens of this one. `settle` has to be called before anything else is sampled. Raises InvalidInput
+        (BAD_STEP) for a row with a grammar.
         """
-        (row,) = self._rows
-        if row.matcher is not None:
+        if self._masks is not None:
             raise InvalidInput("a row with a grammar has no drafts", reason="BAD_STEP")
-        count, first = logits.shape[0], int(self._now()[0])
+        count, first = logits.shape[1], self._now()
         if self._run is None:
             self._run = _Run(first)
-        if row.adjusts:  # penalties look at the tokens before
+        each = [row for row in self._rows for _ in range(count)]
+        if self._adjusting:  # penalties look at the tokens before
             chosen = []
             for place in range(count):
-                chosen.append(self(logits[place : place + 1]))
+                chosen.append(self(logits[:, place]))
                 if self._run.behind is None:
                     self._run.behind = dataclasses.replace(self._history)
-            tokens = mx.concatenate(chosen)
-            self._run.sampled.append(tokens)
+            by_row = mx.stack(chosen, axis=1)
+            self._run.sampled.append(by_row if self._partly is None else by_row[self._partly[0]])
+            tokens = by_row.flatten()
         else:
-            tokens = Sampler(self._rows * count, range(first, first + count))(logits)
-            self._restart(np.array([first + count], dtype=_U64))
-        asking = asking_of([row.logprobs] * count)
-        return tokens, Reporter(asking)(logits, tokens) if asking else None, asking
+            positions = (first[:, None] + np.arange(count, dtype=_U64)).flatten()
+            tokens = Sampler(each, [int(at) for at in positions])(logits.flatten(0, 1))
+            self._restart(first + _U64(count))
+        asking = asking_of([row.logprobs for row in each])
+        return tokens, Reporter(asking)(logits.flatten(0, 1), tokens) if asking else None, asking
 
-    def settle(self, tokens: int) -> None:
-        """Goes on behind the first `tokens` tokens of the runs."""
+    def settle(self, tokens: Sequence[int]) -> None:
+        """Goes on behind the first `tokens` tokens of each row's runs."""
         assert self._run is not None
         run, self._run = self._run, None
         if run.behind is not None:
             self._history = run.behind
-            self._history.add_all(mx.concatenate(run.sampled)[1:tokens])
-        self._restart(np.array([run.first + tokens], dtype=_U64))
+            kept = [tokens[index] - 1 for index in self._adjusting]
+            self._history.add_all(mx.concatenate(run.sampled, axis=1)[:, 1:], kept)
+        self._restart(run.first + np.array(tokens, dtype=_U64))
 
     def _history_of(self, keep: Sequence[int]) -> History:
         """The histories of the rows with these indices; rows without penalties have none."""

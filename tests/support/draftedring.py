@@ -191,7 +191,7 @@ class DraftedRing:
         def more(at: int, count: int) -> list[int]:
             return self._guesses.taken(begun + at, count) or [_NO_TOKEN] * count
 
-        self._runs.begin(step, last, looked_up, more)
+        self._runs.begin(step, self._row, last, looked_up, more)
 
     def _guess(self) -> None:
         """The draft model begins with a guess, if the head has a processor for it."""
@@ -238,7 +238,7 @@ class DraftedRing:
         tokens = list(self._answer[job.at : job.at + len(job.step.sampled)])
         if job.step.drafts:
             tokens += [_NO_TOKEN] * (len(job.step.sampled) - len(tokens))
-            tokens = self._runs.came(job.step, tokens)
+            tokens = [tokens[at] for at in self._runs.came(job.step, tokens)]
         done = control.StepDone(step=job.step.number)
         done.refuted = bool(job.step.drafts) and self._runs.broken(self._row)
         for token in tokens:

@@ -135,7 +135,7 @@ class HandingOn(Results):
         self._hand_on(call, outputs, self._header(call.step, len(call.step.rows), 1))
 
     def verify(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
-        self._hand_on(call, outputs, self._header(call.step, 1, len(call.step.sampled)))
+        self._hand_on(call, outputs, self._header(call.step, len(call.step.rows), 1 + call.step.drafts))
 
     def _header(self, step: ResolvedStep, rows: int, tokens: int) -> RecordHeader:
         return records.state_record(step, self._stage.spec.hands_on, rows, tokens)
@@ -302,7 +302,7 @@ class Sampling(_Logits):
         assert sampler is not None
         if sampler.looks(outputs[0].shape[-1]):
             call.wait()
-        tokens, report, asking = sampler.run(outputs[0][0])
+        tokens, report, asking = sampler.run(outputs[0])
         results = self._transfer.send_buffer([tokens] if report is None else [tokens, report])
         call.built()
         self._launch(call.step, asking, tokens, results, call.times)

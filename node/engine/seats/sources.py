@@ -87,7 +87,7 @@ class Source(ABC):
         """The last tokens of a lane's rows, or the stage state for them."""
 
     def verify(self, step: ResolvedStep) -> Input:
-        """A row's last token and the drafts behind it, or further drafts, or the stage state for them."""
+        """Each row's last token and the drafts behind it, or further drafts, or the stage state for them."""
         raise no_drafts()
 
     def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:  # noqa: B027
@@ -256,8 +256,9 @@ class Head(_Opened):
         return super().chunk(step, chunk)
 
     def verify(self, step: ResolvedStep) -> Input:
-        self._follow(step.rows[0], step.drafts * step.modelled)
-        return Input([mx.array([self._drafted(step)], mx.uint32)])
+        for row in step.rows:
+            self._follow(row, step.drafts * step.modelled)
+        return Input([mx.array(self._drafted(step), mx.uint32)])
 
     def _follow(self, row: int, drafts: int = 0) -> None:
         """Has the draft model guess for a row that is alone."""
@@ -267,19 +268,22 @@ class Head(_Opened):
         guesses.step(drafts)
         self._drafter.follow(row, guesses, lambda: self._prompts.parameters(row))
 
-    def _drafted(self, step: ResolvedStep) -> list[int]:
-        (row,) = step.rows
+    def _drafted(self, step: ResolvedStep) -> list[list[int]]:
         if step.continues:
-            return self._runs.go_on(step)
-        last = int(np.frombuffer(self._feedback.last([row]), np.uint32)[0])
+            return [self._runs.go_on(step)]
+        last = np.frombuffer(self._feedback.last(step.rows), np.uint32).tolist()
+        return [self._run(step, row, token) for row, token in zip(step.rows, last, strict=True)]
+
+    def _run(self, step: ResolvedStep, row: int, last: int) -> list[int]:
         if not step.modelled:
-            return self._runs.begin(step, last, self._prompts.drafts(row, last, MAX_UNSETTLED))
+            return self._runs.begin(step, row, last, self._prompts.drafts(row, last, MAX_UNSETTLED))
         guesses, drafter = self._prompts.guesses(row), self._drafter
         if guesses is None or drafter is None:
             raise no_draft_model(row)
         begun = guesses.known
         return self._runs.begin(
             step,
+            row,
             last,
             (),
             lambda at, count: drafter.taken(row, begun + at, count, lambda: not self._runs.broken(row)),
@@ -329,13 +333,15 @@ class Head(_Opened):
         launched = self._launched.pop(step.number, None)
         if launched is not None:
             self._rounds.append(time.perf_counter() - launched)
+        logprobs = unpack(record.asking, words[record.rows :]) if record.asking else {}
         refuted = False
         if step.drafts:
-            tokens = self._runs.came(step, tokens)
+            counted = self._runs.came(step, tokens)
             refuted = self._runs.broken(step.rows[0])
-            step = dataclasses.replace(step, sampled=step.sampled[: len(tokens)])
+            tokens = [tokens[at] for at in counted]
+            logprobs = {place: logprobs[at] for place, at in enumerate(counted) if at in logprobs}
+            step = dataclasses.replace(step, sampled=tuple(step.sampled[at] for at in counted))
         self._feedback.arrived(step, tokens)
-        logprobs = unpack(record.asking, words[record.rows :]) if record.asking else {}
         self._prompts.deliver(step, tokens, logprobs, refuted=refuted)
         if self._drafter is not None and self._drafter.following:
             self._drafter.wake()
@@ -368,7 +374,7 @@ class Neighbour(Source):
         return self._state(len(step.rows), 1)
 
     def verify(self, step: ResolvedStep) -> Input:
-        return self._state(1, len(step.sampled))
+        return self._state(len(step.rows), 1 + step.drafts)
 
     def _state(self, rows: int, tokens: int) -> Input:
         buffer = self._transfer.receive_buffer(self._spec.receives, rows, tokens)

@@ -125,6 +125,19 @@ def trim(cache: Cache, tokens: int) -> None:
                 raise Internal("a cache was to be cut and cannot")
 
 
+def take_back(batch: Batch, tokens: Sequence[int]) -> None:
+    """Takes the last of these numbers of tokens off each place of a batch, in place. Raises Internal unless
+    each row's cache is `trimmable`."""
+    if isinstance(batch, RowByRow):
+        for row, count in zip(batch, tokens, strict=True):
+            trim(row, count)
+        return
+    for part in (part for entry in batch for part in parts_of(entry)):
+        if not isinstance(part, RowsCache) or hasattr(part, "chunk_size"):
+            raise Internal("a cache was to be cut and cannot")
+        part.take_back(tokens)
+
+
 def first_tokens(cache: Cache, tokens: int) -> Cache:
     """A lazy copy of the first tokens of one row's cache, with arrays no longer than they need be.
 

@@ -145,6 +145,25 @@ class RowsCache(BatchKVCache):  # type: ignore[misc]
                 tree_map(write, (self.keys, self.values), (row.keys, row.values))
         self._pad(paddings)
 
+    def take_back(self, tokens: Sequence[int]) -> None:
+        """Takes the last of these numbers of tokens off each place. Rows that lose more than others do are
+        copied, because all end at the same index."""
+        least = min(tokens)
+        end = self._idx = self._idx - least
+        paddings = list(self.paddings)
+        for place, more in enumerate(count - least for count in tokens):
+            if not more:
+                continue
+            start = paddings[place]
+
+            def move(held: mx.array, place: int = place, start: int = start, more: int = more) -> None:
+                moved = mx.contiguous(held[place : place + 1, :, start : end - more])
+                held[place : place + 1, :, start + more : end] = moved
+
+            tree_map(move, (self.keys, self.values))
+            paddings[place] += more
+        self._pad(paddings)
+
     def look_at(self, place: int) -> Any:
         """One row, in arrays that are parts of these; not to be changed."""
         return self._row(place, lambda array: array)

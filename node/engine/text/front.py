@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -744,7 +745,7 @@ class Front:
         logprobs: Mapping[int, TokenLogprobs],
         refuted: bool,
     ) -> None:
-        outputs, failed, opened = [], [], None
+        outputs, failed = [], []
         for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
             opened = self._rows.get(row)
             if opened is None or opened.answer.finish:
@@ -758,12 +759,21 @@ class Front:
             done = control.StepDone(step=step.number, outputs=part, more=True)
             self._emit(engine.EngineEvent(done=done))
         done = control.StepDone(step=step.number, outputs=rest, refuted=refuted)
-        if step.asks and outputs and opened is not None and opened.lookup is not None:
-            done.likely = round(100 * opened.lookup.likely())
-            done.modelled = round(100 * opened.guesses.likely()) if opened.guesses is not None else 0
+        if step.asks and outputs:
+            self._say_likely(
+                done, [self._rows[row] for row in dict.fromkeys(step.sampled) if row in self._rows]
+            )
         for event in failed:  # first, for a row whose last step is done must have ended
             self._emit(event)
         self._emit(engine.EngineEvent(done=done))
+
+    @staticmethod
+    def _say_likely(done: control.StepDone, rows: Sequence[OpenRow]) -> None:
+        """Says how likely the next guess of a row is right, in the mean of those of which any is made."""
+        looked_up = [row.lookup.likely() for row in rows if row.lookup is not None]
+        modelled = [row.guesses.likely() for row in rows if row.guesses is not None]
+        done.likely = round(100 * fmean(looked_up or [0.0]))
+        done.modelled = round(100 * fmean(modelled or [0.0]))
 
     def _output(
         self, row: int, opened: OpenRow, token: int, logprobs: TokenLogprobs | None

@@ -261,7 +261,7 @@ def test_what_cannot_be_done_with_a_row_or_a_lane_says_why(step: control.Step, w
         composition.apply(step)
 
 
-def test_a_guess_is_asked_for_of_a_row_that_is_alone() -> None:
+def test_a_guess_is_asked_for_of_the_rows_of_a_lane() -> None:
     composition = make()
     for row in (1, 2):
         composition.apply(prefill(row, row, 0, 4, 4))
@@ -269,7 +269,7 @@ def test_a_guess_is_asked_for_of_a_row_that_is_alone() -> None:
     assert not composition.apply(decode(4, 0)).asks
     assert composition.apply(decode(5, 0, asks=True)).asks
     composition.apply(changed(6, admit(2, 0)))
-    assert not composition.apply(decode(7, 0, asks=True)).asks
+    assert composition.apply(decode(7, 0, asks=True)).asks
 
 
 def test_digests_are_of_rows_and_prefixes_as_other_releases_compute_them() -> None:
@@ -623,12 +623,35 @@ def test_drafts_that_do_not_follow_are_refused(drafts: tuple[int, ...], why: str
         drafting(*drafts)
 
 
-def test_drafts_are_for_a_row_that_is_alone() -> None:
+def two_in_a_lane() -> Composition:
     composition = make()
     composition.apply(two_rows(1))
     composition.apply(changed(2, admit(1, 0), admit(2, 0)))
-    with pytest.raises(InvalidInput, match="for 2 rows"):
-        composition.apply(decode(3, 0, drafts=1))
+    return composition
+
+
+def test_rows_of_a_lane_have_drafts_together_and_are_settled_each_by_itself() -> None:
+    composition = two_in_a_lane()
+    before = composition.tokens
+    step = composition.apply(decode(3, 0, drafts=2))
+    assert (step.sampled, step.drafts) == ((1, 1, 1, 2, 2, 2), 2)
+    held = before // 2 + 3
+    both = decode(4, 0)
+    both.changes.add().settle.CopyFrom(control.Settle(row=1, tokens=held - 2))
+    both.changes.add().settle.CopyFrom(control.Settle(row=2, tokens=held))
+    settled = composition.apply(both)
+    assert settled.changes == (Settling(1, 0, 1, 2), Settling(2, 0, 3, 0))
+    assert composition.tokens == 2 * (held + 1), "a lane is as long as its longest row"
+
+
+@pytest.mark.parametrize(
+    ("drafts", "again", "why"), [(8, 0, "for 2 rows"), (1, 1, "not settled"), (1, 0, "not settled")]
+)
+def test_rows_together_have_one_run_and_few_tokens(drafts: int, again: int, why: str) -> None:
+    composition = two_in_a_lane()
+    with pytest.raises(InvalidInput, match=why):
+        composition.apply(decode(3, 0, drafts=drafts))
+        composition.apply(decode(4, 0, drafts=again))
 
 
 def test_members_that_disagree_about_drafts_have_other_digests() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import ResolvedStep, Settling
 from sealring.node.engine.drafts import Guesses, Lookup, Runs
 from sealring.node.wire.timelog import now
@@ -172,11 +173,11 @@ def run(number: int, *, continues: bool = False) -> ResolvedStep:
 def test_what_was_guessed_and_right_is_counted_as_the_gateway_counts_it() -> None:
     """The first run's first token is the row's last, all others are guesses; none counts of a broken one."""
     runs, begun = Runs(), now()
-    assert runs.begin(run(1), 5, [6, 7, 8, 9, 10]) == [5, 6]
+    assert runs.begin(run(1), 1, 5, [6, 7, 8, 9, 10]) == [5, 6]
     assert [runs.go_on(run(number, continues=True)) for number in (2, 3)] == [[7, 8], [9, 10]]
-    assert runs.came(run(1), [6, 7]) == [6, 7]
+    assert runs.came(run(1), [6, 7]) == [0, 1]
     first = now()
-    assert runs.came(run(2, continues=True), [8, 0]) == [8, 0]
+    assert runs.came(run(2, continues=True), [8, 0]) == [0, 1]
     assert (runs.drafted, runs.accepted) == (3, 3)
     assert runs.came(run(3, continues=True), [10, 11]) == []
     assert (runs.drafted, runs.accepted) == (5, 3)
@@ -186,12 +187,23 @@ def test_what_was_guessed_and_right_is_counted_as_the_gateway_counts_it() -> Non
     assert runs.since(now() + 1) == (0, 0)
 
 
+def test_each_row_of_a_step_has_its_own_wrong_draft() -> None:
+    runs, step = Runs(), ResolvedStep(1, b"", (), (), 0, (4, 9), (4, 4, 4, 9, 9, 9), drafts=2)
+    assert runs.begin(step, 4, 1, [2, 3]) == [1, 2, 3]
+    assert runs.begin(step, 9, 5, [6, 7]) == [5, 6, 7]
+    assert runs.came(step, [2, 0, 4, 0, 7, 8]) == [0, 1, 3]
+    assert (runs.drafted, runs.accepted) == (4, 1)
+    runs.settle(Settling(9, 0, 1, 2))
+    with pytest.raises(InvalidInput, match="not 1 tokens of row 4"):
+        runs.settle(Settling(4, 0, 1, 2))
+
+
 def test_runs_behind_a_refuted_guess_bring_nothing_though_all_drafts_before_were_right() -> None:
     runs = Runs()
-    runs.begin(run(1), 5, [6, 7, 8])
+    runs.begin(run(1), 1, 5, [6, 7, 8])
     runs.go_on(run(2, continues=True))
     assert not runs.broken(1)
-    assert runs.came(run(1), [6, 9]) == [6, 9]
+    assert runs.came(run(1), [6, 9]) == [0, 1]
     assert runs.broken(1)
     assert runs.came(run(2, continues=True), [8, 9]) == []
 
@@ -204,11 +216,11 @@ def test_a_chain_takes_further_drafts_when_a_run_needs_them() -> None:
         return [6, 7, 8, 9][at : at + count]
 
     runs = Runs()
-    assert runs.begin(run(1), 5, [], more) == [5, 6]
+    assert runs.begin(run(1), 1, 5, [], more) == [5, 6]
     assert runs.go_on(run(2, continues=True)) == [7, 8]
     assert asked == [(0, 1), (1, 2)]
     assert runs.at(1) == 3
-    assert runs.came(run(1), [6, 7]) == [6, 7]
+    assert runs.came(run(1), [6, 7]) == [0, 1]
     assert not runs.broken(1)
 
 

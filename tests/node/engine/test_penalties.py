@@ -336,7 +336,7 @@ def test_an_answer_that_goes_on_after_a_fault_is_masked_as_before() -> None:
 @pytest.mark.parametrize("accepted", [1, 2, 3])
 def test_drafts_are_masked_by_their_own_places(accepted: int) -> None:
     sampler = Sampler([asked(min_tokens=2)], [0])
-    tokens, _, _ = sampler.run(ending_logits(3))
+    tokens, _, _ = sampler.run(ending_logits(3)[None])
     assert tokens.tolist() == [STOP, STOP, END]
-    sampler.settle(accepted)
+    sampler.settle([accepted])
     assert int(sampler(ending_logits()).item()) == (STOP if accepted < 2 else END)

@@ -242,9 +242,9 @@ def test_runs_with_penalties_hold_no_history_of_each_token(accepted: int) -> Non
     plain, drafted = Sampler([row], [0]), Sampler([row], [0])
     expected = [plain(each).item() for each in logits[: accepted + 2]]
     assert drafted(logits[0]).item() == expected[0]
-    chains = [mx.concatenate(logits[1:17]), mx.concatenate(logits[17:33])]
+    chains = [mx.stack(logits[1:17], axis=1), mx.stack(logits[17:33], axis=1)]
     sampled = [token for chain in chains for token in drafted.run(chain)[0].tolist()]
     assert sampled[:accepted] == expected[1 : accepted + 1]
     assert reachable(drafted) < 3 * 4 * vocabulary
-    drafted.settle(accepted)
+    drafted.settle([accepted])
     assert drafted(logits[accepted + 1]).item() == expected[accepted + 1]
