@@ -1,4 +1,4 @@
-"""The number of tokens that the head drafts for the one row of a ring, by step times and accepted drafts.
+"""The number of tokens that the head drafts for the rows of a ring, by step times and accepted drafts.
 
 The head drafts tokens (node.engine.drafts), a step computes them along with the last one, and accepted drafts
 need no step of their own. Further steps may follow before the first is verified: a chain of runs. Each run
@@ -6,12 +6,15 @@ continues where the run before ends if all of its drafts are right. At the first
 chain counts for nothing, and the next step cuts all caches to the accepted tokens (`Settle`). The gateway
 sees how many tokens each run brought, and none of them.
 
-Nothing is drafted with more rows, nor while the head finds no text that the answer may be repeating.
+Rows of one lane have drafts together, each the same number, in one run that is settled before the next.
+Nothing is drafted while a prompt is computed or waits, nor while the head finds no text that the answer may
+be repeating.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import NamedTuple
@@ -20,11 +23,14 @@ from sealring.gateway.scheduler.facts import RingFacts, StepCosts
 from sealring.gateway.scheduler.lane import Lane
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import MAX_UNSETTLED
+from sealring.mesh.ring.composition import MAX_DRAFTED, MAX_UNSETTLED
 from sealring.v1 import control_pb2 as control
 
 DEPTHS = (1, 3, 7, 15)
 """Drafts of a step: few lengths, because a GPU plans anew for each."""
+
+TOGETHER = (1, 2, 3, 7)
+"""Drafts of each row in a ring of several rows: more pay on no table that we know."""
 
 LOSS, AT_ONCE = 0.01, 4.0
 """The cost that wrong drafts may have: a part of the steps that an answer takes without them, and a number of
@@ -48,6 +54,9 @@ class Way(NamedTuple):
     drafts: int = 0
     runs: int = 0
     modelled: bool = False
+
+
+_UNKNOWN, _PLAIN = Likely(), Way()
 
 
 class Depth:
@@ -171,6 +180,85 @@ class Depth:
         return self._more[way.drafts] * max(0, way.runs - 1) / self._stages
 
 
+class Together:
+    """The number of drafts that pays in the lanes of several rows. Each lane has one run at a time, because
+    the others keep the stages busy.
+
+    By the table a round takes what a stage computes of all lanes, and as long as the longest step takes from
+    stage to stage. The head guesses besides. Lanes decide in turn, by what the others did last. Rounds with
+    drafts are measured against rounds without, in times of what the table says. A credit as in `Depth` bounds
+    what wrong drafts cost.
+    """
+
+    def __init__(self, ring: RingFacts) -> None:
+        self._stages, self._hop, self._draft = ring.stages, ring.hop, ring.draft
+        self._costs, self._head = ring.costs, ring.head or ring.costs
+        self._plains = deque([1.0] * _DOUBT, maxlen=_SEEN)
+        self._drafted = deque([1.0] * _DOUBT, maxlen=_SEEN)
+        self._slower = 1.0
+
+    def begin(self) -> None:
+        """Doubts what was measured: other rows are there."""
+        self._drafted.append(1.0)
+        self._measure()
+
+    def round(self, steps: Sequence[Step]) -> float:
+        """Seconds from a row's tokens to its next ones, with these steps of all lanes."""
+        stage = [_seconds(self._costs, step) for step in steps]
+        guessing = [step.rows * step.way.drafts * step.way.modelled * self._draft for step in steps]
+        head = [_seconds(self._head, step) + more for step, more in zip(steps, guessing, strict=True)]
+        longest = max(
+            first + (self._stages - 1) * other + self._stages * self._hop
+            for first, other in zip(head, stage, strict=True)
+        )
+        return max(sum(stage), sum(head), longest)
+
+    def best(self, rows: int, most: int, likely: Likely, others: Sequence[Step], credit: float) -> Way:
+        """The way of a lane of `rows` rows that brings most tokens a second in all lanes together."""
+        plain = Step(rows, Way(), 0.0)
+        alone = self.round([plain, *others])
+        best, gain = Way(), 1.0
+        for source, right in enumerate(likely):
+            for depth in TOGETHER if right else ():
+                if depth > most or rows * (1 + depth) > MAX_DRAFTED:
+                    continue
+                step = Step(rows, Way(depth, 1, bool(source)), min(right, _SUREST))
+                takes = self.round([step, *others])
+                more = sum(one.tokens for one in (step, *others)) / sum(
+                    one.tokens for one in (plain, *others)
+                )
+                if takes / alone - 1 <= credit + AT_ONCE and more * alone / takes / self._slower > gain:
+                    best, gain = step.way, more * alone / takes / self._slower
+        return best
+
+    def took(self, steps: Sequence[Step], seconds: float) -> None:
+        """Records a round with these steps."""
+        drafted = any(step.way.drafts for step in steps)
+        (self._drafted if drafted else self._plains).append(seconds / self.round(steps))
+        self._measure()
+
+    def _measure(self) -> None:
+        self._slower = median(self._drafted) / median(self._plains)
+
+
+class Step(NamedTuple):
+    """A step of a lane: its rows, its way, and the probability that a draft is right."""
+
+    rows: int
+    way: Way
+    right: float
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that it brings in the mean."""
+        return self.rows * (1 - self.right ** (1 + self.way.drafts)) / (1 - self.right)
+
+
+def _seconds(costs: StepCosts, step: Step) -> float:
+    tokens = 1 + step.way.drafts
+    return costs.chunk(tokens) if step.rows == 1 and tokens > 1 else costs.decode(step.rows * tokens)
+
+
 @dataclass(slots=True, eq=False)
 class _Run:
     chain: _Chain
@@ -180,21 +268,46 @@ class _Run:
 
 @dataclass(slots=True, eq=False)
 class _Chain:
-    """Runs of one row, of `tokens` tokens together, that no settle has followed yet. `live` runs may still
-    bring tokens. All drafts are of one source."""
+    """Runs of a lane's rows that no settle has followed yet, of `tokens` tokens of each row together. `live`
+    runs may still bring tokens. All drafts are of one source."""
 
     lane: Lane
-    row: Row
+    rows: tuple[Row, ...]
     modelled: bool = False
     tokens: int = 0
     live: list[_Run] = field(default_factory=list)
 
     @property
+    def open(self) -> list[Row]:
+        """Rows that go on."""
+        return [row for row in self.rows if not row.closed]
+
+    @property
     def most(self) -> int:
-        """Drafts of another run, by the limits of the row and of a chain; the last token is left to steps
+        """Drafts of another run, by the limits of the rows and of a chain; the last token is left to steps
         without drafts."""
-        left = self.lane.left(self.row) - sum(1 + run.drafts for run in self.live)
-        return min(self.row.drafts, left - 2, MAX_UNSETTLED - self.tokens - 1)
+        under_way = sum(1 + run.drafts for run in self.live)
+        left = min(self.lane.left(row) for row in self.rows) - under_way
+        return min(*(row.drafts for row in self.rows), left - 2, MAX_UNSETTLED - self.tokens - 1)
+
+
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """What is known of a lane with these rows: when its last step was done, what that was, and how likely
+    further guesses are right. Behind a chain it `waits`: steps are announced one by one, because the next may
+    have drafts."""
+
+    rows: tuple[int, ...]
+    likely: Likely = _UNKNOWN
+    at: float | None = None
+    waits: bool = False
+    way: Way = _PLAIN
+    credit: float = 0.0
+
+    @property
+    def step(self) -> Step:
+        right = self.likely[self.way.modelled] if self.way.drafts else 0.0
+        return Step(len(self.rows), self.way, min(right, _SUREST))
 
 
 class Drafting:
@@ -202,89 +315,154 @@ class Drafting:
 
     def __init__(self, ring: RingFacts) -> None:
         self._possible = ring.speculates
+        self._together, self._most_runs = ring.drafts_together, ring.draft_runs
         self._depth = Depth(ring.costs, ring.stages, runs=ring.runs, draft=ring.draft, head=ring.head)
-        self._row = 0
-        self._likely = Likely()
-        self._chain: _Chain | None = None
+        self._rounds = Together(ring)
+        self._seen: dict[int, _Seen] = {}
+        self._chains: dict[int, _Chain] = {}
         self._runs: deque[_Run] = deque()
-        self._at: float | None = None
-        self._waits = False  # behind a chain steps are announced one by one, because the next may have drafts
 
-    def wanted(self, lane: Lane, rows: int) -> Way | None:
-        """The way of the lane's next step; None if it has to wait for those under way. `rows` are those
-        of the ring and all that wait for it."""
-        alone, chain = self.asks(lane, rows) and not lane.ready, self._chain
-        if chain is not None and chain.lane is lane and chain.live and not chain.row.closed:
-            way = self._depth.best(chain.most, self._likely, chain.modelled) if alone else Way()
+    def wanted(self, lane: Lane, lanes: Sequence[Lane], rows: int) -> Way | None:
+        """The way of the lane's next step; None if it has to wait for those under way. `lanes` are those that
+        run, and `rows` those of the ring and all that wait for it."""
+        may, chain = self.asks(lane, lanes, rows) and not lane.ready, self._chains.get(lane.number)
+        if chain is not None and chain.live and chain.open:
+            if len(chain.rows) > 1 or rows > 1:
+                return None
+            way = self._depth.best(chain.most, self._of(lane).likely, chain.modelled) if may else Way()
             return way if len(chain.live) < way.runs else None
-        if not alone:
+        if not may or any(row.closed for row in lane.rows.values()):
             return Way()
-        (row,) = lane.rows.values()
-        if row.number != self._row:
-            self._row, self._likely, self._at, self._waits = row.number, Likely(), None, False
-            self._depth.begin()
-        if row.closed:
-            return Way()
-        way = self._depth.best(_Chain(lane, row).most, self._likely)
-        # The first run of a chain waits until no other step can bring a token of the row. For that run the
+        seen = self._of(lane)
+        most = _Chain(lane, tuple(lane.rows.values())).most
+        if rows == 1:
+            way = self._depth.best(most, seen.likely)
+        elif len(self._chains) >= self._most_runs:
+            way = Way()
+        else:
+            others = [self._of(other).step for other in lanes if other is not lane]
+            way = self._rounds.best(len(lane.rows), most, seen.likely, others, seen.credit)
+        # The first run of a chain waits until no other step can bring a token of the rows. For that run the
         # head calls `Lookup.drafts` in its compute loop, for tokens that come `Lookup.add` and `likely` in
         # its receiving thread: by this rule never at once, so node.engine.drafts.Lookup has no lock.
-        return None if lane.outstanding and (way.drafts or self._waits) else way
+        return None if lane.outstanding and (way.drafts or seen.waits) else way
 
-    def asks(self, lane: Lane, rows: int) -> bool:
-        """Whether the head reports the probability of a right draft: only a row that may get drafts needs
-        it."""
-        return self._possible and rows == 1 and any(row.drafts for row in lane.rows.values())
+    def asks(self, lane: Lane, lanes: Sequence[Lane], rows: int) -> bool:
+        """Whether the head reports the probability of a right draft: only rows that may get drafts need it.
+        None may while another waits or its prompt is computed."""
+        there = list(lane.rows.values())
+        return (
+            self._possible
+            and rows == sum(len(other.rows) for other in lanes)
+            and (len(there) == 1 or self._together)
+            and all(row.drafts for row in there)
+        )
 
     def announced(self, lane: Lane, way: Way) -> None:
-        first = self._chain is None
-        if self._chain is None:
-            (row,) = lane.rows.values()
-            self._chain = _Chain(lane, row, way.modelled)
-        run = _Run(self._chain, way.drafts, first)
+        first = lane.number not in self._chains
+        if first:
+            self._chains[lane.number] = _Chain(lane, tuple(lane.rows.values()), way.modelled)
+        chain = self._chains[lane.number]
+        run = _Run(chain, way.drafts, first)
         self._runs.append(run)
-        self._chain.live.append(run)
-        self._chain.tokens += 1 + way.drafts
-        self._chain.row.request.progress.drafted += way.drafts + (not first)
+        chain.live.append(run)
+        chain.tokens += 1 + way.drafts
+        for row in chain.rows:
+            row.request.progress.drafted += way.drafts + (not first)
 
-    def plain(self, now: float, *, follows: bool, likely: Likely) -> None:
-        """A step without drafts is done. `follows`: only one other step was under way with it."""
-        if self._possible and self._at is not None:
-            if follows:
-                self._depth.plain(now - self._at)
-            else:
-                self._depth.took(Way(), 1, now - self._at)
-        self._at, self._likely, self._waits = now, likely, False
-
-    def done(self, tokens: int, now: float, *, likely: Likely, refuted: bool = False) -> None:
-        """The first run under way brought `tokens` tokens, and the draft behind them is `refuted`. Raises
-        InvalidInput (BAD_STEP) if no honest head can bring as many."""
-        run = self._runs.popleft()
-        chain = run.chain
-        live, under_way = run in chain.live, len(chain.live)
-        if chain.row.closed:
-            return  # it leaves, so no cache of it is settled
-        if not (run.first if live else 0) <= tokens <= (1 + run.drafts if live else 0):
-            raise InvalidInput(f"a step with {run.drafts} drafts brought {tokens} tokens", reason="BAD_STEP")
-        if not live:
+    def plain(self, lane: Lane, lanes: Sequence[Lane], now: float, *, follows: bool, likely: Likely) -> None:
+        """A step without drafts is done. `follows`: only one other step of the ring's one lane was under way
+        with it, or of this lane."""
+        if not self._possible or not lane.rows:
             return
+        seen = self._of(lane)
+        if seen.at is not None:
+            if len(lane.rows) > 1 or len(lanes) > 1:
+                self._round(lane, lanes, Way(), 1.0, now)
+            elif follows:
+                self._depth.plain(now - seen.at)
+            else:
+                self._depth.took(Way(), 1, now - seen.at)
+        seen.at, seen.likely, seen.waits, seen.way = now, likely, False, Way()
+
+    def done(
+        self,
+        brought: Mapping[int, int],
+        lanes: Sequence[Lane],
+        now: float,
+        *,
+        likely: Likely,
+        refuted: bool = False,
+    ) -> None:
+        """The first run under way `brought` these numbers of tokens by row, and the draft behind them is
+        `refuted`. Raises InvalidInput (BAD_STEP) if no honest head can bring as many."""
+        run = self._runs.popleft()
+        chain, lane = run.chain, run.chain.lane
+        live, under_way = run in chain.live, len(chain.live)
+        for row in chain.open:
+            tokens = brought.get(row.number, 0)
+            if not (run.first if live else 0) <= tokens <= (1 + run.drafts if live else 0):
+                raise InvalidInput(
+                    f"a step with {run.drafts} drafts brought {tokens} tokens", reason="BAD_STEP"
+                )
+        if not live or not chain.open:
+            return  # those that leave have no caches to settle
         chain.live.remove(run)
-        if refuted or tokens <= run.drafts:
+        least = min(brought.get(row.number, 0) for row in chain.open)
+        if refuted or least <= run.drafts:
             chain.live.clear()
-        chain.lane.steps += tokens
-        chain.row.request.progress.accepted += tokens - run.first
-        seconds = 0.0 if self._at is None else now - self._at
-        self._depth.took(Way(run.drafts, under_way, chain.modelled), tokens, seconds, first=run.first)
-        self._at, self._waits = now, True
-        self._likely = likely if tokens else self._likely
+        lane.steps += least
+        for row in chain.open:
+            tokens = brought.get(row.number, 0)
+            row.last_lane_step -= tokens - least
+            row.request.progress.accepted += tokens - run.first
+        seen = self._of(lane)
+        way = Way(run.drafts, under_way, chain.modelled)
+        if len(chain.rows) > 1 or len(lanes) > 1:
+            mean = fmean(brought.get(row.number, 0) for row in chain.open)
+            if seen.at is not None:
+                self._round(lane, lanes, way, mean, now)
+        else:
+            seconds = 0.0 if seen.at is None else now - seen.at
+            self._depth.took(way, least, seconds, first=run.first)
+        seen.at, seen.waits, seen.way = now, True, way
+        seen.likely = likely if least else seen.likely
+
+    def _round(self, lane: Lane, lanes: Sequence[Lane], way: Way, tokens: float, now: float) -> None:
+        """Records a lane's step, which brought `tokens` tokens of each row."""
+        seen = self._of(lane)
+        steps = [self._of(other).step for other in lanes if other is not lane]
+        right = seen.likely[way.modelled] if way.drafts else 0.0
+        plain, own = Step(len(seen.rows), Way(), 0.0), Step(len(seen.rows), way, min(right, _SUREST))
+        seconds, without = now - (seen.at or now), self._rounds.round([plain, *steps])
+        if seconds <= 0:
+            return
+        self._rounds.took([own, *steps], seconds)
+        if way.drafts:
+            seen.credit += tokens - min(seconds, _FURTHEST * self._rounds.round([own, *steps])) / without
+        else:
+            seen.credit = max(seen.credit, min(0.0, seen.credit + LOSS))
 
     def settling(self) -> list[control.Change]:
         """The changes that the next step begins with."""
-        chain = self._chain
-        if chain is None or (chain.live and not chain.row.closed):
-            return []
-        self._chain = None
-        if chain.row.closed:
-            return []
-        held = chain.row.prompt_tokens + chain.row.limit - 1 - chain.lane.left(chain.row)
-        return [control.Change(settle=control.Settle(row=chain.row.number, tokens=held))]
+        found = []
+        for number, chain in list(self._chains.items()):
+            if chain.live and chain.open:
+                continue
+            del self._chains[number]
+            lane, rows = chain.lane, chain.open
+            lane.unsettled = 0 < len(rows) < len(chain.rows)
+            for row in rows:
+                held = row.prompt_tokens + row.limit - 1 - lane.left(row)
+                found.append(control.Change(settle=control.Settle(row=row.number, tokens=held)))
+        return found
+
+    def _of(self, lane: Lane) -> _Seen:
+        """What is known of a lane as it is now."""
+        rows, found = tuple(lane.rows), self._seen.get(lane.number)
+        if found is None or found.rows != rows:
+            found = self._seen[lane.number] = _Seen(rows)
+            if len(rows) == 1:
+                self._depth.begin()
+            self._rounds.begin()
+        return found

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from sealring.mesh.ring.composition import Origin
-from sealring.mesh.ring.limits import MAX_CONTEXT
+from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_RUNS
 from sealring.mesh.ring.prefix_names import Names
 from sealring.mesh.ring.spread import Times, between, rounds_with_another, spreads
 from sealring.v1 import control_pb2 as control
@@ -148,6 +148,11 @@ class RingFacts:
     def runs(self) -> int:
         """Runs of drafts that may be under way at once: one for each stage, if members take them back."""
         return min(self.stages, self.draft_runs) if self.stages > 1 else 0
+
+    @property
+    def drafts_together(self) -> bool:
+        """Whether rows of one lane can have drafts together: where all members can cut their caches."""
+        return self.draft_runs > MAX_RUNS
 
     @property
     def mark_every(self) -> int:

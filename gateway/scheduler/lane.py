@@ -32,6 +32,8 @@ class Lane:
         self.steps = 0
         self.done_at = 0.0
         self.before = (0, 0.0)
+        self.unsettled = False
+        """Whether closed rows have drafts that are not settled, so that they leave with the next step."""
         self._changed_at = 0
 
     @property
@@ -61,7 +63,9 @@ class Lane:
         """
         if len(leaving) == len(self.rows):
             return True
-        if leaving and (pressed or any(row.last_lane_step <= self.steps for row in leaving)):
+        if leaving and (
+            pressed or self.unsettled or any(row.last_lane_step <= self.steps for row in leaving)
+        ):
             return True
         gathered = self.steps - self._changed_at >= min(GATHERED, len(self.rows))
         return bool(leaving or self.ready) and gathered
@@ -81,7 +85,7 @@ class Lane:
         for row in joining:
             self.rows[row.number] = row
             row.last_lane_step = self.steps + row.limit - 1
-        self._changed_at = self.steps
+        self._changed_at, self.unsettled = self.steps, False
 
     def left(self, row: Row) -> int:
         """Steps of this lane before the row is at its limit."""

@@ -50,12 +50,17 @@ class Announced:
     follows: bool = False  # a step of the same lane that was under way, so that they are a round apart
     drafts: int = 0
     seconds: float = 0.0  # of a prefill step in a stage, by the table
-    tokens: int = 0  # that it has brought
+    brought: dict[int, int] = field(default_factory=dict)  # tokens by row, with drafts
     before: tuple[int, float] = (0, 0.0)  # prefill steps that were announced, and their seconds by the table
 
     @property
     def sampled(self) -> bool:
         return self.lane is not None or bool(self.first)
+
+    def bring(self, outputs: Sequence[control.RowOutput]) -> None:
+        """Counts outputs that have come."""
+        for output in outputs if self.drafts else ():
+            self.brought[output.row] = self.brought.get(output.row, 0) + 1
 
 
 class StepPlanner:
@@ -148,9 +153,8 @@ class StepPlanner:
         self.executed(number)
         self._under_way.pop(number, None)
         if step.lane is not None:
-            tokens = step.tokens
             if step.drafts:
-                self._drafting.done(tokens, now, likely=likely, refuted=refuted)
+                self._drafting.done(step.brought, self._running(), now, likely=likely, refuted=refuted)
             else:
                 self._plain(step, step.lane, now, likely)
             step.lane.done_at, step.lane.before = now, step.before
@@ -161,7 +165,7 @@ class StepPlanner:
         prefills, seconds = step.before[0] - lane.before[0], step.before[1] - lane.before[1]
         lane.outstanding -= 1
         alone = step.follows and not prefills and self.ledger.rows == 1
-        self._drafting.plain(now, follows=alone, likely=likely)
+        self._drafting.plain(lane, self._running(), now, follows=alone, likely=likely)
         if step.follows:
             self._budget.measure(max(0.0, now - lane.done_at), prefills, seconds, self._sizes())
 
@@ -279,16 +283,16 @@ class StepPlanner:
         for lane in running:
             if lane.outstanding >= ANNOUNCED:
                 return None
-            step = self._decode(lane)
+            step = self._decode(lane, running)
             if step is not None:
                 self._rounds += 1 / len(running)
                 self._lanes.move_to_end(lane.number)
                 return step
         return None
 
-    def _decode(self, lane: Lane) -> control.Step | None:
+    def _decode(self, lane: Lane, running: Sequence[Lane]) -> control.Step | None:
         rows = self.ledger.rows + self.waiting
-        way = self._drafting.wanted(lane, rows)
+        way = self._drafting.wanted(lane, running, rows)
         if way is None:
             return None
         leaving, joining = lane.leaving(), lane.ready
@@ -300,7 +304,7 @@ class StepPlanner:
         step = self._step(leaving, joining)
         step.decode.lane, step.decode.drafts = lane.number, way.drafts
         step.decode.modelled = way.modelled
-        step.decode.asks = self._drafting.asks(lane, rows)
+        step.decode.asks = self._drafting.asks(lane, running, rows)
         self._under_way[step.number] = Announced(
             step.number,
             lane,

@@ -249,11 +249,11 @@ class Scheduler:
             if not done.outputs:
                 raise InvalidInput(f"step {done.step} brought a part of nothing", reason="BAD_STEP")
             due = epoch.planner.due(done.step)
-            due.tokens += len(done.outputs)
+            due.bring(done.outputs)
             self._outputs(epoch.rows, done, due)
             return self._take()
         if done.outputs:
-            epoch.planner.due(done.step).tokens += len(done.outputs)
+            epoch.planner.due(done.step).bring(done.outputs)
         likely = Likely(min(100, done.likely) / 100, min(100, done.modelled) / 100)
         step = epoch.planner.done(done.step, now, likely=likely, refuted=done.refuted)
         if step is None:

@@ -21,5 +21,6 @@ MAX_SPANS = 32768
 """Spans of one process in one answer to a trace (protos/sealring/v1/trace.proto)."""
 
 MAX_RUNS = 4
-"""Runs of drafts under way at once where caches cannot be cut, however many stages there are: what takes them
-back needs memory, a state for each run."""
+"""Runs of drafts of all rows together that are not settled, where caches cannot be cut, however many stages
+there are: what takes them back needs memory, a state for each run. A member that says more can cut its
+caches."""

@@ -1,8 +1,9 @@
 """The draft model at the head: a small model of the same tokenizer that guesses what a row will say next.
 
-It is a stage of one, with caches of its own. It computes one row at a time, between the steps of the head's
-stage: while these wait for tokens, and when a run of guesses is to be computed that is not complete yet. The
-prompt of a row is computed in parts that fit into such a wait. Guesses begin when it is through.
+It is a stage of one, with caches of its own for each of a few rows. It computes one row at a time, between
+the steps of the head's stage: while these wait for tokens, and when a run of guesses is to be computed that
+is not complete yet. The prompt of a row is computed in parts that fit into such a wait. Guesses begin when it
+is through.
 
 The caches of rows that are gone are kept, newest first, as far as they fit. A row that begins with the same
 tokens goes on from there, so that an agent's conversation is not computed again with every turn.
@@ -10,6 +11,7 @@ tokens goes on from there, so that an agent's conversation is not computed again
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -37,6 +39,10 @@ log = structlog.get_logger()
 _UNIT = 0.05
 """Seconds of a part of a prompt, where nobody knows how long the head will wait."""
 
+ROWS = 4
+"""Rows that a draft model guesses for at once. Policy: of more, a step of all takes as long as their guesses
+would save."""
+
 _TRIALS = 8
 """Guesses that are timed when the model is loaded."""
 
@@ -55,8 +61,16 @@ class _Kept:
     cache: Cache
 
 
+@dataclass(slots=True, eq=False)
+class _Shared:
+    """What the rows of one draft model have in common."""
+
+    desks: list[Drafter]
+    failed: bool = False
+
+
 class Drafter:
-    """One draft model. Used by the compute thread only."""
+    """One draft model, and a row that it guesses for. Used by the compute thread only."""
 
     def __init__(
         self, stage: Stage, vocabulary: int, room: int, times: Sequence[control.StepTime], memory: int = 0
@@ -73,6 +87,7 @@ class Drafter:
         self._chunks = [(one.tokens, one.microseconds / 1e6) for one in first]
         self._moves: Transfer = transfer()
         self._kept: list[_Kept] = []
+        self._shared = _Shared([self])
         self.row = 0
         """The row that it guesses for; 0 for none."""
         self.wake: Callable[[], None] = lambda: None
@@ -83,10 +98,15 @@ class Drafter:
         self._cache: Cache = []
         self._computed = 0  # tokens in the cache
         self._resting = True
-        self.failed = False
-        """Whether the model's own code has failed. It guesses nothing any more; answers go on without."""
         self.seconds = self._timed()
         """How long a guess takes."""
+
+    def another(self) -> Drafter:
+        """The same model for a further row, with the same room and the same kept caches."""
+        made = copy.copy(self)
+        made.reset()
+        self._shared.desks.append(made)
+        return made
 
     def follow(self, row: int, guesses: Guesses, parameters: Callable[[], bytes]) -> None:
         """Guesses for this row from now on. `parameters` gives its parameter record."""
@@ -102,9 +122,19 @@ class Drafter:
         guesses.begin(self._computed)
 
     @property
+    def failed(self) -> bool:
+        """Whether the model's own code has failed. It guesses nothing any more; answers go on without."""
+        return self._shared.failed
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the caches of its row."""
+        return self._computed
+
+    @property
     def following(self) -> bool:
         """Whether it guesses for a row; any thread."""
-        return not self._resting and self.row > 0
+        return self.row > 0 and not (self._resting or self.failed)
 
     def rest(self) -> None:
         """Guesses nothing until `follow` is called again."""
@@ -127,16 +157,21 @@ class Drafter:
         if row == self.row:
             self.leave()
 
-    def clear(self) -> None:
-        """Forgets all rows."""
+    def reset(self) -> None:
+        """Forgets its row."""
         self.row, self._guesses, self._cache, self._computed = 0, None, [], 0
+        self._resting = True
+
+    def clear(self) -> None:
+        """Forgets its row and all that is kept."""
+        self.reset()
         self._kept.clear()
 
     def work(self, spare: float = math.inf) -> bool:
         """Computes a guess, or a part of the row's prompt that takes at most `spare` seconds; False if there
         is nothing to do."""
         guesses = self._guesses
-        if guesses is None or self._resting:
+        if guesses is None or not self.following:
             return False
         behind = guesses.known - guesses.held
         if behind > CAUGHT_UP:
@@ -222,14 +257,19 @@ class Drafter:
     def _reserve(self, guesses: Guesses, tokens: int) -> bool:
         """Whether the row may have more tokens in its caches; drops what is kept for that."""
         wanted = self._computed + tokens
-        if wanted > self._room:
+        if self._beside + wanted > self._room:
             return False
         self._make_room(wanted)
         return True
 
     def _make_room(self, wanted: int) -> None:
-        while self._kept and sum(len(one.tokens) for one in self._kept) + wanted > self._room:
+        while self._kept and sum(len(one.tokens) for one in self._kept) + self._beside + wanted > self._room:
             self._kept.pop()
+
+    @property
+    def _beside(self) -> int:
+        """Tokens in the caches of other rows."""
+        return sum(one.tokens for one in self._shared.desks if one is not self)
 
     def _start(self, scope: bytes, tokens: Tokens) -> int:
         """Begins the row's caches with the longest kept beginning of these tokens; the length of that."""
@@ -255,7 +295,7 @@ class Drafter:
             compute()
         except Exception as error:  # a model's own code may raise anything; answers need no guesses
             log.error("draft_model_failed", model_type=self._stage.spec.model_type, exc_info=error)
-            self.failed = self._resting = True
+            self._shared.failed = True
             self.clear()
             return False
         return True
@@ -270,6 +310,61 @@ class Drafter:
             took.append(time.perf_counter() - begun)
         self._cache = []
         return median(took)
+
+
+class Desks:
+    """A draft model that guesses for several rows, each at a `Drafter` of its own. Used by the compute thread
+    only."""
+
+    def __init__(self, first: Drafter) -> None:
+        self._desks = [first]
+
+    def follow(self, row: int, guesses: Guesses, parameters: Callable[[], bytes]) -> None:
+        """As `Drafter.follow`. Of more than ROWS rows nobody guesses for the last."""
+        desk = self._of(row) or self._of(0)
+        if desk is None and len(self._desks) < ROWS:
+            desk = self._desks[0].another()
+            self._desks.append(desk)
+        if desk is None:
+            desk = next((one for one in self._desks if not one.following), None)
+        if desk is not None:
+            desk.follow(row, guesses, parameters)
+
+    def rest(self, rows: Sequence[int]) -> None:
+        """Guesses nothing for these rows until `follow` is called again."""
+        for desk in self._desks:
+            if desk.row in rows:
+                desk.rest()
+
+    @property
+    def following(self) -> bool:
+        """Whether it guesses for any row; any thread."""
+        return any(desk.following for desk in self._desks)
+
+    def work(self, spare: float) -> bool:
+        """As `Drafter.work`, for the row that has waited longest."""
+        for place, desk in enumerate(self._desks):
+            if desk.work(spare):
+                self._desks.append(self._desks.pop(place))
+                return True
+        return False
+
+    def taken(self, row: int, first: int, count: int, alive: Callable[[], bool]) -> list[int]:
+        """As `Drafter.taken`."""
+        return (self._of(row) or self._desks[0]).taken(row, first, count, alive)
+
+    def gone(self, row: int) -> None:
+        """Notes that a row was evicted."""
+        for desk in self._desks:
+            desk.gone(row)
+
+    def leave(self) -> None:
+        """Keeps what was computed of all rows, which are gone."""
+        for desk in self._desks:
+            desk.leave()
+
+    def _of(self, row: int) -> Drafter | None:
+        return next((desk for desk in self._desks if desk.row == row), None)
 
 
 def _common(one: Tokens, other: Tokens) -> int:

@@ -25,7 +25,7 @@ from sealring.mesh.ring.composition import (
     Settling,
 )
 from sealring.node.engine import records
-from sealring.node.engine.drafter import Drafter
+from sealring.node.engine.drafter import Desks, Drafter
 from sealring.node.engine.drafts import Runs
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 from sealring.node.engine.logprobs import unpack
@@ -224,7 +224,8 @@ class Head(_Opened):
         self._transfer = moves
         self._feedback = RingFeedback(deadline, self.work)
         self._inbox = Inbox(channel, self._unpack, fail)
-        self._drafter = drafter
+        self._desks = Desks(drafter) if drafter is not None else None
+        self._wake = drafter.wake if drafter is not None else _nothing
         self._rounds: deque[float] = deque(maxlen=_ROUNDS)
         self._launched: dict[int, float] = {}  # step under way that samples -> when it was launched
 
@@ -238,9 +239,10 @@ class Head(_Opened):
 
     def decode(self, step: ResolvedStep) -> Input:
         if step.asks:
-            self._follow(step.rows[0])
-        elif self._drafter is not None:
-            self._drafter.rest()
+            for row in step.rows:
+                self._follow(row)
+        elif self._desks is not None:
+            self._desks.rest(step.rows)
         buffer = self._transfer.receive_buffer(self._spec.receives, len(step.rows), 1)
         return Input(buffer.arrays, buffer, lambda: buffer.fill(memoryview(self._last(step))))
 
@@ -248,11 +250,7 @@ class Head(_Opened):
         return self._feedback.last(step.rows)
 
     def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:
-        if self._drafter is not None:
-            if self._drafter.row in (0, chunk.row):
-                self._follow(chunk.row)
-            else:
-                self._drafter.rest()
+        self._follow(chunk.row)
         return super().chunk(step, chunk)
 
     def verify(self, step: ResolvedStep) -> Input:
@@ -261,12 +259,12 @@ class Head(_Opened):
         return Input([mx.array(self._drafted(step), mx.uint32)])
 
     def _follow(self, row: int, drafts: int = 0) -> None:
-        """Has the draft model guess for a row that is alone."""
-        guesses = self._prompts.guesses(row) if self._drafter is not None else None
-        if self._drafter is None or guesses is None:
+        """Has the draft model guess for a row."""
+        guesses = self._prompts.guesses(row) if self._desks is not None else None
+        if self._desks is None or guesses is None:
             return
         guesses.step(drafts)
-        self._drafter.follow(row, guesses, lambda: self._prompts.parameters(row))
+        self._desks.follow(row, guesses, lambda: self._prompts.parameters(row))
 
     def _drafted(self, step: ResolvedStep) -> list[list[int]]:
         if step.continues:
@@ -277,8 +275,8 @@ class Head(_Opened):
     def _run(self, step: ResolvedStep, row: int, last: int) -> list[int]:
         if not step.modelled:
             return self._runs.begin(step, row, last, self._prompts.drafts(row, last, MAX_UNSETTLED))
-        guesses, drafter = self._prompts.guesses(row), self._drafter
-        if guesses is None or drafter is None:
+        guesses, desks = self._prompts.guesses(row), self._desks
+        if guesses is None or desks is None:
             raise no_draft_model(row)
         begun = guesses.known
         return self._runs.begin(
@@ -286,17 +284,17 @@ class Head(_Opened):
             row,
             last,
             (),
-            lambda at, count: drafter.taken(row, begun + at, count, lambda: not self._runs.broken(row)),
+            lambda at, count: desks.taken(row, begun + at, count, lambda: not self._runs.broken(row)),
         )
 
     def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
         self._feedback.launched(step, tokens)
-        if self._drafter is not None and step.rows:
+        if self._desks is not None and step.rows:
             self._launched[step.number] = time.perf_counter()
 
     def work(self) -> bool:
         """Lets the draft model guess, if it is done before the tokens are there that the head waits for."""
-        return self._drafter is not None and self._drafter.work(self._spare())
+        return self._desks is not None and self._desks.work(self._spare())
 
     def _spare(self) -> float:
         """Seconds until tokens come, by the shortest of the last rounds."""
@@ -312,12 +310,12 @@ class Head(_Opened):
     def forget(self, row: int) -> None:
         self._feedback.forget(row)
         super().forget(row)
-        if self._drafter is not None:
-            self._drafter.gone(row)
+        if self._desks is not None:
+            self._desks.gone(row)
 
     def drop(self) -> None:
-        if self._drafter is not None:
-            self._drafter.leave()
+        if self._desks is not None:
+            self._desks.leave()
 
     def end(self) -> None:
         self._inbox.end()
@@ -343,8 +341,8 @@ class Head(_Opened):
             step = dataclasses.replace(step, sampled=tuple(step.sampled[at] for at in counted))
         self._feedback.arrived(step, tokens)
         self._prompts.deliver(step, tokens, logprobs, refuted=refuted)
-        if self._drafter is not None and self._drafter.following:
-            self._drafter.wake()
+        if self._desks is not None and self._desks.following:
+            self._wake()
 
 
 class Neighbour(Source):

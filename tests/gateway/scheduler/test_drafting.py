@@ -8,14 +8,23 @@ from typing import Any
 
 import pytest
 from draftedring import DraftedRing, Machine
+from sharedring import SharedRing
 
-from sealring.gateway.scheduler.drafting import DEPTHS, Depth, Drafting, Likely, Way
-from sealring.gateway.scheduler.facts import StepCosts
+from sealring.gateway.scheduler.drafting import DEPTHS, Depth, Drafting, Likely, Step, Together, Way
+from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import inference_pb2 as inference
 
 STAGES = 3
+
+
+def ring(stages: int, draft: float = 0.0) -> RingFacts:
+    """A ring whose members can cut their caches."""
+    members = (MemberMemory(1, 0, 1 << 40),) * stages
+    return RingFacts(members, 4, 4096, speculate=True, costs=COSTS, draft=draft, draft_runs=64)
+
+
 COSTS = StepCosts(rows=((1, 1.0),), tokens=((1, 1.0), (2, 1.1), (4, 1.3), (8, 1.8), (16, 3.0)))
 DEAR = StepCosts(rows=((1, 1.0),), tokens=((1, 1.0), (16, 16.0)))
 PLAIN = float(STAGES)
@@ -181,74 +190,74 @@ def test_a_head_that_is_sure_of_what_is_wrong_costs_next_to_nothing(machine: str
 
 
 def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
-    facts: Any = SimpleNamespace(
-        speculates=True, costs=COSTS, stages=STAGES, runs=STAGES, draft=0.0, head=None
-    )
+    facts = ring(STAGES)
     for brought in (0, 1):
         request = Request("r", "", 9, inference.Envelope())
-        row = SimpleNamespace(number=1, closed=False, request=request)
-        lane: Any = SimpleNamespace(rows={1: row}, steps=0)
+        row = SimpleNamespace(number=1, closed=False, request=request, last_lane_step=99)
+        lane: Any = SimpleNamespace(number=0, rows={1: row}, steps=0)
         drafting = Drafting(facts)
         for _ in range(3):
             drafting.announced(lane, Way(2, 3))
         for tokens in (3, 1):  # as many as there can be, and a wrong draft
-            drafting.done(tokens, 0.0, likely=Likely(0.9))
+            drafting.done({1: tokens}, [lane], 0.0, likely=Likely(0.9))
         with pytest.raises(InvalidInput) if brought else nullcontext():
-            drafting.done(brought, 0.0, likely=Likely(0.9))
+            drafting.done({1: brought}, [lane], 0.0, likely=Likely(0.9))
         assert lane.steps == 4
 
 
 def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() -> None:
-    facts: Any = SimpleNamespace(
-        speculates=True, costs=COSTS, stages=STAGES, runs=STAGES, draft=0.0, head=None
-    )
+    facts = ring(STAGES)
     request = Request("r", "", 9, inference.Envelope())
     row = SimpleNamespace(number=1, closed=False, drafts=15, request=request)
-    row.prompt_tokens, row.limit = 4, 200
-    lane: Any = SimpleNamespace(rows={1: row}, ready=[], outstanding=0, steps=0, left=lambda row: 100)
+    row.prompt_tokens, row.limit, row.last_lane_step = 4, 200, 200
+    lane: Any = SimpleNamespace(
+        number=0, rows={1: row}, ready=[], outstanding=0, steps=0, left=lambda row: 100
+    )
     drafting, now = Drafting(facts), 0.0
     for likely in (0.0, 0.0, 0.9, 0.0, 0.9):
-        drafting.wanted(lane, 1)
+        drafting.wanted(lane, [lane], 1)
         now += PLAIN
-        drafting.plain(now, follows=True, likely=Likely(likely))
-        way = drafting.wanted(lane, 1)
+        drafting.plain(lane, [lane], now, follows=True, likely=Likely(likely))
+        way = drafting.wanted(lane, [lane], 1)
         assert way is not None
         assert (way.drafts in DEPTHS) == (likely > 0)
         lane.outstanding = 1
-        assert (drafting.wanted(lane, 1) is None) == (likely > 0)
+        assert (drafting.wanted(lane, [lane], 1) is None) == (likely > 0)
         lane.outstanding = 0
-    way = drafting.wanted(lane, 1)
+    way = drafting.wanted(lane, [lane], 1)
     assert way is not None
     drafting.announced(lane, way)
-    assert drafting.wanted(lane, 1) == way
+    assert drafting.wanted(lane, [lane], 1) == way
     drafting.announced(lane, way)
-    drafting.done(1 + way.drafts, now + PLAIN, likely=Likely(0.95))
-    assert drafting.wanted(lane, 1)
+    drafting.done({1: 1 + way.drafts}, [lane], now + PLAIN, likely=Likely(0.95))
+    assert drafting.wanted(lane, [lane], 1)
     assert drafting.settling() == []
-    drafting.done(0, now + PLAIN, likely=Likely())  # none is right
+    drafting.done({}, [lane], now + PLAIN, likely=Likely())  # none is right
     assert drafting.settling() != []
     progress = row.request.progress
     assert (progress.drafted, progress.accepted) == (2 * way.drafts + 1, way.drafts)
-    assert drafting.wanted(lane, 1) != Way()
+    assert drafting.wanted(lane, [lane], 1) != Way()
 
 
 def test_a_chain_ends_as_soon_as_the_head_knows_that_what_follows_is_wrong() -> None:
     """Also where all drafts of the run were right: the runs behind it bring nothing."""
-    facts: Any = SimpleNamespace(
-        speculates=True, costs=COSTS, stages=STAGES, runs=STAGES, draft=0.0, head=None
-    )
+    facts = ring(STAGES)
     request = Request("r", "", 9, inference.Envelope())
     row = SimpleNamespace(number=1, closed=False, drafts=15, request=request, prompt_tokens=4, limit=200)
-    lane: Any = SimpleNamespace(rows={1: row}, ready=[], outstanding=0, steps=0, left=lambda row: 100)
+    row.last_lane_step = 200
+    lane: Any = SimpleNamespace(
+        number=0, rows={1: row}, ready=[], outstanding=0, steps=0, left=lambda row: 100
+    )
     drafting = Drafting(facts)
     for _ in range(2):
         drafting.announced(lane, Way(2, 2))
-    drafting.done(3, 0.0, likely=Likely(0.9), refuted=True)
+    drafting.done({1: 3}, [lane], 0.0, likely=Likely(0.9), refuted=True)
     assert drafting.settling() != []
     with pytest.raises(InvalidInput):
-        drafting.done(1, 0.0, likely=Likely(0.9))
+        drafting.done({1: 1}, [lane], 0.0, likely=Likely(0.9))
 
 
+STAIRS = ((1, 1.0), (2, 1.0), (4, 1.28), (6, 2.04), (8, 2.5), (10, 3.95), (32, 3.95))
 SMALL = {
     (3, 0.3): 1.9,
     (3, 0.1): 2.1,
@@ -263,8 +272,7 @@ where guesses are right with probability 0.7. The head has fewer layers, by as m
 def test_a_draft_model_gains_on_a_simulated_ring(stages: int, draft: float) -> None:
     """By the staircase of a Mac; no answer repeats anything."""
     head = (stages + draft) / stages - draft
-    stairs = ((1, 1.0), (2, 1.0), (4, 1.28), (6, 2.04), (8, 2.5), (10, 3.95), (32, 3.95))
-    machine = Machine(stages, 1.8, stages=stages, draft=draft, head=head, stairs=stairs)
+    machine = Machine(stages, 1.8, stages=stages, draft=draft, head=head, stairs=STAIRS)
 
     def gains(right: float, answers: int) -> list[float]:
         ring = DraftedRing(machine, right=right)
@@ -277,3 +285,41 @@ def test_a_draft_model_gains_on_a_simulated_ring(stages: int, draft: float) -> N
 
     assert fmean(gains(0.7, 6)) > SMALL[stages, draft]
     assert min(gains(0.0, 2)) > 0.99
+
+
+SHARED = {
+    (2, 2, 0.2): 1.5,
+    (2, 3, 0.2): 1.2,
+    (2, 4, 0.2): 1.1,
+    (2, 4, 0.0): 1.2,
+    (3, 3, 0.3): 1.5,
+    (3, 4, 0.14): 1.2,
+}
+"""By stages, rows, and the time in which the draft model guesses a token of one row; as SMALL."""
+
+
+@pytest.mark.parametrize(("stages", "rows", "draft"), SHARED)
+def test_rows_at_once_gain_on_a_simulated_ring(stages: int, rows: int, draft: float) -> None:
+    """By the staircase of a Mac. With all guesses wrong the head says so, and nothing is drafted."""
+    head = (stages + draft) / stages - draft
+    machine = Machine(stages, 1.8, stages=stages, draft=draft, head=head, stairs=STAIRS)
+    for right, least in ((0.7, SHARED[stages, rows, draft]), (0.0, 0.99)):
+        plain = SharedRing(machine, rows, 200, right, drafts=0).rate
+        assert SharedRing(machine, rows, 200, right).rate / plain > least
+
+
+def test_what_takes_longer_than_the_table_says_is_given_up() -> None:
+    """And tried again once other rows are there."""
+    together = Together(ring(2))
+    plain, likely = Step(2, Way(), 0.0), Likely(0.9)
+    way = together.best(2, 15, likely, [plain], 0.0)
+    assert way.drafts
+    for _ in range(9):
+        together.took([Step(2, way, 0.9), plain], 9 * together.round([Step(2, way, 0.9), plain]))
+    assert together.best(2, 15, likely, [plain], 0.0) == Way()
+    for _ in range(9):
+        together.begin()
+    assert together.best(2, 15, likely, [plain], 0.0) == way
+    assert together.best(2, 15, likely, [plain], -4.0) == Way(), "what was lost is paid back first"
+    assert together.best(2, 0, likely, [plain], 0.0) == Way()
+    assert together.best(16, 15, likely, [], 0.0) == Way(), "a step has 16 tokens at most"

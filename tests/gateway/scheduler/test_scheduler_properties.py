@@ -137,15 +137,17 @@ class ModelRing:
 
     def right(self, step: ResolvedStep) -> tuple[int, ...]:
         """Tokens that count: some drafts are right, and none behind a wrong one."""
-        (row,) = step.rows
-        if row in self.wrong:
-            return ()
-        drafts = step.drafts + step.continues
-        right = min(step.number * 7919 % 23, drafts)
-        if right < drafts or step.number % 3 == 0:  # the guess behind all of these may be wrong too
-            self.wrong.add(row)
-            self.refuted.add(step.number)
-        return step.sampled[: right + (not step.continues)]
+        counted: list[int] = []
+        for place, row in enumerate(step.rows):
+            if row in self.wrong:
+                continue
+            drafts = step.drafts + step.continues
+            right = min((step.number + place) * 7919 % 23, drafts)
+            if right < drafts or step.number % 3 == 0:  # the guess behind all of these may be wrong too
+                self.wrong.add(row)
+                self.refuted.add(step.number)
+            counted += [row] * (right + (not step.continues))
+        return tuple(counted)
 
     def keep(self, keeping: Keeping) -> None:
         assert self.facts.prefixes != control.PREFIX_SUPPORT_UNSPECIFIED
