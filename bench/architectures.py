@@ -127,7 +127,7 @@ GRAMMARS = """\
 
 Answers by JSON schema and tool calls that are held to a grammar need a tokenizer that llguidance can read;
 others are refused (`NO_GRAMMARS`). They do not depend on the architecture, because the tail masks the logits
-of any model. Rows held to a grammar have no drafts. The chat template's syntax decides which tools can be
+of any model. The chat template's syntax decides which tools can be
 called by a grammar: [clients.md](clients.md#answers-that-fit-a-schema).
 """
 

@@ -39,6 +39,7 @@ steps at once."""
 _SUREST = 0.99
 _FURTHEST = 2.0  # times the expected seconds: a longer run is an accident, unless the next one is as long
 _DOUBT, _SEEN = 2, 7  # chains that are assumed to take the table's seconds, and chains that count in all
+_AGAIN = 32  # rounds without drafts after which the measured ones are doubted
 
 
 class Likely(NamedTuple):
@@ -195,7 +196,7 @@ class Together:
         self._costs, self._head = ring.costs, ring.head or ring.costs
         self._plains = deque([1.0] * _DOUBT, maxlen=_SEEN)
         self._drafted = deque([1.0] * _DOUBT, maxlen=_SEEN)
-        self._slower = 1.0
+        self._slower, self._since = 1.0, 0
 
     def begin(self) -> None:
         """Doubts what was measured: other rows are there."""
@@ -233,8 +234,15 @@ class Together:
 
     def took(self, steps: Sequence[Step], seconds: float) -> None:
         """Records a round with these steps."""
-        drafted = any(step.way.drafts for step in steps)
-        (self._drafted if drafted else self._plains).append(seconds / self.round(steps))
+        times = seconds / self.round(steps)
+        if any(step.way.drafts for step in steps):
+            self._drafted.append(times)
+            self._since = 0
+        else:
+            self._plains.append(times)
+            self._since += 1
+            if self._since % _AGAIN == 0:
+                self._drafted.append(1.0)
         self._measure()
 
     def _measure(self) -> None:
@@ -345,7 +353,9 @@ class Drafting:
         # The first run of a chain waits until no other step can bring a token of the rows. For that run the
         # head calls `Lookup.drafts` in its compute loop, for tokens that come `Lookup.add` and `likely` in
         # its receiving thread: by this rule never at once, so node.engine.drafts.Lookup has no lock.
-        return None if lane.outstanding and (way.drafts or seen.waits) else way
+        # While another lane has drafts no step is announced ahead either: the head computes steps in order,
+        # and would wait for this lane's tokens while others are there.
+        return None if lane.outstanding and (way.drafts or seen.waits or (rows > 1 and self._chains)) else way
 
     def asks(self, lane: Lane, lanes: Sequence[Lane], rows: int) -> bool:
         """Whether the head reports the probability of a right draft: only rows that may get drafts need it.
@@ -437,7 +447,8 @@ class Drafting:
         seconds, without = now - (seen.at or now), self._rounds.round([plain, *steps])
         if seconds <= 0:
             return
-        self._rounds.took([own, *steps], seconds)
+        if bool(way.drafts) == bool(seen.way.drafts):
+            self._rounds.took([own, *steps], seconds)
         if way.drafts:
             seen.credit += tokens - min(seconds, _FURTHEST * self._rounds.round([own, *steps])) / without
         else:

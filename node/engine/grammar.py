@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ import mlx.core as mx
 import numpy as np
 
 from sealring.mesh.errors import FailedPrecondition, Internal, ModelError
+from sealring.mesh.ring.composition import MAX_UNSETTLED
 from sealring.node.engine.trial import Trial, compiled
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class Matcher:
         self._answered = answered
         self._matcher: Any = None
         self._sampled: tuple[mx.array, int] | None = None
+        self._taken: deque[bool] = deque(maxlen=MAX_UNSETTLED)  # whether each of the last tokens was possible
 
     def copy(self) -> Matcher:
         """A matcher for another row with the same prompt, before the first token."""
@@ -178,8 +180,16 @@ class Matcher:
         if self._sampled is not None:
             tokens, index = self._sampled
             self._sampled = None
-            self._matcher.consume_token(int(np.array(tokens, copy=False)[index]))
+            self._taken.append(self._matcher.consume_token(int(np.array(tokens, copy=False)[index])))
         return self._matcher
+
+    def take_back(self, tokens: int) -> None:
+        """Takes the last `tokens` sampled tokens back, which were drafts that do not count."""
+        if tokens and self._sampled is not None:
+            self._sampled, tokens = None, tokens - 1
+        taken = sum(self._taken.pop() for _ in range(min(tokens, len(self._taken))))
+        if taken:
+            self._matcher.rollback(taken)
 
 
 class Follower:
@@ -194,6 +204,12 @@ class Follower:
         if token in self._end_tokens and self._matcher.is_accepting():
             return True
         return bool(self._matcher.consume_token(token))
+
+    def forced(self) -> list[int]:
+        """The next tokens, as far as the grammar leaves no choice of what the answer says. It may be spelt in
+        other tokens."""
+        forced: list[int] = self._matcher.compute_ff_tokens()
+        return forced
 
 
 class Masks:

@@ -18,7 +18,6 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.grammar import Masks
 from sealring.node.engine.logprobs import Asking, Reporter, asking_of
 from sealring.node.engine.params import RowParameters
@@ -39,10 +38,12 @@ class _Run:
     """Tokens of rows that may not count. The first of a row always does, and only the history behind it is
     kept, because a history is as long as the vocabulary.
 
-    `first`: their positions. `sampled`: uint32 [rows with penalties, tokens] of each run.
+    `first`: their positions. `count`: tokens of each row. `sampled`: uint32 [rows with penalties, tokens] of
+    each run.
     """
 
     first: Words
+    count: int = 0
     behind: History | None = None
     sampled: list[mx.array] = field(default_factory=list)
 
@@ -98,23 +99,22 @@ class Sampler:
 
         `logits`: [rows, tokens, vocabulary]. Returns the tokens, uint32 [rows * tokens], their
         log-probabilities' words (None if no row asks) and which tokens have them. Further runs go on behind
-        all tokens of this one. `settle` has to be called before anything else is sampled. Raises InvalidInput
-        (BAD_STEP) for a row with a grammar.
+        all tokens of this one. `settle` has to be called before anything else is sampled.
         """
-        if self._masks is not None:
-            raise InvalidInput("a row with a grammar has no drafts", reason="BAD_STEP")
         count, first = logits.shape[1], self._now()
         if self._run is None:
             self._run = _Run(first)
+        self._run.count += count
         each = [row for row in self._rows for _ in range(count)]
-        if self._adjusting:  # penalties look at the tokens before
+        if self._adjusting or self._masks is not None:  # penalties and grammars look at the tokens before
             chosen = []
             for place in range(count):
                 chosen.append(self(logits[:, place]))
                 if self._run.behind is None:
                     self._run.behind = dataclasses.replace(self._history)
             by_row = mx.stack(chosen, axis=1)
-            self._run.sampled.append(by_row if self._partly is None else by_row[self._partly[0]])
+            if self._adjusting:
+                self._run.sampled.append(by_row if self._partly is None else by_row[self._partly[0]])
             tokens = by_row.flatten()
         else:
             positions = (first[:, None] + np.arange(count, dtype=_U64)).flatten()
@@ -127,7 +127,10 @@ class Sampler:
         """Goes on behind the first `tokens` tokens of each row's runs."""
         assert self._run is not None
         run, self._run = self._run, None
-        if run.behind is not None:
+        for row, kept_of_row in zip(self._rows, tokens, strict=True):
+            if row.matcher is not None:
+                row.matcher.take_back(run.count - kept_of_row)
+        if run.behind is not None and self._adjusting:
             self._history = run.behind
             kept = [tokens[index] - 1 for index in self._adjusting]
             self._history.add_all(mx.concatenate(run.sampled, axis=1)[:, 1:], kept)

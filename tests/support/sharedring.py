@@ -21,9 +21,9 @@ from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 SECONDS = 0.04
-"""Of a stage's step of one token: the scheduler adds hops of its own in seconds."""
+"""A stage's step of one token: the scheduler adds hops of its own in seconds."""
 
-_RATE = 0.02
+_RATE = 0.05
 """Weight of the last guess in what the head knows of earlier ones."""
 
 

@@ -146,6 +146,17 @@ class Answer:
         self.tokens = 0
         self.finish: inference.FinishReason.ValueType = inference.FINISH_REASON_UNSPECIFIED
 
+    def forced(self) -> list[int]:
+        """The next tokens, as far as the row's grammar leaves no choice."""
+        return [] if self._follower is None or self.finish else self._follower.forced()
+
+    @property
+    def certain(self) -> float:
+        """The probability with which each of the next tokens would have to be right, if as many were right in
+        the mean as the row's grammar leaves no choice for."""
+        forced = len(self.forced())
+        return forced / (1 + forced)
+
     def add(self, token: int) -> str:
         """The text that may be sent after this token; `finish` is set with the last one.
 
@@ -526,7 +537,7 @@ class Front:
             params_bytes=len(record),
             max_tokens=max_tokens - len(answered),
             answered=len(answered),
-            drafts=_drafts(prompt.sampling) if self._speculate and not grammar else 0,
+            drafts=_drafts(prompt.sampling) if self._speculate else 0,
             prefixes=prefixes,
             ends=named,
             stored=disk.held(chain).packed() if disk is not None and chain.names else b"",
@@ -644,7 +655,9 @@ class Front:
             return [last] * count
         if opened.lookup is None:  # what is right would tell the gateway what it is not to know
             raise InvalidInput(f"row {row} is to have no drafts", reason="BAD_STEP")
-        return opened.lookup.drafts(last, count)
+        looked_up = opened.lookup.drafts(last, count)
+        forced = opened.answer.forced()[:count]
+        return [*forced, *looked_up[len(forced) :]]
 
     def guesses(self, row: int) -> Guesses | None:
         opened = self._rows.get(row)
@@ -770,7 +783,7 @@ class Front:
     @staticmethod
     def _say_likely(done: control.StepDone, rows: Sequence[OpenRow]) -> None:
         """Says how likely the next guess of a row is right, in the mean of those of which any is made."""
-        looked_up = [row.lookup.likely() for row in rows if row.lookup is not None]
+        looked_up = [max(row.lookup.likely(), row.answer.certain) for row in rows if row.lookup is not None]
         modelled = [row.guesses.likely() for row in rows if row.guesses is not None]
         done.likely = round(100 * fmean(looked_up or [0.0]))
         done.modelled = round(100 * fmean(modelled or [0.0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -31,9 +32,13 @@ from stagering import (
 
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.drafter import Drafter
+from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage, build_skeleton, random_stage
+from sealring.node.engine.text.piecewise import as_json
+from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.warm_up import timed, warm_up
+from sealring.node.engine.weights import load_stage
 from sealring.v1 import control_pb2 as control
 
 TOKENS = 14
@@ -103,14 +108,20 @@ class Gateway:
 ADMIT = control.Change(admit=control.Admit(row=1, lane=0))
 
 
-def answered(stages: list[Stage], row: RowParameters, guess: list[int] | None, right: float) -> Prompts:
+def answered(
+    stages: list[Stage],
+    row: RowParameters,
+    guess: list[int] | None,
+    right: float,
+    grammars: Grammars | None = None,
+) -> Prompts:
     """An answer by chains of steps with drafts, and steps without; `guess` is what it will be, and drafts are
     right by chance."""
     size, words = len(stages), stages[-1].spec.hands_on[0].tail[0]
     chance = random.Random(1)
     prompt = [chance.randrange(words) for _ in range(CHUNK - 1)]
     prompts = Prompts({1: (prompt, row)})
-    ring = Ring(stages, prompts)
+    ring = Ring(stages, prompts, grammars=grammars)
     gateway, choices = Gateway(ring), random.Random(2)
 
     def drafts(last: int, count: int) -> list[int]:
@@ -211,6 +222,34 @@ def test_a_row_with_drafts_gets_company_is_alone_again_and_leaves_with_drafts_op
     assert ring.faults == []
     assert [len(prompts.answers[row]) for row in (1, 2, 3)] == [17, 3, 7]
     assert all(answer == coming[row][: len(answer)] for row, answer in prompts.answers.items())
+
+
+@pytest.mark.parametrize("row", [RowParameters(seed=2, temperature=1.0), PARAMETERS["penalties"]])
+def test_answers_that_are_held_to_a_grammar_are_the_same(row: RowParameters) -> None:
+    """They end with the first whole number of digits, or go on within the bounds."""
+    model = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
+    edges = [0, 4, 9]
+    loads = [
+        compute_thread(rank).submit(load_stage, model, *edges[rank : rank + 2], kv_bits=0) for rank in (0, 1)
+    ]
+    stages = [load.result(PATIENCE_SECONDS) for load in loads]
+    grammars = Grammars(lambda: load_tokenizer(model), stages[-1].spec.hands_on[0].tail[0])
+    schema = {
+        "type": "object",
+        "properties": {
+            "number": {"type": "integer"},
+            "names": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["number", "names"],
+    }
+    held = dataclasses.replace(row, grammar=f"start: {as_json(schema)}")
+    plain = answered(stages, held, None, 0, grammars)
+    for right in (0.0, 0.6, 1.0):
+        drafted = answered(stages, held, plain.answers[1] + [0] * 12, right, grammars)
+        assert drafted.answers[1][:TOKENS] == plain.answers[1][:TOKENS]
+    matcher = grammars.compile(held.grammar).deep_copy()
+    assert all(matcher.consume_token(token) for token in plain.answers[1])
+    grammars.close()
 
 
 class Several(Prompts):
