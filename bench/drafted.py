@@ -7,12 +7,15 @@ draws: the cycle's next token with that probability, else any other. The small m
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.models import SAID, Shape, printable, random_model
+from bench.paced.figures import StageTime
 from sealring.v1 import inference_pb2
 
 CYCLE = 600
@@ -23,6 +26,9 @@ _STRIDE = 97
 """Tokens of the cycle between the beginnings of two answers."""
 
 _NEVER = 1e-3
+
+_MOST = 8
+"""Drafts of a row in a step, in arithmetic."""
 
 
 def models(large: Shape, small: Shape) -> tuple[Path, Path]:
@@ -56,6 +62,42 @@ class Answer:
     rate: float
     drafted: int
     accepted: int
+
+
+def reachable(stages: Sequence[StageTime], draft: StageTime, rows: int, right: float, hop: float) -> float:
+    """Times as fast with drafts as without, by figures alone: for the best lanes of `rows` rows and the best
+    number of drafts in each, if every lane has one run at a time.
+
+    A round takes what the busiest Mac computes of all lanes, and as long as the longest lane's step takes
+    from Mac to Mac. The first Mac guesses besides, for all rows of a lane at once.
+    """
+
+    def rate(lanes: Sequence[int], drafts: Sequence[int]) -> float:
+        times = [
+            [one.step(size, 1 + more, 0) for one in stages] for size, more in zip(lanes, drafts, strict=True)
+        ]
+        for each, size, more in zip(times, lanes, drafts, strict=True):
+            each[0] += more * draft.step(size, 1, 0)
+        busiest = max(sum(stage) for stage in zip(*times, strict=True))
+        longest = max(sum(each) for each in times) + len(stages) * hop
+        each_row = [sum(right**n for n in range(1 + more)) for more in drafts]
+        tokens = sum(size * each for size, each in zip(lanes, each_row, strict=True))
+        return tokens / max(busiest, longest)
+
+    ways = list(_lanes(rows, rows))
+    plain = max(rate(lanes, [0] * len(lanes)) for lanes in ways)
+    best = max(
+        rate(lanes, drafts) for lanes in ways for drafts in itertools.product(range(_MOST), repeat=len(lanes))
+    )
+    return best / plain
+
+
+def _lanes(rows: int, largest: int) -> Iterator[list[int]]:
+    """All ways to spread rows over lanes of at most `largest`."""
+    if not rows:
+        yield []
+    for size in range(min(rows, largest), 0, -1):
+        yield from ([size, *others] for others in _lanes(rows - size, size))
 
 
 async def answer(stub: Any, asked: inference_pb2.GenerateRequest) -> Answer:

@@ -136,7 +136,10 @@ def _loads(
         yield from (partial(_static, text, model, rows, options) for rows in options.rows)
     elif options.list == "drafts":
         yield from (partial(_drafts, right, options) for right in (options.right, 0.0))
-        yield partial(_drafts, options.right, options, rows=_DRAFTED_ROWS)
+        for rows in range(2, 1 + _DRAFTED_ROWS):
+            yield partial(
+                _drafts, options.right, options, rows=rows, reachable=_reachable(text, model, options, rows)
+            )
     elif options.list == "prompt":
         yield partial(_prompt, options)
     elif options.list == "agents":
@@ -180,7 +183,21 @@ def layers_beside(text: str, model: str, draft: str) -> list[int]:
     return [head, *(others // (count - 1) + (rank < others % (count - 1)) for rank in range(count - 1))]
 
 
-async def _drafts(right: float, options: argparse.Namespace, ring: Macs, rows: int = 1) -> Result:
+def _reachable(text: str, model: str, options: argparse.Namespace, rows: int) -> float:
+    """The gain of drafts by figures alone, with the layers that the Macs have."""
+    known, names = figures(), cluster(text)
+    split = layers_beside(text, model, options.draft)
+    stages = [
+        StageTime(known.machines[name], known.models[model], layers / sum(split), place == len(names) - 1)
+        for place, (name, layers) in enumerate(zip(names, split, strict=True))
+    ]
+    draft = StageTime(known.machines[names[0]], known.models[options.draft], 1.0, True)
+    return round(drafted.reachable(stages, draft, rows, options.right, _way(options.link)), 2)
+
+
+async def _drafts(
+    right: float, options: argparse.Namespace, ring: Macs, rows: int = 1, reachable: float | None = None
+) -> Result:
     """Tokens per second of answers of which a draft model is right with a probability, against the same
     without drafts, by turns; `rows` of them at once."""
     rates: dict[bool, list[float]] = {True: [], False: []}
@@ -203,6 +220,7 @@ async def _drafts(right: float, options: argparse.Namespace, ring: Macs, rows: i
         "tokens_per_second": round(mean(rates[True]), 2),
         "plain": round(mean(rates[False]), 2),
         "gains": gains,
+        "reachable": reachable,
         "drafted": counts[0],
         "accepted": counts[1],
         "same": same,
@@ -429,12 +447,14 @@ def _drafts_table(title: str, section: Result) -> Table:
             body.append(
                 [
                     *(one["cluster"], one["model"], one["draft"], ",".join(map(str, one["split"]))),
-                    *(load["load"], load["plain"], load["tokens_per_second"], gains, right, load["same"]),
+                    *(load["load"], load["plain"], load["tokens_per_second"], gains, load.get("reachable")),
+                    *(right, load["same"]),
                     *(load[name] for name in ("own_share", "late_ms", "machine_load")),
                 ]
             )
-    columns = ["cluster", "model", "draft", "layers", "load", "plain tok/s", "tok/s", "gains", "right"]
-    return Table(title, [*columns, "same", "own share", "late ms", "machine load"], body)
+    columns = ["cluster", "model", "draft", "layers", "load", "plain tok/s", "tok/s", "gains"]
+    more = ["by figures", "right", "same", "own share", "late ms", "machine load"]
+    return Table(title, [*columns, *more], body)
 
 
 def _list_table(title: str, section: Result) -> Table:

@@ -63,7 +63,7 @@ class _Kept:
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """What the rows of one draft model have in common."""
+    """State that all rows of one draft model share."""
 
     desks: list[Drafter]
     failed: bool = False
@@ -102,7 +102,7 @@ class Drafter:
         """How long a guess takes."""
 
     def another(self) -> Drafter:
-        """The same model for a further row, with the same room and the same kept caches."""
+        """A drafter for a further row: same model, same room and same kept caches."""
         made = copy.copy(self)
         made.reset()
         self._shared.desks.append(made)
