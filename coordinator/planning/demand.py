@@ -273,6 +273,8 @@ def check_profile(profile: model_pb2.ModelProfile) -> None:
         raise _bad("vocabulary")
     if not is_sha256(profile.digest) or not _WORD.match(profile.model_type):
         raise _bad("digest or model type")
+    if profile.parameters > _MAX_BYTES or (profile.precision and not _WORD.match(profile.precision)):
+        raise _bad("number or precision of parameters")
     if profile.commit and not is_commit(profile.commit):
         raise _bad("commit")
     if profile.hub_files and not (profile.commit and is_sha256(profile.hub_files)):

@@ -372,6 +372,8 @@ class OnDemand:
                 context=spec.context,
                 memory=sum(profile.layer_bytes) + profile.embed_bytes + profile.head_bytes,
                 digest=profile.digest,
+                parameters=profile.parameters,
+                precision=profile.precision,
                 progress=self._progress(one),
             )
             if (load := self.loads.models.get(one.name)) is not None:

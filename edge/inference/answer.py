@@ -110,6 +110,7 @@ class Answer:
         pass
 
     def started(self, event: inference.Started) -> None:
+        event.load_ms = self.timings.load_ms
         self._put(inference.GenerateResponse(started=event))
 
     def delta(

@@ -32,12 +32,18 @@ class Timings:
     arrived: float = field(default_factory=time.perf_counter)
     parsed: float = 0.0
     routed: float = 0.0
+    loaded: float = 0.0
     opened: float = 0.0
     sent: float = 0.0
     answered: float = 0.0
     room: float = 0.0
     announced: float = 0.0
     first: float = 0.0
+
+    @property
+    def load_ms(self) -> int:
+        """Milliseconds for which the request waited until its ring served; 0 if it served already."""
+        return round(max(0.0, self.loaded - self.routed) * 1000)
 
     def send(self) -> None:
         """The envelope is on its way to the head."""

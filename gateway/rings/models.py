@@ -182,6 +182,7 @@ class Models:
         model.aliases.extend(state.aliases)
         model.memory, model.reason, model.progress = state.memory, state.reason, state.progress
         model.digest = model.digest or state.digest
+        model.parameters, model.precision = state.parameters, state.precision
         model.context = model.context or state.context
         model.model_type = model.model_type or state.model_type
         if not self.absent(model.name):

@@ -227,6 +227,7 @@ class Ring:
     def submit(self, request: Request, answer: AnswerWriter) -> None:
         self.answers[request.id] = answer
         answer.timings.routed = time.perf_counter()
+        answer.timings.loaded = answer.timings.routed if self.attached else 0.0
         if self._streams is not None and self._streams.guest:
             self._forward(self._streams, request)
         else:
@@ -315,6 +316,8 @@ class Ring:
         self._streams, self._context, self._unsent = streams, serving.context, 0
         self.capabilities = capabilities_of(attached[0].capabilities) if attached else []
         self.unstarted.clear()
+        for answer in self.answers.values():
+            answer.timings.loaded = answer.timings.loaded or time.perf_counter()
         if streams.guest:
             for request in self.scheduler.drain():
                 self._forward(streams, request, again=True)

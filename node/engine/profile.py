@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ _CONTEXT_KEYS = (
     "seq_length",
     "block_size",
 )
+_SCALES = ("scales", "biases", "global_scale")
+"""What stands beside a quantized weight."""
+
 _WIDTH_KEYS = ("hidden_size", "n_embd", "d_model", "hidden_dim", "model_dim")
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -66,15 +70,34 @@ def profile(path: Path, ranks: int = 1) -> dict[str, Any]:
     the first stage to hold such a layer without its donor keeps a copy of the donor's.
     `handoff_bytes_per_token`: the most that crosses any boundary between two layers. `quantized`:
     `kv_bytes_per_token` with caches of 8 and of 4 bits, or nothing and `not_quantizable`, which says why.
-    `trimmable`: whether a row's last tokens can be taken back, as wrong drafts have to be.
+    `trimmable`: whether a row's last tokens can be taken back, as wrong drafts have to be. `parameters`: how
+    many numbers the whole model has, and `precision` that of most of them: bfloat16, or int4, mxfp8 and the
+    like where they are quantized.
 
     With several `ranks`, layers and caches are what one of them holds. Raises ModelError as
     `weights.load_stage` and `weights.load_shard` do.
     """
     model, config = load_lazily(path, parts=True)
+    precision = _precision(model)
     if ranks > 1:
         sharded(model, 0, ranks, config["model_type"])
-    return measure(path, model, config, dissect(model, config["model_type"]))
+    return measure(path, model, config, dissect(model, config["model_type"])) | precision
+
+
+def _precision(model: nn.Module) -> dict[str, Any]:
+    """`parameters` and `precision` of `profile`. Scales of quantized weights are no parameters."""
+    counts: Counter[str] = Counter()
+    for module in {id(one): one for one in model.modules()}.values():
+        own = dict(own_arrays(module))
+        packed = module.bits if "scales" in own and hasattr(module, "bits") else 0
+        for name, value in own.items():
+            for array in (one for one in leaves(value) if isinstance(one, mx.array)):
+                if packed and name == "weight":
+                    mode = getattr(module, "mode", "affine")
+                    counts[f"int{packed}" if mode == "affine" else mode] += array.nbytes * 8 // packed
+                elif not packed or name not in _SCALES:
+                    counts[str(array.dtype).removeprefix("mlx.core.")] += array.size
+    return {"parameters": counts.total(), "precision": max(counts, key=lambda name: counts[name])}
 
 
 def measure(path: Path, model: nn.Module, config: dict[str, Any], anatomy: Anatomy) -> dict[str, Any]:

@@ -32,6 +32,9 @@ from sealring.mesh.errors import SealringError
 from sealring.mesh.prompt.options import MAX_REPETITION_CONTEXT_SIZE
 from sealring.v1 import inference_pb2 as inference
 
+_LEVELS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+"""Ollama's names of precisions; those of quantized weights are the same here."""
+
 _NEVER = "9999-12-31T23:59:59Z"
 VERSION = "0.12.0"
 """The version of Ollama's API that this is; clients compare it with what they need."""
@@ -222,6 +225,7 @@ class OllamaRenderer(Renderer):
         super().__init__(started)
         self._field = field
         self._asked = self._begun = asked
+        self._loaded = min(asked + started.load_ms * 1_000_000, time.monotonic_ns())
         self._model = started.model
 
     def _told(self, answer: _Object) -> _Object:
@@ -249,14 +253,15 @@ class OllamaRenderer(Renderer):
 
     def _end(self, answer: _Object, finished: inference.Finished) -> _Object:
         now = time.monotonic_ns()
+        self._begun = max(self._begun, self._loaded)
         return {
             **self._told(answer),
             "done": True,
             "done_reason": self.reasons(finished)[0],
             "total_duration": now - self._asked,
-            "load_duration": 0,
+            "load_duration": self._loaded - self._asked,
             "prompt_eval_count": finished.prompt_tokens,
-            "prompt_eval_duration": self._begun - self._asked,
+            "prompt_eval_duration": self._begun - self._loaded,
             "eval_count": finished.completion_tokens,
             "eval_duration": now - self._begun,
         }
@@ -320,12 +325,21 @@ def _time(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
+def _count(parameters: int) -> str:
+    """A number of parameters as Ollama writes it: 1.2B, 768M, 99K; empty if it is not known."""
+    for unit, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if parameters >= unit:
+            return f"{parameters / unit:.2f}".rstrip("0").rstrip(".") + letter
+    return str(parameters or "")
+
+
 def show(model: inference.Model) -> _Object:
     """`POST /api/show`."""
     kind = model.model_type
     information = {
         "general.architecture": kind,
         "general.basename": model.name,
+        **({"general.parameter_count": model.parameters} if model.parameters else {}),
         f"{kind}.context_length": model.context,
     }
     return {**_details(model), "model_info": information, "capabilities": ["completion", *model.capabilities]}
@@ -333,9 +347,17 @@ def show(model: inference.Model) -> _Object:
 
 def _details(model: inference.Model) -> _Object:
     kind = model.model_type
-    family = {"parent_model": "", "format": "safetensors", "family": kind, "families": [kind] if kind else []}
+    details = {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": kind,
+        "families": [kind] if kind else [],
+        "parameter_size": _count(model.parameters),
+        "quantization_level": _LEVELS.get(model.precision, model.precision),
+        "context_length": model.context,
+    }
     return {
         "modified_at": _time(model.created),
-        "details": family | {"context_length": model.context},
+        "details": details,
         "context_length": model.context,
     }

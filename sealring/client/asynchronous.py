@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import secrets
+import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +49,7 @@ class ReplyState:
         self.ring: Ring | None = None
         self.completion: Completion | None = None
         self.prompt_tokens = 0
+        self.load_seconds = 0.0
 
     def set_ring(self, ring: Ring) -> None:
         self.ring = ring
@@ -72,6 +74,11 @@ class AsyncReply:
     def prompt_tokens(self) -> int:
         """The length of the prompt, by the word of the head; 0 before the first piece of the answer."""
         return self._state.prompt_tokens
+
+    @property
+    def load_seconds(self) -> float:
+        """Seconds for which the question has waited until its model was loaded."""
+        return self._state.load_seconds
 
     @property
     def completion(self) -> Completion:
@@ -257,7 +264,9 @@ class AsyncClient(Asks[AsyncReply]):
                     asked = question.request
                     seconds = min(asked.deadline_ms / 1e3 or math.inf, attempts.seconds_left)
                     keep_alive = asked.keep_alive if asked.HasField("keep_alive") else None
+                    begun = time.monotonic()
                     await self.load(model, keep_alive=keep_alive, within=seconds)
+                    state.load_seconds += time.monotonic() - begun
                     view = await self._view(fresh=True)
                     if view.absent(model):
                         raise _unloaded(model)
@@ -272,6 +281,8 @@ class AsyncClient(Asks[AsyncReply]):
                 async for event in call:
                     delta = attempt.take(event)
                     state.prompt_tokens = state.prompt_tokens or attempt.prompt_tokens
+                    if event.HasField("started"):
+                        state.load_seconds += event.started.load_ms / 1000
                     if delta is not None:
                         yield delta
                 state.completion = attempt.completion()

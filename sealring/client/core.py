@@ -34,7 +34,7 @@ _MAX_USER = 256
 _MAX_MODELS = 4096
 _MAX_TIME = 1 << 40
 _MAX_ROWS = (1 << 32) - 1
-_MODEL_TYPE = re.compile("[A-Za-z0-9_.-]{1,64}")
+_WORD = re.compile("[A-Za-z0-9_.-]{1,64}")
 
 R = TypeVar("R")
 
@@ -195,13 +195,15 @@ def _described(model: Model, named: inference.Model | None) -> Model:
         return dataclasses.replace(model, availability=loaded)
     return dataclasses.replace(
         model,
-        model_type=model.model_type or (named.model_type if _MODEL_TYPE.fullmatch(named.model_type) else ""),
+        model_type=model.model_type or (named.model_type if _WORD.fullmatch(named.model_type) else ""),
         availability=named.availability,
         aliases=tuple(named.aliases),
         expires=min(max(named.expires, 0), _MAX_TIME),
         memory=named.memory,
         reason=one_line(named.reason, MAX_MESSAGE),
         progress=min(named.progress, 100),
+        parameters=named.parameters,
+        precision=named.precision if _WORD.fullmatch(named.precision) else "",
         digest=model.digest or (named.digest if is_sha256(named.digest) else ""),
     )
 
@@ -217,7 +219,7 @@ def model_of(name: str, roster: Roster, serving: dict[str, inference.RingLoad]) 
         min_trust=min(ring_min_trust(ring.members, roster.members) for ring in rings),
         digest=rings[0].model_digest.hex(),
         rings=len(loads),
-        model_type=next((kind for kind in types if _MODEL_TYPE.fullmatch(kind)), ""),
+        model_type=next((kind for kind in types if _WORD.fullmatch(kind)), ""),
         rows=min(sum(load.rows for load in loads), _MAX_ROWS),
         capabilities=tuple(capabilities_of(one for load in loads for one in load.capabilities)),
     )

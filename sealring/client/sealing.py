@@ -15,6 +15,7 @@ from sealring.mesh.names import served_name
 from sealring.mesh.prompt.numbers import numbers_of
 from sealring.v1 import inference_pb2 as inference
 
+_MAX_MS = (1 << 32) - 1
 _REASONS = {"stop": inference.FINISH_REASON_STOP, "length": inference.FINISH_REASON_LENGTH}
 
 
@@ -88,6 +89,8 @@ class SealingBackend:
                 reason=model.reason,
                 digest=model.digest,
                 progress=model.progress,
+                parameters=model.parameters,
+                precision=model.precision,
             )
             for model in await self._client.models()
         ]
@@ -130,6 +133,7 @@ def _started(request: inference.GenerateRequest, reply: AsyncReply) -> inference
             prompt_tokens=reply.prompt_tokens,
             min_trust=ring.min_trust,
             roster_version=ring.roster_version,
+            load_ms=min(round(reply.load_seconds * 1000), _MAX_MS),
         )
     )
 

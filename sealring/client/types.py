@@ -187,6 +187,8 @@ class Model:
     memory: int = 0
     reason: str = ""
     progress: int = 0
+    parameters: int = 0
+    precision: str = ""
     digest: str = ""
     """The digest in hex of its configuration, tokenizer and weights' headers. It is from the verified roster
     if that holds the model, and otherwise from the gateway."""

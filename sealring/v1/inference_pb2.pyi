@@ -769,6 +769,7 @@ class Started(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_TRUST_FIELD_NUMBER: _builtins.int
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
+    LOAD_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     ring: _builtins.str
@@ -776,6 +777,8 @@ class Started(_message.Message):
     min_trust: _builtins.int
     """of the ring"""
     roster_version: _builtins.int
+    load_ms: _builtins.int
+    """that the request waited until a ring served its model"""
     def __init__(
         self,
         *,
@@ -785,10 +788,11 @@ class Started(_message.Message):
         prompt_tokens: _builtins.int = ...,
         min_trust: _builtins.int = ...,
         roster_version: _builtins.int = ...,
+        load_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_trust", b"min_trust", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "ring", b"ring", "roster_version", b"roster_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_ms", b"load_ms", "min_trust", b"min_trust", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "ring", b"ring", "roster_version", b"roster_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1023,6 +1027,8 @@ class Model(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model_type: _builtins.str
     context: _builtins.int
@@ -1046,6 +1052,10 @@ class Model(_message.Message):
     """in hex, of its configuration, tokenizer and weights' headers; empty: not known"""
     progress: _builtins.int
     """percent that its slowest member has loaded, while it is loading"""
+    parameters: _builtins.int
+    """0: not known"""
+    precision: _builtins.str
+    """that most of them have: bfloat16, int4, mxfp8 and the like; empty: not known"""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tools, thinking; empty also where no ring has told yet"""
@@ -1072,10 +1082,12 @@ class Model(_message.Message):
         reason: _builtins.str = ...,
         digest: _builtins.str = ...,
         progress: _builtins.int = ...,
+        parameters: _builtins.int = ...,
+        precision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "availability", b"availability", "capabilities", b"capabilities", "context", b"context", "created", b"created", "digest", b"digest", "expires", b"expires", "memory", b"memory", "min_trust", b"min_trust", "model_type", b"model_type", "name", b"name", "progress", b"progress", "reason", b"reason", "rings", b"rings", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "availability", b"availability", "capabilities", b"capabilities", "context", b"context", "created", b"created", "digest", b"digest", "expires", b"expires", "memory", b"memory", "min_trust", b"min_trust", "model_type", b"model_type", "name", b"name", "parameters", b"parameters", "precision", b"precision", "progress", b"progress", "reason", b"reason", "rings", b"rings", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

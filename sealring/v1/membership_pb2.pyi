@@ -1875,6 +1875,8 @@ class ModelState(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     deployment: _builtins.str
     phase: Global___LoadPhase.ValueType
     reason: _builtins.str
@@ -1891,6 +1893,10 @@ class ModelState(_message.Message):
     """of ModelProfile"""
     progress: _builtins.int
     """percent that its slowest member has loaded, while it is loading"""
+    parameters: _builtins.int
+    """as in ModelProfile"""
+    precision: _builtins.str
+    """as in ModelProfile"""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1917,10 +1923,12 @@ class ModelState(_message.Message):
         memory: _builtins.int = ...,
         digest: _builtins.str = ...,
         progress: _builtins.int = ...,
+        parameters: _builtins.int = ...,
+        precision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "context", b"context", "deployment", b"deployment", "digest", b"digest", "expires", b"expires", "memory", b"memory", "model_type", b"model_type", "phase", b"phase", "problem", b"problem", "progress", b"progress", "reason", b"reason", "rings", b"rings", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "context", b"context", "deployment", b"deployment", "digest", b"digest", "expires", b"expires", "memory", b"memory", "model_type", b"model_type", "parameters", b"parameters", "phase", b"phase", "precision", b"precision", "problem", b"problem", "progress", b"progress", "reason", b"reason", "rings", b"rings", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -684,6 +684,15 @@ async def test_a_model_that_is_not_loaded_is_loaded_before_anything_is_sealed(st
     assert [request.keep_alive for request in stage.gateway.requests] == [60, 60, 60]
 
 
+async def test_an_answer_says_how_long_its_model_took_to_load(stage: Stage) -> None:
+    unloaded(stage)
+    async with stage.client() as client:
+        replies = [client.chat(QUESTION, model="demo") for _ in range(2)]
+        for reply in replies:
+            await reply
+    assert replies[0].load_seconds > replies[1].load_seconds == 0.0
+
+
 async def test_a_model_that_is_unloaded_before_anything_is_sealed_is_loaded_again(stage: Stage) -> None:
     unloaded(stage)
     publish, loads = stage.gateway.on_load, list[int]()

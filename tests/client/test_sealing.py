@@ -74,6 +74,7 @@ class Reply:
 
     ring = RING
     prompt_tokens = 5
+    load_seconds = 1.5
 
     def __init__(self, deltas: Sequence[Delta], choices: int) -> None:
         self._deltas = deltas
@@ -97,7 +98,7 @@ class Answering(Client):
         self._deltas, self._choices = deltas, choices
 
     async def models(self) -> list[Any]:
-        return [Model("demo", 4096, 20, 2, "llama", 8)]
+        return [Model("demo", 4096, 20, 2, "llama", 8, parameters=9, precision="int4")]
 
     def ask(self, prompt: Any, **asked: Any) -> Any:
         return Reply(self._deltas, self._choices)
@@ -122,7 +123,13 @@ async def test_an_answer_is_passed_on_and_counted(shown: int, choices: int) -> N
     events = await answered(Answering(*deltas, choices=choices), metrics)
     assert [event.WhichOneof("event") for event in events] == ["started", *["delta"] * shown, "finished"]
     assert events[0].started == inference.Started(
-        request_id="r", model="demo", ring="demo-0", prompt_tokens=5, min_trust=20, roster_version=3
+        request_id="r",
+        model="demo",
+        ring="demo-0",
+        prompt_tokens=5,
+        min_trust=20,
+        roster_version=3,
+        load_ms=1500,
     )
     both = [inference.FinishedChoice(reason=STOP, completion_tokens=3)]
     both += [inference.FinishedChoice(reason=LENGTH, completion_tokens=1)]
@@ -205,7 +212,15 @@ async def test_models_are_those_of_the_roster() -> None:
     (model,) = await backend.list_models()
     created = model.created
     assert model == inference.Model(
-        name="demo", model_type="llama", context=4096, min_trust=20, rings=2, rows=8, created=created
+        name="demo",
+        model_type="llama",
+        context=4096,
+        min_trust=20,
+        rings=2,
+        rows=8,
+        created=created,
+        parameters=9,
+        precision="int4",
     )
     assert await backend.get_model("demo") == model
     with pytest.raises(NotFound) as refused:

@@ -78,6 +78,8 @@ async def test_loaded_models_have_all_that_the_client_shows_of_one(client: Any, 
             memory=9,
             digest="ab" * 32,
             aliases=["llama3.2:3b"],
+            parameters=3_212_749_888,
+            precision="int4",
         )
     ]
     (running,) = (await client.ps()).models
@@ -85,7 +87,16 @@ async def test_loaded_models_have_all_that_the_client_shows_of_one(client: Any, 
     assert (running.name, running.size, running.size_vram, running.context_length) == ("demo", 9, 9, 256)
     listed = (await client.list()).models
     assert [(one.model, one.digest[:12]) for one in listed] == [("demo", "ab" * 6), ("llama3.2:3b", "ab" * 6)]
-    assert [one.details.family for one in (running, *listed)] == ["llama"] * 3
+    shown = await client.show("demo")
+    assert shown.modelinfo["general.parameter_count"] == 3_212_749_888
+    for one in (running, *listed, shown):
+        details = (one.details.family, one.details.parameter_size, one.details.quantization_level)
+        assert details == ("llama", "3.21B", "int4")
+
+
+async def test_a_model_of_an_older_node_has_no_size_and_no_level(client: Any, port: int) -> None:
+    details = (await client.show("demo")).details
+    assert (details.parameter_size, details.quantization_level) == ("", "")
 
 
 async def test_errors_have_ollamas_form(client: Any, backend: Any) -> None:
@@ -164,3 +175,15 @@ async def test_a_whole_answer_has_the_times_of_its_first_piece_and_its_end(clien
     whole = await client.generate(model="demo", prompt="hello")
     assert 0 < whole.prompt_eval_duration < whole.total_duration
     assert whole.eval_duration == whole.total_duration - whole.prompt_eval_duration
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_time_that_a_load_took_is_apart_from_the_prompts(
+    client: Any, backend: Any, stream: bool
+) -> None:
+    """The load of this one began before the request did."""
+    backend.load_ms = 3_600_000
+    asked = await client.generate(model="demo", prompt="hello", stream=stream)
+    last = [piece async for piece in asked][-1] if stream else asked
+    assert 0 < last.load_duration <= last.total_duration
+    assert last.total_duration == last.load_duration + last.prompt_eval_duration + last.eval_duration

@@ -37,6 +37,7 @@ class ScriptedBackend:
     pause: float = 0.0
     begins_with: int = 5
     cached: int = 0
+    load_ms: int = 0
     drafted: int = 0
     """Drafted tokens, of which one was right."""
     held: asyncio.Event | None = None
@@ -72,6 +73,7 @@ class ScriptedBackend:
                     prompt_tokens=self.begins_with,
                     min_trust=10,
                     roster_version=3,
+                    load_ms=self.load_ms,
                 )
             )
             for number, text in enumerate(self.texts, 1):

@@ -233,6 +233,21 @@ async def test_an_answer_from_beginning_to_end() -> None:
     assert not ring.ring.unstarted
 
 
+async def test_a_request_says_how_long_it_waited_until_its_model_was_loaded() -> None:
+    ring = Serving(None)
+    early = ring.ask("early")
+    early.timings.routed -= 7
+    ring.begin()
+    late = ring.ask("late")
+    for row in (1, 2):
+        ring.opened(row)
+    for step in (1, 2):
+        ring.hear(done=control.StepDone(step=step))
+    waited = [(await anext(answer)).started.load_ms for answer in (early, late)]
+    assert waited[0] >= 7000
+    assert waited[1] == 0
+
+
 async def test_several_answers_tell_how_each_ended_and_kept_tokens_who_led_to_them() -> None:
     ring = Serving()
     for number, routing_key in enumerate((b"key", b"", b"key")):

@@ -679,7 +679,8 @@ def wishes(bed: Bed) -> membership.ModelDemand:
 async def test_a_request_for_a_model_that_is_not_loaded_waits_in_its_ring_and_is_reported() -> None:
     bed = Bed(1)
     assert bed.rings.demand() is None, "a coordinator of an earlier release gets no report"
-    bed.rings.model_state(on_demand(NOT_LOADED, model_type="llama", aliases=["gpt"], digest="ab" * 32))
+    told = {"model_type": "llama", "digest": "ab" * 32, "parameters": 2500, "precision": "int4"}
+    bed.rings.model_state(on_demand(NOT_LOADED, aliases=["gpt"], **told))
     assert "big" in bed.rings.deployments()
     assert bed.rings.aliases() == {"gpt": "big"}
     big(bed).attached = False
@@ -690,7 +691,7 @@ async def test_a_request_for_a_model_that_is_not_loaded_waits_in_its_ring_and_is
     assert (wishes(bed).active, wishes(bed).asked) == (1, 1)
     model = next(one for one in bed.rings.models() if one.name == "big")
     assert (model.availability, model.context) == (inference.MODEL_AVAILABILITY_NOT_LOADED, 512)
-    assert model.digest == "ab" * 32
+    assert {name: getattr(model, name) for name in told} == told
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,10 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, sealed, referen
         urls = (ring.cluster.http_url, sealed)
         calls = [http.post(f"{url}{path}", json=body) for url in urls for path, body in wanted]
         bodies = [answer.json() for answer in await asyncio.gather(*calls)]
+        listed = [(await http.get(f"{url}/api/tags")).json()["models"][0] for url in urls]
+    for one in listed:
+        details = one["details"]
+        assert (details["parameter_size"], details["quantization_level"]) == SIZE_AND_LEVEL
     for url, answers in zip(urls, (bodies[: len(wanted)], bodies[len(wanted) :]), strict=True):
         found |= {(url, path): answer for path, answer in zip(asked, answers, strict=False)}
         counts.append(answers[len(asked)])
@@ -163,6 +167,9 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, sealed, referen
         assert choice["finish_reason"] == "stop"
         assert impossible["error"]["code"] == "bad_grammar"
 
+
+SIZE_AND_LEVEL = ("2.12M", "F32")
+"""Of the demo model."""
 
 _STRING = {"type": "string"}
 WEATHER = {

@@ -51,7 +51,32 @@ def test_fields(llama: dict[str, Any], model_folder: Folder) -> None:
         "eos_token_ids": [2],
         "handoff_bytes_per_token": 64,
         "digest": "",
+        "parameters": 100 * 32 + 5 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32) + 32,
+        "precision": "bfloat16",
     }
+
+
+@pytest.mark.parametrize(
+    ("quantization", "precision"),
+    [
+        ({"group_size": 32, "bits": 4}, "int4"),
+        ({"group_size": 32, "bits": 8}, "int8"),
+        ({"group_size": 32, "bits": 4, "mode": "mxfp4"}, "mxfp4"),
+    ],
+)
+def test_a_quantized_model_has_the_parameters_that_it_had_before(
+    llama: dict[str, Any], model_folder: Folder, quantization: dict[str, Any], precision: str
+) -> None:
+    before = profile(model_folder(llama, dtype=mx.bfloat16))
+    after = profile(model_folder(llama | {"quantization": quantization}, name="packed", dtype=mx.bfloat16))
+    assert (after["parameters"], after["precision"]) == (before["parameters"], precision)
+
+
+def test_every_rank_reports_the_parameters_of_the_whole_model(
+    llama: dict[str, Any], model_folder: Folder
+) -> None:
+    folder = model_folder(llama, dtype=mx.bfloat16)
+    assert profile(folder, 2)["parameters"] == profile(folder)["parameters"]
 
 
 def test_quantized_caches_have_the_bytes_that_they_take(llama: dict[str, Any], model_folder: Folder) -> None:
