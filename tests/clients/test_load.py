@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from programs import INSTALLED, LOADS, environment, note
-from ringtest import CLUSTER, PROXY_KEY
+from ringtest import AGENTS, PROXY_KEY
 from scriptedring import NAME, WAYS, Served, run
 
-pytestmark = [*CLUSTER, pytest.mark.agents]
+pytestmark = AGENTS
 REQUESTS, TOKENS, PROMPT = 6, 12, 64
 BOOK = "http://127.0.0.1/book"
 """The book from which llama-benchy makes its prompts. It fetches nothing that is in its cache."""

@@ -13,13 +13,12 @@ from typing import Any
 import httpx
 import pytest
 from programs import ENDED, FOUND, INSTALLED, NOTES, OPEN_WEBUI, WRITTEN, cue, environment, note
-from ringtest import CLUSTER, give_proxy_key
+from ringtest import AGENTS, HANG_SECONDS, give_proxy_key
 from scriptedring import NAME, WAYS, Served, connect
 
 from sealring.mesh.system.addresses import free_port
 
-pytestmark = [*CLUSTER, pytest.mark.agents]
-LIMIT_SECONDS = 200.0
+pytestmark = AGENTS
 SLIM = {
     "USE_SLIM_DOCKER": "true",  # Open WebUI's own: without the models that it would run itself
     "OFFLINE_MODE": "true",
@@ -68,7 +67,7 @@ class Page:
         }
         taken = await self.call("/api/chat/completions", body | ({"chat_id": self.chat} if self.chat else {}))
         self.chat, self._last = taken["chat_id"], answered
-        async with asyncio.timeout(LIMIT_SECONDS):
+        async with asyncio.timeout(HANG_SECONDS):
             while True:
                 shown = await self.call(f"/api/v1/chats/{self.chat}")
                 said = shown["chat"]["history"]["messages"].get(answered, {})
@@ -107,8 +106,8 @@ async def _running(home: Path) -> AsyncIterator[Page]:
             stderr=file,
         )
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_SECONDS) as http:
-            async with asyncio.timeout(LIMIT_SECONDS):
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=HANG_SECONDS) as http:
+            async with asyncio.timeout(HANG_SECONDS):
                 while True:
                     assert process.returncode is None, log.read_text()[-3000:]
                     with contextlib.suppress(httpx.TransportError):

@@ -23,10 +23,10 @@ from programs import (
     is_installed,
     note,
 )
-from ringtest import CLUSTER, PROXY_KEY, give_proxy_key
+from ringtest import AGENTS, PROXY_KEY, give_proxy_key
 from scriptedring import NAME, WAYS, Served, connect, end_all_of, run
 
-pytestmark = [*CLUSTER, pytest.mark.agents]
+pytestmark = AGENTS
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -20,17 +20,17 @@ from programs import (
     is_installed,
     note,
 )
-from ringtest import CLUSTER, LIMIT_SECONDS, Ring, give_proxy_key
+from ringtest import AGENTS, HANG_SECONDS, Ring, give_proxy_key
 from scriptedring import NAME, WAYS, Served, connect, end_all_of, run
 
-pytestmark = [*CLUSTER, pytest.mark.agents]
+pytestmark = AGENTS
 DOWN_SECONDS = 2.0
 """After which a killed component is started again, as launchd would."""
 
 
 async def _answering(ring: Ring, before: float) -> None:
     """Returns when a long answer is under way."""
-    async with asyncio.timeout(LIMIT_SECONDS):
+    async with asyncio.timeout(HANG_SECONDS):
         while await ring.counted("generation_tokens_total") < before + 200:
             await asyncio.sleep(0.02)
 

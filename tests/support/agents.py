@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ringtest import PROXY_KEY
+from ringtest import HANG_SECONDS, PROXY_KEY
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
 NAMES = ["instructor", "langchain", "litellm", "llm", "mini_swe_agent", "openai_agents", "pydantic_ai"]
-LIMIT_SECONDS = 250.0
 
 
 async def converse(name: str, urls: list[str], home: Path) -> list[Any]:
@@ -35,7 +34,7 @@ async def converse(name: str, urls: list[str], home: Path) -> list[Any]:
         },
     )
     try:
-        async with asyncio.timeout(LIMIT_SECONDS):
+        async with asyncio.timeout(HANG_SECONDS):
             told, errors = await process.communicate()
     finally:
         if process.returncode is None:

@@ -39,6 +39,12 @@ _FORMING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND)
 CLUSTER = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="session")]
 """Marks of tests with real processes, which live longer than a test."""
 
+HANG_SECONDS = 3600.0
+"""For programs that others wrote, which take minutes on a busy machine: only what hangs takes as long."""
+
+AGENTS = [*CLUSTER, pytest.mark.agents, pytest.mark.timeout(2 * HANG_SECONDS)]
+"""Marks of tests with programs that `make clients` installs."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Reply:

@@ -12,14 +12,12 @@ from pathlib import Path
 import psutil
 from programs import CAPITAL, KITS, PROGRAMS, SURVIVORS, long_scenes, open_webui_scenes, scenes, weather_scene
 from recording import Relay
-from ringtest import HASTY, LocalCluster, Ring, hasty, proxy, started
+from ringtest import HANG_SECONDS, HASTY, LocalCluster, Ring, hasty, proxy, started
 from scriptedmodel import Scene, write_scripted
 
 WAYS = ("clear", "sealed")
 NAME = "agent"
 """The deployment."""
-
-LIMIT_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ async def run(words: Sequence[str], work: Path, environ: dict[str, str]) -> str:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(LIMIT_SECONDS):
+        async with asyncio.timeout(HANG_SECONDS):
             printed, errors = await process.communicate()
     finally:
         if process.returncode is None:

@@ -2,9 +2,9 @@
 
 import pytest
 from agents import NAMES, converse
-from ringtest import CLUSTER
+from ringtest import AGENTS
 
-pytestmark = [*CLUSTER, pytest.mark.agents]
+pytestmark = AGENTS
 ANSWER = "It is 21 degrees and sunny in Paris."
 WELCOME = "You are welcome! Is there anything else you would like to know?"
 WHOLE = {"instructor": ["Paris"], "mini_swe_agent": ["Submitted"]}

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 from agents import PYTHON
-from ringtest import CLUSTER, PROXY_KEY, give_proxy_key
+from ringtest import AGENTS, HANG_SECONDS, PROXY_KEY, give_proxy_key
 
-pytestmark = [*CLUSTER, pytest.mark.agents]
+pytestmark = AGENTS
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 
@@ -22,7 +22,7 @@ async def _run(home, *command, stdin=None):
         stderr=asyncio.subprocess.PIPE,
         env={"HOME": str(home), "PATH": f"{PYTHON.parent}:{os.environ['PATH']}"},
     )
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(HANG_SECONDS):
         printed, errors = await process.communicate((stdin or "").encode())
     assert process.returncode == 0, errors.decode()[-3000:]
     return printed.decode()
