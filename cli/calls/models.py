@@ -8,14 +8,19 @@ import json
 import re
 from http.client import HTTPException
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from sealring.mesh.errors import ConfigError, InvalidInput, NotFound, Unauthenticated, Unavailable
+from sealring.mesh.names import served_name
 from sealring.mesh.system.addresses import is_loopback
 from sealring.mesh.system.files import read_secret
 
 NO_KEY = "none"
 """The key that tools get for an edge that asks for none: most tools refuse an empty one."""
+
+SMALL = "small"
+"""The name or alias of the model that programs get for titles, subagents and the like."""
 
 _SECONDS = 10.0
 _MOST = 1 << 20
@@ -40,8 +45,17 @@ def key_for(url: str, key_file: Path) -> str | None:
         return None
 
 
-def served(url: str, key: str | None, model: str = "") -> tuple[str, int]:
-    """The model of this name, or the only one, and how many tokens its context holds.
+class Served(NamedTuple):
+    """A model by its own name, and how many tokens its context holds."""
+
+    name: str
+    context: int
+
+
+def served(url: str, key: str | None, model: str = "") -> tuple[Served, Served]:
+    """The model of this name, or the only one that is not small, and the small model.
+
+    Small is what is named so, or has the alias; without one, both are the same.
 
     Raises InvalidInput (BAD_ADDRESS), ConfigError (KEY_IN_CLEAR), Unavailable (NO_EDGE), Unauthenticated
     (KEY_REFUSED), NotFound (MODEL_NOT_FOUND).
@@ -66,12 +80,16 @@ def served(url: str, key: str | None, model: str = "") -> tuple[str, int]:
                 reason="KEY_REFUSED",
             )
         listed = json.loads(text)["data"]
-        models = {one["id"]: int(one["context_length"]) for one in listed if _NAME.fullmatch(one["id"])}
+        named = [one for one in listed if _NAME.fullmatch(one["id"])]
+        models = {one["id"]: Served(one["id"], int(one["context_length"])) for one in named}
+        aliases = {str(alias): one["id"] for one in named for alias in one.get("aliases", ())}
     except (OSError, ValueError, ArithmeticError, RecursionError, HTTPException, LookupError, TypeError):
         raise Unavailable(
             f"{url} does not list its models", hint="start `sealring proxy`, or give --url", reason="NO_EDGE"
         ) from None
-    chosen = model or (next(iter(models)) if len(models) == 1 else "")
+    small = served_name(SMALL, list(models), aliases)
+    others = [one for one in models if one != small] or list(models)
+    chosen = model or (others[0] if len(others) == 1 else "")
     if chosen not in models:
         names = ", ".join(sorted(models)[:20])
         raise NotFound(
@@ -79,7 +97,7 @@ def served(url: str, key: str | None, model: str = "") -> tuple[str, int]:
             hint=f"give --model, one of: {names}",
             reason="MODEL_NOT_FOUND",
         )
-    return chosen, models[chosen]
+    return models[chosen], models[small or chosen]
 
 
 def _parts(url: str) -> tuple[str, int | None, str, type[http.client.HTTPConnection]]:

@@ -33,7 +33,7 @@ def connect(
     url: Annotated[
         str, typer.Option(metavar="URL", help="of a proxy or a gateway's HTTP edge, without /v1")
     ] = "http://127.0.0.1:8081",
-    model: Annotated[str, typer.Option(help="[default: the only one that is served]")] = "",
+    model: Annotated[str, typer.Option(help="[default: the only one that is not named small]")] = "",
     to_file: Annotated[bool, typer.Option("--write", help="write them into the tool's own file")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="put back what --write found")] = False,
 ) -> None:
@@ -59,8 +59,7 @@ def connect(
 
     url = url.rstrip("/").removesuffix("/v1")
     key = read_api_key(load_settings(context).settings.api_key_file) or key_for(url, proxy_key_file())
-    found, length = served(url, key, model)
-    values = values_of(url, found, key or NO_KEY, length, Path.home())
+    values = values_of(url, *served(url, key, model), key or NO_KEY, Path.home())
     parts = [(file, replace(tool, content=one, kind="own")) for file, one in tool.beside.items()]
     for file, part in (*parts, (below, tool)):
         content = filled(part.content, values)

@@ -14,6 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, Literal
 
+from sealring.cli.calls.models import Served
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.mesh.system.files import read_bounded, write_atomic
 
@@ -85,13 +86,16 @@ TOOLS: dict[str, Tool] = {
                 "ANTHROPIC_DEFAULT_FABLE_MODEL": "$model",
                 "ANTHROPIC_DEFAULT_OPUS_MODEL": "$model",
                 "ANTHROPIC_DEFAULT_SONNET_MODEL": "$model",
-                "ANTHROPIC_DEFAULT_HAIKU_MODEL": "$model",
-                "CLAUDE_CODE_SUBAGENT_MODEL": "$model",
+                "ANTHROPIC_DEFAULT_HAIKU_MODEL": "$small",
                 # AUTO_COMPACT_WINDOW takes nothing below 100k, and without either it believes in 1m tokens
                 "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "${context}",
                 "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "${output}",
+                # sonnet[1m] and "default" would mean 1m tokens as well
+                "CLAUDE_CODE_DISABLE_1M_CONTEXT": "1",
                 # a line at the beginning of each prompt with a checksum of its own: no prefix would be found
                 "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+                # what git says, which a new session would begin with: the model can ask for it
+                "CLAUDE_CODE_DISABLE_GIT_INSTRUCTIONS": "1",
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
                 "API_TIMEOUT_MS": "3600000",
             }
@@ -126,10 +130,15 @@ stream_idle_timeout_ms = 3600000
                     "name": "sealring",
                     "options": {"baseURL": "$url/v1", "apiKey": "$key"},
                     "models": {
-                        "$model": {"name": "$model", "limit": {"context": "$context", "output": "$output"}}
+                        "$small": {
+                            "name": "$small",
+                            "limit": {"context": "$small_context", "output": "$small_output"},
+                        },
+                        "$model": {"name": "$model", "limit": {"context": "$context", "output": "$output"}},
                     },
                 }
-            }
+            },
+            "small_model": "sealring/$small",
         },
         "run: opencode --model sealring/$model",
         ".config/opencode/opencode.json",
@@ -188,11 +197,10 @@ ENABLE_TITLE_GENERATION="false"
 ENABLE_TAGS_GENERATION="false"
 ENABLE_FOLLOW_UP_GENERATION="false"
 ENABLE_AUTOCOMPLETE_GENERATION="false"
-# else a chat ends with an error when it has filled the context; its estimate counts neither tools nor tokens
+# else a chat ends with an error when it has filled the context, and its length is a guess by characters
 ENABLE_CONTEXT_COMPACTION="true"
 CONTEXT_COMPACTION_TOKEN_THRESHOLD="$half"
-# its own tools, 4,300 tokens in every prompt: too many for a small context
-${large}DEFAULT_MODEL_METADATA='{"capabilities": {"builtin_tools": false}}'
+DEFAULT_MODEL_METADATA='{"capabilities": {"usage": true$without_tools}}'
 """,
         "start Open WebUI with these in its environment",
         ".config/sealring/open-webui.env",
@@ -291,21 +299,30 @@ print(model.invoke("Hello!").text)
 }
 
 
-def values_of(url: str, model: str, key: str, context: int, home: Path) -> dict[str, str | int]:
+def _most_output(context: int) -> int:
+    return max(1, min(_MOST_OUTPUT, context // 4))
+
+
+def values_of(url: str, model: Served, small: Served, key: str, home: Path) -> dict[str, str | int]:
     """What stands for the names in an entry.
 
-    Besides the arguments these are `$output`, the most tokens of one answer, `$half` of the context, and
-    `$large`, which makes a line a comment where the context is large.
+    `$model` and `$small` are names, `$context` and `$small_context` their contexts. Besides, there are
+    `$output` and `$small_output`, the most tokens of one answer, `$half` of the context, and
+    `$without_tools`, which turns Open WebUI's own tools off where the context is small.
     """
+    context = model.context
     return {
         "url": url,
-        "model": model,
+        "model": model.name,
+        "small": small.name,
+        "small_context": small.context,
+        "small_output": _most_output(small.context),
         "key": key,
         "context": context,
         "home": json.dumps(str(home), ensure_ascii=False)[1:-1],  # as in a string of TOML
         "half": context // 2,
-        "output": max(1, min(_MOST_OUTPUT, context // 4)),
-        "large": "# " if context >= TOOLS_FIT_FROM else "",
+        "output": _most_output(context),
+        "without_tools": "" if context >= TOOLS_FIT_FROM else ', "builtin_tools": false',
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from programs import BREAKS, INSTALLED, KITS, LOADS, OPEN_WEBUI, PROGRAMS, ROOT, SURVIVORS, versions
+from programs import BREAKS, HABITS, INSTALLED, KITS, LOADS, OPEN_WEBUI, PROGRAMS, ROOT, SURVIVORS, versions
 
 BEGIN, END = "<!-- made by `make clients` -->\n", "<!-- end of what it made -->\n"
 WAYS = ("clear", "sealed")
@@ -56,11 +56,22 @@ def _survivors() -> list[str]:
     return [head, *found]
 
 
+def _habits() -> list[str]:
+    head = "| program | what else was run | clear | sealed |\n|---|---|---|---|\n"
+    found = []
+    for name, what in HABITS.items():
+        program = name.partition(".")[0]
+        title = PROGRAMS[program].title if program in PROGRAMS else "Open WebUI"
+        said = [one["miss"] or "yes" for one in _noted(name)]
+        found.append(f"| {title} | {what} | {' | '.join(said)} |\n")
+    return [head, *found]
+
+
 def main() -> None:
     page = ROOT / "docs" / "clients.md"
     before, *others = page.read_text().split(BEGIN)
     made = [before]
-    for table, rest in zip((_programs(), _survivors()), others, strict=True):
+    for table, rest in zip((_programs(), _habits(), _survivors()), others, strict=True):
         made += [BEGIN, *table, END, rest.partition(END)[2]]
     page.write_text("".join(made))
 

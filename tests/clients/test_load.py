@@ -96,7 +96,8 @@ async def test_every_request_gets_its_tokens(name: str, way: str, served: Served
     book.parent.mkdir(parents=True)
     book.write_text(" ".join(f"Plum {number} lies in the basket." for number in range(2000)))
     names = {"url": served.urls[way], "key": PROXY_KEY, "model": str(served.model), "out": str(out)}
-    environ = environment(tmp_path, {"OPENAI_API_KEY": PROXY_KEY, "VLLM_NO_USAGE_STATS": "1"})
+    options = {"OPENAI_API_KEY": PROXY_KEY, "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(INSTALLED / "vllm")}
+    environ = environment(tmp_path, options)
     before = await served.ring.counted("generation_tokens_total")
     with note(name, way) as row:
         try:

@@ -12,13 +12,32 @@ from typing import Any
 
 import httpx
 import pytest
-from programs import ENDED, FOUND, INSTALLED, NOTES, OPEN_WEBUI, WRITTEN, cue, environment, note
+from programs import (
+    ENDED,
+    FOUND,
+    HABITS,
+    INSTALLED,
+    NOTES,
+    OPEN_WEBUI,
+    WRITTEN,
+    cue,
+    environment,
+    full_scenes,
+    note,
+)
 from ringtest import AGENTS, HANG_SECONDS, give_proxy_key
-from scriptedring import NAME, WAYS, Served, connect
+from scriptedring import NAME, WAYS, Served, beside, connect
 
 from sealring.mesh.system.addresses import free_port
 
 pytestmark = AGENTS
+CONTEXT = 2048
+FILLING = " ".join(f"Plum {number} lies in the basket." for number in range(124))
+"""So that the question just fits into the context with its answer."""
+
+SUMMARY = "[CONVERSATION SUMMARY]"
+"""Open WebUI's, of its own making where the model could not make one."""
+
 SLIM = {
     "USE_SLIM_DOCKER": "true",  # Open WebUI's own: without the models that it would run itself
     "OFFLINE_MODE": "true",
@@ -33,6 +52,7 @@ class Page:
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
+        self.model = NAME
         self._said: list[dict[str, Any]] = []
         self._last: str | None = None
         self.chat = ""
@@ -56,7 +76,7 @@ class Page:
         message = {"role": "user", "content": words}
         self._said.append(message)
         body = {
-            "model": NAME,
+            "model": self.model,
             "stream": True,
             "messages": self._said,
             "session_id": "a page",
@@ -77,15 +97,21 @@ class Page:
                     return str(said["content"])
                 await asyncio.sleep(0.2)
 
+    async def turn_on_title_and_tags(self) -> None:
+        settings = await self.call("/api/v1/tasks/config")
+        settings |= {"ENABLE_TITLE_GENERATION": True, "ENABLE_TAGS_GENERATION": True}
+        await self.call("/api/v1/tasks/config/update", settings)
+
     async def title_and_tags(self) -> list[str]:
-        """What the model says to the two questions about the conversation."""
-        asked = {"model": NAME, "messages": self._said, "chat_id": self.chat}
-        answers = [await self.call(f"/api/v1/tasks/{one}/completions", asked) for one in ("title", "tags")]
-        return [one.get("detail") or one["choices"][0]["message"]["content"] for one in answers]
+        """What the model says to the two questions about the conversation, or the server in its place."""
+        asked = {"model": self.model, "messages": self._said, "chat_id": self.chat}
+        paths = [f"/api/v1/tasks/{one}/completions" for one in ("title", "tags")]
+        answers = [(await self._http.post(path, json=asked)).json() for path in paths]
+        return [one["choices"][0]["message"]["content"] if "choices" in one else str(one) for one in answers]
 
     async def stream(self, words: str) -> str:
         """A streamed answer, as programs get it that use the server as an API."""
-        said = {"model": NAME, "stream": True, "messages": [{"role": "user", "content": words}]}
+        said = {"model": self.model, "stream": True, "messages": [{"role": "user", "content": words}]}
         answer = await self._http.post("/api/chat/completions", json=said)
         assert answer.status_code == 200, answer.text
         return answer.text
@@ -141,11 +167,34 @@ async def test_a_conversation_with_tools_comes_to_its_end(way: str, served: Serv
             if way == "clear":
                 asked = served.relay.keep(bodies)
                 assert all(one["body"].get("tools") for one in asked), "it has asked something by itself"
-            settings = await page.call("/api/v1/tasks/config")
-            settings |= {"ENABLE_TITLE_GENERATION": True, "ENABLE_TAGS_GENERATION": True}
-            await page.call("/api/v1/tasks/config/update", settings)
+            await page.turn_on_title_and_tags()
             assert await page.title_and_tags() == ['{"title": "Three plums"}', '{"tags": ["plums", "lists"]}']
             assert '"content": "The no"' in await page.stream(f"{cue(OPEN_WEBUI, 3)}, please.")
         row["tools"] = "finds and writes notes"
         await connect(OPEN_WEBUI, served.urls[way], environ, "--undo")
         assert not (tmp_path / ".config" / "sealring" / "open-webui.env").exists()
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_chat_goes_on_though_a_title_and_a_summary_no_longer_fit(
+    way: str, served: Served, tmp_path: Path
+) -> None:
+    """The first question fills the context so far that questions about it do not fit."""
+    give_proxy_key(tmp_path)
+    environ = environment(tmp_path, {})
+    with note(f"{OPEN_WEBUI}.full", way) as row:
+        async with beside(served, "small", tmp_path / "m", full_scenes(), context=CONTEXT):
+            await connect(OPEN_WEBUI, served.urls[way], environ, "--model", "small", "--write")
+            async with _running(tmp_path) as page:
+                page.model = "small"
+                await page.log_in()
+                await page.turn_on_title_and_tags()
+                assert FOUND in await page.ask(f"{cue(OPEN_WEBUI, 4)}, please. {FILLING}")
+                for refused in await page.title_and_tags():
+                    assert "context_length_exceeded" in refused, refused
+                for _ in range(2):
+                    assert ENDED in await page.ask(f"{cue(OPEN_WEBUI, 5)}, please.")
+            if way == "clear":
+                asked = served.relay.keep(INSTALLED / "bodies" / f"{OPEN_WEBUI}.full.jsonl")
+                assert SUMMARY in str(asked[-1]["body"]["messages"]), "it still sends the whole chat"
+        row["tools"] = HABITS[f"{OPEN_WEBUI}.full"]

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scriptedmodel import Call, Scene, Step
+from scriptedmodel import Call, Scene, Step, Whole
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = ROOT / "build" / "clients"
 LIST = ROOT / "tests" / "clients" / "programs.txt"
-BESIDE = ("aider", "open-webui", "load")
+BESIDE = ("aider", "open-webui", "load", "vllm")
 """Environments of their own, from the list of that name in tests/clients."""
 
 NOTES = "Buy three plums.\n"
@@ -162,6 +162,23 @@ BREAKS = ("member", "coordinator", "gateway")
 """What is killed in the middle of an answer, and started again."""
 
 OPEN_WEBUI = "open-webui"
+
+HABITS = {
+    "claude.names": "`--model` with haiku, sonnet, opus, fable, default, sonnet[1m] and makers' names",
+    "claude.two": "a subagent on the small model",
+    "opencode.two": "a title by the small model",
+    "open-webui.full": "in a full context a title, tags and a summary are refused, and the chat goes on",
+    "codex.review": "a command judged by the model (`auto_review`)",
+}
+"""What programs do beside a session, by program."""
+
+SMALL = "The small one says hello."
+"""What the small model says where two are served."""
+
+REVIEW_CUE = "APPROVAL REQUEST START"
+"""In the question by which Codex has a command judged."""
+
+OPENCODE_CUE = "Generate a title for this conversation"
 TITLE_CUE, TAGS_CUE = "a concise title", "broad tags"
 """In the questions that Open WebUI asks about a conversation by itself."""
 
@@ -255,6 +272,36 @@ def long_scenes(name: str, work: Path) -> list[Scene]:
     ]
 
 
+def model_scenes() -> list[Scene]:
+    """What the model says where a program names models, or has another one judge a command."""
+    helper = {
+        "description": "Look",
+        "prompt": f"{cue('claude', 7)}, please.",
+        "subagent_type": "general-purpose",
+    }
+    helper |= {"model": "haiku", "run_in_background": False}
+    outside = {
+        "cmd": "cat notes.txt",
+        "sandbox_permissions": "require_escalated",
+        "justification": "To read.",
+    }
+    return [
+        Scene(cue("claude", 5), "Read", [Step(FOUND)]),
+        Scene(cue("claude", 6), "Agent", [Step(["I ask.", Call("Agent", helper)]), Step(ENDED, after=SMALL)]),
+        Scene(
+            cue("codex", 5),
+            "apply_patch",
+            [Step(["I try.", Call("exec_command", outside, whole=True)]), Step(FOUND, after="three plums")],
+        ),
+        Scene(REVIEW_CUE, "view_image", [Step(Whole('{"risk_level": "low", "outcome": "allow"}'))]),
+    ]
+
+
+def small_scenes() -> list[Scene]:
+    """What the small model says beside the other."""
+    return [Scene(cue("claude", 7), "Read", [Step(SMALL)]), Scene(OPENCODE_CUE, "", [Step(SMALL)])]
+
+
 def open_webui_scenes() -> list[Scene]:
     """What the model says to Open WebUI, whose own tools find and write notes."""
     find, name = "search_notes", OPEN_WEBUI
@@ -274,6 +321,16 @@ def open_webui_scenes() -> list[Scene]:
             ],
         ),
         Scene(cue(name, 3), "", [Step(FOUND)]),
+        Scene(TITLE_CUE, "", [Step('{"title": "Three plums"}')]),
+        Scene(TAGS_CUE, "", [Step('{"tags": ["plums", "lists"]}')]),
+    ]
+
+
+def full_scenes() -> list[Scene]:
+    """What a model with a small context says to Open WebUI."""
+    return [
+        Scene(cue(OPEN_WEBUI, 4), "", [Step(FOUND)]),
+        Scene(cue(OPEN_WEBUI, 5), "", [Step(ENDED)]),
         Scene(TITLE_CUE, "", [Step('{"title": "Three plums"}')]),
         Scene(TAGS_CUE, "", [Step('{"tags": ["plums", "lists"]}')]),
     ]

@@ -40,6 +40,10 @@ _SCALE = 12.0
 Answer = tuple[tuple[str, bool], ...]
 
 
+class Whole(str):
+    """A text that is one token: an answer that a grammar holds, as with a call that is `whole`."""
+
+
 @dataclass(frozen=True)
 class Call:
     """A call of one tool. As one token if `whole`: where a grammar holds it, llguidance spells what must come
@@ -67,7 +71,8 @@ class Step:
         said = [self.says] if isinstance(self.says, (str, Call)) else self.says
         ends = ["\n"] * (len(said) - 1) + [""]
         parts = [
-            (f"{one}{end}", isinstance(one, Call) and one.whole) for one, end in zip(said, ends, strict=True)
+            (f"{one}{end}", isinstance(one, Whole) or (isinstance(one, Call) and one.whole))
+            for one, end in zip(said, ends, strict=True)
         ]
         kinds = itertools.groupby(parts, lambda part: part[1])
         joined = [

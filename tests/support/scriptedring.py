@@ -9,13 +9,27 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
-from programs import CAPITAL, KITS, PROGRAMS, SURVIVORS, long_scenes, open_webui_scenes, scenes, weather_scene
+from programs import (
+    CAPITAL,
+    KITS,
+    PROGRAMS,
+    SURVIVORS,
+    long_scenes,
+    model_scenes,
+    open_webui_scenes,
+    scenes,
+    weather_scene,
+)
 from recording import Relay
-from ringtest import HANG_SECONDS, HASTY, LocalCluster, Ring, hasty, proxy, started
+from ringtest import HANG_SECONDS, HASTY, PROXY_KEY, LocalCluster, Ring, hasty, proxy, started
 from scriptedmodel import Scene, write_scripted
 
+from sealring.cli.calls.waiting import wait_until_serving
+
 WAYS = ("clear", "sealed")
+_KEY = {"authorization": f"Bearer {PROXY_KEY}"}
 NAME = "agent"
 """The deployment."""
 
@@ -53,7 +67,33 @@ def all_scenes(work: Path) -> list[Scene]:
     """What the model says to every program, each of which works in a folder below `work`."""
     played = [scene for name in PROGRAMS for scene in scenes(name, work / name)]
     played += [scene for name in SURVIVORS for scene in long_scenes(name, work / name)]
-    return [*played, *map(weather_scene, KITS), *open_webui_scenes(), CAPITAL]
+    return [*played, *model_scenes(), *map(weather_scene, KITS), *open_webui_scenes(), CAPITAL]
+
+
+@asynccontextmanager
+async def beside(
+    served: Served, name: str, folder: Path, scenes: Sequence[Scene], *, context: int, ends: int = 0
+) -> AsyncIterator[None]:
+    """A second deployment on the same nodes. `context` and `ends` are as in `write_scripted`."""
+    write_scripted(folder, scenes, context=context, ends=ends)
+    admin = served.ring.cluster.admin
+    spec = {"name": name, "model": str(folder), "stages": 2}
+    await admin.call("CreateDeployment", spec=spec, seconds=HANG_SECONDS)
+    try:
+        await wait_until_serving(admin, name, seconds=HANG_SECONDS)
+        await _listed(served, {NAME, name})
+        yield
+    finally:
+        await admin.call("DeleteDeployment", name=name)
+        await _listed(served, {NAME})
+
+
+async def _listed(served: Served, names: set[str]) -> None:
+    """Returns when gateway and proxy list these models, and no others."""
+    async with asyncio.timeout(HANG_SECONDS), httpx.AsyncClient(headers=_KEY, timeout=HANG_SECONDS) as http:
+        for url in served.urls.values():
+            while {one["id"] for one in (await http.get(f"{url}/v1/models")).json()["data"]} != names:
+                await asyncio.sleep(0.1)
 
 
 async def run(words: Sequence[str], work: Path, environ: dict[str, str]) -> str:

@@ -52,10 +52,10 @@ def models(**contexts: Any) -> tuple[int, str]:
 
 def test_the_only_model_or_the_one_that_is_named(edge: Any) -> None:
     edge.answer = models(demo=4096)
-    assert served(edge.url, None) == ("demo", 4096)
+    assert served(edge.url, None) == (("demo", 4096),) * 2
     assert edge.asked == ("/v1/models", "Bearer none")
     edge.answer = models(demo=4096, other=8)
-    assert served(f"{edge.url}/below", "srk_x", "other") == ("other", 8)
+    assert served(f"{edge.url}/below", "srk_x", "other") == (("other", 8),) * 2
     assert edge.asked == ("/below/v1/models", "Bearer srk_x")
     for named, said in (("", "more than one model, or none"), ("mine", "no model 'mine'")):
         with pytest.raises(NotFound, match=said) as raised:
@@ -71,10 +71,25 @@ def test_the_only_model_or_the_one_that_is_named(edge: Any) -> None:
         served(edge.url, None)
 
 
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [
+        ([("big", 9, []), ("tiny", 3, ["x", "small"])], ("big", "tiny")),
+        ([("big", 9, []), ("small", 3, [])], ("big", "small")),
+        ([("small", 3, [])], ("small", "small")),
+        ([("big", 9, ["smaller"])], ("big", "big")),
+    ],
+)
+def test_the_small_model_is_the_one_that_is_named_so(edge: Any, listed: Any, found: Any) -> None:
+    data = [{"id": name, "context_length": size, "aliases": aliases} for name, size, aliases in listed]
+    edge.answer = 200, json.dumps({"data": data})
+    assert tuple(one.name for one in served(edge.url, None)) == found
+
+
 def test_names_that_could_be_more_than_names_are_no_models(edge: Any) -> None:
     """They are put into files of other programs."""
     edge.answer = models(**{'a"b': 1, "a b": 1, "": 1, "x" * 129: 1, "y" * 128: 7})
-    assert served(edge.url, None) == ("y" * 128, 7)
+    assert served(edge.url, None) == (("y" * 128, 7),) * 2
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from sealring.cli.calls.models import Served
 from sealring.cli.setup.tools import TOOLS, Settings, Tool, filled, shown, values_of
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 
-VALUES = values_of("http://h:1", "demo", "none", 4096, Path("/home/me"))
+DEMO = Served("demo", 4096)
+VALUES = values_of("http://h:1", DEMO, DEMO, "none", Path("/home/me"))
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -31,7 +33,7 @@ def test_every_entry_names_where_and_is_well_formed(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("context", [2, 2048, 32_768, 65_536, 1 << 20])
 def test_no_tool_asks_for_more_tokens_than_a_context_holds_beside_a_prompt(context: int) -> None:
-    values = values_of("http://h:1", "demo", "none", context, Path("/home/me"))
+    values = values_of("http://h:1", *[Served("demo", context)] * 2, "none", Path("/home/me"))
     limit = filled(TOOLS["opencode"].content, values)["provider"]["sealring"]["models"]["demo"]["limit"]
     assert limit["context"] == context
     assert 0 < limit["output"] <= context / 2
@@ -39,6 +41,18 @@ def test_no_tool_asks_for_more_tokens_than_a_context_holds_beside_a_prompt(conte
     assert told["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)
     assert told["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(limit["output"])
     assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW" not in told, "it takes nothing below 100k"
+
+
+def test_a_small_model_gets_what_programs_ask_of_one() -> None:
+    values = values_of("http://h:1", DEMO, Served("tiny", 2048), "none", Path("/home/me"))
+    told = filled(TOOLS["claude"].content, values)["env"]
+    assert told["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == "tiny"
+    assert {told[f"ANTHROPIC_DEFAULT_{one}_MODEL"] for one in ("FABLE", "OPUS", "SONNET")} == {"demo"}
+    opencode = filled(TOOLS["opencode"].content, values)
+    assert opencode["small_model"] == "sealring/tiny"
+    limits = {name: one["limit"] for name, one in opencode["provider"]["sealring"]["models"].items()}
+    assert limits["tiny"] == {"context": 2048, "output": 512}
+    assert limits["demo"]["context"] == 4096
 
 
 def test_nothing_is_sent_that_the_server_does_not_know() -> None:
@@ -50,7 +64,7 @@ def test_codex_knows_the_model_from_a_catalog_that_its_profile_names() -> None:
     tool = TOOLS["codex"]
     ((file, content),) = tool.beside.items()
     home = Path('/home/o"neill')
-    values = values_of("http://h:1", "org/demo", "none", 4096, home)
+    values = values_of("http://h:1", *[Served("org/demo", 4096)] * 2, "none", home)
     profile = tomllib.loads(filled(tool.content, values))
     assert profile["model_catalog_json"] == str(home / file)
     (model,) = filled(content, values)["models"]
@@ -61,11 +75,11 @@ def test_codex_knows_the_model_from_a_catalog_that_its_profile_names() -> None:
 
 @pytest.mark.parametrize(("context", "off"), [(2048, True), (131_072, False)])
 def test_open_webuis_own_tools_are_turned_off_where_they_would_not_fit(context: int, off: bool) -> None:
-    values = values_of("http://h:1", "demo", "none", context, Path("/home/me"))
+    values = values_of("http://h:1", *[Served("demo", context)] * 2, "none", Path("/home/me"))
     lines = filled(TOOLS["open-webui"].content, values).splitlines()
     (line,) = [line for line in lines if "DEFAULT_MODEL_METADATA" in line]
-    assert line.startswith("DEFAULT") is off
-    assert json.loads(line.partition("=")[2].strip("'"))["capabilities"] == {"builtin_tools": False}
+    told = json.loads(line.partition("=")[2].strip("'"))["capabilities"]
+    assert told == {"usage": True} | ({"builtin_tools": False} if off else {})
 
 
 @pytest.mark.parametrize("name", [name for name, tool in TOOLS.items() if tool.file])
@@ -260,7 +274,7 @@ def test_an_entry_that_leads_elsewhere_now_is_not_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("context", [2048, 65_536])
 def test_agents_know_how_long_the_context_is(context: int) -> None:
-    values = values_of("http://h:1", "demo", "none", context, Path("/home/me"))
+    values = values_of("http://h:1", *[Served("demo", context)] * 2, "none", Path("/home/me"))
     qwen = filled(TOOLS["qwen-code"].content, values)["model"]["generationConfig"]
     cline = filled(TOOLS["cline"].content, values)["providers"]["openai-compatible"]["settings"]
     (aider,) = filled(TOOLS["aider"].beside[".aider.sealring.json"], values).values()

@@ -35,7 +35,7 @@ def test_a_stage_is_loaded_and_described(llama: dict[str, Any], model_folder: Wr
     assert message.kv_bytes_per_token == 4 * per_layer
     assert message.kv_bytes_per_row == 256 * 4 * per_layer
     assert not loaded.stage.awaits_input
-    assert loaded.measured == profile(path)
+    assert loaded.measured.items() <= profile(path).items()
     assert loaded.serves(command(path, 1, 5, digest=digest(path)))
     assert not loaded.serves(command(path, 0, 5, digest=digest(path)))
 
