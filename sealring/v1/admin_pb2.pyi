@@ -725,7 +725,7 @@ class DeploymentSpec(_message.Message):
     prefill_chunk: _builtins.int
     """tokens at most; 0: by the nodes' compute devices and memory"""
     share_prefixes: _builtins.bool
-    """Prompts in clear may begin with a kept prefix of another API key's prompt; who asks can tell by the time."""
+    """Prompts in clear may begin with a kept prefix of another API key's prompt, which a client can tell by the time."""
     speculate: _builtins.bool
     """a request that is alone on its ring gets several tokens a step, where the head guesses them"""
     draft: _builtins.str

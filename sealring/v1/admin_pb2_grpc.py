@@ -221,7 +221,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PlanDeployment(self, request, context):
-        """The same plan, without doing it.
+        """The plan that CreateDeployment would carry out; nothing is changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,7 +50,7 @@ class AdminStub:
     CreateDeployment: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateDeploymentRequest, _admin_pb2.CreateDeploymentResponse]
     """Plans, signs a roster and starts the rings; returns when the plan is accepted."""
     PlanDeployment: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PlanDeploymentRequest, _admin_pb2.PlanDeploymentResponse]
-    """The same plan, without doing it."""
+    """The plan that CreateDeployment would carry out; nothing is changed."""
     ListDeployments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListDeploymentsRequest, _admin_pb2.ListDeploymentsResponse]
     DeleteDeployment: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteDeploymentRequest, _admin_pb2.DeleteDeploymentResponse]
     TraceRing: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TraceRingRequest, _admin_pb2.TraceRingResponse]
@@ -90,7 +90,7 @@ class AdminAsyncStub(AdminStub):
     CreateDeployment: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateDeploymentRequest, _admin_pb2.CreateDeploymentResponse]  # type: ignore[assignment]
     """Plans, signs a roster and starts the rings; returns when the plan is accepted."""
     PlanDeployment: _aio.UnaryUnaryMultiCallable[_admin_pb2.PlanDeploymentRequest, _admin_pb2.PlanDeploymentResponse]  # type: ignore[assignment]
-    """The same plan, without doing it."""
+    """The plan that CreateDeployment would carry out; nothing is changed."""
     ListDeployments: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListDeploymentsRequest, _admin_pb2.ListDeploymentsResponse]  # type: ignore[assignment]
     DeleteDeployment: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteDeploymentRequest, _admin_pb2.DeleteDeploymentResponse]  # type: ignore[assignment]
     TraceRing: _aio.UnaryUnaryMultiCallable[_admin_pb2.TraceRingRequest, _admin_pb2.TraceRingResponse]  # type: ignore[assignment]
@@ -193,7 +193,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.PlanDeploymentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.PlanDeploymentResponse, _abc.Awaitable[_admin_pb2.PlanDeploymentResponse]]:
-        """The same plan, without doing it."""
+        """The plan that CreateDeployment would carry out; nothing is changed."""
 
     @_abc_1.abstractmethod
     def ListDeployments(

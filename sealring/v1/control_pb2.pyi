@@ -319,7 +319,7 @@ Global___Attached: _TypeAlias = Attached  # noqa: Y015
 
 @_typing.final
 class StepTime(_message.Message):
-    """How long a step took a stage: of so many rows with so many tokens each. One of them is 1."""
+    """The time that a stage took for a step of `rows` rows with `tokens` tokens each. One of the two is 1."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -403,7 +403,7 @@ class Forward(_message.Message):
     """the guest's for the request, never used twice on a stream; with `cancel` 0: all of them"""
     cancel: _builtins.bool
     key: _builtins.str
-    """who asks, for fairness"""
+    """the client's name, for fairness"""
     tenant: _builtins.str
     """whose prompts may share prefixes with this one"""
     seen: _builtins.bool
@@ -539,8 +539,8 @@ class OpenRow(_message.Message):
     choices: _builtins.int
     """Rows that share the prompt: this one and those of the next numbers, which are then opened with it; 0: 1."""
     client: _builtins.bytes
-    """Whose prompt it is, for turns at the head, and among whose request ids that of a sealed prompt counts: a name that
-    the gateway makes up for a client. At most 32 bytes.
+    """A name that the gateway makes up for the client, at most 32 bytes. Clients take turns at the head, and the request
+    id of a sealed prompt counts among the client's own.
     """
     @_builtins.property
     def envelope(self) -> _inference_pb2.Envelope: ...
@@ -596,7 +596,7 @@ class RowOpened(_message.Message):
     own end, and of the ends that it shares with earlier prompts and answers of its scope.
     """
     stored: _builtins.bytes
-    """Of a prompt in clear: the chain (mesh.ring.prefix_names) of the first tokens of it that this member has on disk."""
+    """The chain (mesh.ring.prefix_names) of the first tokens that this member has on disk, for a prompt in clear."""
     def __init__(
         self,
         *,
@@ -957,8 +957,8 @@ Global___Restore: _TypeAlias = Restore  # noqa: Y015
 
 @_typing.final
 class Settle(_message.Message):
-    """A row of which the last steps computed drafts holds so many tokens, counted from the prompt's first; caches are
-    cut to that. Until then the row is only stepped with drafts, and not joined by others in its lane.
+    """The number of tokens, from the prompt's first, that a row keeps after steps with drafts; caches are cut to it.
+    Until then the row is only stepped with drafts, and not joined by others in its lane.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1084,7 +1084,7 @@ class Decode(_message.Message):
     MODELLED_FIELD_NUMBER: _builtins.int
     lane: _builtins.int
     drafts: _builtins.int
-    """Of a lane of one row: so many tokens that the head guesses are computed along with the last one, and a token
+    """Guesses of the head that are computed along with the last token of a lane of one row; a token
     is sampled behind each. StepDone has an output for each that counts. Where drafts of the row are not settled,
     the step goes on behind them with one draft more, and counts only if all of them were right.
     """
@@ -1127,7 +1127,7 @@ class StepDone(_message.Message):
     more: _builtins.bool
     """of this step: another message follows"""
     likely: _builtins.int
-    """where the step asks: of 100 guesses that are looked up so many are right; 0: none can be made"""
+    """where the step asks: the percentage of looked up guesses that are right; 0: none can be made"""
     modelled: _builtins.int
     """likewise, of guesses of the draft model"""
     refuted: _builtins.bool
@@ -1181,7 +1181,7 @@ class RowOutput(_message.Message):
     ends: _builtins.bytes
     """with finish: as RowOpened.ends, of prompt and answer"""
     token: _builtins.int
-    """What a Resume needs; never beside sealed, which has them inside."""
+    """Fields for a Resume; never beside sealed, which has them inside."""
     untold: _builtins.bool
     """The token's content follows in a later output of the row, once a tool call is read: the token counts, and what
     goes on after a fault goes on before it. With finish the content follows in a StepDone of no step.
@@ -1263,7 +1263,7 @@ class Pong(_message.Message):
     records_received: _builtins.int
     """on the incoming link, whole and opened"""
     waiting_ms: _builtins.int
-    """since when no byte has come of a record that is waited for; 0 while none is"""
+    """the time without a byte of an awaited record; 0 while none is awaited"""
     def __init__(
         self,
         *,

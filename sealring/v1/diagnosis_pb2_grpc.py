@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class DiagnosisStub:
-    """Served on a node's address, mTLS, to callers with the node's own certificate alone: to whoever may read its
-    state folder. The cluster's operator asks through the coordinator.
+    """Served on a node's address, mTLS, to callers with the node's own certificate alone, so to users that may read
+    its state folder. The cluster's operator asks through the coordinator.
     """
 
     def __init__(self, channel):
@@ -44,8 +44,8 @@ class DiagnosisStub:
 
 
 class DiagnosisServicer:
-    """Served on a node's address, mTLS, to callers with the node's own certificate alone: to whoever may read its
-    state folder. The cluster's operator asks through the coordinator.
+    """Served on a node's address, mTLS, to callers with the node's own certificate alone, so to users that may read
+    its state folder. The cluster's operator asks through the coordinator.
     """
 
     def Diagnose(self, request, context):
@@ -73,8 +73,8 @@ def add_DiagnosisServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Diagnosis:
-    """Served on a node's address, mTLS, to callers with the node's own certificate alone: to whoever may read its
-    state folder. The cluster's operator asks through the coordinator.
+    """Served on a node's address, mTLS, to callers with the node's own certificate alone, so to users that may read
+    its state folder. The cluster's operator asks through the coordinator.
     """
 
     @staticmethod

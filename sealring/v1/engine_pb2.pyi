@@ -228,7 +228,7 @@ class ProfileModel(_message.Message):
     hi: _builtins.int
     """not 0: which bytes the layers [lo, hi) are made of, and nothing else"""
     ranks: _builtins.int
-    """above 1: of what one of so many ranks holds of every layer"""
+    """above 1: of the part of every layer that one of these ranks holds"""
     draft: _builtins.str
     """the folder of a draft model for the one at `path`: that is profiled instead"""
     def __init__(
@@ -552,7 +552,7 @@ Global___OpenEngineEpoch: _TypeAlias = OpenEngineEpoch  # noqa: Y015
 
 @_typing.final
 class PrefixDisk(_message.Message):
-    """Where the engine stores prefixes, and the key of this stage of this deployment (node.stored)."""
+    """The folder in which the engine stores prefixes, and the key of this stage of this deployment (node.stored)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -622,7 +622,7 @@ Global___EpochOpened: _TypeAlias = EpochOpened  # noqa: Y015
 
 @_typing.final
 class StoredFigures(_message.Message):
-    """Of all that a node stores of prefixes."""
+    """Figures of all prefixes that a node stores."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1221,7 +1221,7 @@ class CarrierPong(_message.Message):
     """and at least begun to be sent"""
     records_opened: _builtins.int
     waiting_ms: _builtins.int
-    """since when no byte has come of a record that is waited for; 0 while none is"""
+    """the time without a byte of an awaited record; 0 while none is awaited"""
     def __init__(
         self,
         *,
@@ -1284,7 +1284,7 @@ class RowParameters(_message.Message):
     def answered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def scored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """the prompt, where its log-probabilities are told"""
+        """the prompt, where its log-probabilities are sent"""
 
     @_builtins.property
     def masked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

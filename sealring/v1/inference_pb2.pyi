@@ -103,7 +103,7 @@ class GenerateRequest(_message.Message):
     in a row that ended while they worked on that, and brought no token; at least 1.
     """
     keep_alive: _builtins.int
-    """Of a model on demand: seconds without a request after which it is unloaded, from now on; 0: at once, below 0:
+    """Seconds without a request after which a model on demand is unloaded, from now on; 0: at once, below 0:
     never. Unset: as deployed.
     """
     @_builtins.property
@@ -174,7 +174,7 @@ Global___Envelope: _TypeAlias = Envelope  # noqa: Y015
 
 @_typing.final
 class SealedFor(_message.Message):
-    """For whom a prompt is sealed: in clear, and bound to the ciphertext."""
+    """The ring and the request that a prompt is sealed for: in clear, and bound to the ciphertext."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -273,7 +273,7 @@ class SealedDelta(_message.Message):
     choice: _builtins.int
     """which answer this is of, from 0"""
     token: _builtins.int
-    """What a `Resume` needs: every token has a chunk."""
+    """Fields for a `Resume`: every token has a chunk."""
     untold: _builtins.bool
     """as RowOutput's; the last chunk brings what was untold, and has no token of its own then"""
     @_builtins.property
@@ -385,7 +385,7 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class Resume(_message.Message):
-    """How far an answer came before its ring broke: it goes on from there, and nothing is told twice."""
+    """The answer up to where its ring broke: it goes on from there, and nothing is sent twice."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1058,7 +1058,7 @@ class Model(_message.Message):
     """that most of them have: bfloat16, int4, mxfp8 and the like; empty: not known"""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """tools, thinking; empty also where no ring has told yet"""
+        """tools, thinking; empty also where no ring has reported yet"""
 
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -222,7 +222,7 @@ class EnrolResponse(_message.Message):
     coordinator_address: _builtins.str
     """main address, host:port"""
     name: _builtins.str
-    """what the cluster calls it: what it asked for, with a number where another has that name"""
+    """its name in the cluster: the one that it asked for, with a number if another member has it"""
     def __init__(
         self,
         *,
@@ -1053,9 +1053,9 @@ class Splice(_message.Message):
     DROPPED_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
     kept: _builtins.int
-    """so many bytes of the base come next"""
+    """the number of bytes of the base that come next"""
     dropped: _builtins.int
-    """and so many are left out"""
+    """the number of bytes after them that are left out"""
     added: _builtins.bytes
     """for these"""
     def __init__(
@@ -1085,7 +1085,7 @@ class ProfileRequest(_message.Message):
     model: _builtins.str
     """a name in the node's model folders, an absolute path, or a hub id"""
     ranks: _builtins.int
-    """above 1: of what one of so many ranks holds of every layer"""
+    """above 1: of the part of every layer that one of these ranks holds"""
     draft: _builtins.str
     """a draft model for it, named likewise; the profile is to have that model's too"""
     def __init__(
@@ -1363,7 +1363,7 @@ Global___EpochPrepared: _TypeAlias = EpochPrepared  # noqa: Y015
 
 @_typing.final
 class RowsTime(_message.Message):
-    """How long a decode step of so many rows took a stage."""
+    """The time that a stage took for a decode step of `rows` rows."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1806,7 +1806,7 @@ class RingState(_message.Message):
     prefill_chunk: _builtins.int
     model_type: _builtins.str
     share_prefixes: _builtins.bool
-    """among prompts in clear, whoever asks"""
+    """among prompts in clear of all clients"""
     speculate: _builtins.bool
     protocol: _builtins.int
     """of the epoch"""

@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Release(_message.Message):
-    """What a machine runs. Whoever has no protocol in common is refused before anything else is looked at."""
+    """The software of a machine. One without a protocol in common is refused before anything else is checked."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

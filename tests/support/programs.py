@@ -173,7 +173,7 @@ HABITS = {
 """What programs do beside a session, by program."""
 
 SMALL = "The small one says hello."
-"""What the small model says where two are served."""
+"""The small model's answer, where two are served."""
 
 REVIEW_CUE = "APPROVAL REQUEST START"
 """In the question by which Codex has a command judged."""
@@ -273,7 +273,7 @@ def long_scenes(name: str, work: Path) -> list[Scene]:
 
 
 def model_scenes() -> list[Scene]:
-    """What the model says where a program names models, or has another one judge a command."""
+    """The model's answers to a program that names models, or has a command judged."""
     helper = {
         "description": "Look",
         "prompt": f"{cue('claude', 7)}, please.",

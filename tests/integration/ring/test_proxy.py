@@ -169,7 +169,7 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, sealed, referen
 
 
 SIZE_AND_LEVEL = ("2.12M", "F32")
-"""Of the demo model."""
+"""The demo model's."""
 
 _STRING = {"type": "string"}
 WEATHER = {
