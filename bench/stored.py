@@ -2,8 +2,9 @@
 
 A round asks for a prompt that no member has seen, and then for the same with another last token: its prefix
 is in memory. Once the prefix is on disk, every process is ended and started again, and the prompt is asked
-for a third time. Tokens a second are those of a closed loop of new prompts on two rings by turns, one that
-writes what it keeps to disk and one that does not.
+for a third time. Tokens a second are those of closed loops of new prompts on two rings by turns. One writes
+what it keeps to disk and one does not. Other load has less influence on the CPU time of a ring's processes,
+which is measured as well. `--tokens 0` and `--requests 0` leave one half out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from bench.clusters import Deployment, cluster, restarted
+from bench.clusters import Deployment, cluster, cpu_seconds, family, restarted
 from bench.frame import Result, Table, progress
 from bench.models import SHAPES, random_model
 from bench.openai_client import Reply, ask
@@ -30,6 +31,10 @@ QUICK_SECONDS = 180.0
 DISK, MEMORY, WRITING = 0.2, 0.07, 0.98
 """Targets: first tokens against cold, and tokens a second against a ring that writes nothing."""
 
+LOOPS = 4
+"""Of each ring in a round."""
+
+_SIDES = ("writing", "not writing")
 _CONTEXT = 65_536
 _IDS = range(300, 1300)
 """Ids of tokens that prompts are drawn of."""
@@ -46,12 +51,14 @@ async def run(options: argparse.Namespace) -> Result:
     wanted = [Deployment("bench", model, options.stages, spec=spec)]
     found: Result = {"prompts": [], "rates": []}
     async with cluster(wanted) as made, cluster(wanted, node={"prefix_disk": 0}) as silent:
-        rings = {"writing": made, "not writing": silent}
+        rings = dict(zip(_SIDES, (made, silent), strict=True))
         for number in range(options.rounds):
-            found["prompts"].append(await _prompts(made, options, number))
-            progress(f"round {number}: {found['prompts'][-1]}")
-            found["rates"].append(await _rates(rings, options, number) | {"written_mib": _mib(made)})
-            progress(f"round {number}: {found['rates'][-1]}")
+            if options.tokens:
+                found["prompts"].append(await _prompts(made, options, number))
+                progress(f"round {number}: {found['prompts'][-1]}")
+            if options.requests:
+                found["rates"].append(await _rates(rings, options, number) | {"written_mib": _mib(made)})
+                progress(f"round {number}: {found['rates'][-1]}")
         if stored(silent):
             raise Unavailable("a ring without a disk of prefixes has written some", reason="BENCH_FAILED")
     return found
@@ -83,27 +90,38 @@ async def _prompts(made: LocalCluster, options: argparse.Namespace, number: int)
 
 
 async def _rates(rings: dict[str, LocalCluster], options: argparse.Namespace, number: int) -> Result:
-    """Each ring's tokens a second, the mean of two loops. Each is first once, for the second is faster."""
+    """Each ring's tokens a second and CPU ms a token, the means of LOOPS loops by turns. Each is first in
+    half of them, for the second is faster."""
     order = list(rings)[:: 1 - 2 * (number % 2)]
     for name in order:
         await _rate(rings[name], options, f"warm {number}", 2 * options.at_once)
-    loops: dict[str, list[float]] = {name: [] for name in rings}
-    for part, names in enumerate((order, order[::-1])):
-        for name in names:
+    loops: dict[str, list[tuple[float, float]]] = {name: [] for name in rings}
+    for part in range(LOOPS):
+        for name in order[:: 1 - 2 * (part % 2)]:
             loops[name].append(await _rate(rings[name], options, f"{number} {part}", options.requests))
-    return {name: round(mean(rates), 2) for name, rates in loops.items()} | {"loops": loops}
+    found: Result = {}
+    for name, each in loops.items():
+        found[name], found[f"{name}_cpu_ms"] = (round(mean(one), 3) for one in zip(*each, strict=True))
+    return found | {"loops": loops}
 
 
-async def _rate(made: LocalCluster, options: argparse.Namespace, seed: str, count: int) -> float:
-    """Answers' tokens a second of a closed loop of new prompts. Each ring gets the same ones."""
+async def _rate(
+    made: LocalCluster, options: argparse.Namespace, seed: str, count: int
+) -> tuple[float, float]:
+    """Answers' tokens a second of a closed loop of new prompts, and CPU ms of all processes for each. Each
+    ring gets the same prompts."""
     drawn = random.Random(f"written {options.seed} {seed}")
     asked = [(prompt(drawn, options.words), options.answer) for _ in range(count)]
+    processes = [one for pid in made.processes.values() for one in family(pid)]
+    before = cpu_seconds(processes)
     replies, seconds = await send(
         made.http_url, "bench", asked, [0.0] * len(asked), options.at_once, path="/v1/completions"
     )
     if bad := [one.error for one in replies if not one.ok]:
         raise Unavailable(f"a request was not answered: {bad[0]}", reason="BENCH_FAILED")
-    return round(sum(one.completion_tokens for one in replies) / seconds, 2)
+    await asyncio.sleep(_LOOK_SECONDS)  # for what is written behind the last prompts
+    tokens = sum(one.completion_tokens for one in replies)
+    return round(tokens / seconds, 2), round(1e3 * (cpu_seconds(processes) - before) / tokens, 3)
 
 
 def _mib(made: LocalCluster) -> float:
@@ -132,17 +150,19 @@ async def _written(made: LocalCluster, before: int) -> None:
 
 
 def checks(result: Result) -> list[Check]:
-    def against_cold(way: str) -> list[float | None]:
-        found = [[one[f"{name}_s"] for one in result["prompts"]] for name in (way, "cold")]
-        return ratios(found[0], found[1])
+    def against(side: str, other: str, of: str) -> list[float | None]:
+        return ratios(*([one[name] for one in result[of]] for name in (side, other)))
 
-    writing, silent = ([one[name] for one in result["rates"]] for name in ("writing", "not writing"))
-    tokens = result["prompts"][0]["tokens"]
-    return [
-        Check(f"first token of {tokens} from disk, all restarted, against cold", against_cold("disk"), DISK),
-        Check(f"first token of {tokens} from memory against cold", against_cold("memory"), MEMORY),
-        Check("tokens/s while prefixes are written against without", ratios(writing, silent), WRITING, True),
-    ]
+    found = []
+    for tokens in {one["tokens"] for one in result["prompts"]}:
+        for way, where, target in (("disk", "disk, all restarted,", DISK), ("memory", "memory", MEMORY)):
+            name = f"first token of {tokens} from {where} against cold"
+            found.append(Check(name, against(f"{way}_s", "cold_s", "prompts"), target))
+    if result["rates"]:
+        rate, cpu = against(*_SIDES, "rates"), against(*(f"{one}_cpu_ms" for one in _SIDES[::-1]), "rates")
+        found.append(Check("tokens/s while prefixes are written against without", rate, WRITING, True))
+        found.append(Check("the same for each second of CPU time", cpu, WRITING, True))
+    return found
 
 
 def tables(result: Result) -> list[Table]:
@@ -151,11 +171,8 @@ def tables(result: Result) -> list[Table]:
         [one["tokens"], *(one[f"{way}_s"] for way in ways), *(one[f"{way}_cached"] for way in ways[1:])]
         for one in result["prompts"]
     ]
-    rates = {
-        name: median(one[name] for one in result["rates"])
-        for name in ("writing", "not writing", "written_mib")
-        if result["rates"]
-    }
+    names = [*_SIDES, *(f"{side}_cpu_ms" for side in _SIDES), "written_mib"]
+    rates = {name: median(one[name] for one in result["rates"]) for name in names if result["rates"]}
     columns = ["tokens", *(f"{way}, s" for way in ways), *(f"cached from {way}" for way in ways[1:])]
     return [Table("first token", columns, body), Table("tokens/s", list(rates), [list(rates.values())])]
 

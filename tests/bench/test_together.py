@@ -42,9 +42,11 @@ def test_first_tokens_are_held_against_cold_ones_and_rates_against_a_ring_that_w
         "disk_cached": 7,
     }
     rate = {"writing": 99.0, "not writing": 100.0, "written_mib": 3.0}
+    rate |= {"writing_cpu_ms": 5.0, "not writing_cpu_ms": 4.0}
     result = {"prompts": [prompt] * 3, "rates": [rate] * 3}
-    disk, memory, writing = stored.checks(result)
+    disk, memory, writing, cpu = stored.checks(result)
     assert (disk.worst, disk.verdict) == (0.15, MET)
     assert (memory.worst, memory.verdict) == (0.08, MISSED)
     assert (writing.worst, writing.verdict) == (0.99, MET)
+    assert (cpu.worst, cpu.verdict) == (0.8, MISSED)
     assert stored.tables(result)[0].rows[0] == [9, 10.0, 0.8, 1.5, 8, 7]
