@@ -32,7 +32,7 @@ DISK, MEMORY, WRITING = 0.2, 0.07, 0.98
 """Targets: first tokens against cold, and tokens a second against a ring that writes nothing."""
 
 LOOPS = 4
-"""Of each ring in a round."""
+"""Loops of each ring in a round."""
 
 _SIDES = ("writing", "not writing")
 _CONTEXT = 65_536

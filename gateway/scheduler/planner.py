@@ -76,7 +76,9 @@ class StepPlanner:
         self.waiting = 0
         self._ring = ring
         self._lanes: OrderedDict[int, Lane] = OrderedDict()  # by turns; one that is empty may get rows again
-        self.prefixes = PrefixCache(self.ledger, ring.prefixes, ring.kept, ring.mark_every)
+        self.prefixes = PrefixCache(
+            self.ledger, ring.prefixes, ring.kept, ring.mark_every, stores=ring.recalls
+        )
         self.recalls = Recalls(ring, self.prefixes)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk, ring.costs.chunk)
         self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages)

@@ -18,12 +18,16 @@ from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_marks import MOST, thinned
-from sealring.mesh.ring.prefix_names import OPENING, Chain, Names, split
+from sealring.mesh.ring.prefix_names import OPENING, Chain, Names, edges, split
 from sealring.v1 import control_pb2 as control
 
 MAX_KEPT = 256
 MAX_SEEN = 1 << 16
 """Names of prompts that are remembered, to find what prompts have in common."""
+
+LEAST_STORED, STORED_PART = 1024, 16
+"""Windows and states are written whole, up to some hundred MB each time. They are if this many tokens more,
+and this part of those before, are stored then: at most that is computed again after a restart."""
 
 
 class PrefixCache:
@@ -35,12 +39,15 @@ class PrefixCache:
         support: control.PrefixSupport.ValueType,
         earlier: Sequence[tuple[Origin, Names]] = (),
         mark_every: int = 0,
+        *,
+        stores: bool = False,
     ) -> None:
-        """`earlier` and `mark_every` as in RingFacts."""
+        """`earlier` and `mark_every` as in RingFacts. `stores`: members store prefixes on disk."""
         self._ledger = ledger
         self._any = support == control.PREFIX_SUPPORT_ANY
         self._exact = support == control.PREFIX_SUPPORT_EXACT
         self._mark_every = mark_every
+        self._stores = stores
         self._kept: OrderedDict[int, Names] = OrderedDict()  # the last name is of all of its tokens
         self._named: dict[bytes, set[int]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
@@ -66,6 +73,7 @@ class PrefixCache:
         if self._exact and usable:
             common = next((length for length, name in reversed(usable) if name in self._seen), 0)
             cuts = {usable[-1][0], *self._between(row.prefilled, usable)}
+            cuts.update(self._to_store(row, common, usable[-1][0]))
             if common > row.prefilled + OPENING:  # fewer tokens are soon computed again
                 cuts.add(common)
             row.cuts = tuple(sorted(cut for cut in cuts if cut > row.prefilled))
@@ -77,6 +85,17 @@ class PrefixCache:
             if length >= start + every:
                 yield length
                 start = length
+
+    def _to_store(self, row: Row, *lengths: int) -> Iterator[int]:
+        """Lengths at which a prompt is cut so that members can store it: the last edges of blocks before
+        these, if enough is stored then that was not before."""
+        if not self._stores or row.request.sealed:
+            return
+        found = edges(max(lengths))
+        for length in lengths:
+            edge = max((one for one in found if one <= length), default=0)
+            if edge >= row.stored + max(LEAST_STORED, row.stored // STORED_PART):
+                yield edge
 
     def chunk(self, row: Row, start: int) -> None:
         """A chunk of the row is announced, from `start` to `row.prefilled`."""
@@ -132,7 +151,7 @@ class PrefixCache:
         names = tuple(pair for pair in row.names if pair[0] <= chain.tokens)
         if not names or names[-1][0] != chain.tokens or not self._make_room(row, chain.tokens):
             return False
-        number = self._add(names)
+        number = self._add(names if self._any else names[-1:])
         restore = control.Restore(prefix=number, recall=recall, tokens=chain.tokens, name=chain.names[-1])
         self._moves.append(control.Change(restore=restore))
         return True

@@ -2,7 +2,8 @@
 
 The head says how much of a prompt it has on disk. If that is more than what is kept in memory, and memory for
 it is free, all members are asked to read it, and the row begins behind what all of them have read. So a
-prompt of which nothing is stored waits for nobody. A row waits no longer than prefill would take.
+prompt of which nothing is stored waits for nobody. A row waits no longer than prefill would take. Where
+caches cannot be cut, members that have read more than others are asked once more, for what all have.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Recalls:
 
     def __init__(self, ring: RingFacts, prefixes: PrefixCache) -> None:
         self._ring = ring
+        self._exact = ring.prefixes == control.PREFIX_SUPPORT_EXACT
         self._prefixes = prefixes
         self._waiting: dict[int, _Recall] = {}
         self._due: dict[int, RecallBlocks] = {}
@@ -57,15 +59,19 @@ class Recalls:
     def begin(self, row: Row, stored: bytes, now: float) -> None:
         """Members are to be asked for the part of a row's prompt that is stored. The row is `recalling` if
         there is anything to wait for. Raises InvalidInput (BAD_PREFIXES)."""
-        chain = Chain.unpack(stored).first(row.prompt_tokens - 1)
-        possible = self._ring.recalls and self._ring.prefixes == control.PREFIX_SUPPORT_ANY
-        if not possible or not row.names or now < self._not_before or not self._worth(row, chain.tokens):
+        chain = Chain.unpack(stored)
+        row.stored, chain = chain.tokens, chain.first(row.prompt_tokens - 1)
+        possible = self._ring.recalls and self._ring.prefixes and row.names and now >= self._not_before
+        if not possible or not self._worth(row, chain.tokens):
             return
         if not self._prefixes.reserve(row, chain.tokens):
             return
-        self._last += 1
         patience = max(LEAST_SECONDS, self._seconds(chain.tokens))
-        self._waiting[self._last] = _Recall(row, chain, now + patience)
+        self._ask(row, chain, now + patience)
+
+    def _ask(self, row: Row, chain: Chain, until: float) -> None:
+        self._last += 1
+        self._waiting[self._last] = _Recall(row, chain, until)
         row.recalling = self._last
         self._due[self._last] = RecallBlocks(self._last, chain, row.number)
 
@@ -81,9 +87,15 @@ class Recalls:
             return
         self._end(recalled.number)
         chain = recall.chain.first(min(recall.tokens.values()))
-        worth = chain.names and self._worth(recall.row, chain.tokens)
-        if not worth or not self._prefixes.restore(recall.row, recalled.number, chain):
-            yield RecallBlocks(recalled.number, NO_CHAIN, recall.row.number)
+        row, cancelled = recall.row, RecallBlocks(recalled.number, NO_CHAIN, recall.row.number)
+        if not chain.names or not self._worth(row, chain.tokens):
+            yield cancelled
+        elif self._exact and chain != recall.chain:  # what the others have read cannot be cut
+            yield cancelled
+            if self._prefixes.reserve(row, chain.tokens):
+                self._ask(row, chain, recall.until)
+        elif not self._prefixes.restore(row, recalled.number, chain):
+            yield cancelled
 
     def expire(self, now: float) -> Iterator[RecallBlocks]:
         """Gives up what takes longer than prefill would."""

@@ -220,6 +220,7 @@ class Row:
     reused: int = 0
     cuts: tuple[int, ...] = ()
     marks: tuple[tuple[int, bytes], ...] = ()
+    stored: int = 0  # tokens of its prompt that the head has on disk
     recalling: int = 0  # the number under which members read its beginning from disk, which it waits for
     limit: int = 0
     ceiling: int = 0

@@ -52,9 +52,9 @@ class Account:
         self._most = max(self._held, before if computed >= step.number - 1 else self._most)
         self._check()
 
-    def recall(self, number: int, tokens: int, there: int, *, idle: bool) -> bool:
-        """A prefix is to be read, so that blocks of `there` tokens with it are in memory or on their way.
-        `idle`: all steps are computed.
+    def recall(self, number: int, tokens: int, there: tuple[int, int], *, idle: bool) -> bool:
+        """A prefix is to be read. `there` are the tokens and the number of all prefixes that have been read
+        or are on their way, with this one. `idle`: all steps are computed.
 
         Returns whether there is memory for it now, and not only once all announced steps are computed.
         Raises ResourceExhausted (KV_BUDGET).
@@ -63,12 +63,13 @@ class Account:
         self._check()
         if idle:
             self._most = self._held
-        return self._most + self._bytes(there) <= self._allowance.limit
+        return self._most + self._bytes(*there) <= self._allowance.limit
 
     @property
     def spare(self) -> int:
         """Tokens of a row for which there is memory beside all that is asked of it. Any thread."""
-        free = self._allowance.budget - self._most - self._bytes(sum(list(self._recalled.values())))
+        recalled = list(self._recalled.values())
+        free = self._allowance.budget - self._most - self._bytes(sum(recalled), len(recalled))
         return max(0, free) // max(1, self._allowance.per_token)
 
     def give_up(self, number: int) -> None:
@@ -79,7 +80,8 @@ class Account:
         return self._allowance.per_token * tokens + self._allowance.per_row * rows
 
     def _check(self) -> None:
-        held, offered = self._held + self._bytes(sum(self._recalled.values())), self._allowance.budget
+        recalled = self._bytes(sum(self._recalled.values()), len(self._recalled))
+        held, offered = self._held + recalled, self._allowance.budget
         if held > self._allowance.limit:
             raise ResourceExhausted(
                 f"the gateway asks for {held} bytes of caches and this member offers {offered}",

@@ -1,9 +1,14 @@
-"""The arrays of kept caches as the bytes of blocks on disk, and back."""
+"""The arrays of kept caches as the bytes of blocks on disk, and back.
+
+A block has the keys and values of some tokens. Caches that cannot be cut, windows and recurrent states, are
+in a *snapshot*: it is of use at its own length only.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +17,24 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.staging.caches import Cache, parts_of
 from sealring.node.engine.staging.rows import QuantizedRowCache
 from sealring.node.engine.weights import weight_files
+
+mlx_lm_import.install()
+
+from mlx_lm.models.cache import (  # noqa: E402
+    ArraysCache,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+)
+
+_CUTTABLE = (KVCache, QuantizedRowCache)
+_HELD = (RotatingKVCache, ChunkedKVCache, ArraysCache)
+"""Classes whose caches are stored; not what derives from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +52,36 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """One array of a snapshot: a state, or the last tokens of a window, [1, heads, tokens, width]."""
+
+    shape: tuple[int, ...]
+    """After the first token of a row."""
+    dtype: str
+    item: int
+    window: int = 0
+    """The most tokens; 0 for a state."""
+
+    def shape_at(self, tokens: int) -> tuple[int, ...]:
+        """The shape after this many tokens of a row."""
+        if not self.window:
+            return self.shape
+        batch, heads, _, width = self.shape
+        return batch, heads, min(tokens, self.window), width
+
+    def bytes(self, tokens: int) -> int:
+        return math.prod(self.shape_at(tokens)) * self.item
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """The arrays of a stage's caches, in order, and all else that their bytes depend on."""
+    """The arrays of a stage's caches, in order, and all else that their bytes depend on.
+
+    `leaves` are of the caches that can be cut, `held` of the others.
+    """
 
     leaves: tuple[Leaf, ...]
+    held: tuple[Held, ...]
     described: str
 
     @property
@@ -45,8 +90,12 @@ class Layout:
         return hashlib.sha256(self.described.encode()).digest()
 
     def bytes(self, tokens: int) -> int:
-        """Bytes of a number of tokens."""
+        """Bytes of a block of this many tokens."""
         return sum(leaf.bytes(tokens) for leaf in self.leaves)
+
+    def snapshot_bytes(self, tokens: int) -> int:
+        """Bytes of a snapshot after this many tokens of a row."""
+        return sum(each.bytes(tokens) for each in self.held)
 
     def content(self, arrays: Sequence[np.ndarray[Any, Any]], first: int, end: int) -> memoryview:
         """The tokens [first, end) of arrays of bytes, [heads, tokens, width in bytes] each."""
@@ -60,8 +109,31 @@ class Layout:
 
     def views(self, cache: Cache) -> list[mx.array]:
         """The bytes of all arrays of one row's cache that have any, to be evaluated. Compute thread."""
-        arrays = [array for part in _parts(cache) for array in _leaves(part)]
+        return [mx.contiguous(array).view(mx.uint8) for array in _leaves(cache) if array.size]
+
+    def snapshot(self, cache: Cache, tokens: int) -> list[mx.array] | None:
+        """As `views`, of the caches that cannot be cut, after `tokens` tokens of the row. Compute thread.
+
+        None where a window has its tokens in another order, as after single steps.
+        """
+        arrays: list[mx.array] = []
+        for part in _parts(cache):
+            held = _held(part, tokens)
+            if held is None:
+                return None
+            arrays += held
+        kinds = [(array.shape, _name(array)) for array in arrays]
+        if kinds != [(each.shape_at(tokens), each.dtype) for each in self.held]:
+            return None
         return [mx.contiguous(array).view(mx.uint8) for array in arrays if array.size]
+
+    def snapshot_content(self, views: Sequence[mx.array], tokens: int) -> memoryview:
+        """The bytes of a `snapshot`. Waits for the device; any thread."""
+        content, at = np.empty(self.snapshot_bytes(tokens), np.uint8), 0
+        for view in views:
+            np.copyto(content[at : at + view.size], np.array(view, copy=False).reshape(-1))
+            at += view.size
+        return content.data
 
     def bytes_of(self, views: Sequence[mx.array], tokens: int) -> list[np.ndarray[Any, Any]]:
         """The bytes of `views` as `content` takes them, without a copy. Waits for the device; any thread."""
@@ -84,23 +156,40 @@ class Layout:
             at += size
         return found
 
-    def fill(self, cache: Cache, blocks: Sequence[list[mx.array]], tokens: int) -> None:
-        """Puts blocks, one behind the other, into an empty cache of one row. Lazy; compute thread."""
-        joined = []
-        for leaf, pieces in zip(self.leaves, zip(*blocks, strict=True), strict=True):
-            dtype = getattr(mx, leaf.dtype)
-            if leaf.bytes(1):
-                joined.append(mx.concatenate(list(pieces), axis=2).view(dtype))
-            else:
-                joined.append(mx.zeros((1, leaf.heads, tokens, leaf.width), dtype))
-        arrays = iter(joined)
+    def snapshot_arrays(self, content: memoryview, tokens: int) -> list[mx.array]:
+        """As `arrays`, of a snapshot."""
+        found, at = [], 0
+        for each in self.held:
+            *shape, last = each.shape_at(tokens)
+            size = each.bytes(tokens)
+            words = np.frombuffer(content, np.uint8, size, at)
+            found.append(mx.array(words.reshape(*shape, last * each.item)))
+            at += size
+        return found
+
+    def fill(
+        self, cache: Cache, blocks: Sequence[list[mx.array]], snapshot: Sequence[mx.array], tokens: int
+    ) -> None:
+        """Puts blocks, one behind the other, and a snapshot into an empty cache of one row. Lazy; compute
+        thread."""
+        leaves = iter([self._joined(index, blocks, tokens) for index in range(len(self.leaves))])
+        held = iter([_typed(one, each.dtype) for one, each in zip(snapshot, self.held, strict=True)])
         for part in _parts(cache):
+            if isinstance(part, _HELD):
+                _hold(part, held, tokens)
+                continue
             if isinstance(part, QuantizedRowCache):
-                part.keys = tuple(next(arrays) for _ in range(3))
-                part.values = tuple(next(arrays) for _ in range(3))
+                part.keys = tuple(next(leaves) for _ in range(3))
+                part.values = tuple(next(leaves) for _ in range(3))
             else:
-                part.keys, part.values = next(arrays), next(arrays)
+                part.keys, part.values = next(leaves), next(leaves)
             part.offset = tokens
+
+    def _joined(self, index: int, blocks: Sequence[list[mx.array]], tokens: int) -> mx.array:
+        leaf = self.leaves[index]
+        if not leaf.bytes(1):
+            return mx.zeros((1, leaf.heads, tokens, leaf.width), getattr(mx, leaf.dtype))
+        return mx.concatenate([block[index] for block in blocks], axis=2).view(getattr(mx, leaf.dtype))
 
 
 def provenance(path: Path) -> str:
@@ -123,36 +212,82 @@ def layout_of(stage: Stage, computed_by: str) -> Layout | None:
         return None
     cache = stage.make_cache()
     parts = _parts(cache)
-    if any(type(part) not in _kinds() for part in parts):
+    if any(type(part) not in (*_CUTTABLE, *_HELD) or getattr(part, "keep", 0) for part in parts):
         return None
     stage([mx.zeros((1, 1, *each.tail), getattr(mx, each.dtype)) for each in stage.spec.receives], cache)
     leaves: list[Leaf] = []
+    for array in _leaves(cache):
+        if array.ndim != 4 or array.shape[0] != 1:
+            return None
+        leaves.append(Leaf(array.shape[1], array.shape[3], _name(array), array.dtype.size))
+    held: list[Held] = []
     for part in parts:
-        for array in _leaves(part):
-            if array.ndim != 4 or array.shape[0] != 1:
-                return None
-            name = str(array.dtype).removeprefix("mlx.core.")
-            leaves.append(Leaf(array.shape[1], array.shape[3], name, array.dtype.size))
+        arrays, window = _held(part, 1), getattr(part, "max_size", getattr(part, "chunk_size", 0))
+        if arrays is None or any(array.ndim < 2 or (window and array.ndim != 4) for array in arrays):
+            return None
+        held += [Held(tuple(array.shape), _name(array), array.dtype.size, window) for array in arrays]
     kinds = [
-        (type(part).__name__, getattr(part, "group_size", 0), getattr(part, "bits", 0), len(_leaves(part)))
-        for part in parts
+        (type(part).__name__, *(getattr(part, name, 0) for name in ("group_size", "bits"))) for part in parts
     ]
-    layout = Layout(tuple(leaves), repr((computed_by, stage.spec.model_type, kinds, leaves)))
-    return layout if layout.bytes(1) else None
+    described = repr((computed_by, stage.spec.model_type, kinds, leaves, held))
+    layout = Layout(tuple(leaves), tuple(held), described)
+    return layout if layout.bytes(1) or layout.snapshot_bytes(1) else None
 
 
-def _kinds() -> tuple[type, ...]:
-    """Caches that are nothing but keys and values, one token behind the other; not what derives from them."""
-    from mlx_lm.models.cache import KVCache  # whose way in `staging.rows` has prepared
+def _name(array: mx.array) -> str:
+    return str(array.dtype).removeprefix("mlx.core.")
 
-    return KVCache, QuantizedRowCache
+
+def _typed(words: mx.array, dtype: str) -> mx.array:
+    """An array of bytes as what it is an array of."""
+    if words.size:
+        return words.view(getattr(mx, dtype))
+    return mx.zeros(words.shape, getattr(mx, dtype))  # of width 0: there is nothing to see
 
 
 def _parts(cache: Cache) -> list[Any]:
     return [part for entry in cache for part in parts_of(entry)]
 
 
-def _leaves(part: Any) -> list[mx.array]:
-    if part.keys is None:
+def _leaves(cache: Cache) -> list[mx.array]:
+    """The arrays of the caches that can be cut, in order."""
+    return [
+        array
+        for part in _parts(cache)
+        if not isinstance(part, _HELD) and part.keys is not None
+        for _, array in tree_flatten([part.keys, part.values])
+    ]
+
+
+def _held(part: Any, tokens: int) -> list[mx.array] | None:
+    """The arrays of a cache after `tokens` tokens if it cannot be cut, and else nothing.
+
+    Of a window these are its last tokens; None where they are not in their order.
+    """
+    if not isinstance(part, _HELD):
         return []
-    return [array for _, array in tree_flatten([part.keys, part.values])]
+    if isinstance(part, ArraysCache):
+        arrays, padding, lengths = part.state
+        alone = padding is None and lengths is None
+        return list(arrays) if alone and all(array is not None for array in arrays) else None
+    if isinstance(part, RotatingKVCache):
+        keys, values, offset, _, most, end = part.state
+    else:
+        keys, values, offset, most, start = part.state
+        end = offset - start
+    count = min(tokens, most)
+    if keys is None or offset != tokens or end < count:
+        return None
+    return [array[..., end - count : end, :] for array in (keys, values)]
+
+
+def _hold(part: Any, arrays: Iterator[mx.array], tokens: int) -> None:
+    """The inverse of `_held`, with the next of these arrays."""
+    if isinstance(part, ArraysCache):
+        part.state = [next(arrays) for _ in part.cache], None, None
+    elif isinstance(part, RotatingKVCache):
+        most = part.max_size
+        part.state = next(arrays), next(arrays), tokens, 0, most, min(tokens, most)
+    else:
+        most = part.chunk_size
+        part.state = next(arrays), next(arrays), tokens, most, tokens - min(tokens, most)

@@ -195,7 +195,7 @@ class StageEpoch:
             return None
         return resolved
 
-    def recall(self, number: int, tokens: int, there: int) -> bool:
+    def recall(self, number: int, tokens: int, there: tuple[int, int]) -> bool:
         """As `Account.recall`: counts a prefix that is to be read from disk, for a step to restore."""
         idle = self.steps == self._composition.last_step
         return self._account.recall(number, tokens, there, idle=idle)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sealring.mesh.errors import InvalidInput, ResourceExhausted
@@ -127,7 +128,8 @@ class Prefixes:
         if self.disk is None:
             raise _not_allowed(change.prefix)
         cache = self.disk.restored(change, empty())
-        self._kept[change.prefix] = Kept(change.origin, cache)
+        marks = {} if self.cuts else {change.tokens: mark(cache)}
+        self._kept[change.prefix] = Kept(change.origin, cache, marks)
         return cache
 
     def began(self, row: int, record: bytes) -> None:
@@ -137,8 +139,10 @@ class Prefixes:
 
     def write_behind(self, keeping: Keeping) -> None:
         """Stores what was just kept, once that is computed."""
-        if self.disk is not None and self.cuts:
-            self.disk.write(keeping, self._kept[keeping.prefix].cache)
+        if self.disk is not None:
+            kept = self._kept[keeping.prefix]
+            marks = {each: partial(cut_to, kept.cache, each, at) for each, at in kept.marks.items()}
+            self.disk.write(keeping, kept.cache, marks)
 
     def forget(self, row: int) -> None:
         """Forgets a row that is evicted."""

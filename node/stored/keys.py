@@ -33,7 +33,7 @@ KEY_BYTES = 32
 FORMAT = 1
 """Raised with every change of what a block holds, so that others are misses: the bytes of each layer's keys,
 then of its values, [heads, tokens, width] each, as mlx-lm computes them. Quantized ones are words, scales and
-biases."""
+biases. A snapshot has each window's last tokens, in order, and each state, of one layer behind the other."""
 
 SEED, _NAMES = "seed", "names"
 

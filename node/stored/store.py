@@ -53,13 +53,12 @@ _UNCACHED: int | None = getattr(fcntl, "F_NOCACHE", None)
 
 @dataclass(frozen=True)
 class StoreFigures:
-    """Bytes and blocks of all that the node stores. Tokens read and damaged blocks are of this process.
+    """Bytes and blocks of all that the node stores. Damaged blocks are of this process.
     `oldest` is when the block was last used that waits longest, as of the last look at the folder, seconds of
     the wall clock."""
 
     bytes: int = 0
     blocks: int = 0
-    tokens_read: int = 0
     damaged: int = 0
     oldest: float = 0.0
     writes: bool = True
@@ -92,7 +91,7 @@ class Store:
         self._entries: dict[str, Entry] = {}
         self._held = 0  # their bytes
         self._oldest = 0.0
-        self._tokens_read = self._damaged = 0
+        self._damaged = 0
         self._off_until = 0.0
         self._warned: set[str] = set()
         self._looked = -LOOK_SECONDS
@@ -117,7 +116,6 @@ class Store:
             return StoreFigures(
                 bytes=self._held,
                 blocks=len(self._entries),
-                tokens_read=self._tokens_read,
                 damaged=self._damaged,
                 oldest=self._oldest,
                 writes=self._steady() >= self._off_until,
@@ -143,8 +141,6 @@ class Store:
                 self._damaged += 1
             self._remove([path])
             return None
-        with self._lock:
-            self._tokens_read += place.end - place.first
         return content
 
     def used(self, scope: bytes, places: Sequence[Place]) -> None:
@@ -196,6 +192,12 @@ class Store:
             self._entries[path] = Entry(size, place.first, place.end, 0, self._clock())
             self._held += size - (before.size if before is not None else 0)
         return True
+
+    def unused(self, scope: bytes, place: Place) -> bool:
+        """Whether a block is stored that was never used, as far as is known."""
+        with self._lock:
+            entry = self._entries.get(self._path(scope, place))
+        return entry is not None and not entry.uses
 
     def remove(self, scope: bytes, places: Sequence[Place]) -> None:
         """Removes blocks."""

@@ -6,21 +6,18 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 import pytest_asyncio
 from kernels import share_kernels
-from mlx.utils import tree_flatten
-from ringtest import CLUSTER, MODEL, Reference
+from ringtest import CLUSTER, Reference
+from small_models import write_model
 
 from sealring.cli.local.cluster import LocalCluster
-from sealring.node.engine.staging import random_model
 from sealring.node.models.kept import note_of
 from sealring.node.models.manifest import Manifest
 
@@ -33,23 +30,13 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 TOKENS = 8
 
 
-def make_model(folder: Path, config: dict[str, Any]) -> None:
-    """Random weights, with the demo model's tokenizer."""
-    folder.mkdir(parents=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, folder)
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = dict(tree_flatten(random_model(config, seed=3, dtype=mx.float32).parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
     """Three nodes, of which the first has all models."""
     state = tmp_path_factory.mktemp("kinds") / "state"
     archs = json.loads((Path(__file__).parents[1] / "data" / "archs.json").read_bytes())
     for kind in KINDS:
-        make_model(state / "node-0" / "models" / kind, archs[kind] | {"vocab_size": 1536})
+        write_model(state / "node-0" / "models" / kind, archs[kind])
     settings = {"node": {"allow_downloads": True}}
     async with LocalCluster(state, KINDS[0], nodes=3, settings=settings) as cluster:
         share_kernels(state)

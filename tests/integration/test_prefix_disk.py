@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import random
 import shutil
 import sys
@@ -19,8 +21,10 @@ import pytest
 import pytest_asyncio
 from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, MODEL, Ring, started
 from sharing import Answered, ask
+from small_models import DATA, tiny, write_model
 from tokenizers import Tokenizer
 
+from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.local.cluster import LocalCluster
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
@@ -29,6 +33,9 @@ from sealring.mesh.errors import SealringError
 pytestmark = CLUSTER
 
 WORDS = ("river", "stone", "garden", "winter", "market", "silver", "window", "bridge", "letter", "candle")
+LONG = 470
+"""Words of a prompt that is long enough for windows to be stored: four blocks and a snapshot."""
+
 HEAD_BYTES = 20
 """At the front of a block, in clear."""
 
@@ -43,20 +50,35 @@ async def ring(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ring]:
             yield ring
 
 
-def text_of(name: str) -> str:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def windows(ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Ring:
+    """Over the same nodes, a model whose caches cannot be cut: every second layer has a window."""
+    config = json.loads((DATA / "archs.json").read_bytes())["gpt_oss"]
+    small = tiny(config, "gpt_oss") | {"max_position_embeddings": 4096, "eos_token_id": 2}
+    model = write_model(tmp_path_factory.mktemp("windows") / "model", small)
+    spec = {"name": "windows", "model": str(model), "stages": 2, "max_rows": 2, "context": 2048}
+    await ring.cluster.admin.call("CreateDeployment", spec=spec, seconds=LIMIT_SECONDS)
+    deployment = await wait_until_serving(ring.cluster.admin, "windows", seconds=LIMIT_SECONDS)
+    other = dataclasses.replace(ring, deployment=deployment)
+    await other.offered(1)
+    return other
+
+
+def text_of(name: str, count: int = 300) -> str:
     """A long text that no other test sends."""
     words = random.Random(name)
-    return " ".join(words.choice(WORDS) for _ in range(300)) + f" marigold {name}"
+    return " ".join(words.choice(WORDS) for _ in range(count)) + f" marigold {name}"
 
 
-def messages(name: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": text_of(name)}, {"role": "user", "content": "Hello!"}]
+def messages(name: str, count: int = 300) -> list[dict[str, str]]:
+    return [{"role": "system", "content": text_of(name, count)}, {"role": "user", "content": "Hello!"}]
 
 
 async def members(ring: Ring) -> list[str]:
     """The names of the ring's nodes, by rank."""
     answer = await ring.cluster.admin.call("ListDeployments")
-    return [ring.node_of(stage.member) for stage in answer.deployments[0].plan.rings[0].stages]
+    (plan,) = (one.plan for one in answer.deployments if one.plan.spec.name == ring.model)
+    return [ring.node_of(stage.member) for stage in plan.rings[0].stages]
 
 
 def blocks(ring: Ring, node: str) -> set[tuple[Path, int]]:
@@ -67,12 +89,12 @@ def blocks(ring: Ring, node: str) -> set[tuple[Path, int]]:
     }
 
 
-async def stored(ring: Ring, name: str, key: str = "") -> Answered:
-    """Asks, and waits until all members have more blocks than before: they are written behind."""
+async def stored(ring: Ring, name: str, key: str = "", *, words: int = 300, more: int = 1) -> Answered:
+    """Asks, and waits until all members have `more` blocks than before: they are written behind."""
     before = {node: len(blocks(ring, node)) for node in await members(ring)}
-    answer = await ask(ring, messages(name), key=key)
+    answer = await ask(ring, messages(name, words), key=key)
     async with asyncio.timeout(LIMIT_SECONDS):
-        while any(len(blocks(ring, node)) == count for node, count in before.items()):
+        while any(len(blocks(ring, node)) < count + more for node, count in before.items()):
             await asyncio.sleep(0.1)
     return answer
 
@@ -106,14 +128,20 @@ async def test_a_killed_engine_reads_again_what_it_had_stored(ring: Ring) -> Non
         assert await ring.counted("prefix_cache_disk_tokens_total") == read, "it is one of memory now"
 
 
-async def test_everything_may_be_restarted(ring: Ring) -> None:
+async def test_everything_may_be_restarted(ring: Ring, windows: Ring) -> None:
     await ring.serving()
+    await windows.serving()
     cold = await stored(ring, "restarted")
+    slid = await stored(windows, "restarted", words=LONG, more=5)
+    assert slid.prompt_tokens > 1024
     everything = "coordinator", "gateway", *ring.cluster.node_names
     await restart(ring, *everything)
     await ring.serving()
+    await windows.serving()
     warm = await ask(ring, messages("restarted"))
     assert (warm.cached >= 256, warm.text) == (True, cold.text)
+    again = await ask(windows, messages("restarted", LONG))
+    assert (again.cached >= 1024, again.text) == (True, slid.text)
 
 
 async def test_a_member_without_its_folder_costs_a_miss(ring: Ring) -> None:
@@ -135,12 +163,16 @@ async def test_a_member_without_its_folder_costs_a_miss(ring: Ring) -> None:
         await restart(ring, node)
 
 
-async def test_who_steals_the_folders_finds_no_text_no_tokens_and_nothing_equal(ring: Ring) -> None:
-    """Two API keys send the same prompt, so that each has its blocks."""
+async def test_who_steals_the_folders_finds_no_text_no_tokens_and_nothing_equal(
+    ring: Ring, windows: Ring
+) -> None:
+    """Two API keys send the same prompts, so that each has its blocks, and snapshots of windows."""
     await ring.serving()
+    await windows.serving()
     other, _ = KeyFile(ring.cluster.state_dir / "gateway").create([Scope.INFERENCE])
-    own = await stored(ring, "stolen")
-    assert (await stored(ring, "stolen", key=other)).text == own.text
+    for each, words, more in ((ring, 300, 1), (windows, LONG, 5)):
+        own = await stored(each, "stolen", words=words, more=more)
+        assert (await stored(each, "stolen", key=other, words=words, more=more)).text == own.text
     ids = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(text_of("stolen")).ids
     assert len(ids) > 256
     for node in await members(ring):

@@ -1,53 +1,27 @@
 """Real rings of three over models that are no plain chain of layers give the tokens of mlx-lm."""
 
 import asyncio
-import json
-import shutil
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
-from ringtest import CLUSTER, MODEL, chat, started
+from ringtest import CLUSTER, chat, started
 from sharing import ask, dialogue
-from small_models import tiny
+from small_models import tiny, write_model
 from stagering import UNUSUAL, config_of
 
 from sealring.cli.local.cluster import LocalCluster
 from sealring.node.engine import mlx_lm_import
-from sealring.node.engine.staging import random_model
 from sealring.node.engine.text.tokenizer import load_tokenizer
 
 pytestmark = [*CLUSTER, pytest.mark.sweep, pytest.mark.timeout(900)]
 OTHERS = ["gpt_bigcode", "hunyuan", "llama4", "longcat_flash_ngram", "minimax_m3_vl:all-sparse"]
 OTHERS += ["nanochat", "recurrent_gemma", "rwkv7", "talkie"]
-VOCABULARY = json.loads((MODEL / "config.json").read_text())["vocab_size"]
 ROWS = [
     ("Hello!", 24),
     ("What is the capital of Kenya? " * 6, 12),
     ("Why?", 30),
     ("Name the planets. " * 3, 16),
 ]
-
-
-def with_vocabulary(config):
-    """The configuration with as many tokens as the bundled tokenizer knows."""
-    if not isinstance(config, dict):
-        return config
-    return {
-        name: VOCABULARY if name.startswith("vocab_size") else with_vocabulary(value)
-        for name, value in config.items()
-    }
-
-
-def write_model(folder, family):
-    folder.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, folder)
-    config = with_vocabulary(tiny(config_of(family), family)) | {"eos_token_id": 2}
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = dict(tree_flatten(random_model(config, seed=5).parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    return folder
 
 
 class Whole:
@@ -81,7 +55,8 @@ async def test_real_rings_of_three(tmp_path, family):
 
 
 async def _answers_as_whole(tmp_path, family, **spec):
-    model = write_model(tmp_path / "model", family)
+    config = tiny(config_of(family), family) | {"eos_token_id": 2}
+    model = write_model(tmp_path / "model", config, seed=5)
     whole = Whole(model)
     async with (
         LocalCluster(

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).parents[1] / "data"
+DEMO = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
 
 WIDTHS = {"hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"}
 SMALLER: dict[str, dict[str, Any]] = {
@@ -80,6 +82,32 @@ def tiny(config: dict[str, Any], key: str = "") -> dict[str, Any]:
     for name, value in SMALLER.get(key, {}).items():
         small[name] = small[name] | value if isinstance(value, dict) else value
     return small
+
+
+def write_model(folder: Path, config: dict[str, Any], seed: int = 3) -> Path:
+    """Writes a model of random weights in float32, with the demo model's tokenizer and vocabulary."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    from sealring.node.engine.staging import random_model
+
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, folder)
+    made = _with_vocabulary(config, json.loads((DEMO / "config.json").read_bytes())["vocab_size"])
+    (folder / "config.json").write_text(json.dumps(made))
+    weights = dict(tree_flatten(random_model(made, seed=seed, dtype=mx.float32).parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return folder
+
+
+def _with_vocabulary(config: Any, tokens: int) -> Any:
+    if not isinstance(config, dict):
+        return config
+    return {
+        name: tokens if name.startswith("vocab_size") else _with_vocabulary(value, tokens)
+        for name, value in config.items()
+    }
 
 
 if __name__ == "__main__":

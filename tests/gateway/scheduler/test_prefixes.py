@@ -23,22 +23,28 @@ class Desk:
     """A prefix cache, and rows of one character per token, which are named as a head names them."""
 
     def __init__(
-        self, support: control.PrefixSupport.ValueType = ANY, tokens: int = 10_000, marks: int = 0
+        self,
+        support: control.PrefixSupport.ValueType = ANY,
+        tokens: int = 10_000,
+        marks: int = 0,
+        *,
+        stores: bool = False,
     ) -> None:
         ring = RingFacts((MemberMemory(1, 0, tokens, marks),), 8, 256, support)
         self.ledger = Ledger(ring)
-        self.cache = PrefixCache(self.ledger, support, mark_every=ring.mark_every)
+        self.cache = PrefixCache(self.ledger, support, mark_every=ring.mark_every, stores=stores)
         self.count = 0
         self.ends = Ends()
         self.named: dict[int, PrefixNames] = {}
 
-    def row(self, text: str) -> Row:
-        """A row about to begin."""
+    def row(self, text: str, stored: int = 0) -> Row:
+        """A row about to begin. The head has the first `stored` tokens of its prompt on disk."""
         self.count += 1
         row = Row(self.count, Request(f"r{self.count}", "k", 1, inference.Envelope()))
         named = self.named[row.number] = PrefixNames(bytes(32), b"c")
         names, ends = self.ends.extend(named, text.encode("utf-32-le"))
         row.prompt_tokens, row.names = len(text), split(names, len(text), ends=ends)
+        row.stored = stored
         self.cache.prepare(row)
         return row
 
@@ -283,3 +289,20 @@ def test_the_names_seen_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     assert desk.row("a" * 150 + "x" * 50).cuts == (150, end)
     assert desk.row("b" * 150 + "x" * 50).cuts == (end,)
     assert desk.row("a" * 70 + "x" * 130).cuts == (64, end)
+
+
+def test_a_prompt_whose_caches_cannot_be_cut_is_cut_where_its_beginning_can_be_stored() -> None:
+    """At the last edge of blocks before its end, and before the end of what it has in common with another, if
+    a sixteenth more is stored then and a thousand tokens at least."""
+    system, end = "s" * 3000, 5000 - OPENING
+    first = system + "a" * 2000
+    for stores, stored, edges in ((True, 0, [4864]), (True, 3840, [4864]), (True, 4096, []), (False, 0, [])):
+        row = Desk(EXACT, 20_000, stores=stores).row(first, stored)
+        assert row.cuts == (*edges, end)
+    desk = Desk(EXACT, 20_000, stores=True)
+    desk.prefill(first)
+    assert desk.row(system + "b" * 2000).cuts == (2816, 2944, 4864, end)
+    sealed = Row(9, Request("sealed", "k", 1, inference.Envelope(sealed=b"sealed")))
+    sealed.names, sealed.prompt_tokens = row.names, row.prompt_tokens
+    Desk(EXACT, 20_000, stores=True).cache.prepare(sealed)
+    assert sealed.cuts == (end,)

@@ -27,12 +27,12 @@ MEMBERS, CHUNK = 2, 1024
 class Desk:
     """A ring of two whose head has read prompts of zeros; its steps are composed as members do."""
 
-    def __init__(self, budget: int = 1 << 30, *, recalls: bool = True) -> None:
+    def __init__(self, budget: int = 1 << 30, *, recalls: bool = True, exact: bool = False) -> None:
         facts = RingFacts(
             (MemberMemory(1, 0, budget),) * MEMBERS,
             8,
             CHUNK,
-            control.PREFIX_SUPPORT_ANY,
+            control.PREFIX_SUPPORT_EXACT if exact else control.PREFIX_SUPPORT_ANY,
             recalls=recalls,
         )
         self.scheduler = Scheduler(queue_limit=10)
@@ -52,7 +52,7 @@ class Desk:
             if isinstance(action, RecallBlocks):
                 self.recalls.append(action)
                 if action.chain.names:
-                    self.account.recall(action.number, action.chain.tokens, 0, idle=not self.under_way)
+                    self.account.recall(action.number, action.chain.tokens, (0, 0), idle=not self.under_way)
                 else:
                     self.account.give_up(action.number)
             elif isinstance(action, OpenRow):
@@ -232,3 +232,24 @@ def test_blocks_end_where_prefixes_are_named() -> None:
     named.extend(bytes(4 * 70_000))
     assert set(chain.edges) <= set(named.names)
     assert chain.edges[0] == STORED_BLOCK
+
+
+def test_caches_that_cannot_be_cut_are_restored_at_a_length_that_all_members_have_or_not() -> None:
+    desk = Desk(exact=True)
+    row = desk.ask("one", 2000, 1024)
+    desk.answer(1, 1024, 1024)
+    assert (desk.restored, desk.begun) == ([(1, 1024)], {row: 1024})
+    desk.finish()
+    other = desk.ask("two", 2000, 1024, token=b"two ")
+    desk.answer(2, 1024, 768)
+    assert desk.cancelled == [2]
+    assert [(each.row, each.chain.tokens) for each in desk.recalls[-1:]] == [(other, 768)]
+    desk.answer(3, 768, 768)
+    assert desk.restored[1:] == [(3, 768)]
+    assert desk.begun[other] == 768
+    desk.finish()
+    third = desk.ask("three", 2000, 1024, token=b"thre")
+    desk.answer(4, 1024, 512)
+    desk.answer(5, 0, 512)
+    assert desk.begun[third] == 0
+    assert desk.cancelled == [2, 4, 5]

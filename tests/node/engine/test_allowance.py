@@ -51,7 +51,8 @@ class Member:
             return
         self.there[number] = tokens
         idle = self.computed == self.announced
-        if self.account.recall(number, tokens, sum(self.there.values()), idle=idle):
+        there = sum(self.there.values()), len(self.there)
+        if self.account.recall(number, tokens, there, idle=idle):
             self._read(number)
         else:
             self.tasks.append(lambda: self._read(number))
@@ -75,7 +76,8 @@ class Member:
         self.read.discard(number)
 
     def _look(self) -> None:
-        self.most = max(self.most, self.held + sum(self.there[number] for number in self.read))
+        read = sum(OFFER.per_row + self.there[number] for number in self.read)
+        self.most = max(self.most, self.held + read)
 
 
 def changing(**change: object) -> control.Step:
@@ -144,13 +146,13 @@ def test_a_recall_waits_for_the_memory_that_an_announced_step_drops() -> None:
     assert 2 not in member.read
     member.compute()
     assert 2 in member.read
-    assert member.most == 800
+    assert member.most == 800 + OFFER.per_row
 
 
 @pytest.mark.parametrize("earlier", [0, 500])
 def test_a_recall_beyond_the_offer_is_refused(earlier: int) -> None:
     member = Member(earlier)
-    member.recall(1, 400)
+    member.recall(1, 380)
     with pytest.raises(ResourceExhausted, match="this member offers 800") as refused:
         member.recall(2, 501)
     assert refused.value.reason == "KV_BUDGET"

@@ -1,8 +1,10 @@
-"""The bytes of caches as blocks: what they are, and what is known of how they were made."""
+"""The bytes of caches as blocks and snapshots: what they are, and what is known of how they were made."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -13,12 +15,26 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from patience import PATIENCE_SECONDS
+from small_models import DATA, tiny
 from stagering import QUANTIZED, compute_thread, prompt_of, quantized_prompt_cache, stages_of, whole
 
-from sealring.node.engine.blocks import layout_of, provenance
-from sealring.node.engine.staging.caches import detached, first_tokens
+from sealring.node.engine.blocks import Layout, layout_of, provenance
+from sealring.node.engine.staging import build_skeleton, random_stage
+from sealring.node.engine.staging.caches import Cache, detached, first_tokens
+from sealring.node.engine.staging.undo import cut_to, mark
 
 TOKENS, FIRST, END = 12, 3, 9
+CHUNKS, MARKED = [24, 9, 5], 33
+"""Chunks of a prompt, longer than most windows here; it is kept at its end and marked behind the second."""
+BLOCKS = [(0, 16), (16, MARKED)]
+
+ARCHS = [json.loads((DATA / name).read_bytes()) for name in ("archs.json", "archs-more.json")]
+NOT_HERE = {"phi3small", "phi3small:dense", "bitnet", "muse_spark", "olmo", "olmo:tied"}
+"""They need Metal, another package, or crash MLX on a CPU (test_architectures)."""
+ALL: dict[str, dict[str, Any]] = {
+    key: config for archs in ARCHS for key, config in archs.items() if key not in NOT_HERE
+}
+ALWAYS = {"gpt_oss", "qwen3_next", "llama4", "gemma3n"}
 
 
 def bytes_of(array: mx.array) -> bytes:
@@ -50,6 +66,43 @@ def test_a_block_is_what_its_format_says(family: str) -> None:
     thread = compute_thread(0)
     stages_of(family, 1)
     assert thread.submit(stored).result(PATIENCE_SECONDS) == thread.submit(computed).result(PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=[pytest.mark.sweep] * (key not in ALWAYS)) for key in ALL]
+)
+def test_a_row_goes_on_from_blocks_and_a_snapshot_as_if_it_had_never_ended(key: str) -> None:
+    """In all kinds of caches but those of DeepSeek V4.1, whose layers compress what they have read."""
+    config, tokens = tiny(ALL[key], key), random.Random(key).choices(range(3, 50), k=sum(CHUNKS))
+
+    def goes_on() -> bool | None:
+        """None for caches that are not stored."""
+        stage = random_stage(config, 0, len(build_skeleton(config).layers), seed=3)
+        layout = layout_of(stage, "")
+        if layout is None:
+            return None
+        cache, marks, at = stage.make_cache(), {}, 0
+        for size in CHUNKS:
+            stage([mx.array([tokens[at : at + size]], mx.uint32)], cache)
+            at += size
+            marks[at] = mark(detached(first_tokens(cache, at)))
+        kept = detached(first_tokens(cache, at))
+        cut = cut_to(kept, MARKED, marks[MARKED])
+        read = through_the_disk(layout, kept, cut, stage.make_cache())
+        rest = [mx.array([part], mx.uint32) for part in ([3, 1, 4, 1, 5], [9])]
+        equal = [mx.array_equal(stage([part], cut)[0], stage([part], read)[0]).item() for part in rest]
+        return all(equal)
+
+    def through_the_disk(layout: Layout, kept: Cache, cut: Cache, read: Cache) -> Cache:
+        held, snapshot = layout.bytes_of(layout.views(kept), sum(CHUNKS)), layout.snapshot(cut, MARKED)
+        assert snapshot is not None
+        content = layout.snapshot_content(snapshot, MARKED)
+        blocks = [layout.arrays(layout.content(held, *ends), ends[1] - ends[0]) for ends in BLOCKS]
+        layout.fill(read, blocks, layout.snapshot_arrays(content, MARKED), MARKED)
+        return read
+
+    found = compute_thread(0).submit(goes_on).result(PATIENCE_SECONDS)
+    assert found is (None if key == "deepseek_v41" else True)
 
 
 def test_what_computed_a_block_is_known_by_versions_and_weights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from sealring.v1 import control_pb2 as control
 LENGTH = STORED_BLOCK + 2 * CHUNK
 BUDGET = 1 << 30
 STORED = ["llama", "qwen3", "qwen3:4", "mixtral", "deepseek_v3"]
+SNAPSHOTS = ["gemma3_text", "gpt_oss", "mamba2", "qwen3_next", "gemma3_text:8"]
+"""Families with windows or states, which are stored as they are at an edge of blocks."""
 
 
 def chain(tokens: list[int]) -> Chain:
@@ -84,17 +87,23 @@ def write(
     root: Path,
     *,
     tokens: int = STORED_BLOCK + CHUNK,
+    marks: Sequence[int] = (),
     fail: bool = False,
 ) -> None:
-    """An epoch in which the prompt is computed, its first `tokens` are kept and written behind; it may `fail`
-    then."""
+    """An epoch in which the prompt is computed, its first `tokens` are kept and written behind, in place of
+    what is kept at `marks`; it may `fail` then."""
     stages, row = stages_of(family, size), row_of(prompt)
     ring = Ring(stages, Prompts({1: (prompt, row)}))
     made = disks(ring, stages, root)
     steps = [*prefill(1, prompt, 0, len(params.encode(row))), *decoded(2)]
-    changes = steps[-2].changes
-    changes.add().keep.CopyFrom(control.Keep(prefix=1, row=1, tokens=tokens))
-    changes.add().admit.row = 1
+    for prefix, length in enumerate([*marks, tokens], 1):
+        changes = steps[length // CHUNK].changes  # behind the chunk that ends there
+        if prefix > 1:
+            changes.add().drop.prefix = prefix - 1
+        changes.add().keep.CopyFrom(
+            control.Keep(prefix=prefix, row=1, tokens=length, marks=marks[: prefix - 1])
+        )
+    steps[-2].changes.add().admit.row = 1
     try:
         perform(ring, steps, len(steps))
         if fail:
@@ -130,14 +139,14 @@ def recall(disk: Disk, number: int, wanted: Chain) -> int:
     ("family", "size"),
     [
         pytest.param(family, size, marks=[] if (family, size) in always else [pytest.mark.sweep])
-        for always in [{("llama", 3), ("qwen3:4", 1), ("deepseek_v3", 2)}]
-        for family in STORED
+        for always in [{("llama", 3), ("qwen3:4", 1), ("deepseek_v3", 2), ("gpt_oss", 2), ("qwen3_next", 1)}]
+        for family in (*STORED, *SNAPSHOTS)
         for size in (1, 2, 3)
     ],
 )
 def test_after_a_restart_a_prompt_goes_on_from_the_disk(family: str, size: int, tmp_path: Path) -> None:
     prompt = prompt_of(family, 0, LENGTH)
-    write(family, size, prompt, tmp_path)
+    write(family, size, prompt, tmp_path, tokens=STORED_BLOCK)
     stages = stages_of(family, size)
     other = prompt[:STORED_BLOCK] + prompt_of(family, 1, 5)
     row = row_of(other)
@@ -161,10 +170,36 @@ def test_after_a_restart_a_prompt_goes_on_from_the_disk(family: str, size: int, 
     assert ring.prompts.reused == [STORED_BLOCK]
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "mamba2", "gpt_oss"])
-def test_caches_that_are_more_than_keys_and_values_are_not_stored(family: str) -> None:
+@pytest.mark.parametrize("lost", ["snapshot", "block"])
+def test_a_snapshot_is_of_use_with_all_of_its_blocks_only(tmp_path: Path, lost: str) -> None:
+    family, edges = "gpt_oss", (STORED_BLOCK, 2 * STORED_BLOCK)
+    prompt = prompt_of(family, 0, LENGTH + STORED_BLOCK)
+    for tokens in edges:
+        write(family, 1, prompt, tmp_path, tokens=tokens)
+    files = {
+        tuple(Head.parse(file.read_bytes()[:HEAD_BYTES]) or ())[:2]: file for file in blocks_in(tmp_path)
+    }
+    assert set(files) == {(0, 256), (0, 512), (256, 512)}, "the first block and the first snapshot are alike"
+    files[(0, 512) if lost == "snapshot" else (256, 512)].unlink()
     (stage,) = stages_of(family, 1)
-    assert compute_thread(0).submit(layout_of, stage, "").result(PATIENCE_SECONDS) is None
+    disk, wanted = disk_of(stage, 0, tmp_path), chain(prompt)
+    assert disk is not None
+    assert disk.held(wanted).tokens == recall(disk, 1, wanted) == STORED_BLOCK
+    disk.close()
+
+
+def test_a_snapshot_is_of_the_last_edge_of_blocks_at_which_the_row_was_kept(tmp_path: Path) -> None:
+    """A longer prefix takes the place of the one that ends there, often before that is written."""
+    prompt = prompt_of("mamba2", 0, LENGTH)
+    write("mamba2", 1, prompt, tmp_path, tokens=STORED_BLOCK + CHUNK)
+    assert blocks_in(tmp_path) == []
+    write("mamba2", 1, prompt, tmp_path, tokens=STORED_BLOCK + CHUNK, marks=[STORED_BLOCK])
+    (snapshot,) = blocks_in(tmp_path)  # a state, and no keys and values
+    assert (Head.parse(snapshot.read_bytes()[:HEAD_BYTES]) or ())[:2] == (0, STORED_BLOCK)
+
+
+def blocks_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.block"))
 
 
 def test_stages_with_other_caches_have_other_layouts() -> None:

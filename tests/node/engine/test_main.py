@@ -328,15 +328,16 @@ PROMPT = inference.Prompt(tokens=inference.TokenIds(ids=[7] * (STORED_BLOCK + 1)
 
 
 def begin_with_disk(member: EngineProcess, model: Path, disk: Path, *, context: int) -> None:
-    """An epoch that may hold four blocks, of an engine that has loaded the model with this context."""
+    """An epoch that may hold four prefixes of a block; the engine has loaded the model with this context."""
     load = engine.LoadStage(path=str(model), hi=LAYERS, context=context)
-    per_token = member.ask("loaded", load=load).kv_bytes_per_token
+    loaded = member.ask("loaded", load=load)
+    prefix = STORED_BLOCK * loaded.kv_bytes_per_token + loaded.kv_bytes_per_row
     opening = engine.OpenEngineEpoch(
         epoch=1,
         size=1,
         prefill_chunk=CHUNK,
         max_rows=8,
-        kv_budget=4 * STORED_BLOCK * per_token,
+        kv_budget=4 * prefix,
         disk=engine.PrefixDisk(root=str(disk), model=str(disk / "model"), key=bytes(32)),
     )
     assert member.ask("epoch_opened", open_epoch=opening).recalls
@@ -370,10 +371,10 @@ def test_recalls_beyond_the_memory_of_the_plan_end_the_epoch(process: EngineProc
     """Recalled blocks count beside kept prefixes, whether or not they are restored."""
     begin_with_disk(process, MODEL, tmp_path, context=4 * STORED_BLOCK)
     chain = store_prompt(process)
-    for row in range(1001, 1005):
+    for row in range(1001, 1006):
         open_prompt(process, row)
         process.send(recall=control.Recall(number=row, chain=chain, row=row))
-        if row < 1004:
+        if row < 1005:
             assert process.wait_for("recalled").tokens == STORED_BLOCK
     assert process.wait_for("fault").problem.reason == "KV_BUDGET"
 

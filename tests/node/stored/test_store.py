@@ -63,7 +63,7 @@ def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
         assert not again.wants(SCOPE, place)
     assert again.held(SCOPE, places(2)) == 0
     assert again.read(SCOPE, places(2)[0], 2000) is None
-    assert (again.figures().blocks, again.figures().tokens_read) == (3, 768)
+    assert again.figures().blocks == 3
 
 
 def test_prompts_wait_for_the_first_look_at_the_folder_and_not_for_a_slow_one(tmp_path: Path) -> None:
@@ -161,6 +161,14 @@ def test_a_block_in_anothers_place_is_a_miss_and_goes(tmp_path: Path) -> None:
             assert again.wants(scope, place)
     assert again.figures().damaged == 6
     assert not files(tmp_path)
+
+
+def test_what_was_never_used_is_known(tmp_path: Path) -> None:
+    mine, (one, other, missing) = store(tmp_path), places(1, 3)
+    for place in (one, other):
+        assert mine.write(SCOPE, place, memoryview(content(1)))
+    mine.used(SCOPE, [one])
+    assert [mine.unused(SCOPE, place) for place in (one, other, missing)] == [False, True, False]
 
 
 def test_a_removed_model_is_gone_and_others_stay(tmp_path: Path) -> None:
