@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -83,10 +84,15 @@ def describe(name: str, rings: Any) -> str:
             continue
         if ring.progress:
             last = min(ring.progress, key=lambda one: one.fraction)
-            return f"{name}: {last.what} {last.fraction:.0%} (slowest of {len(ring.progress)} nodes)"
+            return f"{name}: {progressed(last.what, last.fraction)} (slowest of {len(ring.progress)} nodes)"
         if ring.reason and ring.phase == membership_pb2.RING_PHASE_DOWN:
             return f"{name}: waiting, {ring.reason}"
     return f"{name}: forming the ring"
+
+
+def progressed(what: str, fraction: float) -> str:
+    """How far a member is, in the words of the dashboard and of the gateway's lists: "loading 60 %"."""
+    return f"{what} {math.floor(100 * fraction)} %"
 
 
 async def wait_until_online(

@@ -14,7 +14,7 @@ import typer
 from sealring.cli.calls.held import lacks_parts, lies_in_parts, pull
 from sealring.cli.calls.members import find_node
 from sealring.cli.calls.operator import Admin, call_admin, run_admin
-from sealring.cli.calls.waiting import wait_until_serving
+from sealring.cli.calls.waiting import progressed, wait_until_serving
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.options import AsJson, Seconds
 from sealring.cli.terminal.output import (
@@ -599,13 +599,13 @@ def print_deployments(found: list[dict[str, Any]]) -> None:
 
 
 def _load(deployment: dict[str, Any]) -> str:
-    """The reason why a model on demand is not loaded, or the time at which it is unloaded."""
+    """The reason why a model on demand is not loaded or makes room, or the time at which it is unloaded."""
     load = deployment.get("load")
     if load is None:
         return ""
     waiting = f"{load['waiting']} waiting" if load["waiting"] and load["phase"] != "loaded" else ""
     if load["phase"] == "yielding":
-        return "is unloaded once its requests are answered"
+        return "; ".join(filter(None, (load["reason"], "it is unloaded once its requests are answered")))
     expires = f"unloaded at {moment(load['expires'])} if nobody asks" if load["expires"] else ""
     return ": ".join(part for part in (waiting, load["reason"]) if part) or expires
 
@@ -628,4 +628,4 @@ def _phase(ring: dict[str, Any]) -> str:
     """The phase, and how far the slowest member is with what it does meanwhile."""
     phase = str(ring.get("phase", ""))
     last = min(ring.get("progress", ()), key=lambda one: one.get("fraction", 0.0), default=None)
-    return f"{phase}, {last['what']} {last.get('fraction', 0.0):.0%}" if last else phase
+    return f"{phase}, {progressed(last['what'], last.get('fraction', 0.0))}" if last else phase

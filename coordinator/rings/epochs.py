@@ -30,6 +30,9 @@ STEADY_SECONDS = 10.0
 RETRY_SECONDS = 1.0
 """How long to wait when the number of the next epoch cannot be stored."""
 
+_LOADING = "loading"
+"""The word for the progress of a member that has reported none yet."""
+
 
 class Phase(enum.Enum):
     """The phase of a ring."""
@@ -169,14 +172,13 @@ class RingEpochs:
         return dict(forming.progress) if forming else {}
 
     @property
-    def loaded(self) -> float:
-        """The share of its weights that the slowest member has loaded for the epoch that forms, 0 to 1."""
+    def slowest(self) -> tuple[str, float]:
+        """The progress of the slowest member for the epoch that forms: words, and a fraction from 0 to 1."""
         forming = self._epoch
         if forming is None:
-            return 0.0
-        shares = {member: share for member, (_, share) in forming.progress.items()}
-        shares |= dict.fromkeys(forming.prepared, 1.0)
-        return min(shares.get(member, 0.0) for member in self.members)
+            return _LOADING, 0.0
+        shares = forming.progress | dict.fromkeys(forming.prepared, (_LOADING, 1.0))
+        return min((shares.get(one, (_LOADING, 0.0)) for one in self.members), key=lambda each: each[1])
 
     def deadline(self) -> float | None:
         """The time of the next `tick` that has work, or None."""

@@ -211,6 +211,7 @@ class Loads:
             if victim in allowed:
                 self.models[victim].enter(Phase.YIELDING, now)
                 self.models[victim].yields_to = name
+                self.models[victim].reason = f"it makes room for {name}"
         if victims:
             self.models[name].reason = f"{_and(victims)} {_verb(victims)} unloaded for it"
 

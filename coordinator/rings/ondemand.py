@@ -374,17 +374,20 @@ class OnDemand:
                 digest=profile.digest,
                 parameters=profile.parameters,
                 precision=profile.precision,
-                progress=self._progress(one),
             )
             if (load := self.loads.models.get(one.name)) is not None:
                 self._add_load(state, load)
+            self._add_progress(state, one)
             yield state
 
-    def _progress(self, deployment: StoredDeployment) -> int:
-        """Percent that the slowest member of the rings that form has loaded; 0 if none forms."""
+    def _add_progress(self, state: ModelState, deployment: StoredDeployment) -> None:
+        """Adds how far the slowest member of the rings that form is, in percent, and in `status`'s words."""
         running = (self._table.running.get(ring.ring) for ring in deployment.plan.rings)
-        shares = [one.machine.loaded for one in running if one and one.machine.phase is RingPhase.PREPARING]
-        return int(min(shares, default=0.0) * 100) // _SHOWN_PERCENT * _SHOWN_PERCENT
+        forming = [one.machine for one in running if one and one.machine.phase is RingPhase.PREPARING]
+        if forming:
+            what, share = min((one.slowest for one in forming), key=lambda each: each[1])
+            state.progress = int(share * 100) // _SHOWN_PERCENT * _SHOWN_PERCENT
+            state.reason = state.reason or f"{what} {state.progress} %"
 
     def _add_load(self, state: ModelState, load: Load) -> None:
         state.phase, state.reason = _PHASES[load.phase], load.reason

@@ -183,9 +183,16 @@ def model_object(model: inference.Model) -> dict[str, Any]:
         "state": state_of(model),
         "aliases": list(model.aliases),
         **({"digest": model.digest} if model.digest else {}),
+        **told(model),
+        **({"expires": model.expires} if model.expires else {}),
+    }
+
+
+def told(model: inference.Model) -> dict[str, Any]:
+    """What is said of a model that is being loaded or makes room, and the share that is loaded."""
+    return {
         **({"reason": model.reason} if model.reason else {}),
         **({"progress": model.progress / 100} if model.progress else {}),
-        **({"expires": model.expires} if model.expires else {}),
     }
 
 

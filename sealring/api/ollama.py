@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from sealring.api.answers import Asked, Choice, Renderer, pieces, state_of
+from sealring.api.answers import Asked, Choice, Renderer, pieces, state_of, told
 from sealring.api.chat import ask_as_chat
 from sealring.api.errors import ollama_error
 from sealring.api.fields import (
@@ -304,15 +304,19 @@ def tags(models: list[inference.Model]) -> _Object:
 
 
 def loaded(models: list[inference.Model]) -> _Object:
-    """`GET /api/ps`: the models that are loaded, each with the time at which it is unloaded. That time has
-    passed if it is being unloaded."""
-    found = (one for one in models if state_of(one) == "loaded")
-    return {
-        "models": [
-            _listed(one, one.name)
-            | {"expires_at": _time(one.expires) if one.expires else _NEVER, "size_vram": one.memory}
-            for one in found
-        ]
+    """`GET /api/ps`: the models that are loaded, each with the time at which it is unloaded, and as in Ollama
+    those that are being loaded. That time has passed if a model is being unloaded."""
+    return {"models": [_running(one) for one in models if state_of(one) in ("loaded", "loading")]}
+
+
+def _running(model: inference.Model) -> _Object:
+    state = state_of(model)
+    share = 100 if state == "loaded" else model.progress
+    return _listed(model, model.name) | {
+        "expires_at": _time(model.expires) if model.expires else _NEVER,
+        "size_vram": model.memory * share // 100,
+        "state": state,
+        **told(model),
     }
 
 

@@ -1307,7 +1307,7 @@ class LoadStatus(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     phase: _membership_pb2.LoadPhase.ValueType
     reason: _builtins.str
-    """what it waits for, or why it could not be loaded"""
+    """what it waits for, what it makes room for, or why it could not be loaded"""
     expires: _builtins.int
     """unix seconds: when it is unloaded unless it is used; 0: never, or it is not loaded"""
     waiting: _builtins.int

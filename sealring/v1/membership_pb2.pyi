@@ -1880,7 +1880,7 @@ class ModelState(_message.Message):
     deployment: _builtins.str
     phase: Global___LoadPhase.ValueType
     reason: _builtins.str
-    """what it waits for"""
+    """what it waits for, how far it is, or what it makes room for"""
     model_type: _builtins.str
     context: _builtins.int
     seconds: _builtins.int

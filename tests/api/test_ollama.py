@@ -22,7 +22,11 @@ MODELS = [
     ),
     inference.Model(name="kept", availability=inference.MODEL_AVAILABILITY_LOADED, aliases=["gpt-4o"]),
     inference.Model(
-        name="coming", availability=inference.MODEL_AVAILABILITY_LOADING, reason="small goes", progress=35
+        name="coming",
+        availability=inference.MODEL_AVAILABILITY_LOADING,
+        reason="loading 35 %",
+        progress=35,
+        memory=200,
     ),
     inference.Model(name="big", availability=inference.MODEL_AVAILABILITY_NOT_LOADED),
     inference.Model(name="broken"),
@@ -102,7 +106,7 @@ def test_lm_studios_name_for_it_is_taken_too() -> None:
     assert caught.value.metadata["param"] == "ttl"
 
 
-def test_lists_have_all_models_with_their_states_and_ps_those_that_are_loaded() -> None:
+def test_lists_have_all_models_with_their_states_and_ps_those_that_are_loaded_or_will_be() -> None:
     states = {one["name"]: one["state"] for one in tags(MODELS)["models"]}
     assert states == {
         "small": "loaded",
@@ -113,13 +117,21 @@ def test_lists_have_all_models_with_their_states_and_ps_those_that_are_loaded() 
         "broken": "down",
         "of an earlier gateway": "loaded",
     }
-    running = {one["name"]: one["expires_at"] for one in loaded(MODELS)["models"]}
+    running = {one["name"]: one for one in loaded(MODELS)["models"]}
     never = "9999-12-31T23:59:59Z"
-    assert running == {"small": "2027-01-15T08:00:00Z", "kept": never, "of an earlier gateway": never}
+    assert {name: one["expires_at"] for name, one in running.items()} == {
+        "small": "2027-01-15T08:00:00Z",
+        "kept": never,
+        "coming": never,
+        "of an earlier gateway": never,
+    }
+    assert (running["small"]["state"], running["small"]["size_vram"]) == ("loaded", 9)
+    coming = {"state": "loading", "reason": "loading 35 %", "progress": 0.35, "size": 200, "size_vram": 70}
+    assert running["coming"].items() >= coming.items()
     objects = {one.name: model_object(one) for one in MODELS}
     assert objects["kept"]["aliases"] == ["gpt-4o"]
-    coming = objects["coming"]
-    assert (coming["state"], coming["reason"], coming["progress"]) == ("loading", "small goes", 0.35)
+    same = ("state", "reason", "progress")
+    assert [objects["coming"][name] for name in same] == [coming[name] for name in same]
 
 
 def test_what_is_known_of_a_model_is_shown() -> None:

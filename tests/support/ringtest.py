@@ -190,9 +190,11 @@ HASTY = {"coordinator": {"replace_after": "24h", "drain_timeout": "3s"}}
 
 
 @asynccontextmanager
-async def serving(folder: Path, size: int, **spec: Any) -> AsyncIterator[Ring]:
-    """A cluster of `size` nodes that serves the demo model over all of them, or as `spec` has it."""
-    async with LocalCluster(folder, MODEL, nodes=size, name="demo", settings=HASTY) as cluster:
+async def serving(folder: Path, size: int, memory: str = "", **spec: Any) -> AsyncIterator[Ring]:
+    """A cluster of `size` nodes that serves the demo model over all of them, or as `spec` has it. `memory` is
+    what each node may use."""
+    settings = HASTY | ({"node": {"memory_limit": memory}} if memory else {})
+    async with LocalCluster(folder, MODEL, nodes=size, name="demo", settings=settings) as cluster:
         cluster.children.command = (sys.executable, hasty.__file__)
         async with started(cluster, **({"stages": size} | spec)) as ring:
             yield ring

@@ -47,7 +47,7 @@ def test_waiting_tells_what_happens_and_ends() -> None:
     assert found.rings[0].phase == SERVING
     assert said == [
         "demo: forming the ring",
-        "demo: loading 25% (slowest of 2 nodes)",
+        "demo: loading 25 % (slowest of 2 nodes)",
         "demo: waiting, a fault",
     ]
 

@@ -334,11 +334,13 @@ def test_the_list_says_which_models_are_loaded_and_what_others_wait_for(here: An
         deployments=[
             known("a", phase=membership_pb2.LOAD_PHASE_NOT_LOADED),
             known("b", ring, phase=membership_pb2.LOAD_PHASE_LOADED, expires=1_800_000_000, waiting=1),
-            known("c", phase=membership_pb2.LOAD_PHASE_WAITING, waiting=2, reason="b is unloaded for it"),
+            known("c", phase=membership_pb2.LOAD_PHASE_WAITING, waiting=2, reason="d is unloaded for it"),
+            known("d", phase=membership_pb2.LOAD_PHASE_YIELDING, reason="it makes room for c"),
         ]
     )
     lines = {line.split()[0]: line for line in here("deployment", "list").out.splitlines() if line.strip()}
     assert "not loaded" in lines["a"]
     assert "serving" in lines["b"]
     assert "unloaded at 2027-01-15 08:00:00+00:00 if nobody asks" in lines["b"]
-    assert "2 waiting: b is unloaded for it" in lines["c"]
+    assert "2 waiting: d is unloaded for it" in lines["c"]
+    assert "it makes room for c; it is unloaded once its requests are answered" in lines["d"]

@@ -228,7 +228,7 @@ def test_deadlines_end_what_takes_too_long_and_progress_moves_them() -> None:
     bring_online(ring)
     assert ring.advanced("a", 1, "loading", 0.5, 100) == []
     assert ring.progress == {"a": ("loading", 0.5)}
-    assert ring.loaded == 0.0, "others have said nothing yet"
+    assert ring.slowest == ("loading", 0.0), "others have said nothing yet"
     assert ring.tick(130) == []
     ring.advanced("a", 1, "loading", 0.5, 219)
     assert ring.tick(220) == [

@@ -170,9 +170,11 @@ async def test_gateways_hear_how_far_a_load_is(cluster: Cluster) -> None:
     progress = membership_pb2.EpochProgress(ring=place.ring, epoch=place.epoch, what="loading", fraction=0.58)
     await node.send(progress=progress)
     await gateway.until(lambda: gateway.models["one"].progress == 55)
+    assert gateway.models["one"].reason == "loading 55 %"
     prepared = membership_pb2.EpochPrepared(ring=place.ring, epoch=place.epoch, links=[node.link])
     await node.send(prepared=prepared)
-    assert (await gateway.phase("one", LOADED)).progress == 0
+    loaded = await gateway.phase("one", LOADED)
+    assert (loaded.progress, loaded.reason) == (0, "")
     await gateway.close()
 
 
@@ -230,6 +232,8 @@ async def test_no_model_is_unloaded_while_it_answers(house: Any) -> None:
     await gateway.want("two", waiting=1)
     await gateway.phase("one", YIELDING)
     await gateway.until(lambda: gateway.models["two"].reason == "one is unloaded for it")
+    assert gateway.models["one"].reason == (await deployments(house[0]))["one"].load.reason
+    assert gateway.models["one"].reason == "it makes room for two"
     await gateway.want("one", active=1, waiting=3)
     await gateway.want("one", active=1, waiting=2)
     assert gateway.rings["one-0"] == SERVING

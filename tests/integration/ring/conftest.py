@@ -1,11 +1,14 @@
 import pytest_asyncio
 from ringtest import proxy, serving
 
+ONE_MORE_FITS = "1200MB"
+"""A node's second engine and its third are counted with half a GiB each."""
+
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def ring(tmp_path_factory):
     """A ring of three over the demo model, which no test breaks."""
-    async with serving(tmp_path_factory.mktemp("ring") / "state", 3) as ring:
+    async with serving(tmp_path_factory.mktemp("ring") / "state", 3, ONE_MORE_FITS) as ring:
         yield ring
 
 

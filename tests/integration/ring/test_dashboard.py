@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import sys
 import time
 
@@ -10,7 +11,7 @@ import httpx
 import psutil
 import pytest
 from browser import CHROMIUM, browser
-from ringtest import CLUSTER, LIMIT_SECONDS, on_demand
+from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, on_demand
 
 pytestmark = CLUSTER
 
@@ -33,8 +34,8 @@ async def dashboard(ring):
             assert await process.wait() == 0
 
 
-def look(address, folder, later):
-    """What a person does and sees. `later` is a model on demand."""
+def look(address, folder, later, by_turns):
+    """What a person does and sees. `later` is a model on demand, which `by_turns` asks for beside another."""
     with browser(folder) as page:
         page.resize(1200, 900)
         page.open(address)
@@ -52,6 +53,9 @@ def look(address, folder, later):
         page.wait("document.querySelectorAll('#shares tbody tr').length == 3", LIMIT_SECONDS)
         assert page.run("document.querySelector('#trouble').hidden")
         told = ask_later(page, later)
+        with by_turns():
+            page.wait(f"{LATER}.textContent.includes('it makes room for third')", LIMIT_SECONDS)
+            page.wait(f"{THIRD}.textContent.includes('later is unloaded for it')", LIMIT_SECONDS)
         assert page.run("document.querySelector('#trouble').hidden")
         page.resize(390, 800, mobile=True)
         assert page.run("document.documentElement.scrollWidth") == 390
@@ -61,7 +65,24 @@ def look(address, folder, later):
         return seers, answer, told
 
 
-LATER = "[...document.querySelectorAll('.ring')].find((one) => one.textContent.startsWith('later '))"
+LATER, THIRD = (
+    f"[...document.querySelectorAll('.ring')].find((one) => one.textContent.startsWith('{name} '))"
+    for name in ("later", "third")
+)
+ENDLESS = {str(json.loads((MODEL / "generation_config.json").read_text())["eos_token_id"]): -100}
+
+
+async def ask_by_turns(url, names):
+    """Asks models that do not fit together for long answers, again and again."""
+
+    async def ask(http, name):
+        asked = {"model": name, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 1000}
+        while True:
+            (await http.post("/v1/chat/completions", json=asked | {"logit_bias": ENDLESS})).raise_for_status()
+
+    async with httpx.AsyncClient(base_url=url, timeout=LIMIT_SECONDS) as http, asyncio.TaskGroup() as group:
+        for name in names:
+            group.create_task(ask(http, name))
 
 
 def ask_later(page, later):
@@ -92,13 +113,26 @@ def ask_later(page, later):
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 async def test_a_browser_shows_the_cluster_and_asks_sealed_questions(ring, tmp_path):
     head = ring.deployment.plan.rings[0].stages[0].member
-    deployment = await on_demand(ring.cluster, "later", stages=1, max_rows=4, members=[head])
-    later = dataclasses.replace(ring, deployment=deployment)
+    loop, names = asyncio.get_running_loop(), ("later", "third")
+    deployments = [
+        await on_demand(ring.cluster, name, stages=1, max_rows=4, members=[head]) for name in names
+    ]
+    later = dataclasses.replace(ring, deployment=deployments[0])
+
+    @contextlib.contextmanager
+    def by_turns():
+        asking = asyncio.run_coroutine_threadsafe(ask_by_turns(ring.cluster.http_url, names), loop)
+        try:
+            yield
+        finally:
+            asking.cancel()
+
     try:
         async with dashboard(ring) as address:
-            seers, answer, told = await asyncio.to_thread(look, address, tmp_path, later)
+            seers, answer, told = await asyncio.to_thread(look, address, tmp_path, later, by_turns)
     finally:
-        await ring.cluster.admin.call("DeleteDeployment", name="later")
+        for name in names:
+            await ring.cluster.admin.call("DeleteDeployment", name=name)
     assert answer == "The capital of France is Paris."
     assert told == "The capital of Italy is Rome."
     assert "sealed for node-" in seers
