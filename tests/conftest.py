@@ -96,12 +96,25 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
     lacking = call.excinfo.value if call.excinfo else None
     by_mark = getattr(lacking, "_use_item_location", False)
     everything = os.environ.get("CI") and sys.platform == "linux"
     if everything and isinstance(lacking, pytest.skip.Exception) and not by_mark:
         report.outcome, report.longrepr = "failed", f"not to be skipped in CI: {lacking.msg}"
     return report
+
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """After a test of real processes that failed, none of its fixtures is used again: a cluster that it left
+    broken would fail every test that shares it."""
+    if item.stash.get(_FAILED, False) and item.get_closest_marker("integration"):
+        item.config.pluginmanager.get_plugin("runner").pytest_runtest_teardown(item, None)
+    return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
