@@ -48,7 +48,7 @@ class House:
     rings: list
     client: object
     standby: str
-    expected: dict = dataclasses.field(default_factory=dict)
+    expected: dict
 
     async def load(self, name):
         """The coordinator's word on a model."""
@@ -66,7 +66,7 @@ class House:
         return await ask_all(ring, self.client, again=True, **KINDS)
 
     async def unload(self):
-        """Unloads both models."""
+        """Unloads both models, which the tests begin with."""
         for ring in self.rings:
             request = inference_pb2.LoadModelRequest(model=ring.model, keep_alive=0)
             await ring.stub.LoadModel(request, wait_for_ready=True)
@@ -82,7 +82,7 @@ class House:
 async def states(cluster):
     """The gateway's word on each model; nothing while it starts."""
     async with httpx.AsyncClient(base_url=cluster.http_url) as http:
-        with contextlib.suppress(httpx.ConnectError):
+        with contextlib.suppress(httpx.TransportError):
             return {one["id"]: one["state"] for one in (await http.get("/v1/models")).json()["data"]}
     return {}
 
@@ -93,6 +93,13 @@ async def by_ollama(ring):
     body = {"model": ring.model, "prompt": QUESTION, "options": options, "stream": False}
     async with httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=LIMIT_SECONDS) as http:
         return (await http.post("/api/generate", json=body)).json()
+
+
+async def all_unloaded(cluster):
+    """Returns once the gateway has heard that no model is loaded."""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while set((await states(cluster)).values()) != {"not loaded"}:
+            await asyncio.sleep(0.1)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -116,13 +123,17 @@ async def house(tmp_path_factory):
             stub = inference_pb2_grpc.InferenceStub(channel)
             rings = [Ring(cluster, found[name], stub) for name in ("one", "two")]
             async with rings[0].sealing(timeout=3 * LIMIT_SECONDS) as client:
-                yield House(cluster, rings, client, standby)
+                made = House(cluster, rings, client, standby, {})
+                made.expected = await made.ask(rings[0])
+                assert not any(answer.error for answer in made.expected.values())
+                yield made
 
 
 async def test_models_that_do_not_fit_together_answer_by_turns_in_clear_and_sealed(house, reference):
     cluster, rings = house.cluster, house.rings
     expected = reference.reply([{"role": "user", "content": QUESTION}], 12).text
-    assert set((await states(cluster)).values()) == {"not loaded"}
+    await house.unload()
+    await all_unloaded(cluster)
     for ring in (*rings, rings[0]):
         answer = await by_ollama(ring)
         assert answer["response"] == expected
@@ -135,10 +146,6 @@ async def test_models_that_do_not_fit_together_answer_by_turns_in_clear_and_seal
     loaded = await states(cluster)
     assert sorted(loaded.values()) == ["loaded", "not loaded"], "never both"
     assert loaded["one"] == "loaded"
-    await house.unload()
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while set((await states(cluster)).values()) != {"not loaded"}:
-            await asyncio.sleep(0.1)
 
 
 SWEPT = pytest.mark.sweep
@@ -147,19 +154,18 @@ SWEPT = pytest.mark.sweep
 @pytest.mark.parametrize("part", ["engine", "coordinator", "gateway", pytest.param("node-0", marks=SWEPT)])
 async def test_nothing_is_lost_when_a_part_is_killed_while_a_model_is_loaded(house, part):
     ring = house.rings[0]
-    house.expected = house.expected or await house.ask(ring)
-    assert not any(answer.error for answer in house.expected.values())
     await house.unload()
-    asked = asyncio.create_task(house.ask(ring))
-    await house.phase("one", LOAD_PHASE_LOADING)
-    if part == "engine":
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while not (engines := ring.parts("node-0", "engine.main")):
-                await asyncio.sleep(0.01)
-        engines[0].kill()
-    else:
-        await house.restart(part)
-    assert await asked == house.expected
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(house.ask(ring))
+        await house.phase("one", LOAD_PHASE_LOADING)
+        if part == "engine":
+            async with asyncio.timeout(LIMIT_SECONDS):
+                while not (engines := ring.parts("node-0", "engine.main")):
+                    await asyncio.sleep(0.01)
+            engines[0].kill()
+        else:
+            await house.restart(part)
+    assert asked.result() == house.expected
 
 
 @pytest.mark.parametrize(
@@ -169,18 +175,19 @@ async def test_nothing_is_lost_when_a_part_is_killed_while_a_model_makes_room(ho
     one, two = house.rings
     stopped = asyncio.Event()
 
-    async def keep_busy():
+    async def keep_busy(ring):
         while not stopped.is_set():
-            assert await house.ask(one) == house.expected
+            assert await house.ask(ring) == house.expected
 
-    busy = [asyncio.create_task(keep_busy()) for _ in range(2)]
-    await house.phase("one", LOAD_PHASE_LOADED)
-    asked = asyncio.create_task(house.ask(two))
-    await house.phase("one", LOAD_PHASE_YIELDING)
-    stopped.set()
-    await house.restart(part)
-    assert await asked == house.expected
-    await asyncio.gather(*busy)
+    await house.unload()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            group.create_task(keep_busy(one))
+        await house.phase("one", LOAD_PHASE_LOADED)
+        group.create_task(keep_busy(two))
+        await house.phase("one", LOAD_PHASE_YIELDING)
+        stopped.set()
+        await house.restart(part)
 
 
 async def test_a_standby_that_takes_over_goes_on_with_the_model_that_is_loaded(house):
@@ -190,13 +197,14 @@ async def test_a_standby_that_takes_over_goes_on_with_the_model_that_is_loaded(h
     process = house.cluster.children.expect_end("coordinator")
     deposed = psutil.Process(process.pid)
     deposed.send_signal(signal.SIGSTOP)
-    asked = [asyncio.create_task(house.ask(ring)) for ring in house.rings]
-    promote(standby)
-    bundle = standby.state_dir / "operator"
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while read_bundle(bundle).coordinator != house.standby:
-            await asyncio.sleep(0.1)
-    await house.cluster.administer(bundle)
-    assert await asyncio.gather(*asked) == [house.expected] * 2
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(house.ask(ring)) for ring in house.rings]
+        promote(standby)
+        bundle = standby.state_dir / "operator"
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while read_bundle(bundle).coordinator != house.standby:
+                await asyncio.sleep(0.1)
+        await house.cluster.administer(bundle)
+    assert [each.result() for each in asked] == [house.expected] * 2
     deposed.send_signal(signal.SIGCONT)
     assert await process.wait() != 0
