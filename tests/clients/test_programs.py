@@ -12,7 +12,6 @@ from programs import (
     FOUND,
     INSTALLED,
     KITS,
-    NOTES,
     PROGRAMS,
     ROOT,
     WEATHER,
@@ -23,8 +22,8 @@ from programs import (
     is_installed,
     note,
 )
-from ringtest import AGENTS, PROXY_KEY, give_proxy_key
-from scriptedring import NAME, WAYS, Served, connect, end_all_of, run
+from ringtest import AGENTS, PROXY_KEY
+from scriptedring import NAME, WAYS, Served, connect, end_all_of, prepared, run
 
 pytestmark = AGENTS
 
@@ -35,14 +34,7 @@ async def test_a_session_with_tools_comes_to_its_end(
     name: str, way: str, served: Served, tmp_path: Path
 ) -> None:
     program = PROGRAMS[name]
-    home, work = tmp_path / "h", served.work / name
-    for folder in (home, work):
-        folder.mkdir(parents=True, exist_ok=True)
-    for file in work.iterdir():
-        file.unlink()
-    (work / "notes.txt").write_text(NOTES)
-    give_proxy_key(home)
-    environ = environment(home, program.environment)
+    home, work, environ = prepared(served, name, tmp_path)
     url = served.urls[way]
     with note(name, way) as row:
         assert is_installed(program), f"{program.package} is not installed"

@@ -10,18 +10,16 @@ from programs import (
     BREAKS,
     ENDED,
     LONG,
-    NOTES,
     PROGRAMS,
     SURVIVORS,
     WRITTEN,
     command,
     cue,
-    environment,
     is_installed,
     note,
 )
-from ringtest import AGENTS, HANG_SECONDS, Ring, give_proxy_key
-from scriptedring import NAME, WAYS, Served, connect, end_all_of, run
+from ringtest import AGENTS, HANG_SECONDS, Ring
+from scriptedring import NAME, WAYS, Served, connect, end_all_of, prepared, run
 
 pytestmark = AGENTS
 DOWN_SECONDS = 2.0
@@ -49,14 +47,7 @@ async def _break(ring: Ring, part: str) -> None:
 @pytest.mark.parametrize("name", SURVIVORS)
 async def test_a_session_goes_on(name: str, part: str, way: str, served: Served, tmp_path: Path) -> None:
     program, ring = PROGRAMS[name], served.ring
-    home, work = tmp_path / "h", served.work / name
-    for folder in (home, work):
-        folder.mkdir(parents=True, exist_ok=True)
-    for file in work.iterdir():
-        file.unlink()
-    (work / "notes.txt").write_text(NOTES)
-    give_proxy_key(home)
-    environ = environment(home, program.environment)
+    home, work, environ = prepared(served, name, tmp_path)
 
     def asked(number: int) -> list[str]:
         names = {"prompt": f"{cue(name, number)}, please.", "model": NAME, "home": str(home)}

@@ -14,8 +14,10 @@ import psutil
 from programs import (
     CAPITAL,
     KITS,
+    NOTES,
     PROGRAMS,
     SURVIVORS,
+    environment,
     long_scenes,
     model_scenes,
     open_webui_scenes,
@@ -23,7 +25,7 @@ from programs import (
     weather_scene,
 )
 from recording import Relay
-from ringtest import HANG_SECONDS, HASTY, PROXY_KEY, LocalCluster, Ring, hasty, proxy, started
+from ringtest import HANG_SECONDS, HASTY, PROXY_KEY, LocalCluster, Ring, give_proxy_key, hasty, proxy, started
 from scriptedmodel import Scene, write_scripted
 
 from sealring.cli.calls.waiting import wait_until_serving
@@ -94,6 +96,19 @@ async def _listed(served: Served, names: set[str]) -> None:
         for url in served.urls.values():
             while {one["id"] for one in (await http.get(f"{url}/v1/models")).json()["data"]} != names:
                 await asyncio.sleep(0.1)
+
+
+def prepared(served: Served, name: str, folder: Path) -> tuple[Path, Path, dict[str, str]]:
+    """A program's home in this folder, its working folder with the notes that the scenes name and nothing of
+    an earlier test, and its environment."""
+    home, work = folder / "h", served.work / name
+    for each in (home, work):
+        each.mkdir(parents=True, exist_ok=True)
+    for file in work.iterdir():
+        file.unlink()
+    (work / "notes.txt").write_text(NOTES)
+    give_proxy_key(home)
+    return home, work, environment(home, PROGRAMS[name].environment)
 
 
 async def run(words: Sequence[str], work: Path, environ: dict[str, str]) -> str:
