@@ -65,7 +65,7 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def wait(self, script: str, seconds: float = 60) -> Any:
+    def wait(self, script: str, seconds: float = 120) -> Any:
         """The expression's value once it is true."""
         end = time.monotonic() + seconds
         while not (found := self.run(script)):

@@ -9,7 +9,7 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,16 @@ def found_in_memory(pid: int, forms: Mapping[str, bytes]) -> set[str]:
 
 def found_in_files(folder: Path, forms: Mapping[str, bytes]) -> set[tuple[str, str]]:
     """(file, name of the form) for everything below a folder."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {(str(path), name) for path in files for name in found(path.read_bytes(), forms)}
+    return {(str(path), name) for path, data in files_of(folder) for name in found(data, forms)}
+
+
+def files_of(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Path and content of every file below a folder in which others work: one that has gone since it was
+    listed is left out."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                yield path, path.read_bytes()
 
 
 def ports_of(pids: Iterable[int]) -> set[int]:
@@ -114,7 +122,7 @@ class Capture:
         ):
             sender.sendall(mark)
             ends = (sender.getsockname()[1], server.getsockname()[1])
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while mark not in self.streams.get(ends, b""):
                     await asyncio.sleep(0.01)
 

@@ -40,17 +40,18 @@ async def test_nodes_serve_two_deployments_and_a_fault_of_one_is_no_others(arran
         request = inference.GenerateRequest(
             model=ring.model, envelope=inference.Envelope(clear=chat(LONG)), max_tokens=40
         )
-        text = ""
+        text, alive = "", True
         async for response in ring.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=ring.metadata()):
             if response.HasField("delta"):
-                if not text:
+                if alive:
                     engine.kill()
+                alive = False
                 text += response.delta.text
         assert text == expected(reference, LONG, 40, 0)
-        while not (again := await other.serving()).epoch > epochs[1]:
+        while (await other.serving()).epoch <= epochs[1]:
             await asyncio.sleep(0.1)
         await asyncio.gather(answers_exactly(ring, reference, 0), answers_exactly(other, reference, 4))
-        assert [(await ring.status()).epoch, again.epoch] == [epochs[0], epochs[1] + 1]
+        assert (await ring.status()).epoch == epochs[0]
 
         await ring.cluster.children.stop_one(nodes[0])
         await ring.cluster.start_one(nodes[0])

@@ -9,7 +9,7 @@ import socket
 import grpc
 import httpx
 import pytest
-from ringtest import CLUSTER, chat
+from ringtest import CLUSTER, LIMIT_SECONDS, chat
 
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2
@@ -33,7 +33,9 @@ async def test_http_says_what_is_wrong(ring, reference):
         (b'{"a":1' + b"[" * 5000, 400, None),
     ]
     headers = {"content-type": "application/json"}
-    async with httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=30, headers=headers) as client:
+    async with httpx.AsyncClient(
+        base_url=ring.cluster.http_url, timeout=LIMIT_SECONDS, headers=headers
+    ) as client:
         for sent, status, param in refused:
             how = {"content": sent} if isinstance(sent, bytes) else {"json": sent}
             response = await client.post("/v1/chat/completions", **how)
@@ -68,7 +70,7 @@ async def test_grpc_says_what_is_wrong(ring):
         envelope = inference_pb2.Envelope(clear=prompt)
         request = inference_pb2.GenerateRequest(**({"model": "demo", "envelope": envelope} | fields))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in ring.stub.Generate(request, timeout=30):
+            async for _ in ring.stub.Generate(request, timeout=LIMIT_SECONDS):
                 pass
         error = from_rpc_error(caught.value)
         assert (caught.value.code().name, bool(error.reason)) == (code, True)

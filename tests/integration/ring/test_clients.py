@@ -5,7 +5,7 @@ import httpx
 import openai
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from ringtest import CLUSTER, chat
+from ringtest import CLUSTER, LIMIT_SECONDS, chat
 
 from sealring.openai import AsyncOpenAI
 from sealring.v1 import inference_pb2
@@ -84,7 +84,7 @@ async def test_cancelling_a_call_frees_its_row(ring):
             inference_pb2.GenerateRequest(
                 model="demo", envelope=inference_pb2.Envelope(clear=chat("List the months of the year."))
             ),
-            timeout=30,
+            timeout=LIMIT_SECONDS,
         )
         async for response in call:
             if response.HasField("delta"):
@@ -97,7 +97,7 @@ async def test_cancelling_a_call_frees_its_row(ring):
 async def test_a_client_that_goes_away_frees_its_row(ring):
     body = {"model": "demo", "stream": True, "messages": [{"role": "user", "content": "List the months."}]}
     async with (
-        httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=30) as client,
+        httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=LIMIT_SECONDS) as client,
         client.stream("POST", "/v1/chat/completions", json=body) as response,
     ):
         async for line in response.aiter_lines():

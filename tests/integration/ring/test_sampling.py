@@ -5,7 +5,7 @@ import contextlib
 
 import openai
 import pytest_asyncio
-from ringtest import CLUSTER, chat
+from ringtest import CLUSTER, LIMIT_SECONDS, chat
 
 from sealring.client.sealing import SealingBackend
 from sealring.edge.http.app import create_app
@@ -94,7 +94,9 @@ async def test_grpc_tells_what_the_whole_model_would(ring, reference):
     request = inference.GenerateRequest(
         model="demo", envelope=inference.Envelope(clear=chat(QUESTION, **ASKED, logprobs=4)), max_tokens=24
     )
-    deltas = [one.delta async for one in ring.stub.Generate(request, timeout=60) if one.HasField("delta")]
+    deltas = [
+        one.delta async for one in ring.stub.Generate(request, timeout=LIMIT_SECONDS) if one.HasField("delta")
+    ]
     tokens = [one for delta in deltas for one in delta.logprobs]
     assert b"".join(one.spelling for one in tokens).decode() == "".join(delta.text for delta in deltas)
     assert len(tokens) > 4

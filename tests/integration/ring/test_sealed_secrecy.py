@@ -8,7 +8,7 @@ import secrets
 
 import httpx
 from capture import Capture, forms_of, found, found_in_files, found_in_memory
-from ringtest import CLUSTER, chat
+from ringtest import CLUSTER, LIMIT_SECONDS, chat
 
 from sealring.v1 import inference_pb2 as inference
 
@@ -66,7 +66,7 @@ async def test_the_same_search_finds_a_clear_prompt_and_its_answer(ring, referen
             envelope=inference.Envelope(clear=chat(f"Please repeat: {mark}", temperature=1.4, seed=5)),
             max_tokens=60,
         ),
-        timeout=60,
+        timeout=LIMIT_SECONDS,
     )
     with Capture() as capture:
         async for response in call:
@@ -81,7 +81,7 @@ async def test_the_same_search_finds_a_clear_prompt_and_its_answer(ring, referen
             "seed": 6,
             "max_tokens": 60,
         }
-        async with httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=LIMIT_SECONDS) as http:
             whole = (await http.post("/v1/chat/completions", json=body)).json()
         await capture.caught_up()
     text = whole["choices"][0]["message"]["content"]

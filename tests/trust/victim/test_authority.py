@@ -38,7 +38,7 @@ async def test_a_minted_certificate_opens_nothing(
     victim: Ring, tmp_path: Path, who: str, prove: bool
 ) -> None:
     """Every method of every port. The genuine one's streams stay as they are, and so does the epoch."""
-    before = await victim.status()
+    before = await victim.serving()
     online = {node.id: node.state for node in (await nodes(victim)).values()}
     # A link waits for an epoch that nobody has heard of yet: its handshake is not answered at all.
     tried = await attack_with(victim, minted(victim, tmp_path, who), prove=prove, handshake_seconds=3.0)
@@ -58,7 +58,7 @@ async def test_nobody_believes_who_poses_as_the_coordinator(victim: Ring) -> Non
     """Its refusal would have ended daemons and gateway for good. It hears offers and nothing else."""
     cluster = victim.cluster
     processes = {name: pid for name, pid in cluster.processes.items() if name != "coordinator"}
-    before = await victim.status()
+    before = await victim.serving()
     await cluster.children.kill_one("coordinator")
     arguments = {
         "authority": str(authority(victim)),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -60,10 +62,20 @@ class Engines:
         serving = [name for name, node in (await nodes(ring)).items() if node.rings]
         return cls([ring.part(name, "engine.main") for name in serving])
 
-    async def watch(self) -> None:
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """While their memory is looked at."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+
+    async def _watch(self) -> None:
         while True:
             for engine, before in self._before.items():
-                self.grown = max(self.grown, engine.memory_info().rss - before)
+                with contextlib.suppress(psutil.NoSuchProcess):  # which `run` tells
+                    self.grown = max(self.grown, engine.memory_info().rss - before)
             await asyncio.sleep(0.02)
 
     def run(self) -> bool:
@@ -99,14 +111,17 @@ async def test_what_costs_too_much_is_refused_and_others_are_answered(
             error = caught.value
             reasons.append((from_rpc_error(error) if isinstance(error, grpc.RpcError) else error).reason)
 
-    async with victim.sealing() as client, asyncio.timeout(LIMIT_SECONDS):
-        attacks = [asyncio.create_task(hostile(client)) for _ in range(2)]
-        watching = asyncio.create_task(engines.watch())
+    async with (
+        victim.sealing() as client,
+        asyncio.timeout(LIMIT_SECONDS),
+        engines.watched(),
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(2):
+            group.create_task(hostile(client))
         for _ in range(3):
             assert await victim.ask(chat(QUESTION), TOKENS) == expected
         answered.set()
-        await asyncio.gather(*attacks)
-        watching.cancel()
     assert set(reasons) == {reason}
     assert engines.run()
     assert engines.grown < MEMORY_BYTES
@@ -126,11 +141,9 @@ async def test_schemas_that_are_almost_too_costly_end_nothing(victim: Ring) -> N
         prompt.schema = json.dumps({"type": "object", "properties": properties, "required": names})
         assert (await victim.ask(prompt, 4)).completion_tokens == 4
 
-    async with asyncio.timeout(LIMIT_SECONDS):
+    async with asyncio.timeout(LIMIT_SECONDS), engines.watched():
         others = (victim.ask(chat(QUESTION), TOKENS) for _ in range(5))
-        watching = asyncio.create_task(engines.watch())
         answers = await asyncio.gather(*others, *(costly(number) for number in range(10)))
-        watching.cancel()
     assert answers[:5] == [expected] * 5
     assert engines.run()
     assert engines.grown < MEMORY_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -35,9 +36,9 @@ async def test_a_flood_costs_the_gateway_little(victim: Ring, flood: Path, attac
     heard = log.stat().st_size
     before = most = gateway.memory_info().rss
     slowest = 0.0
-    flood.write_text(attack, encoding="utf-8")
     left = LOOKS
     async with (
+        flooding(flood, attack),
         asyncio.timeout(LIMIT_SECONDS),
         httpx.AsyncClient(base_url=victim.cluster.http_url, timeout=LIMIT_SECONDS) as http,
         asyncio.TaskGroup() as group,
@@ -55,8 +56,17 @@ async def test_a_flood_costs_the_gateway_little(victim: Ring, flood: Path, attac
     print(f"{attack}: {(most - before) >> 20} MiB more, liveness after {slowest:.3f} s at most")  # noqa: T201
     assert most - before <= BOUND
     assert gateway.is_running()
-    flood.write_text("", encoding="utf-8")
     assert (await victim.reply(chat("still there"), 8)).completion_tokens == 8
+
+
+@contextlib.asynccontextmanager
+async def flooding(flood: Path, attack: str) -> AsyncIterator[None]:
+    """While the ring's head attacks."""
+    flood.write_text(attack, encoding="utf-8")
+    try:
+        yield
+    finally:
+        flood.write_text("", encoding="utf-8")
 
 
 async def _begin(http: httpx.AsyncClient, attack: str) -> None:

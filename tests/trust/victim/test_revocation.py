@@ -53,13 +53,16 @@ async def generating(ring):
     """
     endless = chat("Tell me a long story about the sea.", logit_bias=dict.fromkeys(END, -100.0))
     asking = [asyncio.create_task(ring.ask(endless, 900)) for _ in range(3)]
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while not await ring.counted("num_requests_running"):
-            await asyncio.sleep(0.02)
-    yield
-    for one in asking:
-        one.cancel()
-    for ended in await asyncio.gather(*asking, return_exceptions=True):
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while not await ring.counted("num_requests_running"):
+                await asyncio.sleep(0.02)
+        yield
+    finally:
+        for one in asking:
+            one.cancel()
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+    for ended in answers:
         if not isinstance(ended, asyncio.CancelledError):
             assert isinstance(ended, grpc.aio.AioRpcError)
             assert from_rpc_error(ended).reason == "RING_GONE"
@@ -138,6 +141,7 @@ def gateway_of(answer) -> str:
 
 def listening(pids: list[int]):
     for pid in pids:
-        for one in psutil.Process(pid).net_connections("tcp"):
-            if one.status == psutil.CONN_LISTEN:
-                yield tuple(one.laddr)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(pid).net_connections("tcp"):
+                if one.status == psutil.CONN_LISTEN:
+                    yield tuple(one.laddr)
