@@ -272,7 +272,7 @@ class Attached(_message.Message):
     mark_bytes: _builtins.int
     """A mark of a kept prefix, bytes: what members keep to cut it at one more length; 0: they keep none, or can cut."""
     draft_runs: _builtins.int
-    """runs of drafts of one row that its caches can take back; 0: none, so it takes no drafts"""
+    """runs of drafts, of all rows, that its caches can take back; 0: none, so it takes no drafts"""
     device: _builtins.bytes
     """names the GPU that computes this stage, for this epoch: stages on one GPU take turns"""
     guest: _builtins.bool
@@ -1084,12 +1084,12 @@ class Decode(_message.Message):
     MODELLED_FIELD_NUMBER: _builtins.int
     lane: _builtins.int
     drafts: _builtins.int
-    """Guesses of the head that are computed along with the last token of a lane of one row; a token
-    is sampled behind each. StepDone has an output for each that counts. Where drafts of the row are not settled,
+    """The number of tokens that the head guesses and that are computed along with each row's last one; a token is sampled
+    behind each. StepDone has an output for each that counts. In a lane of one row of which drafts are not settled,
     the step goes on behind them with one draft more, and counts only if all of them were right.
     """
     asks: _builtins.bool
-    """of a lane of one row: StepDone is to say how likely the head could guess the next token"""
+    """StepDone is to say how likely the head could guess the rows' next tokens, in the mean"""
     modelled: _builtins.bool
     """the head's draft model guesses, else the head looks up what followed the same tokens before"""
     def __init__(
